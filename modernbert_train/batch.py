@@ -1,0 +1,57 @@
+"""What data, objectives and models agree on: one microbatch of packed rows.
+
+Shapes are static within a phase, so that a compiled model compiles once: the rows lie end to end in one line of T
+tokens, `cu_seqlens` is padded with empty segments, and the predicted positions are padded with label -100.
+
+Shape legend: T packed tokens, S sequences (padded), M predicted positions (padded).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One microbatch on one rank.
+
+    Attributes:
+        input_ids_T: int64 token ids after masking. The unused tail of each row is its own sequence of pad tokens.
+        position_ids_T: int64 positions, starting at 0 in each sequence.
+        cu_seqlens_S: int32 borders of the sequences, from 0 to T; repeats of T pad it to a fixed length.
+        max_seqlen: longest sequence that the phase allows (its row_tokens), a constant so that kernels do not recompile.
+        positions_M: int64 indices into T that are predicted.
+        labels_M: int64 original ids there; IGNORED_LABEL in the padding.
+        num_tokens: tokens that are neither padding nor a padded tail.
+        num_predicted: labels that are not IGNORED_LABEL.
+        num_rows: packed rows in the microbatch.
+    """
+
+    input_ids_T: Tensor
+    position_ids_T: Tensor
+    cu_seqlens_S: Tensor
+    max_seqlen: int
+    positions_M: Tensor
+    labels_M: Tensor
+    num_tokens: int
+    num_predicted: int
+    num_rows: int
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        moved = {
+            f.name: getattr(self, f.name).to(device, non_blocking=non_blocking)
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)
+
+    def pin_memory(self) -> Batch:
+        pinned = {
+            f.name: getattr(self, f.name).pin_memory() for f in fields(self) if isinstance(getattr(self, f.name), Tensor)
+        }
+        return replace(self, **pinned)

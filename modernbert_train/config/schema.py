@@ -1,0 +1,214 @@
+"""Every knob of a run, as one tree of frozen dataclasses.
+
+A field's comment gives its meaning, unit and source. `MISSING` marks what the user must choose. Numbers that follow
+from others are properties, never keys. Only the standard library and omegaconf are imported here, so that a login
+node without torch can check a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from omegaconf import MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Tokenised MDS shards, and how they become rows."""
+
+    train: str = MISSING  # folder of training shards, as written by data_prep/prepare.py
+    validation: str | None = None  # folder of held-out shards; None trains without validation
+    tokenizer: str = MISSING  # folder that AutoTokenizer loads; its hash must be the one recorded beside the shards
+    open_rows: int = 64  # rows kept open by the greedy packer; more packs tighter (99.2 % at 64 rows of 1,024)
+    max_open_rows_age: int = 2048  # a row is closed after this many later rows were, so that no document waits longer
+    shuffle_block_shards: int = 16  # documents are shuffled within blocks of this many shuffled shards
+    num_workers: int = 1  # processes per rank that read and mask; 0 reads in the training process
+    prefetch_batches: int = 2  # batches each worker prepares ahead
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The encoder. The defaults are ModernBERT-base (arXiv 2412.13663, table 4)."""
+
+    vocab_size: int = 50368  # rows of the embedding; a multiple of 64, at least the tokenizer's entries
+    hidden_size: int = 768
+    num_layers: int = 22
+    num_heads: int = 12
+    intermediate_size: int = 1152  # width after the gate; the GeGLU input projection is twice as wide
+    global_attn_every_n_layers: int = 3  # layers 0, n, 2n, ... attend globally, the others within local_attention
+    local_attention: int = 128  # window of local layers in tokens, half on each side, both ends included
+    local_rope_theta: float = 10_000.0  # RoPE base of local layers; that of global layers belongs to the phase
+    norm_eps: float = 1e-5
+    attention_out_dropout: float = 0.1  # after the attention's output projection, in training only
+    init_std: float = 0.02  # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
+    init_cutoff: float = 2.0  # truncation, in standard deviations
+    z_loss: float = 0.0  # weight of the squared log-partition added to the loss; the release used none
+    attention: Literal["auto", "sdpa", "varlen"] = "auto"  # kernel; auto chooses and says so
+    compile: bool = False  # torch.compile the layers
+    activation_checkpointing: bool = False  # recompute each layer in the backward pass
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def half_window(self) -> int:
+        """Keys visible on each side of a query in local layers: distance 64 attends, 65 does not."""
+        return self.local_attention // 2
+
+    def is_global(self, layer: int) -> bool:
+        return layer % self.global_attn_every_n_layers == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """Masked-language modelling."""
+
+    name: Literal["mlm"] = "mlm"
+    mask_rate: float = 0.3  # share of the maskable tokens that are predicted in training
+    eval_mask_rate: float = 0.15  # the same in validation, with masks that never change
+    mask_token_share: float = 0.8  # of the predicted positions: replaced by [MASK]
+    random_token_share: float = 0.1  # of the predicted positions: replaced by a random token; the rest stay
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Keys that every optimizer has."""
+
+    name: str = MISSING
+    lr: float = MISSING  # peak learning rate; a phase multiplies it by its lr_ratio
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-6
+    weight_decay: float = 0.0  # norms and biases are never decayed
+
+
+@dataclass(frozen=True, kw_only=True)
+class StableAdamWConfig(OptimConfig):
+    """StableAdamW (arXiv 2304.13013) with fully decoupled decay: each step shrinks weights by lr / max_lr * decay.
+
+    `max_lr` is the phase's own peak rate, so 1e-5 here is about AdamW's 0.0125 at a rate of 8e-4. Never copy the
+    number to another optimizer.
+    """
+
+    name: str = "stable_adamw"
+    weight_decay: float = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig(OptimConfig):
+    """torch's AdamW, for comparison: decay is multiplied by the learning rate."""
+
+    name: str = "adamw"
+    weight_decay: float = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Learning rate over one phase: linear warmup, constant, then a decay that ends with the phase."""
+
+    warmup_tokens: int = 0
+    decay_tokens: int = 0  # length of the decay at the end of the phase; 0 is a constant rate
+    decay: Literal["one_minus_sqrt", "linear", "cosine"] = "one_minus_sqrt"
+    final_lr_ratio: float = 0.0  # rate at the end of the decay over the phase's peak rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchWarmupConfig:
+    """Growth of the global batch: every size from start_rows to batch_rows, step_rows apart, for equally many steps."""
+
+    start_rows: int = MISSING
+    step_rows: int = MISSING
+    tokens: int = MISSING  # the full batch is reached when the phase has seen this many tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseConfig:
+    """One stretch of training. Position in it is counted in tokens; weights and moments carry over from the last."""
+
+    tokens: int = MISSING  # length of the phase, in tokens that are not padding
+    row_tokens: int = MISSING  # capacity of a packed row, which is also the longest sequence (the context length)
+    batch_rows: int = MISSING  # rows in one optimizer step over all ranks
+    microbatch_tokens: int = MISSING  # tokens, padding included, in one forward pass on one rank
+    lr_ratio: float = 1.0  # peak rate of the phase over optim.lr
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    batch_warmup: BatchWarmupConfig | None = None
+    global_rope_theta: float = 10_000.0  # RoPE base of global layers; 160,000 for 8,192 tokens
+    mask_rate: float | None = None  # None: objective.mask_rate
+    weight_decay: float | None = None  # None: optim.weight_decay
+
+    @property
+    def microbatch_rows(self) -> int:
+        return self.microbatch_tokens // self.row_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Validation during training, at the end of each phase and of the run."""
+
+    interval_tokens: int | None = None  # additionally every so many tokens; None only at the ends of phases
+    max_tokens: int | None = 200_000  # tokens of data.validation used; None uses all of it
+    row_tokens: int | None = None  # None: the row length of the phase being evaluated
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    interval_seconds: float | None = 900.0  # a checkpoint when this much time has passed; None by steps only
+    interval_steps: int | None = None  # a checkpoint every so many optimizer steps
+    keep: int = 3  # newest checkpoints kept; those at the end of a phase are always kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    strategy: Literal["ddp", "fsdp2"] = "ddp"  # used when there is more than one rank
+    timeout_seconds: float = 300.0  # a collective that waits longer ends the job
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+    enabled: bool = False
+    project: str = "modernbert-train"
+    entity: str | None = None
+    mode: Literal["online", "offline"] = "offline"  # offline needs no account; `wandb sync` uploads later
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    progress_bar: bool = True  # a bar on a terminal, plain lines elsewhere
+    line_seconds: float = 10.0  # time between plain progress lines
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A run: everything that decides its weights, and where they go."""
+
+    name: str = MISSING  # letters, digits, '.', '_' and '-'
+    runs_folder: str = "runs"  # the run lives in <runs_folder>/<name>
+    seed: int = 17
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast over fp32 weights on GPUs, fp32 on CPU
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optim: OptimConfig = field(default_factory=StableAdamWConfig)
+    phases: dict[str, PhaseConfig] = field(default_factory=dict)  # in order; at least one
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+    @property
+    def folder(self) -> str:
+        return f"{self.runs_folder}/{self.name}"
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(phase.tokens for phase in self.phases.values())
+
+
+# A section whose schema is chosen by its `name`: section -> name -> dataclass.
+VARIANTS: dict[str, dict[str, type]] = {
+    "optim": {"stable_adamw": StableAdamWConfig, "adamw": AdamWConfig},
+}

@@ -1,0 +1,35 @@
+"""The errors a user can meet, and the exit code each one ends the process with.
+
+Every message has three parts: what is wrong with its value, where it was set, what to do next.
+Schedulers act on the codes: 75 means "start me again", 65 and 78 mean "do not retry, mend the input".
+"""
+
+
+class RunError(Exception):
+    """Base of the errors that end a run with a message instead of a traceback."""
+
+    exit_code = 70
+
+
+class ConfigError(RunError):
+    """The configuration (or a checkpoint that does not fit it) is wrong; raised before any training."""
+
+    exit_code = 78
+
+
+class DataError(RunError):
+    """Text, tokenizer or shards are damaged, missing, or do not belong together."""
+
+    exit_code = 65
+
+
+class StorageError(RunError):
+    """A disk or a checkpoint failed: no space, no permission, damaged files."""
+
+    exit_code = 74
+
+
+class StoppedEarly(RunError):
+    """A signal asked the run to stop; a checkpoint is written and the same command goes on."""
+
+    exit_code = 75
