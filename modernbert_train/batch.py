@@ -10,10 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True)
+class Masked:
+    """What an objective makes of a packed line: inputs (T), and the predicted positions (M) with their labels (M)."""
+
+    input_ids_T: NDArray[np.int64]
+    positions_M: NDArray[np.int64]
+    labels_M: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,8 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         pinned = {
-            f.name: getattr(self, f.name).pin_memory() for f in fields(self) if isinstance(getattr(self, f.name), Tensor)
+            f.name: getattr(self, f.name).pin_memory()
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor)
         }
         return replace(self, **pinned)

@@ -1,0 +1,27 @@
+# `make` lists what there is. VENV is the folder of the Python environment.
+VENV ?= .venv
+PYTHON_IN_VENV := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help venv quickstart test lint clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: ## the Python environment: made, mended or updated; nothing if it is current
+	@sh requirements/install.sh $(VENV)
+
+quickstart: venv ## text to a trained small model on this machine
+	$(PYTHON_IN_VENV) launch/quickstart.py
+
+lint: venv ## style and types
+	$(PYTHON_IN_VENV) -m ruff check .
+	$(PYTHON_IN_VENV) -m ruff format --check .
+	$(PYTHON_IN_VENV) -m mypy
+
+test: lint ## style, types and the tests that need no GPU
+	$(PYTHON_IN_VENV) -m pytest
+
+clean: ## remove caches and builds; the environment and the runs stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path './$(VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

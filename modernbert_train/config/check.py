@@ -1,0 +1,234 @@
+"""Rules that span several fields, one small function each; `check` runs them all and reports every broken one.
+
+A rule yields messages of three parts: the keys with their values, why they cannot be, what to change. Rules see only
+the configuration (and the number of ranks when it is known), never a file, a GPU or torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from modernbert_train.config.schema import BatchWarmupConfig, PhaseConfig, RunConfig
+from modernbert_train.errors import ConfigError
+
+Rule = Callable[[RunConfig, int], Iterator[str]]
+
+
+def check(config: RunConfig, num_ranks: int = 1) -> None:
+    """Apply every rule.
+
+    Args:
+        config: the loaded run.
+        num_ranks: processes that would train.
+
+    Raises:
+        ConfigError: one line for each broken rule.
+    """
+    messages = [message for rule in RULES for message in rule(config, num_ranks)]
+    if messages:
+        raise ConfigError("\n".join(messages))
+
+
+def batch_sizes(phase: PhaseConfig) -> list[int]:
+    """Every global batch size, in rows, that a phase passes through, smallest first."""
+    warmup = phase.batch_warmup
+    if warmup is None or warmup.step_rows < 1:
+        return [phase.batch_rows]
+    return [*range(warmup.start_rows, phase.batch_rows, warmup.step_rows), phase.batch_rows]
+
+
+def run_name(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", config.name) or config.name in (".", ".."):
+        yield f"name={config.name!r}: a run's name becomes its folder. Use letters, digits, '.', '_' and '-'."
+
+
+def ranges(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    model, data, optim, objective = config.model, config.data, config.optim, config.objective
+    positive = {
+        "model.vocab_size": model.vocab_size,
+        "model.hidden_size": model.hidden_size,
+        "model.num_layers": model.num_layers,
+        "model.num_heads": model.num_heads,
+        "model.intermediate_size": model.intermediate_size,
+        "model.global_attn_every_n_layers": model.global_attn_every_n_layers,
+        "model.local_attention": model.local_attention,
+        "model.local_rope_theta": model.local_rope_theta,
+        "model.norm_eps": model.norm_eps,
+        "model.init_std": model.init_std,
+        "model.init_cutoff": model.init_cutoff,
+        "data.open_rows": data.open_rows,
+        "data.max_open_rows_age": data.max_open_rows_age,
+        "data.shuffle_block_shards": data.shuffle_block_shards,
+        "data.prefetch_batches": data.prefetch_batches,
+        "optim.lr": optim.lr,
+        "optim.eps": optim.eps,
+        "checkpoint.keep": config.checkpoint.keep,
+        "checkpoint.interval_seconds": config.checkpoint.interval_seconds,
+        "checkpoint.interval_steps": config.checkpoint.interval_steps,
+        "eval.interval_tokens": config.eval.interval_tokens,
+        "eval.max_tokens": config.eval.max_tokens,
+        "distributed.timeout_seconds": config.distributed.timeout_seconds,
+        "logging.line_seconds": config.logging.line_seconds,
+    }
+    for key, value in positive.items():
+        if value is not None and not value > 0:
+            yield f"{key}={value}: must be above 0."
+    for key, value in {
+        "data.num_workers": data.num_workers,
+        "optim.weight_decay": optim.weight_decay,
+        "model.z_loss": model.z_loss,
+        "seed": config.seed,
+    }.items():
+        if value < 0:
+            yield f"{key}={value}: must not be negative."
+    for key, value, top in (
+        ("objective.mask_rate", objective.mask_rate, 1.0),
+        ("objective.eval_mask_rate", objective.eval_mask_rate, 1.0),
+    ):
+        if not 0 < value <= top:
+            yield f"{key}={value}: a share of the tokens, above 0 and at most 1. The published recipe uses 0.3."
+    if not 0 <= model.attention_out_dropout < 1:
+        yield f"model.attention_out_dropout={model.attention_out_dropout}: must be at least 0 and below 1."
+    shares = (objective.mask_token_share, objective.random_token_share)
+    if min(shares) < 0 or sum(shares) > 1:
+        yield (
+            f"objective.mask_token_share={shares[0]} and objective.random_token_share={shares[1]}: "
+            "both are shares of the predicted tokens. Their sum must lie between 0 and 1."
+        )
+    for index, beta in enumerate(optim.betas):
+        if not 0 <= beta < 1:
+            yield f"optim.betas[{index}]={beta}: must be at least 0 and below 1."
+
+
+def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    model = config.model
+    if min(model.hidden_size, model.num_heads, model.global_attn_every_n_layers) < 1:
+        return
+    if model.hidden_size % model.num_heads:
+        yield (
+            f"model.hidden_size={model.hidden_size} is not a multiple of model.num_heads={model.num_heads}. "
+            f"Change one of them; heads of 64 are usual: model.num_heads={max(1, model.hidden_size // 64)}."
+        )
+    elif model.head_size % 2:
+        yield f"model.hidden_size/num_heads={model.head_size}: rotary embeddings turn pairs. Make it even."
+    if model.local_attention % 2:
+        yield f"model.local_attention={model.local_attention}: half the window lies on each side. Make it even."
+    if model.vocab_size % 64:
+        near = -(-model.vocab_size // 64) * 64
+        yield f"model.vocab_size={model.vocab_size}: not a multiple of 64, which is slow. Set model.vocab_size={near}."
+    every = model.global_attn_every_n_layers
+    if (model.num_layers - 1) % every:
+        below = (model.num_layers - 1) // every * every + 1
+        yield (
+            f"model.num_layers={model.num_layers} with model.global_attn_every_n_layers={every} ends in a local layer, "
+            f"and the last must see the whole sequence. Use {below} or {below + every} layers."
+        )
+
+
+def phases_present(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    if not config.phases:
+        yield "phases: empty, so there is nothing to train. Add one, for example phases.stable with tokens and lr_ratio."
+
+
+def phase_numbers(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    for name, phase in config.phases.items():
+        here = f"phases.{name}"
+        numbers = {
+            "tokens": phase.tokens,
+            "batch_rows": phase.batch_rows,
+            "microbatch_tokens": phase.microbatch_tokens,
+            "global_rope_theta": phase.global_rope_theta,
+            "lr_ratio": phase.lr_ratio,
+        }
+        for key, value in numbers.items():
+            if value <= 0:
+                yield f"{here}.{key}={value}: must be above 0."
+        if phase.row_tokens < 8:
+            yield f"{here}.row_tokens={phase.row_tokens}: a row needs room for text between [CLS] and [SEP]; at least 8."
+        if phase.weight_decay is not None and phase.weight_decay < 0:
+            yield f"{here}.weight_decay={phase.weight_decay}: must not be negative."
+        if phase.mask_rate is not None and not 0 < phase.mask_rate <= 1:
+            yield f"{here}.mask_rate={phase.mask_rate}: a share of the tokens, above 0 and at most 1."
+        if phase.row_tokens >= 8 and phase.microbatch_tokens % phase.row_tokens:
+            near = max(1, phase.microbatch_tokens // phase.row_tokens) * phase.row_tokens
+            yield (
+                f"{here}.microbatch_tokens={phase.microbatch_tokens} is not a multiple of {here}.row_tokens="
+                f"{phase.row_tokens}, and a microbatch is whole rows. Set it to {near}."
+            )
+
+
+def phase_schedule(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    for name, phase in config.phases.items():
+        schedule, here = phase.schedule, f"phases.{name}"
+        if min(schedule.warmup_tokens, schedule.decay_tokens) < 0:
+            yield f"{here}.schedule: warmup_tokens and decay_tokens must not be negative."
+        elif schedule.warmup_tokens + schedule.decay_tokens > phase.tokens:
+            yield (
+                f"{here}.schedule: warmup_tokens={schedule.warmup_tokens} and decay_tokens={schedule.decay_tokens} "
+                f"do not fit into {here}.tokens={phase.tokens}. Shorten them or lengthen the phase."
+            )
+        if not 0 <= schedule.final_lr_ratio <= 1:
+            yield f"{here}.schedule.final_lr_ratio={schedule.final_lr_ratio}: must lie between 0 and 1."
+
+
+def phase_batch(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    for name, phase in config.phases.items():
+        here = f"phases.{name}"
+        warmup = phase.batch_warmup
+        if warmup is not None:
+            if min(warmup.start_rows, warmup.step_rows, warmup.tokens) < 1:
+                yield f"{here}.batch_warmup: start_rows, step_rows and tokens must be above 0."
+                continue
+            if warmup.start_rows >= phase.batch_rows:
+                yield (
+                    f"{here}.batch_warmup.start_rows={warmup.start_rows} is not below {here}.batch_rows="
+                    f"{phase.batch_rows}. Lower it, or remove batch_warmup."
+                )
+            if warmup.tokens > phase.tokens:
+                yield (
+                    f"{here}.batch_warmup.tokens={warmup.tokens} exceeds {here}.tokens={phase.tokens}: the full batch "
+                    "would never be reached. Shorten the warmup."
+                )
+        yield from _divisible(here, phase, warmup, num_ranks)
+
+
+def _divisible(here: str, phase: PhaseConfig, warmup: BatchWarmupConfig | None, num_ranks: int) -> Iterator[str]:
+    uneven = [rows for rows in batch_sizes(phase) if rows % num_ranks]
+    if uneven:
+        near = max(1, phase.batch_rows // num_ranks) * num_ranks
+        hint = f"Set {here}.batch_rows={near}" + (
+            f" and start_rows and step_rows to multiples of {num_ranks}." if warmup else "."
+        )
+        yield (
+            f"{here}: a global batch of {uneven[0]} rows cannot be shared evenly by {num_ranks} ranks, and every rank "
+            f"must make the same number of rows. {hint}"
+        )
+
+
+def validation_rows(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    rows = config.eval.row_tokens
+    if rows is not None and rows < 8:
+        yield f"eval.row_tokens={rows}: a row needs room for text between [CLS] and [SEP]; at least 8."
+    if config.eval.interval_tokens is not None and config.data.validation is None:
+        yield "eval.interval_tokens is set but data.validation is not. Name the held-out shards or remove the interval."
+
+
+def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    if config.device == "cpu" and config.precision == "bf16":
+        yield "precision=bf16 with device=cpu: Composer trains in fp32 on CPUs. Set precision=auto or fp32."
+    if config.device == "cpu" and config.model.attention == "varlen":
+        yield "model.attention=varlen with device=cpu: that kernel needs a GPU. Set model.attention=auto or sdpa."
+
+
+RULES: tuple[Rule, ...] = (
+    run_name,
+    ranges,
+    model_shape,
+    phases_present,
+    phase_numbers,
+    phase_schedule,
+    phase_batch,
+    validation_rows,
+    precision_and_device,
+)

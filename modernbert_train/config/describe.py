@@ -1,0 +1,41 @@
+"""What a configuration would do, in a few lines of text, from the configuration alone."""
+
+from __future__ import annotations
+
+from modernbert_train.config.check import batch_sizes
+from modernbert_train.config.schema import PhaseConfig, RunConfig
+
+
+def describe(config: RunConfig) -> str:
+    """The run's phases, batch sizes, learning rates and expected steps, one phase a line."""
+    rows = [("phase", "tokens", "row", "batch rows", "steps", "peak lr", "decay", "global theta")]
+    rows += [_row(config, name, phase) for name, phase in config.phases.items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([f"{config.name}: good. {config.total_tokens:,} tokens into {config.folder}", *lines])
+
+
+def _row(config: RunConfig, name: str, phase: PhaseConfig) -> tuple[str, ...]:
+    sizes = batch_sizes(phase)
+    schedule = phase.schedule
+    decay = f"{schedule.decay} over {schedule.decay_tokens:,}" if schedule.decay_tokens else "none"
+    return (
+        name,
+        f"{phase.tokens:,}",
+        f"{phase.row_tokens:,}",
+        f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}",
+        f"about {expected_steps(phase):,}",
+        f"{config.optim.lr * phase.lr_ratio:.2e}",
+        decay,
+        f"{phase.global_rope_theta:,.0f}",
+    )
+
+
+def expected_steps(phase: PhaseConfig) -> int:
+    """Optimizer steps of a phase if every row were full; real rows are about 99 % full."""
+    warmup_tokens, warmup_steps = 0, 0.0
+    if phase.batch_warmup is not None:
+        sizes = batch_sizes(phase)[:-1]
+        warmup_tokens = phase.batch_warmup.tokens
+        warmup_steps = len(sizes) * warmup_tokens / (sum(sizes) * phase.row_tokens)
+    return round(warmup_steps + (phase.tokens - warmup_tokens) / (phase.batch_rows * phase.row_tokens))

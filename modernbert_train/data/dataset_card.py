@@ -1,0 +1,118 @@
+"""dataset.json: the card beside a folder of shards that says what they hold and which tokenizer made them.
+
+The card carries the hashes of the files that must belong together, so that a half-copied folder or another run's
+tokenizer is found before training. Standard library only: `check` reads it where neither torch nor streaming exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from modernbert_train.errors import DataError
+
+CARD = "dataset.json"
+INDEX = "index.json"
+LENGTHS = "lengths.npy"
+TOKEN_COUNTS = "token_counts.npy"
+SCHEMA = 1
+_KINDS: dict[str, type] = {"int": int, "str": str}
+_REMEDY = "Run data_prep/prepare.py again, or copy the whole folder again."
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetCard:
+    """What one folder of shards holds.
+
+    Attributes:
+        column: name of the only MDS column, a one-dimensional array of token ids per document.
+        dtype: numpy name of the ids' type.
+        documents: samples in the shards.
+        tokens: ids over all documents; special tokens are not among them.
+        vocab_size: one more than the tokenizer's largest id.
+        tokenizer_sha256: of the bytes of tokenizer.json.
+        index_sha256: of the bytes of index.json, which itself carries the hash of every shard.
+        lengths_sha256: of the bytes of lengths.npy (uint32, tokens per document in shard order).
+        special_tokens: who adds [CLS] and [SEP]; "loader" is the only value there is.
+        created_by: name and version of the writer.
+        schema: version of this card.
+    """
+
+    column: str
+    dtype: str
+    documents: int
+    tokens: int
+    vocab_size: int
+    tokenizer_sha256: str
+    index_sha256: str
+    lengths_sha256: str
+    special_tokens: str
+    created_by: str
+    schema: int = SCHEMA
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_card(folder: str | Path, card: DatasetCard) -> None:
+    """Write the card into the folder of the shards."""
+    text = json.dumps(asdict(card), indent=2, sort_keys=True)
+    (Path(folder) / CARD).write_text(text + "\n", encoding="utf-8")
+
+
+def read_card(folder: str | Path) -> DatasetCard:
+    """Read and verify the card of a folder of shards.
+
+    Args:
+        folder: the folder with index.json, lengths.npy and dataset.json; data_prep/prepare.py writes it.
+
+    Returns:
+        The card; index.json and lengths.npy are the files it was written for.
+
+    Raises:
+        DataError: the folder or the card is missing, the card is not one, or a file does not have its hash.
+    """
+    path = Path(folder) / CARD
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder}: no {CARD}, so this is not a folder of shards written by data_prep/prepare.py. "
+            "Prepare the data, or give its train or validation folder."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as JSON ({error}). {_REMEDY}") from None
+    _require_fields(path, content)
+    card = DatasetCard(**content)
+    for name, expected in ((INDEX, card.index_sha256), (LENGTHS, card.lengths_sha256)):
+        _require_hash(path.with_name(name), expected)
+    return card
+
+
+def _require_fields(path: Path, content: object) -> None:
+    if not isinstance(content, dict) or "schema" not in content:
+        raise DataError(f"{path}: holds no dataset card. {_REMEDY}")
+    if content["schema"] != SCHEMA:
+        raise DataError(
+            f"{path}: schema {content['schema']!r}, this version reads {SCHEMA}. "
+            "Prepare the data with this version, or train with the version that wrote it."
+        )
+    kinds = {field.name: _KINDS[str(field.type)] for field in fields(DatasetCard)}
+    wrong = [name for name, kind in kinds.items() if type(content.get(name)) is not kind]
+    wrong += [name for name in content if name not in kinds]
+    if wrong:
+        raise DataError(f"{path}: missing, unknown or of the wrong type: {', '.join(wrong)}. {_REMEDY}")
+
+
+def _require_hash(path: Path, expected: str) -> None:
+    try:
+        found = file_sha256(path)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}, but {CARD} names it. {_REMEDY}") from None
+    if found != expected:
+        raise DataError(f"{path}: sha256 {found[:12]}..., but {CARD} says {expected[:12]}.... {_REMEDY}")

@@ -1,0 +1,220 @@
+"""What this machine offers a run, as a block to paste into a bug report.
+
+Every finding is one line, ok or warn, and a warning says what to do. Each group of findings is looked up on its own,
+because the point of a doctor is to speak when something else is broken: a failure becomes a warning. Values of
+environment variables, paths and host names are not shown.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import modernbert_train
+
+GB = 1e9
+MIN_DISK_GB = 20  # the base model's newest three checkpoints take 6 GB, its shards more
+MIN_SHARED_GB = 1  # Docker gives 0.06 unless asked for more
+MIN_OPEN_FILES = 1024
+PACKAGES = (
+    ("torch", True),
+    ("mosaicml", True),
+    ("mosaicml-streaming", True),
+    ("transformers", True),
+    ("tokenizers", True),
+    ("datasets", True),
+    ("numpy", True),
+    ("omegaconf", True),
+    ("safetensors", True),
+    ("torchvision", False),
+)
+REINSTALL = "make the environment again: make venv"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line; `remedy` is None where all is well."""
+
+    text: str
+    remedy: str | None = None
+
+    def __str__(self) -> str:
+        return f"ok    {self.text}" if self.remedy is None else f"warn  {self.text}\n      -> {self.remedy}"
+
+
+def report() -> str:
+    """Look at everything; never raises."""
+    lines = ["```", f"modernbert-train {modernbert_train.__version__}{_commit()}"]
+    for look in (_python, _packages, _processor, _memory, _gpus, _kernels, _distributed, _shared_memory, _disk, _wandb):
+        lines += [str(finding) for finding in examine(look)]
+    return "\n".join([*lines, "```"])
+
+
+def examine(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """Run one group; what breaks it is its last finding."""
+    found = []
+    try:
+        for finding in look():
+            found.append(finding)  # what came before the failure is kept
+    except Exception as error:
+        name = look.__name__.strip("_").replace("_", " ")
+        remedy = REINSTALL if isinstance(error, ImportError) else "none needed if training works; else tell us"
+        found.append(Finding(f"{name}: could not be looked up ({type(error).__name__})", remedy))
+    return found
+
+
+def _commit() -> str:
+    """The checkout's commit, and whether files differ from it; empty outside a checkout."""
+    root = Path(modernbert_train.__file__).parent.parent
+    if not (root / ".git").exists():
+        return ""
+    commit = _output("git", "-C", str(root), "rev-parse", "--short", "HEAD").strip()
+    changed = " with changes" if _output("git", "-C", str(root), "status", "--porcelain").strip() else ""
+    return f", commit {commit}{changed}" if commit else ""
+
+
+def _python() -> Iterator[Finding]:
+    text = f"python {platform.python_version()}, {platform.system()} {platform.release()} {platform.machine()}"
+    fits = (3, 11) <= sys.version_info[:2] < (3, 14)
+    yield Finding(text, None if fits else "use Python 3.11, 3.12 or 3.13")
+
+
+def _packages() -> Iterator[Finding]:
+    for name, needed in PACKAGES:
+        try:
+            yield Finding(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(f"{name} not installed", REINSTALL) if needed else Finding(f"{name} absent, not needed")
+
+
+def _processor() -> Iterator[Finding]:
+    import torch
+
+    usable = min(len(os.sched_getaffinity(0)), _cpu_quota())
+    threads = torch.get_num_threads()
+    text = f"CPU: {usable:g} of {os.cpu_count()} cores usable, torch uses {threads} threads in each process"
+    yield Finding(text, None if threads <= max(usable, 1) else f"set OMP_NUM_THREADS to at most {max(int(usable), 1)}")
+
+
+def _memory() -> Iterator[Finding]:
+    fields = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text()))
+    total, free = int(fields["MemTotal"]) * 1024, int(fields["MemAvailable"]) * 1024
+    limit = _read("/sys/fs/cgroup/memory.max")
+    capped = f", limit of this container {int(limit) / GB:.1f} GB" if limit.isdigit() else ""
+    few = min(free, int(limit)) if limit.isdigit() else free
+    remedy = None if few > 4 * GB else "end other programs, or lower data.num_workers and data.prefetch_batches"
+    yield Finding(f"memory: {free / GB:.1f} of {total / GB:.1f} GB available{capped}", remedy)
+
+
+def _gpus() -> Iterator[Finding]:
+    import torch
+
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0].strip()
+    built = (
+        f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built for the CPU alone"
+    )
+    if not torch.cuda.is_available():
+        if not driver:
+            yield Finding(f"GPU: none, {built}")
+        else:
+            remedy = "install a torch that this driver supports: see requirements/README.md"
+            yield Finding(f"GPU: driver {driver} is there but torch sees no device; {built}", remedy)
+        return
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        text = f"GPU {index}: {gpu.name}, {gpu.total_memory / GB:.0f} GB, capability {gpu.major}.{gpu.minor}"
+        old = "bf16 needs capability 8.0: set precision=fp32" if gpu.major < 8 else None
+        yield Finding(f"{text}, driver {driver or 'unknown'}, {built}", old)
+
+
+def _kernels() -> Iterator[Finding]:
+    from modernbert_train.models.attention import kernel_report
+
+    reasons = kernel_report()
+    for name, reason in reasons.items():
+        yield Finding(f"attention kernel {name}: {reason or 'usable'}")
+    if all(reasons.values()):
+        yield Finding("attention: no kernel is usable here", REINSTALL)
+
+
+def _distributed() -> Iterator[Finding]:
+    import torch
+    from torch import distributed
+
+    tests = {"gloo": distributed.is_gloo_available, "nccl": distributed.is_nccl_available}
+    there = [name for name, available in tests.items() if distributed.is_available() and available()]
+    remedy = None if "nccl" in there or torch.cuda.device_count() < 2 else "several GPUs need NCCL: " + REINSTALL
+    yield Finding(f"distributed backends: {', '.join(there) or 'none'}", remedy)
+
+
+def _shared_memory() -> Iterator[Finding]:
+    folder = Path("/dev/shm")
+    usage = shutil.disk_usage(folder)
+    small = "give the container more: docker run --ipc=host, or --shm-size=8g"
+    text = f"shared memory: {usage.free / GB:.1f} of {usage.total / GB:.1f} GB free"
+    yield Finding(text, None if usage.free > MIN_SHARED_GB * GB else small)
+    mapped = _mapped_segments()
+    dead = sorted(p.name for p in folder.iterdir() if re.fullmatch(r"\d{6}_\w+", p.name) and p.name not in mapped)
+    if dead:
+        prefixes = " ".join(sorted({f"/dev/shm/{name[:6]}_*" for name in dead}))
+        remedy = f"if no training of another user or container runs here: rm {prefixes}"
+        yield Finding(f"shared memory: {len(dead)} segments that no visible process uses, left by a killed job", remedy)
+
+
+def _disk() -> Iterator[Finding]:
+    usage = shutil.disk_usage(Path.cwd())
+    remedy = None if usage.free > MIN_DISK_GB * GB else "free space, or set runs_folder to a larger disk"
+    yield Finding(f"disk here: {usage.free / GB:.0f} of {usage.total / GB:.0f} GB free", remedy)
+    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = None if files >= MIN_OPEN_FILES or files == resource.RLIM_INFINITY else f"ulimit -n {max(hard, files)}"
+    yield Finding(f"open files: at most {files if files != resource.RLIM_INFINITY else 'any number'}", few)
+
+
+def _wandb() -> Iterator[Finding]:
+    try:
+        version = importlib.metadata.version("wandb")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("wandb not installed; needed only with logging.wandb.enabled=true")
+        return
+    switched_off = os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun")
+    yield Finding(f"wandb {version}{', switched offline by the environment' if switched_off else ''}")
+
+
+def _mapped_segments() -> set[str]:
+    """Names under /dev/shm that a process we may look into has mapped."""
+    names: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        names.update(re.findall(r"/dev/shm/(\S+)", _read(str(maps))))
+    return names
+
+
+def _cpu_quota() -> float:
+    """CPUs that the container may use; infinite without a limit."""
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.strip().isdigit() else float("inf")
+
+
+def _read(path: str) -> str:
+    """A file's text; empty if it cannot be read."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _output(*command: str) -> str:
+    """What a program prints; empty if it is absent, fails or takes long."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

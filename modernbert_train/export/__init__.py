@@ -1,0 +1,1 @@
+"""Trained weights as Hugging Face models, and back."""

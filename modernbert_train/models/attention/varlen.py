@@ -1,0 +1,63 @@
+"""torch's own variable-length attention (FlashAttention-2): CUDA, bf16 or fp16, nothing to install.
+
+It takes the packed line and its borders as they are, windows included, and is a custom operator with a fake kernel, so
+a compiled layer stays one graph. Only arguments known to torch 2.11 are used; 2.13 accepts the same call.
+
+Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from modernbert_train.batch import Batch
+
+try:
+    from torch.nn.attention import varlen as torch_varlen
+except ImportError:
+    MISSING: str | None = f"torch {torch.__version__} has no torch.nn.attention.varlen (2.11 has)"
+else:
+    MISSING = None
+
+name = "varlen"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Borders on the device; `max_seqlen` is the phase's constant, so that kernels and graphs are reused."""
+
+    cu_seqlens_S: Tensor
+    max_seqlen: int
+    half_window: int
+
+
+def support(device: torch.device, dtype: torch.dtype) -> str | None:
+    """See `Kernel.support`."""
+    if MISSING is not None:
+        return MISSING
+    if device.type != "cuda":
+        return f"it needs a CUDA device, not {device.type}"
+    if not torch.cuda.is_available():
+        return "no CUDA device is visible"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in bf16 or fp16, not {str(dtype).removeprefix('torch.')}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"it needs compute capability 8.0, and {torch.cuda.get_device_name(device)} has less"
+    return None
+
+
+def prepare(batch: Batch, half_window: int) -> Layout:
+    """See `Kernel.prepare`; nothing is read back from the device."""
+    return Layout(batch.cu_seqlens_S, batch.max_seqlen, half_window)
+
+
+def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool) -> Tensor:
+    """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
+    side = layout.half_window if window else -1
+    borders, longest = layout.cu_seqlens_S, layout.max_seqlen
+    out = torch_varlen.varlen_attn(q_TNH, k_TNH, v_TNH, borders, borders, longest, longest, window_size=(side, side))
+    assert isinstance(out, Tensor)  # a tuple only if auxiliary outputs are asked for
+    return out

@@ -1,0 +1,54 @@
+"""Weights from scratch: "full_megatron", the released models' initialisation (facts: arXiv 2412.13663, appendix A).
+
+Every parameter is drawn by its own generator, seeded by the run's seed and the parameter's name. So a value does not
+depend on the order of drawing, on the number of ranks, or on which other parameters a model has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import nn
+
+from modernbert_train.config.schema import ModelConfig
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
+    """Fill every parameter in place: matrices truncated normal, norms one, biases zero.
+
+    Matrices have mean 0 and standard deviation init_std before truncation at init_cutoff of it; the output projections
+    (attn.Wo, mlp.Wo) are divided by sqrt(2 num_layers). Truncation at 2 leaves 0.88 of the deviation, as in the
+    release. A tied parameter is drawn once, under its first name. Draw before sharding, on any device but meta.
+
+    Raises:
+        ValueError: a parameter is on the meta device.
+    """
+    out_std = config.init_std / math.sqrt(2 * config.num_layers)
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ValueError(f"{name} is on the meta device. Build the model on a real device.")
+        if parameter.dim() == 1:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        std = out_std if name.endswith("Wo.weight") else config.init_std
+        cutoff = config.init_cutoff * std
+        drawn = torch.empty(parameter.shape)
+        nn.init.trunc_normal_(drawn, std=std, a=-cutoff, b=cutoff, generator=_generator(seed, name))
+        parameter.copy_(drawn)
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Trainable numbers, the tied embedding counted once.
+
+    Embedding, norms, layers, the head's dense matrix and norm, and the decoder's bias: 149,655,232 for ModernBERT-base
+    and 395,881,664 for large. The paper rounds these to 149 M and 395 M. Works on the meta device.
+    """
+    return sum(parameter.numel() for parameter in model.parameters())

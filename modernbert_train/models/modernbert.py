@@ -1,0 +1,143 @@
+"""The ModernBERT encoder on packed lines, with its masked-LM head (arXiv 2412.13663).
+
+One model for all kernels: rows lie end to end in one line of T tokens and `cu_seqlens` says where sequences end, so
+nothing is padded inside the model. Hidden states are gathered at the predicted positions before the head, which keeps
+logits, the largest tensor by far, to the masked share of the tokens.
+
+Names of modules and parameters are those of transformers' ModernBertForMaskedLM: state dicts pass both ways as they
+are. There are no buffers; the RoPE bases are plain numbers, so a change of phase cannot be lost in a cache or a
+checkpoint.
+
+Shape legend: T packed tokens, M predicted positions (padded), D model width, V vocabulary, E rotated pairs of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from modernbert_train.batch import Batch
+from modernbert_train.config.schema import ModelConfig, PhaseConfig
+from modernbert_train.models.attention import choose_kernel
+from modernbert_train.models.heads import PredictionHead, masked_lm_loss_sum
+from modernbert_train.models.layers import EncoderLayer, layer_norm, rotary_tables
+
+
+@dataclass(frozen=True)
+class MlmOutput:
+    """What one microbatch gives.
+
+    Attributes:
+        loss: fp32 scalar, the mean over the microbatch's labels; 0 with a graph if it has none.
+        correct: int64 scalar on the device, the labels that the largest logit hits; divide by batch.num_predicted.
+        logits_MV: at batch.positions_M, in the precision of the forward pass.
+    """
+
+    loss: Tensor
+    correct: Tensor
+    logits_MV: Tensor
+
+
+class Embeddings(nn.Module):
+    """Token embedding and its norm; positions enter in the attention."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.norm = layer_norm(config)
+
+    def forward(self, input_ids_T: Tensor) -> Tensor:
+        return self.norm(self.tok_embeddings(input_ids_T))
+
+
+class Encoder(nn.Module):
+    """Embeddings, layers and the final norm."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.global_rope_theta: float = PhaseConfig.global_rope_theta
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_layers))
+        self.final_norm = layer_norm(config)
+
+    def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> dict[bool, tuple[Tensor, Tensor]]:
+        """cos_TE and sin_TE of global (True) and local (False) layers, from the present bases."""
+        size = self.config.head_size
+        return {
+            True: rotary_tables(position_ids_T, self.global_rope_theta, size, dtype),
+            False: rotary_tables(position_ids_T, self.config.local_rope_theta, size, dtype),
+        }
+
+    def forward(self, batch: Batch) -> Tensor:
+        config = self.config
+        hidden_TD = self.embeddings(batch.input_ids_T)
+        device = hidden_TD.device
+        autocast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if autocast else hidden_TD.dtype
+        kernel = choose_kernel(config.attention, device, dtype)
+        layout = kernel.prepare(batch, config.half_window)
+        rotary = self.rotary(batch.position_ids_T, dtype)
+        recompute = config.activation_checkpointing and torch.is_grad_enabled()
+        for index, layer in enumerate(self.layers):
+            inputs = (hidden_TD, rotary[config.is_global(index)], kernel, layout)
+            hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
+        return self.final_norm(hidden_TD)
+
+
+class ModernBertForMaskedLM(nn.Module):
+    """Encoder, head and tied decoder. Fresh weights are meaningless until `models.init.initialize` or a checkpoint."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Encoder(config)
+        self.head = PredictionHead(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=True)
+        self.decoder.weight = self.model.embeddings.tok_embeddings.weight
+        self._loss_sum = masked_lm_loss_sum
+
+    def set_global_rope_theta(self, theta: float) -> None:
+        """Set the RoPE base of global layers; the next forward pass computes its angles from it.
+
+        Raises:
+            ValueError: theta is not a positive finite number.
+        """
+        if not (math.isfinite(theta) and theta > 0):
+            raise ValueError(f"global_rope_theta={theta}: a RoPE base must be positive and finite.")
+        self.model.global_rope_theta = theta
+
+    def compile_layers(self) -> None:
+        """torch.compile each layer, and the loss, in place; parameter names stay. Call it once, before sharding.
+
+        Shapes are static within a phase, so each (kind of layer, train or eval, shape) is one graph: first, local and
+        global layers make 6 graphs for each shape, more than dynamo's limit of 8 allows over a run with several phases.
+        """
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        for layer in self.model.layers:
+            layer.compile(dynamic=False)
+        self._loss_sum = torch.compile(masked_lm_loss_sum, dynamic=False)
+
+    def encode(self, batch: Batch) -> Tensor:
+        """Final hidden states, hidden_TD, of every token (pad tokens too).
+
+        Under FSDP2 make it an entry first: torch.distributed.fsdp.register_fsdp_forward_method(model, "encode").
+        """
+        return self.model(batch)
+
+    def forward(self, batch: Batch) -> MlmOutput:
+        """Predict the microbatch's masked tokens; see `MlmOutput`. Nothing is read back from the device.
+
+        Raises:
+            ConfigError: config.attention names a kernel that cannot serve this device and precision.
+        """
+        hidden_MD = self.encode(batch)[batch.positions_M]
+        logits_MV = self.decoder(self.head(hidden_MD))
+        loss_sum = self._loss_sum(logits_MV, batch.labels_M, self.config.z_loss)
+        correct = (logits_MV.detach().argmax(dim=-1) == batch.labels_M).sum()
+        return MlmOutput(loss_sum / max(1, batch.num_predicted), correct, logits_MV)

@@ -1,0 +1,73 @@
+"""Learning rate and weight decay as functions of the clock: floats in, float out, no state.
+
+A rate belongs to a batch and is that of the tokens seen before it. So the batch that starts a phase has the first rate
+of the schedule, and the rate at `tokens == phase.tokens` is reached just as the phase ends.
+"""
+
+from __future__ import annotations
+
+import math
+
+from modernbert_train.clock import position_at
+from modernbert_train.config.schema import RunConfig, ScheduleConfig
+
+# Where a warmup starts, over the peak rate; the release's value. The first batch fills the moments and leaves the
+# weights in place, as a rate of 0 would, but a logged rate of 0 always means a mistake and lr can be divided by.
+WARMUP_START = 1e-10
+
+
+def lr_ratio_at(schedule: ScheduleConfig, phase_tokens: int, tokens: int) -> float:
+    """The rate of a batch over the peak rate of its phase.
+
+    With W warmup tokens, D decay tokens, T phase tokens, f the final ratio and x = (tokens - (T - D)) / D:
+
+        tokens < W               s + (1 - s) tokens / W, s = WARMUP_START
+        W <= tokens <= T - D     1
+        one_minus_sqrt           f + (1 - f) (1 - sqrt(x))
+        linear                   f + (1 - f) (1 - x)
+        cosine                   f + (1 - f) (1 + cos(pi x)) / 2
+
+    Args:
+        schedule: warmup and decay must fit into the phase together.
+        phase_tokens: length of the phase.
+        tokens: tokens seen since the phase's nominal start, 0 to phase_tokens.
+
+    Returns:
+        The ratio; exactly final_lr_ratio at the end of a decay.
+
+    Source: Hägele et al. 2024, arXiv:2405.18392 (one_minus_sqrt); arXiv:2412.13663, section 2.2.
+    """
+    decay_start = phase_tokens - schedule.decay_tokens
+    assert 0 <= tokens <= phase_tokens, f"{tokens} tokens in a phase of {phase_tokens}"
+    assert schedule.warmup_tokens <= decay_start, f"{schedule} does not fit into {phase_tokens} tokens"
+    if tokens < schedule.warmup_tokens:
+        return WARMUP_START + (1 - WARMUP_START) * tokens / schedule.warmup_tokens
+    if tokens <= decay_start:
+        return 1.0
+    x = (tokens - decay_start) / schedule.decay_tokens
+    final = schedule.final_lr_ratio
+    match schedule.decay:
+        case "one_minus_sqrt":
+            return final + (1 - final) * (1 - math.sqrt(x))
+        case "linear":
+            return final + (1 - final) * (1 - x)
+        case "cosine":
+            return final + (1 - final) * (1 + math.cos(math.pi * x)) / 2
+
+
+def max_lr_at(config: RunConfig, tokens: int) -> float:
+    """The peak rate of the phase that holds a token count: optim.lr times the phase's lr_ratio."""
+    return config.optim.lr * position_at(config, tokens).phase.lr_ratio
+
+
+def lr_at(config: RunConfig, tokens: int) -> float:
+    """The rate of the batch that starts when `tokens` global tokens were seen; at or past the end, the last rate."""
+    position = position_at(config, tokens)
+    phase = position.phase
+    return max_lr_at(config, tokens) * lr_ratio_at(phase.schedule, phase.tokens, position.tokens)
+
+
+def weight_decay_at(config: RunConfig, tokens: int) -> float:
+    """The decay of the weights that decay, in the optimizer's own unit: the phase's, or else optim.weight_decay."""
+    of_phase = position_at(config, tokens).phase.weight_decay
+    return config.optim.weight_decay if of_phase is None else of_phase

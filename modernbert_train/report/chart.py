@@ -1,0 +1,263 @@
+"""Charts as SVG text, drawn so that one drawing fits every width.
+
+Curves live in a 10000 x 10000 square that stretches with the page (strokes do not); labels are placed in percent and
+keep their size. The same drawing therefore serves a phone, a wide page and the standalone picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Literal, NamedTuple
+
+from modernbert_train.report.curves import thin
+from modernbert_train.report.text import tokens_text
+
+UNITS = 10_000  # side of the square that curves are drawn in
+LABEL_ROW = 15  # height of one row of phase labels above the plot, in px
+FINE_DIGITS = [1 + i / 10 for i in range(90)]  # for a log axis of less than an octave
+NARROW = 300  # plot width on a phone in px: phase labels must not touch even there
+
+
+@dataclass(frozen=True)
+class Line:
+    """One series. `kind` is also its CSS class: faint and main are curves, dashed a reference, points are dots."""
+
+    name: str
+    kind: Literal["faint", "main", "dashed", "points"]
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What one picture shows. `low` and `high` are values the vertical axis must include."""
+
+    title: str
+    lines: Sequence[Line]
+    text: Callable[[float], str]  # a value, exactly enough to quote
+    tick: Callable[[float], str]  # a value on the axis, short
+    log: bool = False
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What all charts share: the end of the x axis in tokens, phase borders, restarts, losses that are not numbers."""
+
+    end: float
+    borders: Sequence[tuple[float, str]] = ()
+    restarts: Sequence[tuple[float, str]] = ()
+    broken: Sequence[float] = ()
+
+
+class Points(NamedTuple):
+    """A line as drawn: positions in UNITS from the top left; y is None in a gap."""
+
+    x: list[int]
+    y: list[int | None]
+    text: list[str]
+
+
+class Scale:
+    """The vertical axis: values to 0 (bottom) ... 1 (top), and round ticks."""
+
+    def __init__(self, chart: Chart) -> None:
+        values = [v for line in chart.lines for v in line.y if math.isfinite(v) and (v > 0 or not chart.log)]
+        values += [v for v in (chart.low, chart.high) if v is not None and values]
+        self.empty = not values
+        self.log = chart.log
+        low, high = (min(values), max(values)) if values else (0.0, 1.0)
+        if self.log:
+            low, high = math.log10(low) if values else 0.0, math.log10(high) if values else 1.0
+        if high - low < 1e-9 * max(abs(high), 1e-30):
+            margin = 0.2 if self.log else 0.1 * abs(high) or 1.0  # a constant: draw it in the middle
+            low, high = low - margin, high + margin
+        if self.log:
+            self.low, self.high = low - 0.04 * (high - low), high + 0.04 * (high - low)
+            self.ticks = _log_ticks(self.low, self.high)
+        else:
+            step, margin = _round_step((high - low) / 4), 0.05 * (high - low)
+            self.low = low if low == chart.low else low - margin
+            self.high = high if high == chart.high else high + margin
+            first = math.ceil(self.low / step - 1e-9)
+            self.ticks = [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+    def position(self, value: float) -> float | None:
+        """Share of the height; None where nothing can be drawn."""
+        if not math.isfinite(value) or (self.log and value <= 0):
+            return None
+        return ((math.log10(value) if self.log else value) - self.low) / (self.high - self.low)
+
+
+def place(line: Line, scale: Scale, chart: Chart, end: float) -> Points:
+    """Thin a line and turn it into positions and texts."""
+    chosen = thin(line.x, line.y) if line.x else []
+    x = [round(line.x[i] / end * UNITS) if end else 0 for i in chosen]
+    heights = [scale.position(line.y[i]) for i in chosen]
+    y = [None if h is None else round((1 - h) * UNITS) for h in heights]
+    return Points(x, y, [chart.text(line.y[i]) if math.isfinite(line.y[i]) else "not a number" for i in chosen])
+
+
+def label_rows(marks: Marks, width: float = NARROW) -> list[int]:
+    """Give each phase label a row above the plot so that no two touch at `width` px; row 0 is the lowest."""
+    ends: list[list[tuple[float, float]]] = []
+    rows = []
+    for start, name in marks.borders:
+        left, right = _label_span(start / marks.end if marks.end else 0.0, name, width)
+        row = next((r for r, taken in enumerate(ends) if all(right < a or b < left for a, b in taken)), len(ends))
+        if row == len(ends):
+            ends.append([])
+        ends[row].append((left - 8, right + 8))
+        rows.append(row)
+    return rows
+
+
+def draw(chart: Chart, marks: Marks, width: float = NARROW) -> tuple[str, list[Points]]:
+    """Draw one chart in the coordinates of its plot area; labels hang out of it on all sides.
+
+    Args:
+        width: narrowest width the plot may be shown at, in px.
+
+    Returns:
+        SVG elements to put in an <svg> with visible overflow, and the points of each line for the hover script.
+        An empty chart is a sentence.
+    """
+    scale = Scale(chart)
+    if scale.empty:
+        return '<text class="tick" x="50%" y="50%" text-anchor="middle">Nothing recorded yet</text>', []
+    out = ['<rect class="plot" width="100%" height="100%"/>']
+    for value in scale.ticks:
+        y = f"{100 * (1 - (scale.position(value) or 0.0)):.2f}%"
+        out.append(f'<line class="grid" x2="100%" y1="{y}" y2="{y}"/>')
+        out.append(
+            f'<text class="tick" x="-8" y="{y}" dy="0.32em" text-anchor="end">{escape(chart.tick(value))}</text>'
+        )
+    out += _x_axis(marks)
+    out += _borders(marks, width)
+    placed = [place(line, scale, chart, marks.end) for line in chart.lines]
+    curves = [
+        f'<path class="{line.kind}" d="{_path(points, line.kind == "points")}"/>'
+        for line, points in zip(chart.lines, placed, strict=True)
+        if points.x
+    ]
+    out.append(f'<svg viewBox="0 0 {UNITS} {UNITS}" preserveAspectRatio="none" width="100%" height="100%"'
+               f' overflow="visible">{"".join(curves)}</svg>')  # fmt: skip
+    for position, label in marks.restarts:
+        x = f"{_percent(position, marks.end)}%"
+        out.append(
+            f'<g class="restart"><title>{escape(label)}</title><line x1="{x}" x2="{x}" y1="100%" y2="93%"/>'
+            f'<circle cx="{x}" cy="93%" r="3"/></g>'
+        )
+    for x in sorted({f"{_percent(position, marks.end):.1f}%" for position in marks.broken}):
+        out.append(f'<line class="broken" x1="{x}" x2="{x}" y2="5%"><title>loss not a number</title></line>')
+    return "".join(out), placed
+
+
+def standalone(chart: Chart, marks: Marks, subtitle: str, style: str, width: int = 1000, height: int = 440) -> str:
+    """One chart as a whole SVG file on a white card, readable on light and dark pages.
+
+    Args:
+        style: CSS of the charts, with its own values for every variable.
+        width, height: size in px.
+    """
+    rows = max(label_rows(marks, width - 88), default=0)
+    top = 92 + LABEL_ROW * rows
+    plot_width, plot_height = width - 88, height - top - 48
+    content, _ = draw(chart, marks, plot_width)
+    legend, x = [], 64
+    for kind, name in legend_entries(chart, marks):
+        legend.append(f'<g transform="translate({x} 58)">{key_mark(kind)}<text class="name" x="28" y="4">{escape(name)}'
+                      "</text></g>")  # fmt: skip
+        x += 28 + int(6.6 * len(name)) + 22
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        f' role="img" aria-label="{escape(chart.title)}, {escape(subtitle)}"><style>{style}</style>'
+        f'<rect class="card" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="12"/>'
+        f'<text class="title" x="64" y="34">{escape(chart.title)}</text>'
+        f'<text class="name" x="{width - 24}" y="34" text-anchor="end">{escape(subtitle)}</text>{"".join(legend)}'
+        f'<svg x="64" y="{top}" width="{plot_width}" height="{plot_height}" overflow="visible">{content}</svg>'
+        f'<text class="tick" x="{width - 24}" y="{height - 10}" text-anchor="end">tokens seen</text></svg>\n'
+    )
+
+
+def legend_entries(chart: Chart, marks: Marks) -> list[tuple[str, str]]:
+    """(kind, name) of everything the chart shows that needs a name."""
+    entries: list[tuple[str, str]] = [(line.kind, line.name) for line in chart.lines if line.x]
+    return entries + [("restart", "restart")] * bool(marks.restarts)
+
+
+def key_mark(kind: str) -> str:
+    """The little picture of a series in a legend, 22 px wide, centred on y = 0."""
+    if kind == "restart":
+        return '<g class="restart"><line x1="11" x2="11" y1="-3" y2="6"/><circle cx="11" cy="-3" r="3"/></g>'
+    return f'<path class="{kind}" d="M11 0h0"/>' if kind == "points" else f'<path class="{kind}" d="M0 0H22"/>'
+
+
+def _x_axis(marks: Marks) -> list[str]:
+    out = ['<line class="axis" x2="100%" y1="100%" y2="100%"/>']
+    step = _round_step(marks.end / 5) if marks.end else 1.0
+    for i in range(int(marks.end / step + 1e-9) + 1):
+        x = _percent(i * step, marks.end)
+        anchor = "end" if x > 95 else "middle"
+        label = tokens_text(i * step)
+        out.append(f'<line class="axis" x1="{x}%" x2="{x}%" y1="100%" y2="100%" transform="translate(0 4)"/>')
+        out.append(f'<text class="tick" x="{x}%" y="100%" dy="18" text-anchor="{anchor}">{label}</text>')
+    return out
+
+
+def _borders(marks: Marks, width: float) -> list[str]:
+    out = []
+    for (start, name), row in zip(marks.borders, label_rows(marks, width), strict=True):
+        x, up = _percent(start, marks.end), 8 + LABEL_ROW * row
+        flip = _flips(x / 100, name, width)
+        text = f"{name} ▸" if flip else name
+        if start > 0:
+            out.append(f'<line class="border" x1="{x}%" x2="{x}%" y1="{-up - 10}" y2="100%"/>')
+        out.append(f'<text class="phase" x="{x}%" dx="{-5 if flip else 5 * (start > 0)}" y="{-up}"'
+                   f' text-anchor="{"end" if flip else "start"}">{escape(text)}</text>')  # fmt: skip
+    return out
+
+
+def _flips(share: float, name: str, width: float) -> bool:
+    """Whether a label must stand left of its border to stay inside the plot."""
+    return share * width + 7 * len(name) > width
+
+
+def _label_span(share: float, name: str, width: float) -> tuple[float, float]:
+    start, length = share * width, 7.0 * (len(name) + 2)
+    return (start - length, start) if _flips(share, name, width) else (start, start + length)
+
+
+def _path(points: Points, dots: bool) -> str:
+    """Dots and lone points are strokes of length zero: round caps make them circles whatever the stretch."""
+    out: list[str] = []
+    pen_down = False
+    for i, (x, y) in enumerate(zip(points.x, points.y, strict=True)):
+        if y is None:
+            pen_down = False
+            continue
+        lone = not pen_down and (i + 1 == len(points.y) or points.y[i + 1] is None)
+        out.append(f"M{x} {y}h0" if dots or lone else f"{'L' if pen_down else 'M'}{x} {y}")
+        pen_down = not dots
+    return "".join(out)
+
+
+def _percent(position: float, end: float) -> float:
+    return round(100 * position / end, 3) if end else 0.0
+
+
+def _round_step(rough: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(m * power for m in (1.0, 2.0, 2.5, 5.0, 10.0) if m * power >= rough * 0.999)
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten in a range of exponents; with digits between them when they would be few."""
+    decades = range(math.floor(low), math.ceil(high) + 1)
+    span = high - low
+    digits = (1,) if span > 3 else (1, 2, 5) if span > 1.2 else (1, 1.5, 2, 3, 4, 6, 8) if span > 0.3 else FINE_DIGITS
+    return [d * 10.0**e for e in decades for d in digits if low <= math.log10(d * 10.0**e) <= high]

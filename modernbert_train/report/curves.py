@@ -1,0 +1,218 @@
+"""metrics.jsonl -> the history of a run, and the two reductions a chart needs (smoothing, thinning).
+
+The file is append-only and may end, or be interrupted, in the middle of a line (kill -9), and a resumed run repeats
+the steps after its checkpoint. So reading keeps, for every step, what the surviving weights saw: lines that a later
+resume made void are dropped, and how many were dropped is told.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from modernbert_train.errors import DataError
+
+NAN = math.nan
+
+
+class StepRecord(NamedTuple):
+    """One optimizer step. `tokens` counts the step itself; what the file does not hold is NaN."""
+
+    step: int
+    phase: str
+    tokens: float
+    rows: float
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens_per_second: float
+    packing_efficiency: float
+
+
+class ValidationRecord(NamedTuple):
+    """One pass over the validation data."""
+
+    step: int
+    phase: str
+    tokens: float
+    loss: float
+    accuracy: float
+    unigram_loss: float
+    unigram_accuracy: float
+
+
+class Restart(NamedTuple):
+    """A process that continued the run (or began it again: then `checkpoint` is empty)."""
+
+    step: int
+    tokens: float
+    checkpoint: str
+
+
+class Phase(NamedTuple):
+    """A stretch of steps with one phase name; `start` and `end` in tokens."""
+
+    name: str
+    start: float
+    end: float
+    steps: list[StepRecord]
+
+
+@dataclass
+class History:
+    """Everything in metrics.jsonl that still counts, in order of steps.
+
+    Attributes:
+        repeated_steps: step lines made void by a later resume.
+        unreadable_lines: lines that are not whole JSON objects.
+        running_seconds: time between the first and last line of each process, summed.
+        first_time, last_time: unix time of the first and last line; NaN in an empty file.
+    """
+
+    steps: list[StepRecord] = field(default_factory=list)
+    validations: list[ValidationRecord] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
+    repeated_steps: int = 0
+    unreadable_lines: int = 0
+    running_seconds: float = 0.0
+    first_time: float = NAN
+    last_time: float = NAN
+
+    def phases(self) -> list[Phase]:
+        """Split the steps where the phase's name changes. A batch belongs to the phase in which it starts."""
+        found: list[Phase] = []
+        for record in self.steps:
+            if not found or found[-1].name != record.phase:
+                found.append(Phase(record.phase, found[-1].end if found else 0.0, record.tokens, []))
+            found[-1].steps.append(record)
+            found[-1] = found[-1]._replace(end=record.tokens)
+        return found
+
+    def forget_after(self, step: int) -> None:
+        """Drop what happened after a step, because the run went on from there a second time."""
+        while self.steps and self.steps[-1].step > step:
+            self.steps.pop()
+            self.repeated_steps += 1
+        self.validations = [v for v in self.validations if v.step <= step]
+
+
+def read_history(path: Path) -> History:
+    """Read metrics.jsonl.
+
+    Raises:
+        DataError: the file does not exist or cannot be read. Damaged lines are counted, not raised.
+    """
+    history = History()
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.strip():
+                    _add_line(history, line)
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}). Give the folder of a run that has begun training."
+        ) from error
+    return history
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Centred mean over `window` values, blind to values that are not finite.
+
+    At the start the window shrinks on both sides, so that a steep beginning is not flattened; at the end it loses its
+    right half only, so that the last value is the mean of window // 2 + 1 values and not a single noisy one.
+
+    Returns:
+        As many values; NaN where the input is not finite, so that a gap stays a gap.
+    """
+    sums, counts = [0.0], [0]
+    for value in values:
+        finite = math.isfinite(value)
+        sums.append(sums[-1] + (value if finite else 0.0))
+        counts.append(counts[-1] + finite)
+    smoothed = []
+    for i, value in enumerate(values):
+        half = min(window // 2, i)
+        low, high = i - half, min(i + half + 1, len(values))
+        smoothed.append((sums[high] - sums[low]) / (counts[high] - counts[low]) if math.isfinite(value) else NAN)
+    return smoothed
+
+
+def thin(x: Sequence[float], y: Sequence[float], buckets: int = 600) -> list[int]:
+    """Choose the points to draw: in each of `buckets` equal stretches of x the lowest, the highest and one gap.
+
+    Args:
+        x: rising positions.
+        y: values; not finite is a gap.
+
+    Returns:
+        Rising indices, the first and last always among them; all of them if there are at most 2 * buckets.
+    """
+    if len(x) <= 2 * buckets:
+        return list(range(len(x)))
+    span = (x[-1] - x[0]) or 1.0
+    members: dict[int, list[int]] = {}
+    for i, position in enumerate(x):
+        members.setdefault(min(int((position - x[0]) / span * buckets), buckets - 1), []).append(i)
+    chosen = {0, len(x) - 1}
+    for indices in members.values():
+        finite = [i for i in indices if math.isfinite(y[i])]
+        if finite:
+            chosen |= {min(finite, key=y.__getitem__), max(finite, key=y.__getitem__)}
+        if len(finite) < len(indices):
+            chosen.add(next(i for i in indices if not math.isfinite(y[i])))
+    return sorted(chosen)
+
+
+def _add_line(history: History, line: str) -> None:
+    record = _parse(line)
+    if record is None and (again := line.rfind('{"kind"')) > 0:  # a new process wrote behind a torn line
+        history.unreadable_lines += 1
+        record = _parse(line[again:])
+    if record is None:
+        history.unreadable_lines += 1
+        return
+    kind, step, tokens = record.get("kind"), int(_number(record, "step", 0.0)), _number(record, "tokens", 0.0)
+    phase = str(record.get("phase", ""))
+    _add_time(history, _number(record, "time"), new_process=kind in ("start", "resume"))
+    if kind in ("start", "resume"):
+        if history.steps or kind == "resume":
+            history.restarts.append(Restart(step, tokens, str(record.get("checkpoint", ""))))
+        history.forget_after(step)
+    elif kind == "step":
+        if history.steps and history.steps[-1].step >= step:  # the line that told of the resume was lost
+            history.forget_after(step - 1)
+        rest = [_number(record, key) for key in StepRecord._fields[3:]]
+        history.steps.append(StepRecord(step, phase, tokens, *rest))
+    elif kind == "validation":
+        rest = [_number(record, key) for key in ValidationRecord._fields[3:]]
+        history.validations = [v for v in history.validations if (v.step, v.phase) != (step, phase)]
+        history.validations.append(ValidationRecord(step, phase, tokens, *rest))
+
+
+def _add_time(history: History, time: float, new_process: bool) -> None:
+    if not math.isfinite(time):
+        return
+    if math.isnan(history.first_time):
+        history.first_time = time
+    elif not new_process:
+        history.running_seconds += max(0.0, time - history.last_time)
+    history.last_time = time
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _number(record: dict[str, Any], key: str, missing: float = NAN) -> float:
+    value = record.get(key)
+    if not isinstance(value, int | float) or (missing == 0.0 and not math.isfinite(value)):
+        return missing
+    return float(value)

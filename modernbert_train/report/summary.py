@@ -1,0 +1,132 @@
+"""The numbers of a run: tiles for the whole, a table by phase, and what a reader must not overlook."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from html import escape
+
+from modernbert_train.report.curves import History, StepRecord, ValidationRecord
+from modernbert_train.report.text import date, duration, fixed, percent, plural, rate, tokens_text, whole
+
+LOSS, ACCURACY = fixed(3), percent(2)
+
+
+def smoothing_window(steps: Sequence[StepRecord]) -> int:
+    """Steps averaged in a smoothed curve: a fiftieth of the run between 9 and 201, odd."""
+    return min(max(len(steps) // 50, 8), 200) | 1
+
+
+def tiles(history: History) -> str:
+    """The whole run as a list of named numbers."""
+    steps, last = history.steps, history.validations[-1] if history.validations else None
+    pause = history.last_time - history.first_time - history.running_seconds
+    facts = [
+        ("Tokens", tokens_text(steps[-1].tokens) if steps else "0", whole(steps[-1].tokens) if steps else ""),
+        ("Steps", whole(steps[-1].step) if steps else "0", f"{plural(history.repeated_steps, 'step')} repeated"),
+        ("Training loss", _final_loss(steps), f"mean of last {plural(_tail(steps), 'step')}"),
+        ("Validation loss", LOSS(last.loss) if last else "none", _validated(last)),
+        ("Unigram baseline", LOSS(last.unigram_loss) if last else "none", "loss of guessing"),
+        ("Accuracy", ACCURACY(last.accuracy) if last else "none", _accuracy_to_beat(last)),
+        ("Tokens per second", _median_speed(steps), "median over steps"),
+        ("Packing efficiency", _median_packing(steps), "median over steps"),
+        ("Wall time", duration(history.running_seconds), f"and {duration(pause)} paused" if pause >= 1 else "no pause"),
+        ("Restarts", whole(len(history.restarts)), _last_restart(history)),
+    ]
+    found = "".join(f"<div><dt>{a}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>" for a, b, c in facts)
+    return f'<dl class="summary box">{found}</dl>'
+
+
+def phase_table(history: History) -> str:
+    """One line per phase; empty if no step was recorded."""
+    heads = (
+        "Phase",
+        "Tokens",
+        "Steps",
+        "Peak rate",
+        "Rows",
+        "Training loss",
+        "Validation loss",
+        "Accuracy",
+        "Tokens/s",
+    )
+    lines = []
+    for phase in history.phases():
+        checks = [v for v in history.validations if v.phase == phase.name]
+        rows = sorted({s.rows for s in phase.steps if math.isfinite(s.rows)})
+        cells = (
+            phase.name,
+            tokens_text(phase.end - phase.start),
+            whole(len(phase.steps)),
+            rate(max((s.lr for s in phase.steps if math.isfinite(s.lr)), default=0.0)),
+            " to ".join(whole(r) for r in dict.fromkeys(rows[:1] + rows[-1:])),
+            _final_loss(phase.steps),
+            LOSS(checks[-1].loss) if checks else "none",
+            ACCURACY(checks[-1].accuracy) if checks else "none",
+            _median_speed(phase.steps),
+        )
+        lines.append("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>")
+    if not lines:
+        return ""
+    head = "".join(f"<th>{h}</th>" for h in heads)
+    return f'<div class="box wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def warnings(history: History) -> str:
+    """What the curves could hide: losses that are not numbers, damaged lines."""
+    notes = []
+    if broken := [s for s in history.steps if not math.isfinite(s.loss)]:
+        notes.append(
+            f"{plural(len(broken), 'step')} with a loss that is not a number, first at step {broken[0].step:,}; "
+            "the curves have gaps there."
+        )
+    if history.unreadable_lines:
+        notes.append(
+            f"{plural(history.unreadable_lines, 'line')} of metrics.jsonl could not be read and was left out; "
+            "a process killed while writing leaves one."
+        )
+    return "".join(f'<p class="box note warn">{escape(n)}</p>' for n in notes)
+
+
+def where_text(record: StepRecord) -> str:
+    return f"step {record.step:,} · {tokens_text(record.tokens, 4)} tokens · {record.phase}"
+
+
+def header_note(history: History) -> str:
+    last = date(history.last_time)
+    return f"All charts over tokens seen, padding not counted. {f'Last log line {last}.' if last else ''}"
+
+
+def _tail(steps: Sequence[StepRecord]) -> int:
+    """Steps behind the last value of a smoothed curve."""
+    return min(len(steps), smoothing_window(steps) // 2 + 1)
+
+
+def _final_loss(steps: Sequence[StepRecord]) -> str:
+    losses = [s.loss for s in steps[len(steps) - _tail(steps) :] if math.isfinite(s.loss)]
+    return LOSS(statistics.fmean(losses)) if losses else "none"
+
+
+def _median_speed(steps: Sequence[StepRecord]) -> str:
+    speeds = [s.tokens_per_second for s in steps if math.isfinite(s.tokens_per_second)]
+    return whole(statistics.median(speeds)) if speeds else "none"
+
+
+def _median_packing(steps: Sequence[StepRecord]) -> str:
+    shares = [s.packing_efficiency for s in steps if math.isfinite(s.packing_efficiency)]
+    return percent(2)(statistics.median(shares)) if shares else "none"
+
+
+def _validated(last: ValidationRecord | None) -> str:
+    return f"at {tokens_text(last.tokens)} tokens" if last else "no validation yet"
+
+
+def _accuracy_to_beat(last: ValidationRecord | None) -> str:
+    return f"baseline {ACCURACY(last.unigram_accuracy)}" if last else "no validation yet"
+
+
+def _last_restart(history: History) -> str:
+    if not history.restarts:
+        return "ran through"
+    return f"last at {tokens_text(history.restarts[-1].tokens)} tokens"

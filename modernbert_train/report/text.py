@@ -1,0 +1,71 @@
+"""Numbers as a reader wants them: units named, no more digits than mean something."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+
+def tokens_text(tokens: float, digits: int = 3) -> str:
+    """A token count with k, M, G or T: 12_300_000 -> '12.3 M'."""
+    size, letter = next((s for s in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if abs(tokens) >= s[0]), (1, ""))
+    count = tokens / size
+    shown = f"{count:.{digits}g}" if abs(count) < 10**digits - 0.5 else f"{count:.0f}"
+    return f"{shown} {letter}".rstrip()
+
+
+def fixed(digits: int) -> Callable[[float], str]:
+    return lambda value: f"{value:.{digits}f}" if math.isfinite(value) else "not a number"
+
+
+def percent(digits: int) -> Callable[[float], str]:
+    """A share as a percentage; zeros that say nothing are cut: 0.993 -> '99.3 %'."""
+
+    def text(value: float) -> str:
+        if not math.isfinite(value):
+            return "not a number"
+        shown = f"{100 * value:.{digits}f}"
+        return f"{shown.rstrip('0').rstrip('.') if digits else shown} %"
+
+    return text
+
+
+def whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """Three digits: for norms, which span decades, and for ticks."""
+    return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 1e3 else rate(value)
+
+
+def rate(value: float) -> str:
+    """A learning rate: 0.0008 -> '8e-4'."""
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 93784 -> '1 d 2 h'."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min".removesuffix(" 0 min")
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h".removesuffix(" 0 h")
+
+
+def date(unix_seconds: float) -> str:
+    """UTC; empty if unknown."""
+    if not math.isfinite(unix_seconds):
+        return ""
+    return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

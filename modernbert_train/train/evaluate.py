@@ -1,0 +1,156 @@
+"""Held-out masked-LM loss and accuracy, beside what knowing only the frequency of tokens would give.
+
+The validation documents, their rows and their masks depend on nothing but the configuration, so figures of different
+steps, runs and numbers of ranks compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from composer.utils import dist
+from numpy.typing import NDArray
+from torch import nn
+
+from modernbert_train.batch import IGNORED_LABEL
+from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.data.loader import MicrobatchMaker
+from modernbert_train.data.packing import GreedyPacker
+from modernbert_train.data.planner import BatchPlan, Row
+from modernbert_train.errors import DataError
+
+MASK_SEED = 0  # masks of validation never change, whatever the run's seed
+
+
+@dataclass(frozen=True)
+class Unigram:
+    """The guess that knows only how frequent each token is in the training data.
+
+    Attributes:
+        log_probability_V: natural logarithms, every count raised by one.
+        most_frequent: the token it would always name.
+    """
+
+    log_probability_V: NDArray[np.float64]
+    most_frequent: int
+
+    @classmethod
+    def from_counts(cls, path: Path, vocab_size: int) -> Unigram:
+        """Read token_counts.npy of the training shards.
+
+        Raises:
+            DataError: the file is missing or damaged.
+        """
+        try:
+            counts_V = np.load(path, allow_pickle=False).astype(np.float64)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read ({error}). Prepare the data again.") from None
+        counts_V = np.pad(counts_V, (0, vocab_size - len(counts_V))) + 1.0
+        return cls(np.log(counts_V / counts_V.sum()), int(counts_V.argmax()))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over all predicted tokens: losses in nats, accuracies as shares."""
+
+    loss: float
+    accuracy: float
+    unigram_loss: float
+    unigram_accuracy: float
+    predicted: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Validation:
+    """The held-out documents in rows.
+
+    Args:
+        config: the run.
+        maker: reads and masks rows of the validation shards; keyed by MASK_SEED.
+        lengths: tokens of each validation document.
+        unigram: the baseline.
+    """
+
+    def __init__(
+        self, config: RunConfig, maker: MicrobatchMaker, lengths: Sequence[int] | NDArray[Any], unigram: Unigram
+    ) -> None:
+        self._config = config
+        self._maker = maker
+        self._lengths = lengths
+        self._unigram = unigram
+
+    def plan(self, phase: PhaseConfig) -> BatchPlan:
+        """Documents in their order, up to eval.max_tokens, packed into rows of the phase's length."""
+        row_tokens = self._config.eval.row_tokens or phase.row_tokens
+        packer = GreedyPacker(row_tokens, self._config.data.open_rows, max_age=1 << 62)
+        tokens = 0
+        for document, length in enumerate(self._lengths):
+            if self._config.eval.max_tokens is not None:
+                length = min(int(length), self._config.eval.max_tokens - tokens)
+            if length > 0:
+                packer.add(0, document, int(length))
+                tokens += int(length)
+        packer.flush()
+        rows = tuple(packer.ready)
+        return BatchPlan(
+            phase="validation",
+            tokens_before=0,
+            tokens=tokens,
+            rows=rows,
+            num_rows=len(rows),
+            row_tokens=row_tokens,
+            microbatch_rows=max(1, phase.microbatch_tokens // row_tokens),
+            mask_rate=self._config.objective.eval_mask_rate,
+        )
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, phase: PhaseConfig, device: torch.device, bf16: bool) -> Evaluation:
+        """Measure a model; every rank calls it and gets the same figures.
+
+        Args:
+            model: called with microbatches; its training mode is put back afterwards.
+            phase: whose row length and microbatch size are used.
+            device: where the model is.
+            bf16: compute in bf16 autocast.
+        """
+        plan = self.plan(phase)
+        num_ranks = dist.get_world_size()
+        rows: tuple[Row, ...] = plan.rows + ((),) * (-len(plan.rows) % num_ranks)  # the same number on every rank
+        log_probability_V = torch.from_numpy(self._unigram.log_probability_V).to(device, torch.float32)
+        sums = torch.zeros(5, dtype=torch.float64)  # loss, hits, unigram loss, unigram hits, predicted
+        was_training = model.training
+        model.eval()
+        for batch in self._maker.microbatches(rows[dist.get_global_rank() :: num_ranks], plan):
+            moved = batch.to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                output = model(moved)
+            labels_P = moved.labels_M[moved.labels_M != IGNORED_LABEL]
+            sums += torch.stack(
+                [
+                    output.loss.double() * batch.num_predicted,
+                    output.correct.double(),
+                    -log_probability_V[labels_P].sum().double(),
+                    (labels_P == self._unigram.most_frequent).sum().double(),
+                    torch.tensor(float(batch.num_predicted), dtype=torch.float64, device=device),
+                ]
+            ).cpu()
+        model.train(was_training)
+        sums = sums.to(device)
+        dist.all_reduce(sums)
+        loss, hits, unigram_loss, unigram_hits, predicted = sums.tolist()
+        if not predicted:
+            raise DataError("data.validation: not one token to predict. Hold out more text, or raise eval.max_tokens.")
+        return Evaluation(
+            loss=loss / predicted,
+            accuracy=hits / predicted,
+            unigram_loss=unigram_loss / predicted,
+            unigram_accuracy=unigram_hits / predicted,
+            predicted=int(predicted),
+        )

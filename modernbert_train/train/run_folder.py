@@ -1,0 +1,157 @@
+"""A run's folder: who may write to it, what is in it, and the line-by-line record of the run.
+
+runs/NAME/config.yaml      the resolved configuration, itself runnable
+runs/NAME/metrics.jsonl    one line per optimizer step, validation, start and resume
+runs/NAME/checkpoints/     see checkpoint.py
+runs/NAME/report.html      drawn from metrics.jsonl
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from modernbert_train.config.load import differences, load_run, to_yaml
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.errors import ConfigError, StorageError
+
+# Keys that may change between the starts of one run: they decide how fast and how visibly it trains, not what.
+CHANGEABLE = (
+    "runs_folder",
+    "name",
+    "device",
+    "data.num_workers",
+    "data.prefetch_batches",
+    "data.train",  # the folders may move; their fingerprints are compared with the checkpoint's
+    "data.validation",
+    "data.tokenizer",
+    "model.attention",
+    "model.compile",
+    "model.activation_checkpointing",
+    "eval.",
+    "checkpoint.",
+    "distributed.",
+    "logging.",
+)
+
+
+class RunFolder:
+    """The folder of one run, as rank 0 writes it.
+
+    Args:
+        config: the run.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.path = Path(config.folder)
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self._lock: IO[str] | None = None
+
+    def open(self, *, fresh: bool = False) -> list[str]:
+        """Create the folder, or take it over if it is of the same run; hold its lock as long as the process lives.
+
+        Args:
+            fresh: put what the folder holds aside under another name first; nothing is deleted.
+
+        Returns:
+            What differs harmlessly from the configuration the folder was last used with.
+
+        Raises:
+            ConfigError: the folder belongs to a run that would have trained something else, or is in use.
+            StorageError: it cannot be written.
+        """
+        try:
+            self._take_lock()
+            if fresh:
+                self.path.rename(self.path.with_name(f"{self.path.name}.until-{time.strftime('%Y%m%d-%H%M%S')}"))
+                self.close()
+                self._take_lock()
+            changed = self._compare()
+            partial = self.path / "config.yaml.partial"
+            partial.write_text(to_yaml(self.config), encoding="utf-8")
+            os.replace(partial, self.path / "config.yaml")
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}: cannot be written ({error.strerror}). Mend the permissions or the disk, or choose another "
+                "runs_folder."
+            ) from error
+        return changed
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _take_lock(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = (self.path / ".lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            lock.close()
+            raise ConfigError(
+                f"{self.path}: in use by {owner}. Two jobs must not write one run: wait for it, stop it, or give this "
+                "one another name=."
+            ) from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        self._lock = lock
+
+    def _compare(self) -> list[str]:
+        saved = self.path / "config.yaml"
+        if not saved.exists():
+            return []
+        changed = [
+            (key, f"{key}: {old} -> {new}")
+            for key, old, new in differences(load_run([saved]), self.config)
+            if old != new
+        ]
+        forbidden = [text for key, text in changed if not _may_change(key)]
+        if forbidden:
+            raise ConfigError(
+                f"{self.path} holds a run with another configuration:\n  "
+                + "\n  ".join(forbidden)
+                + "\nGive this run another name=, restore the values, or start over with --fresh (the old run is kept "
+                "beside it)."
+            )
+        return [text for _, text in changed]
+
+    def record(self, entry: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry | {"time": round(time.time(), 3)}) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Every whole line of metrics.jsonl; a last line torn by a crash is left out."""
+        if not self.metrics.exists():
+            return []
+        entries = []
+        for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                entries.append(json.loads(line))
+            except ValueError:
+                continue
+        return entries
+
+    def rewind_metrics(self, step: int) -> None:
+        """Drop the lines after a step: the run goes on from there and will write them again."""
+        kept = [entry for entry in self.read_metrics() if entry.get("step", 0) <= step]
+        partial = self.metrics.with_suffix(".partial")
+        partial.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
+        os.replace(partial, self.metrics)
+
+
+def _may_change(key: str) -> bool:
+    if key.startswith("phases.") and key.endswith(".microbatch_tokens"):
+        return True
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in CHANGEABLE)

@@ -1,0 +1,66 @@
+"""Where a run starts: at its newest whole checkpoint, or from scratch. Nothing is guessed and nothing is silent."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+from composer import Trainer
+from composer.core.time import Timestamp
+
+from modernbert_train.data.loader import PackedLoader
+from modernbert_train.errors import DataError
+from modernbert_train.train import checkpoint
+from modernbert_train.train.adapters import inner_model
+from modernbert_train.train.checkpoint import Checkpoint
+from modernbert_train.train.run_folder import RunFolder
+from modernbert_train.train.state import load_optimizer, load_weights
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where the run starts.
+
+    Attributes:
+        checkpoint: the checkpoint it goes on from; None from scratch.
+        passed_over: newer checkpoints that are damaged, and why.
+    """
+
+    checkpoint: Checkpoint | None
+    passed_over: list[str]
+
+    @property
+    def tokens(self) -> int:
+        return 0 if self.checkpoint is None else int(self.checkpoint.state()["tokens"])
+
+
+def find_start(folder: RunFolder) -> Start:
+    """Find the newest whole checkpoint of a run.
+
+    Raises:
+        StorageError: checkpoints exist and none is whole.
+    """
+    return Start(*checkpoint.newest_valid(folder.checkpoints))
+
+
+def restore(trainer: Trainer, loader: PackedLoader, start: Start, fingerprint: dict[str, str]) -> None:
+    """Put a checkpoint's weights, moments, clock and data position into a trainer that is about to fit.
+
+    Raises:
+        ConfigError: the checkpoint is of another model.
+        DataError: it was trained on other shards or with another tokenizer.
+    """
+    assert start.checkpoint is not None
+    state = start.checkpoint.state()
+    for name, now in fingerprint.items():
+        if state["data"][name] != now:
+            raise DataError(
+                f"{start.checkpoint.folder}: trained on other data: its {name} hash is {state['data'][name][:12]}, now it "
+                f"is {now[:12]}. Going on would repeat or skip text. Restore the data, or give this run another name=."
+            )
+    model = inner_model(trainer.state.model)
+    load_weights(model, start.checkpoint.weights())
+    load_optimizer(model, trainer.state.optimizers[0], start.checkpoint.optimizer())
+    elapsed = datetime.timedelta(seconds=state["seconds"])
+    trainer.state.timestamp = Timestamp(**state["timestamp"], total_wct=elapsed, epoch_wct=elapsed)
+    loader.load_state_dict(state["loader"])

@@ -1,0 +1,69 @@
+"""The few facts about a tokenizer that training needs, read from its tokenizer.json without loading it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.errors import DataError
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Ids that packing, masking and export need.
+
+    Attributes:
+        num_entries: entries of the tokenizer, which is one more than its largest id.
+        cls_id, sep_id, pad_id, mask_id: ids of the special tokens.
+        ordinary: int64 ids that a random replacement is drawn from: every entry but special and unused ones.
+        sha256: hash of tokenizer.json, the tokenizer's identity.
+    """
+
+    num_entries: int
+    cls_id: int
+    sep_id: int
+    pad_id: int
+    mask_id: int
+    ordinary: NDArray[np.int64]
+    sha256: str
+
+
+def read_vocabulary(folder: str | Path) -> Vocabulary:
+    """Read a tokenizer folder.
+
+    Raises:
+        DataError: there is no tokenizer.json, it is damaged, or one of [CLS], [SEP], [PAD], [MASK] is missing.
+    """
+    path = Path(folder) / "tokenizer.json"
+    try:
+        content = path.read_bytes()
+        tokenizer = json.loads(content)
+        vocabulary = dict(tokenizer["model"]["vocab"])
+        added = {token["content"]: token for token in tokenizer["added_tokens"]}
+    except FileNotFoundError:
+        raise DataError(
+            f"{path}: no such file. data.tokenizer must name a tokenizer folder, as data_prep/prepare.py makes it."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: not a readable tokenizer ({type(error).__name__}: {error}).") from None
+    ids = vocabulary | {content: token["id"] for content, token in added.items()}
+    missing = [name for name in ("[CLS]", "[SEP]", "[PAD]", "[MASK]") if name not in ids]
+    if missing:
+        raise DataError(
+            f"{path}: lacks {', '.join(missing)}. Give the tokenizer to data_prep/prepare.py as tokenizer.path."
+        )
+    reserved = {i for text, i in ids.items() if added.get(text, {}).get("special") or text.startswith("[unused")}
+    return Vocabulary(
+        num_entries=max(ids.values()) + 1,
+        cls_id=ids["[CLS]"],
+        sep_id=ids["[SEP]"],
+        pad_id=ids["[PAD]"],
+        mask_id=ids["[MASK]"],
+        ordinary=np.array(sorted(set(ids.values()) - reserved), dtype=np.int64),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )

@@ -1,0 +1,49 @@
+"""A small corpus of distinct texts, and one way to call the command."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_prep.prepare import main
+
+Command = Callable[..., int]
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    """60 distinct documents of some 100 words, the same in every run."""
+    draw = random.Random(7)
+    words = ["".join(draw.choices("aeioubdklmnrst", k=draw.randint(2, 9))) for _ in range(300)]
+    return [f"Document {i}\n" + " ".join(draw.choices(words, k=100)) + ".\n" for i in range(60)]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, texts: list[str]) -> Path:
+    """The texts as files, some of them in folders."""
+    folder = tmp_path / "corpus"
+    for i, text in enumerate(texts):
+        file = folder / f"part{i % 3}" / f"{i:03}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def command(tmp_path: Path, corpus: Path) -> Command:
+    """Prepare `corpus` into tmp_path/out; words given win over the usual ones."""
+
+    def run(*words: str) -> int:
+        usual = [
+            f"out={tmp_path / 'out'}",
+            "sources.mine.kind=text",
+            f"sources.mine.path={corpus}",
+            "tokenizer.vocab_size=384",
+            "validation_share=0.2",
+        ]
+        return main([*usual, *words])
+
+    return run

@@ -1,0 +1,321 @@
+"""The command from text to shards, and every way in which its input can be wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from data_prep import prepare as prepare_module
+from data_prep import shards
+from data_prep.prepare import main
+from modernbert_train.config.load import load_typed
+from modernbert_train.config.prepare import PrepareConfig, prepare_problems
+from modernbert_train.data.dataset_card import file_sha256, read_card
+
+Command = Callable[..., int]
+DATA, STORAGE, CONFIG = 65, 74, 78
+
+
+def report_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "prepare_report.json").read_text())
+
+
+def tokens_of(folder: Path) -> list[list[int]]:
+    """All documents, read by mosaicml-streaming itself."""
+    from streaming import StreamingDataset  # after data_prep.shards, which lets it be imported without torchvision
+
+    dataset = StreamingDataset(local=str(folder), shuffle=False, batch_size=1, validate_hash="xxh64")
+    return [dataset[i]["tokens"].tolist() for i in range(dataset.num_samples)]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_shards_hold_every_text_once_and_the_splits_share_none(
+    command: Command, corpus: Path, texts: list[str], tmp_path: Path
+) -> None:
+    """The whole chain: each text comes out of the shards as it went in, on one side only."""
+    (corpus / "copy.txt").write_text(texts[0])
+    assert command("shard_bytes=65536") == 0
+    out = tmp_path / "out"
+    tokenizer = Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 384
+    decoded: dict[str, list[str]] = {}
+    for split in ("train", "validation"):
+        documents = tokens_of(out / split)
+        decoded[split] = [tokenizer.decode(ids) for ids in documents]
+        card = read_card(out / split)
+        assert (card.documents, card.tokens) == (len(documents), sum(map(len, documents)))
+        assert card.tokenizer_sha256 == file_sha256(out / "tokenizer" / "tokenizer.json")
+        assert (card.vocab_size, card.dtype, card.column, card.special_tokens) == (384, "uint16", "tokens", "loader")
+        assert np.load(out / split / "lengths.npy").tolist() == [len(ids) for ids in documents]
+        flat = np.concatenate([np.array(ids) for ids in documents])
+        assert np.load(out / split / "token_counts.npy").tolist() == np.bincount(flat, minlength=384).tolist()
+        assert flat.min() > 4
+    assert sorted(decoded["train"] + decoded["validation"]) == sorted(texts)
+    report = report_of(out)
+    assert report["dropped"] == {"duplicate": 1}
+    assert report["documents_read"] == 61 == report["written"]["train"]["documents"] + len(decoded["validation"]) + 1
+    assert len(decoded["validation"]) in range(3, 25)
+
+
+def test_same_input_same_bytes(command: Command, tmp_path: Path) -> None:
+    """A dataset that can be made again need not be copied, and its hash can be published."""
+    assert command(f"out={tmp_path / 'a'}") == command(f"out={tmp_path / 'b'}") == 0
+    a, b = files_of(tmp_path / "a"), files_of(tmp_path / "b")
+    report = "prepare_report.json"
+    assert a.keys() == b.keys() and all(a[name] == b[name] for name in a if name != report)
+    one, two = report_of(tmp_path / "a"), report_of(tmp_path / "b")
+    assert {**one, "seconds": 0} == {**two, "seconds": 0}
+
+
+def test_tokenizer_never_sees_validation_text(command: Command, corpus: Path, tmp_path: Path) -> None:
+    """A tokenizer fitted to the held-out text makes the validation loss look better than it is."""
+    assert command() == 0
+    tokenizer = (tmp_path / "out" / "tokenizer" / "tokenizer.json").read_bytes()
+    trained = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer" / "tokenizer.json"))
+    held_out = {trained.decode(ids) for ids in tokens_of(tmp_path / "out" / "validation")}
+    for file in corpus.rglob("*.txt"):
+        if file.read_text() in held_out:
+            file.unlink()
+    assert command(f"out={tmp_path / 'train_only'}", "validation_share=0") == 0
+    assert (tmp_path / "train_only" / "tokenizer" / "tokenizer.json").read_bytes() == tokenizer
+    assert not (tmp_path / "train_only" / "validation").exists()
+
+
+def test_every_damaged_document_is_counted(command: Command, corpus: Path, tmp_path: Path) -> None:
+    """Nothing may vanish uncounted: what was read is what was written and what was left out."""
+    (corpus / "1.txt").write_bytes(b"caf\xe9")
+    (corpus / "2.txt").write_bytes(b"nul\0byte")
+    (corpus / "3.txt").write_bytes(b" \n\t")
+    (corpus / "4.txt").symlink_to("gone")
+    (corpus / "5.txt").write_bytes(b"abc")
+    (corpus / "6.txt").write_bytes(b"x" * 5000)
+    lines = ['{"text": null}', '{"text": "half a pair \\ud800 "}', '{"text": "nul \\u0000 character"}', "{"]
+    (corpus / "a.jsonl").write_text("\n".join(lines))
+    words = ["sources.more.kind=jsonl", f"sources.more.path={corpus}", "min_characters=5", "max_characters=4000"]
+    assert command(*words) == 0
+    report = report_of(tmp_path / "out")
+    assert report["dropped"] == {
+        "empty": 1, "no_text": 1, "not_json": 1, "not_utf8": 2, "nul_byte": 2, "too_long": 1, "too_short": 1,
+        "unreadable": 1,
+    }  # fmt: skip
+    written = sum(report["written"][split]["documents"] for split in ("train", "validation"))
+    assert report["documents_read"] == written + sum(report["dropped"].values()) == 70
+    assert report["first_dropped"]["not_utf8"][0] == f"{corpus / '1.txt'}: not UTF-8: byte 0xe9 at offset 3"
+
+
+def test_first_offenders_are_listed_and_the_rest_counted(command: Command, corpus: Path, tmp_path: Path) -> None:
+    """A report of a million lines helps nobody."""
+    for i in range(30):
+        (corpus / f"empty{i}.txt").write_text("")
+    assert command() == 0
+    report = report_of(tmp_path / "out")
+    assert report["dropped"] == {"empty": 30} and len(report["first_dropped"]["empty"]) == 20
+
+
+def test_stop_names_file_and_byte(command: Command, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    """Who wants no damaged text at all gets the place, the exit code that means "mend the input", and no folder."""
+    (corpus / "part1" / "bad.txt").write_bytes(b"caf\xe9")
+    assert command("on_error=stop") == DATA
+    error = capsys.readouterr().err
+    assert f"error: {corpus}/part1/bad.txt: not UTF-8: byte 0xe9 at offset 3. Mend or remove it" in error
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_stop_lets_duplicates_and_short_documents_pass(command: Command, corpus: Path, texts: list[str]) -> None:
+    """They are not damage."""
+    (corpus / "copy.txt").write_text(texts[0])
+    (corpus / "short.txt").write_text("abc")
+    assert command("on_error=stop", "min_characters=10") == 0
+
+
+def test_empty_folder(command: Command, tmp_path: Path, capsys: Any) -> None:
+    """Names the folder and the pattern that found nothing."""
+    (tmp_path / "empty").mkdir()
+    assert command(f"sources.mine.path={tmp_path / 'empty'}", "sources.mine.glob='*.text'") == DATA
+    assert f"no file in {tmp_path / 'empty'} matches *.text" in capsys.readouterr().err
+
+
+def test_nothing_left_says_why(command: Command, corpus: Path, capsys: Any) -> None:
+    """A wrong text_field makes every line useless; the message shows which fields there are."""
+    (corpus / "a.jsonl").write_text('{"body": "x"}\n{"body": "y"}\n')
+    assert command("sources.mine.kind=jsonl") == DATA
+    error = capsys.readouterr().err
+    assert "no documents left of 2 read" in error and "no_text 2" in error and "no field 'text' among 'body'" in error
+
+
+def test_too_small_corpora(command: Command, corpus: Path, texts: list[str], tmp_path: Path, capsys: Any) -> None:
+    """One file is no validation set; little text is no large vocabulary: each says what is possible."""
+    assert command("tokenizer.vocab_size=32768") == DATA
+    assert "Set tokenizer.vocab_size=" in capsys.readouterr().err
+    assert command(f"sources.mine.path={corpus / 'part0' / '000.txt'}") == DATA
+    assert "validation_share=0.2 of 1 documents leaves none for" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_no_space_before_writing(command: Command, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Both numbers, before the work, and nothing left."""
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 5000, 5000))
+    assert command() == STORAGE
+    error = capsys.readouterr().err
+    assert "needs about 16,79" in error and "5,000 are free" in error
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_disk_fills_up_while_writing(command: Command, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """The estimate can be wrong, and others fill disks too; the same command then works once there is space."""
+    with monkeypatch.context() as patched:
+
+        def full(self: Any, sample: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", "shard.00000.mds.zstd")
+
+        patched.setattr(shards.MDSWriter, "write", full)
+        assert command() == STORAGE
+    error = capsys.readouterr().err
+    assert "shard.00000.mds.zstd: No space left on device" in error and "bytes free" in error
+    assert not list(tmp_path.glob("out*"))
+    assert command() == 0
+
+
+def test_spec_with_typos(tmp_path: Path, capsys: Any) -> None:
+    """All mistakes at once, each with its file and the nearest key, before any text is read."""
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("out: x\nsources:\n  a: {kind: txt, pth: p}\ntokeniser: {vocab_size: 64}\nvalidation_share: much\n")
+    assert main([str(spec)]) == CONFIG
+    error = capsys.readouterr().err
+    for words in ("sources.a.kind='txt'", "Did you mean text", "sources.a.path?", "Did you mean tokenizer?", "'much'"):
+        assert words in error
+    assert error.count(str(spec)) >= 4
+
+
+def test_rules_that_span_keys(command: Command, capsys: Any) -> None:
+    """A key that its source ignores would be a request not honoured."""
+    words = ["sources.mine.split=train", "sources.lib.kind=python_stdlib", "sources.lib.path=x", "sources.b.kind=csv"]
+    words += ["tokenizer.vocab_size=1000", "validation_share=1", "min_characters=0", "shard_bytes=10"]
+    assert command(*words, "tokenizer.training_share=0") == CONFIG
+    error = capsys.readouterr().err
+    for expected in (
+        "sources.mine.split=train: a source of kind text does not read it",
+        "sources.lib.path=x: a source of kind python_stdlib does not read it",
+        "sources.b.path: missing",
+        "tokenizer.vocab_size=1000: must be a multiple of 64 and at least 320. The nearest is 1024",
+        "tokenizer.training_share=0.0",
+        "validation_share=1.0",
+        "min_characters=0",
+        "shard_bytes=10",
+    ):
+        assert expected in error
+    assert main(["out=x"]) == CONFIG and "sources: empty" in capsys.readouterr().err
+
+
+def test_repeating_is_free_and_changing_is_refused(
+    command: Command, corpus: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """Nobody should train on a dataset made by yesterday's spec, nor wait twice for the same one."""
+    assert command() == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare_module, "workspace", None)
+        assert command() == 0
+    assert "already complete" in capsys.readouterr().out
+    before = files_of(tmp_path / "out")
+    assert command("validation_share=0.3") == CONFIG
+    error = capsys.readouterr().err
+    assert "spec.validation_share: 0.2 there, 0.3 now" in error and "--overwrite" in error
+    (corpus / "new.txt").write_text("one more document")
+    assert command() == CONFIG
+    assert "inputs.files: 60 there, 61 now" in capsys.readouterr().err
+    assert files_of(tmp_path / "out") == before
+    assert command("--overwrite") == 0
+    assert report_of(tmp_path / "out")["documents_read"] == 61
+
+
+def test_damage_in_a_finished_dataset_is_found(command: Command, tmp_path: Path, capsys: Any) -> None:
+    """What calls itself complete must be complete."""
+    assert command() == 0
+    (tmp_path / "out" / "train" / "index.json").write_text("{}")
+    assert command() == DATA
+    assert "--overwrite makes the dataset again" in capsys.readouterr().err
+    assert command("--overwrite") == 0
+
+
+def test_foreign_folder_is_never_touched(command: Command, tmp_path: Path, capsys: Any) -> None:
+    """out=~/thesis --overwrite must not delete a thesis."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    assert command() == command("--overwrite") == CONFIG
+    assert "is not a dataset of data_prep/prepare.py, so it is not touched" in capsys.readouterr().err
+    assert files_of(tmp_path / "out") == {"thesis.tex": b"years of work"}
+
+
+def test_sources_that_change_while_they_are_read(command: Command, corpus: Path, monkeypatch: Any, capsys: Any) -> None:
+    """The disk estimate, the tokenizer and the report would describe another text than the shards hold."""
+    save = prepare_module.save_tokenizer
+
+    def save_and_add(*arguments: Any) -> str:
+        (corpus / "late.txt").write_text("this came late")
+        return save(*arguments)
+
+    monkeypatch.setattr(prepare_module, "save_tokenizer", save_and_add)
+    assert command() == DATA
+    assert "Something writes to the sources" in capsys.readouterr().err
+
+
+def test_existing_tokenizer_is_used(command: Command, tmp_path: Path, capsys: Any) -> None:
+    """Continuing someone's model needs their ids; a dataset remembers which tokenizer file it was made with."""
+    assert command() == 0
+    made = tmp_path / "out" / "tokenizer"
+    again = [f"out={tmp_path / 'again'}", f"tokenizer.path={made}"]
+    assert command(*again) == 0
+    assert tokens_of(tmp_path / "again" / "train") == tokens_of(tmp_path / "out" / "train")
+    content = json.loads((made / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.get)] = 500
+    (tmp_path / "holes.json").write_text(json.dumps(content))
+    assert command(f"out={tmp_path / 'holes'}", f"tokenizer.path={tmp_path / 'holes.json'}") == 0
+    assert read_card(tmp_path / "holes" / "train").vocab_size == 501
+    assert command(f"out={tmp_path / 'x'}", f"tokenizer.path={tmp_path / 'gone'}") == DATA
+    assert "tokenizer.path=" in capsys.readouterr().err
+
+
+def test_text_of_which_the_tokenizer_makes_nothing(command: Command, corpus: Path, tmp_path: Path) -> None:
+    """A normalizer may delete all of a text; an empty sample could not even be stored."""
+    assert command() == 0
+    content = json.loads((tmp_path / "out" / "tokenizer" / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": "~"}, "content": ""}
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    (corpus / "tildes.txt").write_text("~~~")
+    again = [f"out={tmp_path / 'again'}", f"tokenizer.path={tmp_path / 't.json'}"]
+    assert command(*again, "on_error=stop") == DATA
+    assert command(*again) == 0
+    report = report_of(tmp_path / "again")
+    assert report["dropped"] == {"no_tokens": 1}
+    assert report["documents_read"] == 61 == 1 + sum(split["documents"] for split in report["written"].values())
+
+
+def test_large_vocabularies_get_wide_tokens(tmp_path: Path) -> None:
+    """Ids above 65535 in 16 bits would become other words."""
+    writer = shards.ShardWriter(tmp_path / "s", 70_000, "0" * 64, 1 << 20)
+    writer.write([69_999, 5])
+    assert writer.finish().dtype == "uint32"
+    assert tokens_of(tmp_path / "s") == [[69_999, 5]]
+    assert shards.token_dtype(65_536) == np.uint16
+
+
+@pytest.mark.parametrize("name", ["quickstart", "own_text"])
+def test_shipped_specs_are_valid(name: str) -> None:
+    """The first command a user copies."""
+    root = Path(__file__).parents[2]
+    config = load_typed(PrepareConfig, [str(root / "yamls" / "data" / f"{name}.yaml")], [])
+    assert prepare_problems(config) == []

@@ -1,0 +1,230 @@
+"""StableAdamW under FSDP2 and HSDP: the same update on any number of ranks.
+
+If this breaks, a run's result depends on how many GPUs it had: clipping by the RMS of a shard is another optimizer.
+Every rank sees the same inputs, so the sharded gradient equals that of one process and only the optimizer can differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from modernbert_train.optim.groups import decay_groups
+from modernbert_train.optim.stable_adamw import StableAdamW
+from tests.distributed.gloo import run_ranks
+
+STEPS, HALF = 10, 5
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+State = tuple[dict[str, Any], dict[str, Any]]
+
+
+@dataclass
+class Outcome:
+    """What a run leaves: full weights by name, both norms after each step, the full state after step HALF."""
+
+    weights: dict[str, Tensor]
+    norms: list[tuple[float, float]]
+    state_at_half: State | None
+    reduces: list[int]  # sizes of the groups of the all-reduces inside the optimizer
+    smallest_shard: int
+
+
+def build_model() -> nn.Sequential:
+    """Seven and five rows: uneven on 2 ranks; on 4 ranks the last one holds nothing of the last layer."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 5))
+
+
+def build_optimizer(model: nn.Module) -> StableAdamW:
+    return StableAdamW(decay_groups(model, 0.02), 5e-3, max_lr=1e-2)
+
+
+def backward(model: nn.Module, step: int) -> None:
+    """A gradient that spikes at steps 3 and 7 in the first output row only, which one rank holds alone."""
+    generator = torch.Generator().manual_seed(step)
+    inputs, weights = torch.randn(8, 6, generator=generator), torch.randn(8, 5, generator=generator)
+    if step in (3, 7):
+        weights[:, 0] *= 1e3
+    model.zero_grad()
+    (model(inputs) * weights).sum().backward()
+
+
+def train(model: nn.Module, optimizer: StableAdamW, start: int = 0) -> Outcome:
+    norms, reduces, state = [], [], None
+    for step in range(start, STEPS):
+        if step == HALF:
+            state = get_state_dict(model, optimizer, options=FULL)
+        backward(model, step)
+        with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as reduce:
+            optimizer.step()
+        reduces += [call.kwargs["group"].size() for call in reduce.call_args_list]
+        norms.append((optimizer.last_grad_norm.item(), optimizer.last_update_norm.item()))
+    full = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in model.named_parameters()}
+    shards = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    weights = {name: param.detach().clone() for name, param in full.items()}
+    return Outcome(weights, norms, state, reduces, min(shard.numel() for shard in shards))
+
+
+def train_sharded(mesh_shape: tuple[int, ...], start_from: State | None = None, partly: bool = False) -> Outcome:
+    """Shard after the optimizer was built and swap its parameters, as Composer does.
+
+    Args:
+        mesh_shape: (shard,) or (replicate, shard).
+        start_from: a full state to load after sharding.
+        partly: leave the first two modules whole on every rank.
+    """
+    model = build_model()
+    optimizer = build_optimizer(model)
+    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("replicate", "shard")[-len(mesh_shape) :])
+    fully_shard(model[3], mesh=mesh)
+    if not partly:
+        fully_shard(model, mesh=mesh)
+    sharded = dict(model.named_parameters())
+    groups = [dict(group) for group in optimizer.param_groups]
+    optimizer.param_groups.clear()
+    for group in groups:
+        optimizer.add_param_group(group | {"params": [sharded[name] for name in group["param_names"]]})
+    if start_from is None:
+        return train(model, optimizer)
+    load(model, optimizer, start_from)
+    return train(model, optimizer, start=HALF)
+
+
+def load(model: nn.Module, optimizer: StableAdamW, state: State) -> None:
+    model_state, optimizer_state = state
+    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state, options=FULL)
+
+
+def train_per_shard(num_shards: int) -> Outcome:
+    """The wrong optimizer, on one process: each shard of each tensor is clipped by its own RMS."""
+    model = build_model()
+    shards = {param: [nn.Parameter(x) for x in param.data.chunk(num_shards)] for param in model.parameters()}
+    groups = decay_groups(model, 0.02)
+    for group in groups:
+        group["params"] = [shard for param in group["params"] for shard in shards[param]]
+    optimizer = StableAdamW(groups, 5e-3, max_lr=1e-2)
+    for step in range(STEPS):
+        backward(model, step)
+        for param, parts in shards.items():
+            assert param.grad is not None
+            for shard, grad in zip(parts, param.grad.chunk(num_shards), strict=True):
+                shard.grad = grad
+        optimizer.step()
+    return Outcome({n: p.detach() for n, p in model.named_parameters()}, [], None, [], 0)
+
+
+def difference(a: Outcome, b: Outcome) -> float:
+    assert a.weights.keys() == b.weights.keys()
+    return max((a.weights[name] - b.weights[name]).abs().max().item() for name in a.weights)
+
+
+def on_one_rank() -> Outcome:
+    return train_sharded((1,))
+
+
+def on_two_ranks() -> dict[str, Outcome]:
+    return {"fsdp": train_sharded((2,)), "partly": train_sharded((2,), partly=True)}
+
+
+def on_four_ranks(state_of_two_ranks: State) -> dict[str, Outcome]:
+    return {
+        "fsdp": train_sharded((4,)),
+        "hsdp": train_sharded((2, 2)),
+        "resharded": train_sharded((4,), start_from=state_of_two_ranks),
+    }
+
+
+@pytest.fixture(scope="module")
+def whole() -> Outcome:
+    model = build_model()
+    return train(model, build_optimizer(model))
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> list[dict[str, Outcome]]:
+    return run_ranks(on_two_ranks, 2)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(two_ranks: list[dict[str, Outcome]]) -> list[dict[str, Outcome]]:
+    return run_ranks(on_four_ranks, 4, two_ranks[0]["fsdp"].state_at_half)
+
+
+def assert_same_run(sharded: list[Outcome], whole: Outcome) -> None:
+    """Equal weights, and on every rank equal norms after every step; bitwise equal between ranks."""
+    first = sharded[0]
+    for name, weight in whole.weights.items():
+        torch.testing.assert_close(first.weights[name], weight, rtol=1e-5, atol=1e-6)
+    for outcome in sharded:
+        assert outcome.norms == first.norms
+        assert difference(outcome, first) == 0.0
+    assert first.norms == [pytest.approx(norms, rel=1e-5) for norms in whole.norms]
+
+
+@pytest.mark.parametrize("num_shards", [2, 4])
+def test_clipping_per_shard_would_be_noticed(whole: Outcome, num_shards: int) -> None:
+    """Else the comparisons below could not fail."""
+    assert difference(train_per_shard(1), whole) == 0.0
+    assert difference(train_per_shard(num_shards), whole) > 1e-3
+
+
+def test_one_rank_equals_one_process(whole: Outcome) -> None:
+    assert_same_run(run_ranks(on_one_rank, 1), whole)
+
+
+def test_two_ranks_equal_one_process(two_ranks: list[dict[str, Outcome]], whole: Outcome) -> None:
+    assert_same_run([outcomes["fsdp"] for outcomes in two_ranks], whole)
+
+
+def test_four_ranks_equal_one_process_though_one_holds_empty_shards(
+    four_ranks: list[dict[str, Outcome]], whole: Outcome
+) -> None:
+    assert [outcomes["fsdp"].smallest_shard == 0 for outcomes in four_ranks] == [False, False, False, True]
+    assert_same_run([outcomes["fsdp"] for outcomes in four_ranks], whole)
+
+
+def test_replicas_of_shards_equal_one_process(four_ranks: list[dict[str, Outcome]], whole: Outcome) -> None:
+    """HSDP: summing over replicas too would double every RMS and norm."""
+    assert_same_run([outcomes["hsdp"] for outcomes in four_ranks], whole)
+
+
+def test_whole_tensors_beside_sharded_ones(two_ranks: list[dict[str, Outcome]], whole: Outcome) -> None:
+    assert_same_run([outcomes["partly"] for outcomes in two_ranks], whole)
+
+
+def test_a_step_communicates_once_and_only_between_shards(
+    two_ranks: list[dict[str, Outcome]], four_ranks: list[dict[str, Outcome]], whole: Outcome
+) -> None:
+    assert whole.reduces == []
+    for outcome, size in (
+        (two_ranks[0]["fsdp"], 2),
+        (two_ranks[0]["partly"], 2),
+        (four_ranks[0]["fsdp"], 4),
+        (four_ranks[0]["hsdp"], 2),
+    ):
+        assert outcome.reduces == [size] * STEPS
+
+
+def test_the_state_of_two_ranks_continues_on_one_and_on_four(
+    two_ranks: list[dict[str, Outcome]], four_ranks: list[dict[str, Outcome]]
+) -> None:
+    """A queue seldom gives back the number of GPUs that a run was stopped on."""
+    straight = two_ranks[0]["fsdp"]
+    assert straight.state_at_half is not None
+    model = build_model()
+    optimizer = build_optimizer(model)
+    load(model, optimizer, straight.state_at_half)
+    assert all(type(state["step"]) is int and state["step"] == HALF for state in optimizer.state.values())
+    for continued in (train(model, optimizer, start=HALF), four_ranks[0]["resharded"]):
+        assert difference(continued, straight) < 1e-6
+        assert continued.norms == [pytest.approx(norms, rel=1e-5) for norms in straight.norms[HALF:]]

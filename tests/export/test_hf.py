@@ -1,0 +1,303 @@
+"""Export and import. If these break, users cannot load what was trained, or load something else without noticing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+
+from modernbert_train.batch import Batch
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.export.hf import export, load_weights, model_config_from_hf
+from modernbert_train.models.init import initialize
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+
+CONFIG = ModelConfig(
+    vocab_size=64,
+    hidden_size=64,
+    num_layers=5,
+    num_heads=2,
+    intermediate_size=48,
+    global_attn_every_n_layers=2,
+    local_attention=8,
+    local_rope_theta=5_000.0,
+    norm_eps=1e-4,
+    init_std=0.2,
+)
+SPECIAL = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+
+
+@pytest.fixture(scope="module")
+def model() -> ModernBertForMaskedLM:
+    model = ModernBertForMaskedLM(CONFIG)
+    initialize(model, CONFIG, seed=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.2 * torch.randn(parameter.shape)
+    model.set_global_rope_theta(80_000.0)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    vocabulary = {token: i for i, token in enumerate([*"abcdefgh", *SPECIAL])}  # special ids 8 to 12
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 9), ("[SEP]", 10)]
+    )
+    roles = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", **roles).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def exported(model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path) -> Path:
+    return write(model, tokenizer_folder, tmp_path / "hf")
+
+
+def write(model: ModernBertForMaskedLM, tokenizer_folder: Path, out: Path, **changes: Any) -> Path:
+    arguments: dict[str, Any] = {"global_rope_theta": 80_000.0, "max_tokens": 512, "card": "# A model\n"}
+    export(model.state_dict(), CONFIG, tokenizer_folder=tokenizer_folder, out=out, **(arguments | changes))
+    return out
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in content.items() if value != "absent"}))
+
+
+def one_sequence(ids: Tensor) -> Batch:
+    count = len(ids)
+    line = torch.arange(count)
+    borders = torch.tensor([0, count], dtype=torch.int32)
+    return Batch(ids, line, borders, count, line, ids, count, count, 1)
+
+
+def test_transformers_computes_the_same_logits(model: ModernBertForMaskedLM, exported: Path) -> None:
+    """The whole point: AutoModelForMaskedLM without remote code predicts what we trained."""
+    ids = torch.randint(0, 8, (100,), generator=torch.Generator().manual_seed(0))
+    twin = transformers.AutoModelForMaskedLM.from_pretrained(exported).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(twin(ids[None]).logits[0], model(one_sequence(ids)).logits_MV, atol=1e-5, rtol=1e-5)
+        encoder = transformers.AutoModel.from_pretrained(exported).eval()
+        hidden_TD = model.encode(one_sequence(ids))
+        torch.testing.assert_close(encoder(ids[None]).last_hidden_state[0], hidden_TD, atol=1e-5, rtol=1e-5)
+    assert all(parameter.dtype == torch.float32 for parameter in twin.parameters())
+
+
+def test_config_speaks_to_old_and_new_transformers(exported: Path) -> None:
+    """Version 5 reads layer_types and rope_parameters, 4.48 to 4.57 the other three; both must mean the same."""
+    raw = json.loads((exported / "config.json").read_text())
+    assert (raw["global_rope_theta"], raw["local_rope_theta"]) == (80_000.0, 5_000.0)
+    assert raw["global_attn_every_n_layers"] == 2
+    config = transformers.AutoConfig.from_pretrained(exported)
+    assert config.rope_parameters["full_attention"]["rope_theta"] == 80_000.0
+    assert config.rope_parameters["sliding_attention"]["rope_theta"] == 5_000.0
+    assert config.layer_types == ["full_attention", "sliding_attention"] * 2 + ["full_attention"]
+    assert config.max_position_embeddings == 512
+    ids = (config.cls_token_id, config.bos_token_id, config.sep_token_id, config.eos_token_id, config.pad_token_id)
+    assert ids == (9, 9, 10, 10, 11)
+
+
+def test_tokenizer_and_card_travel_along(exported: Path, tokenizer_folder: Path) -> None:
+    """A model without its tokenizer is useless; one that truncates beyond the trained length is worse than it could."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    assert tokenizer("a b [MASK]").input_ids == [9, 0, 1, 12, 10]
+    assert tokenizer.model_max_length == 512
+    tokenizer_config = json.loads((exported / "tokenizer_config.json").read_text())
+    assert tokenizer_config["tokenizer_class"] == "PreTrainedTokenizerFast", "transformers 4 knows no TokenizersBackend"
+    assert (exported / "tokenizer.json").read_bytes() == (tokenizer_folder / "tokenizer.json").read_bytes()
+    assert (exported / "README.md").read_text() == "# A model\n"
+
+
+def test_the_tied_decoder_is_stored_once(exported: Path) -> None:
+    """The largest matrix of a small model; stored twice it could also disagree with itself."""
+    stored = load_file(exported / "model.safetensors")
+    assert "decoder.weight" not in stored and "decoder.bias" in stored
+
+
+def test_the_way_back_is_exact(model: ModernBertForMaskedLM, exported: Path) -> None:
+    """Continuing from an export must continue from the same weights, bit for bit, and the same architecture."""
+    config, theta = model_config_from_hf(exported)
+    assert config == CONFIG and theta == 80_000.0
+    weights = load_weights(exported)
+    original = model.state_dict()
+    assert weights.keys() == original.keys()
+    assert all(torch.equal(weights[name], original[name]) for name in original)
+    ModernBertForMaskedLM(config).load_state_dict(weights, strict=True)
+
+
+def test_what_transformers_saves_can_be_read(exported: Path, tmp_path: Path, model: ModernBertForMaskedLM) -> None:
+    """Models that others published with transformers 5 are starting points too."""
+    transformers.AutoModelForMaskedLM.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
+    config, theta = model_config_from_hf(tmp_path / "theirs")
+    assert config == CONFIG and theta == 80_000.0
+    weights = load_weights(tmp_path / "theirs")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_an_old_config_can_be_read(exported: Path) -> None:
+    """The released models carry only the keys of transformers 4; a null local base means the global one."""
+    edit(exported, rope_parameters="absent", layer_types="absent", local_rope_theta=None)
+    config, theta = model_config_from_hf(exported)
+    assert (theta, config.local_rope_theta, config.global_attn_every_n_layers) == (80_000.0, 80_000.0, 2)
+
+
+def test_a_new_config_without_the_old_keys_can_be_read(exported: Path) -> None:
+    """The period of global layers is then only in layer_types."""
+    edit(exported, global_attn_every_n_layers="absent", global_rope_theta="absent", local_rope_theta="absent")
+    assert model_config_from_hf(exported) == (CONFIG, 80_000.0)
+
+
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_composer_names_of_the_reference_code_are_understood(
+    exported: Path, model: ModernBertForMaskedLM, prefix: str
+) -> None:
+    """AnswerDotAI's own checkpoints, with the names that their training code gives."""
+    path = exported / "model.safetensors"
+    renamed = {}
+    for name, tensor in load_file(path).items():
+        name = name.replace("model.layers.", "bert.encoder.layers.").replace("model.", "bert.")
+        renamed[prefix + name] = tensor
+    assert f"{prefix}bert.encoder.layers.1.attn.Wqkv.weight" in renamed and f"{prefix}head.norm.weight" in renamed
+    assert f"{prefix}bert.embeddings.norm.weight" in renamed and f"{prefix}bert.final_norm.weight" in renamed
+    save_file(renamed, path)
+    weights = load_weights(exported)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("theta", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_senseless_theta_is_not_exported(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path, theta: float
+) -> None:
+    """The reference converter wrote -1, and the published model gave NaN."""
+    with pytest.raises(ConfigError, match="global_rope_theta="):
+        write(model, tokenizer_folder, tmp_path / "hf", global_rope_theta=theta)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "model_type=bert"),
+        ({"architectures": ["ModernBertForSequenceClassification"]}, "ModernBertForSequenceClassification"),
+        ({"hidden_activation": "silu"}, "hidden_activation=silu"),
+        ({"mlp_bias": True}, "mlp_bias=True"),
+        ({"decoder_bias": False}, "decoder_bias=False"),
+        ({"rope_parameters": "absent", "local_rope_theta": -1}, "RoPE base is -1"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scaled rotary positions"),
+        ({"layer_types": ["sliding_attention"] * 5}, "layer_types"),
+        ({"global_attn_every_n_layers": 3}, "layer_types"),
+    ],
+)
+def test_another_architecture_is_refused(exported: Path, changes: dict[str, Any], message: str) -> None:
+    """Its weights might even load, and mean something else."""
+    edit(exported, **changes)
+    with pytest.raises(DataError, match=message) as error:
+        model_config_from_hf(exported)
+    assert str(exported / "config.json") in str(error.value)
+
+
+def test_damaged_files_are_named(exported: Path) -> None:
+    """An interrupted download is the usual cause; the user must learn which file to fetch again."""
+    weights = exported / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"model\.safetensors: cannot be read"):
+        load_weights(exported)
+    weights.unlink()
+    with pytest.raises(DataError, match=r"model\.safetensors: cannot be read"):
+        load_weights(exported)
+    (exported / "config.json").write_text('{"model_type": ')
+    with pytest.raises(DataError, match=r"config\.json: cannot be read"):
+        load_weights(exported)
+
+
+def test_weights_that_do_not_fit_are_refused(exported: Path) -> None:
+    """Missing, unknown, misshapen and untied tensors: each by name."""
+    path = exported / "model.safetensors"
+    whole = load_file(path)
+    bias = {"decoder.bias": whole["decoder.bias"]}
+    cases: list[tuple[dict[str, Tensor], str]] = [
+        ({name: t for name, t in whole.items() if name not in bias}, "missing, the first is decoder.bias"),
+        (whole | {"pooler.weight": torch.ones(2)}, "unknown, the first is pooler.weight"),
+        (whole | {"decoder.bias": torch.ones(3)}, r"decoder.bias has the shape \(3,\) and not \(64,\)"),
+        (whole | {"decoder.weight": torch.ones(64, 64)}, "decoder.weight is not tied"),
+    ]
+    for weights, message in cases:
+        save_file(weights, path)
+        with pytest.raises(DataError, match=message):
+            load_weights(exported)
+
+
+def test_a_state_of_another_model_is_not_exported(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """A folder whose config.json does not describe its weights would load with random ones in between."""
+    state = model.state_dict()
+    del state["model.final_norm.weight"]
+    with pytest.raises(ConfigError, match=r"1 of \d+ tensors are missing, the first is model\.final_norm\.weight"):
+        export(
+            state,
+            CONFIG,
+            global_rope_theta=1e4,
+            max_tokens=8,
+            tokenizer_folder=tokenizer_folder,
+            out=tmp_path / "hf",
+            card="",
+        )
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """Its last tokens would index past the embedding in users' hands."""
+    large = tmp_path / "tokenizer"
+    large.mkdir()
+    content = json.loads((tokenizer_folder / "tokenizer.json").read_text())
+    content["model"]["vocab"]["beyond"] = 64
+    (large / "tokenizer.json").write_text(json.dumps(content))
+    (large / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"model\.vocab_size=64.*65 entries"):
+        write(model, large, tmp_path / "hf")
+
+
+def test_only_an_earlier_export_is_replaced(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, exported: Path
+) -> None:
+    """A mistyped --out must never cost anybody a folder."""
+    write(model, tokenizer_folder, exported, card="# Newer\n")
+    assert (exported / "README.md").read_text() == "# Newer\n"
+    (exported / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not an export"):
+        write(model, tokenizer_folder, exported)
+    assert (exported / "notes.txt").read_text() == "mine"
+    assert [path.name for path in exported.parent.iterdir()] == ["hf"]
+
+
+def test_a_failed_export_leaves_nothing_behind(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk must leave the last good export in place and no half of a new one."""
+    before = {path.name: path.read_bytes() for path in exported.iterdir()}
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("modernbert_train.export.hf.shutil.copyfile", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        write(model, tokenizer_folder, exported, card="# Newer\n")
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
+    assert [path.name for path in exported.parent.iterdir()] == ["hf"]

@@ -1,0 +1,158 @@
+"""Attention kernels. If these break, a model silently sees the wrong tokens: other documents, or a wrong window."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from modernbert_train.batch import Batch
+from modernbert_train.errors import ConfigError
+from modernbert_train.models.attention import KERNELS, choose_kernel, kernel_report, sdpa, varlen
+
+CPU = torch.device("cpu")
+
+
+def packed(lengths: list[int], spare: int = 3, device: str = "cpu") -> Batch:
+    total = sum(lengths)
+    borders = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare], dtype=torch.int32)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    line = torch.zeros(total, dtype=torch.int64)
+    return Batch(line, line, borders, max(lengths), nothing, nothing, total, 0, 1).to(device)
+
+
+def dense(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, lengths: list[int], half_window: int | None) -> Tensor:
+    """Attention written out over a full T x T mask, token by token."""
+    sequence = torch.tensor([s for s, n in enumerate(lengths) for _ in range(n)], device=q_TNH.device)
+    position = torch.arange(len(sequence), device=q_TNH.device)
+    visible = sequence[:, None] == sequence[None]
+    if half_window is not None:
+        visible &= (position[:, None] - position[None]).abs() <= half_window
+    scores = torch.einsum("qnh,knh->nqk", q_TNH, k_TNH) * q_TNH.shape[-1] ** -0.5
+    return torch.einsum("nqk,knh->qnh", scores.masked_fill(~visible, -torch.inf).softmax(-1), v_TNH)
+
+
+@pytest.mark.parametrize("half_window", [0, 8, 64, 100])
+@pytest.mark.parametrize("window", [True, False])
+@pytest.mark.parametrize("lengths", [[1], [5, 1, 1], [64], [128, 64], [63, 65, 1, 130], [1, 300, 7]])
+def test_sdpa_equals_attention_written_out(lengths: list[int], window: bool, half_window: int) -> None:
+    """Forward and gradients, for sequences shorter, equal to and longer than blocks and windows."""
+    qkv = torch.randn(sum(lengths), 3, 2, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    weight = torch.randn(sum(lengths), 2, 8, generator=torch.Generator().manual_seed(1))
+    layout = sdpa.prepare(packed(lengths), half_window)
+    out = sdpa.attend(*qkv.unbind(1), layout, window)
+    expected = dense(*qkv.unbind(1), lengths, half_window if window else None)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    (grad,) = torch.autograd.grad((out * weight).sum(), qkv)
+    (expected_grad,) = torch.autograd.grad((expected * weight).sum(), qkv)
+    torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("query", [0, 63, 64, 150, 235, 299])
+def test_window_includes_its_edge_and_nothing_beyond(query: int) -> None:
+    """local_attention=128 is 64 on each side: distance 64 attends, 65 does not. One off is another model."""
+    q, k, v = torch.randn(3, 300, 1, 4, generator=torch.Generator().manual_seed(0))
+    v.requires_grad_()
+    out = sdpa.attend(q, k, v, sdpa.prepare(packed([300]), 64), window=True)
+    (grad,) = torch.autograd.grad(out[query].sum(), v)
+    seen = grad.abs().sum((1, 2)).nonzero().flatten().tolist()
+    assert seen == list(range(max(0, query - 64), min(300, query + 65)))
+
+
+@pytest.mark.parametrize("window", [True, False])
+def test_no_token_sees_another_sequence(window: bool) -> None:
+    """Packing is only sound if a document's neighbours in its row are invisible to it."""
+    q, k, v = torch.randn(3, 100, 1, 4, generator=torch.Generator().manual_seed(0))
+    v.requires_grad_()
+    out = sdpa.attend(q, k, v, sdpa.prepare(packed([30, 1, 40, 29]), 64), window)
+    (grad,) = torch.autograd.grad(out[31:71].sum(), v)
+    assert grad.abs().sum((1, 2)).nonzero().flatten().tolist() == list(range(31, 71))
+
+
+def test_local_memory_is_linear_in_the_line() -> None:
+    """Twice the tokens, twice the mask; a T x T mask would need 4 times and end long contexts."""
+    sizes = [sdpa.prepare(packed([n]), 64).visible_B1QK.numel() for n in (4096, 8192)]
+    assert sizes[1] == 2 * sizes[0] == 8192 * (64 + 2 * 64)
+
+
+def test_auto_takes_sdpa_on_cpu_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a line in the log nobody knows which kernel a run had; one for each step would drown it."""
+    choose_kernel.cache_clear()
+    with caplog.at_level(logging.INFO):
+        kernels = {choose_kernel("auto", CPU, torch.float32).name for _ in range(3)}
+    assert kernels == {"sdpa"}
+    assert [record.getMessage() for record in caplog.records] == ["model.attention=auto: using sdpa on cpu in float32"]
+
+
+def test_a_named_kernel_that_cannot_serve_is_refused() -> None:
+    """A silent fallback would train at a fraction of the speed that was asked for."""
+    with pytest.raises(ConfigError) as error:
+        choose_kernel("varlen", CPU, torch.float32)
+    message = str(error.value)
+    assert message.startswith("model.attention=varlen: it needs a CUDA device, not cpu.")
+    assert message.endswith("Usable here: sdpa. Or set model.attention=auto.")
+
+
+def test_an_unknown_kernel_is_refused() -> None:
+    """A typing error must not pick some kernel."""
+    with pytest.raises(ConfigError, match=r"model\.attention=flash: no such kernel\. Usable here: sdpa"):
+        choose_kernel("flash", CPU, torch.float32)
+
+
+def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp32 on a GPU would otherwise fail deep inside the first step."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    cuda = torch.device("cuda")
+    assert varlen.support(cuda, torch.bfloat16) is None
+    assert varlen.support(cuda, torch.float32) == "it computes in bf16 or fp16, not float32"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "T4")
+    assert "T4 has less" in str(varlen.support(cuda, torch.bfloat16))
+
+
+def test_report_names_every_kernel() -> None:
+    """`doctor` shows users why the fast kernel is not used on their machine."""
+    report = kernel_report()
+    assert set(report) == set(KERNELS)
+    assert report["sdpa"] is None
+    assert (report["varlen"] is None) == torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(("window", "sides"), [(True, (8, 8)), (False, (-1, -1))])
+def test_varlen_call_fits_the_installed_torch(
+    monkeypatch: pytest.MonkeyPatch, window: bool, sides: tuple[int, int]
+) -> None:
+    """Arguments, window and gradient shapes, through torch's shape-only kernel: no GPU is needed to see a bad call."""
+    real, calls = varlen.torch_varlen.varlen_attn, []
+    monkeypatch.setattr(
+        varlen.torch_varlen, "varlen_attn", lambda *args, **kwargs: calls.append(kwargs) or real(*args, **kwargs)
+    )
+    batch = packed([40, 60])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        qkv = torch.empty(100, 3, 2, 64, dtype=torch.bfloat16, requires_grad=True)
+        out = varlen.attend(*qkv.unbind(1), varlen.prepare(batch, 8), window)
+        out.float().sum().backward()
+    assert calls == [{"window_size": sides}]
+    assert out.shape == (100, 2, 64) and out.dtype == torch.bfloat16
+    assert qkv.grad is not None and qkv.grad.shape == qkv.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("window", [True, False])
+def test_varlen_equals_sdpa_on_a_gpu(window: bool) -> None:
+    """The fast kernel must mean what the reference means, at the window's edge and across borders."""
+    lengths = [1, 64, 65, 128, 129, 300]
+    batch = packed(lengths, device="cuda")
+    qkv = torch.randn(sum(lengths), 3, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    out = varlen.attend(*qkv.unbind(1), varlen.prepare(batch, 64), window)
+    (grad,) = torch.autograd.grad(out.float().square().sum(), qkv)
+    exact = qkv.detach().float().requires_grad_()
+    expected = sdpa.attend(*exact.unbind(1), sdpa.prepare(batch, 64), window)
+    (expected_grad,) = torch.autograd.grad(expected.square().sum(), exact)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+    assert (grad.float() - expected_grad).norm() < 2e-2 * expected_grad.norm()

@@ -1,0 +1,259 @@
+"""The encoder against transformers' ModernBERT and against itself under every switch."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.errors import ConfigError
+from modernbert_train.models.layers import rotary_tables
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+
+Make = Callable[..., Any]
+LENGTHS = [300, 1, 64, 128, 129, 65]  # in rows of 352 that hold 301, 321 and 65 tokens: each has a tail of pads
+
+
+def rows_of(sequences: list[Tensor]) -> list[list[Tensor]]:
+    return [sequences[:2], sequences[2:5], sequences[5:]]
+
+
+def hidden_apart(twin: Any, sequences: list[Tensor]) -> list[Tensor]:
+    """transformers' hidden states of each sequence, computed as one padded batch."""
+    ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=1)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(s)) for s in sequences], batch_first=True)
+    hidden = twin.model(input_ids=ids, attention_mask=mask).last_hidden_state
+    return [hidden[i, : len(s)] for i, s in enumerate(sequences)]
+
+
+def reference_loss(twin: Any, hidden: list[Tensor], sequences: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy and logits at every third token of each sequence."""
+    logits = twin.decoder(twin.head(torch.cat([h[::3] for h in hidden])))
+    return torch.nn.functional.cross_entropy(logits, torch.cat([s[::3] for s in sequences])), logits
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("window", [16, 128])
+def test_packed_rows_equal_transformers_sequence_by_sequence(
+    small: Make, build: Make, sequences: Make, pack: Make, reference: Make, window: int, attention: str
+) -> None:
+    """Hidden states, logits, loss and all gradients: otherwise what we train is not what users load."""
+    config = small(local_attention=window)
+    model = build(config, theta=160_000.0)
+    twin = reference(model, theta=160_000.0, attention=attention)
+    apart = sequences(LENGTHS)
+    batch = pack(rows_of(apart), row_tokens=352)
+
+    hidden_TD = model.encode(batch)
+    starts = [0, 300, 352, 416, 544, 704]
+    hidden = hidden_apart(twin, apart)
+    for start, expected in zip(starts, hidden, strict=True):
+        torch.testing.assert_close(hidden_TD[start : start + len(expected)], expected, atol=1e-5, rtol=1e-5)
+
+    out = model(batch)
+    loss, logits = reference_loss(twin, hidden, apart)
+    torch.testing.assert_close(out.logits_MV[: batch.num_predicted], logits, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(out.loss, loss, atol=1e-6, rtol=1e-6)
+    assert out.correct.item() == (logits.argmax(-1) == torch.cat([s[::3] for s in apart])).sum().item()
+
+    out.loss.backward()
+    loss.backward()
+    expected_grads = {name: p.grad for name, p in twin.named_parameters()}
+    for name, parameter in model.named_parameters():
+        error = (parameter.grad - expected_grads[name]).norm() / expected_grads[name].norm()
+        assert error < 1e-4, f"{name}: {error}"
+
+
+def test_the_layer_pattern_of_base_equals_transformers(
+    small: Make, build: Make, sequences: Make, pack: Make, reference: Make
+) -> None:
+    """22 layers, window 128, bases 160,000 and 10,000: the released shape, only narrow."""
+    config = small(num_layers=22, local_attention=128, init_std=0.05)
+    model = build(config, theta=160_000.0)
+    apart = sequences([300, 40])
+    hidden_TD = model.encode(pack([apart], row_tokens=340))
+    expected = torch.cat(hidden_apart(reference(model, theta=160_000.0), apart))
+    torch.testing.assert_close(hidden_TD, expected, atol=2e-5, rtol=1e-5)
+
+
+def test_state_dict_is_transformers_own(small: Make, build: Make, reference: Make) -> None:
+    """Names and shapes must be identical both ways: the export has no translation to get wrong."""
+    model = build(small())
+    theirs = reference(model).state_dict()
+    assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in theirs.items()}
+    assert model.decoder.weight is model.model.embeddings.tok_embeddings.weight
+
+
+def angles(model: ModernBertForMaskedLM, positions: Tensor) -> tuple[Tensor, Tensor]:
+    tables = model.model.rotary(positions, torch.float32)
+    (cos, sin), (local_cos, local_sin) = tables[True], tables[False]
+    return torch.atan2(sin, cos), torch.atan2(local_sin, local_cos)
+
+
+def test_theta_changes_the_angles_of_global_layers_only(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+    """In the reference code the schedule changed nothing, because the kernel read a cache."""
+    model = build(small())
+    batch = pack([sequences([100])], row_tokens=100)
+    before = model.encode(batch)
+    positions = torch.tensor([0, 1, 3])
+    for theta in (160_000.0, 500.0):
+        model.set_global_rope_theta(theta)
+        turned, local = angles(model, positions)
+        for pair in range(16):  # heads of 32; no angle here reaches pi
+            assert turned[1, pair].item() == pytest.approx(theta ** (-2 * pair / 32), rel=1e-5)
+            assert turned[2, pair].item() == pytest.approx(3 * theta ** (-2 * pair / 32), rel=1e-5)
+            assert local[1, pair].item() == pytest.approx(10_000.0 ** (-2 * pair / 32), rel=1e-5)
+        assert not torch.allclose(model.encode(batch), before, atol=1e-3)
+    model.set_global_rope_theta(10_000.0)
+    assert torch.equal(model.encode(batch), before)
+
+
+def test_rotary_tables_tell_long_positions_apart_in_bf16() -> None:
+    """bf16 holds integers up to 256: angles computed in it would place thousands of tokens at the same position."""
+    exact = rotary_tables(torch.arange(8000, 8192), 160_000.0, 64, torch.float32)
+    rounded = rotary_tables(torch.arange(8000, 8192), 160_000.0, 64, torch.bfloat16)
+    for table, expected in zip(rounded, exact, strict=True):
+        assert torch.equal(table, expected.to(torch.bfloat16))
+    assert len(rounded[0][:, 0].unique()) > 100
+
+
+@pytest.mark.parametrize("theta", [math.nan, math.inf, 0.0, -1.0])
+def test_a_senseless_theta_is_refused(small: Make, build: Make, theta: float) -> None:
+    """-1 and NaN turn all hidden states into NaN; the released converter wrote -1."""
+    with pytest.raises(ValueError, match="global_rope_theta"):
+        build(small()).set_global_rope_theta(theta)
+
+
+def test_a_document_does_not_change_its_neighbours(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+    """Hidden states of a packed document are bit for bit those beside any other document."""
+    model = build(small())
+    a, b, c = sequences([70, 50, 60])
+    with torch.no_grad():
+        one = model.encode(pack([[a, b], [c]], row_tokens=130))
+        other = model.encode(pack([[a, b.flip(0)], [c]], row_tokens=130))
+    assert torch.equal(one[:70], other[:70])
+    assert torch.equal(one[130:], other[130:])
+    assert not torch.equal(one[70:120], other[70:120])
+
+
+@pytest.mark.parametrize("spare", [0, 4])
+@pytest.mark.parametrize("z_loss", [0.0, 1e-3])
+def test_no_label_gives_zero_loss_and_zero_gradients(
+    small: Make, build: Make, sequences: Make, pack: Make, spare: int, z_loss: float
+) -> None:
+    """A microbatch without a masked token must not turn the whole step into NaN, nor skip a rank's backward pass."""
+    model = build(small(z_loss=z_loss))
+    out = model(pack([sequences([20, 3])], row_tokens=30, predict_every=0, spare=spare))
+    assert out.loss.item() == 0.0 and out.loss.dtype == torch.float32 and out.correct.item() == 0
+    out.loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and not parameter.grad.any(), name
+
+
+def test_padded_labels_do_not_count(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+    """The loss is the mean over real labels, however many padded ones keep the shape static."""
+    model = build(small(z_loss=1e-2))
+    losses = [model(pack([sequences([50])], row_tokens=64, spare=spare)).loss.item() for spare in (0, 40)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_z_loss_is_the_mean_squared_log_partition(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+    """A user who turns it on gets the published term, with the weight that was asked for."""
+    batch = pack([sequences([50])], row_tokens=64)
+    plain = build(small())(batch)
+    with_z = build(small(z_loss=0.5))(batch)
+    lse = plain.logits_MV[: batch.num_predicted].logsumexp(-1)
+    assert with_z.loss.item() == pytest.approx(plain.loss.item() + 0.5 * lse.square().mean().item(), rel=1e-5)
+
+
+def test_dropout_acts_in_training_only(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+    """Dropout in evaluation makes validation noise; none in training is another recipe."""
+    model = build(small(attention_out_dropout=0.3))
+    batch = pack([sequences([50])], row_tokens=50)
+    assert torch.equal(model.encode(batch), model.encode(batch))
+    still = model.encode(batch)
+    model.train()
+    assert not torch.equal(model.encode(batch), model.encode(batch))
+    for layer in model.model.layers:
+        layer.attn.out_drop.p = 0.0
+    assert torch.equal(model.encode(batch), still), "something other than the attention's output is dropped"
+
+
+def test_activation_checkpointing_changes_memory_and_not_gradients(
+    small: Make, build: Make, sequences: Make, pack: Make
+) -> None:
+    """Recomputed layers must draw the same dropout; each layer runs twice, and only when gradients are wanted."""
+    batch = pack([sequences([50])], row_tokens=50)
+    grads, calls = [], []
+    for switch in (False, True):
+        model = build(small(attention_out_dropout=0.3, activation_checkpointing=switch)).train()
+        model.model.layers[1].attn.register_forward_pre_hook(lambda *_, switch=switch: calls.append(switch))
+        torch.manual_seed(0)
+        model(batch).loss.backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert calls == [False, True, True]
+    for plain, recomputed in zip(*grads, strict=True):
+        assert torch.equal(plain, recomputed)
+    with torch.no_grad():
+        model(batch)
+    assert calls == [False, True, True, True]
+
+
+def test_bf16_autocast_stays_close_to_fp32(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+    """Mixed precision must choose bf16 for the products, keep the loss in fp32, and change it little."""
+    model = build(small(init_std=0.05, local_attention=128))
+    batch = pack([sequences([700])], row_tokens=700)
+    exact = model(batch).loss
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(batch)
+    assert out.loss.dtype == torch.float32 and out.logits_MV.dtype == torch.bfloat16
+    assert out.loss.item() == pytest.approx(exact.item(), rel=1e-2)
+
+
+def test_a_kernel_that_cannot_serve_stops_the_first_forward_pass(
+    small: Make, build: Make, sequences: Make, pack: Make
+) -> None:
+    """model.attention is honoured or refused, also where nobody asked before."""
+    model = build(small(attention="varlen"))
+    with pytest.raises(ConfigError, match=r"model\.attention=varlen"):
+        model(pack([sequences([5])], row_tokens=5))
+
+
+def test_logits_exist_only_where_something_is_predicted(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+    """Logits of all tokens would be the largest tensor of the step, three times over."""
+    batch: Batch = pack([sequences([50])], row_tokens=64)
+    out = build(small())(batch)
+    assert out.logits_MV.shape == (len(batch.positions_M), 160)
+    moved = replace(batch, positions_M=batch.positions_M.flip(0), labels_M=batch.labels_M.flip(0))
+    assert build(small())(moved).loss.item() == pytest.approx(out.loss.item(), rel=1e-6)
+    assert (batch.labels_M == IGNORED_LABEL).sum() == len(batch.labels_M) - batch.num_predicted
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_layers_equal_eager_ones(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+    """model.compile changes the speed and nothing else: same names, same loss, same gradients, and theta still acts."""
+    config: ModelConfig = small(num_layers=4)
+    batch = pack([sequences([50, 20])], row_tokens=96)
+    eager, compiled = build(config), build(config)
+    compiled.compile_layers()
+    assert list(compiled.state_dict()) == list(eager.state_dict())
+    for theta in (10_000.0, 160_000.0):
+        losses = []
+        for model in (eager, compiled):
+            model.set_global_rope_theta(theta)
+            model.zero_grad()
+            out = model(batch)
+            out.loss.backward()
+            losses.append(out.loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+        for (name, p), (_, q) in zip(eager.named_parameters(), compiled.named_parameters(), strict=True):
+            assert (p.grad - q.grad).norm() <= 1e-5 * p.grad.norm(), name

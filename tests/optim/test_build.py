@@ -1,0 +1,117 @@
+"""From a configuration to an optimizer on the clock. If this breaks, weights decay that should not, or by old rates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from modernbert_train.config.schema import (
+    VARIANTS,
+    AdamWConfig,
+    OptimConfig,
+    PhaseConfig,
+    RunConfig,
+    ScheduleConfig,
+    StableAdamWConfig,
+)
+from modernbert_train.optim import OPTIMIZERS, apply_clock, build_optimizer
+from modernbert_train.optim.groups import decay_groups
+from modernbert_train.optim.stable_adamw import StableAdamW
+
+
+class Encoder(nn.Module):
+    """The kinds of parameters an encoder has: a tied embedding, a norm, matrices, biases and something frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.norm = nn.LayerNorm(4)
+        self.linear = nn.Linear(4, 4)
+        self.frozen = nn.Linear(4, 4, bias=False).requires_grad_(False)
+        self.decoder = nn.Linear(4, 6)
+        self.decoder.weight = self.embedding.weight
+        self.bias = nn.Parameter(torch.zeros(2, 2))
+
+
+def make_run(optim: OptimConfig) -> RunConfig:
+    phase = PhaseConfig(tokens=1000, row_tokens=16, batch_rows=4, microbatch_tokens=64)
+    return RunConfig(
+        optim=optim,
+        phases={
+            "first": replace(phase, schedule=ScheduleConfig(warmup_tokens=100)),
+            "second": replace(phase, lr_ratio=0.5, weight_decay=0.25),
+        },
+    )
+
+
+def test_matrices_and_the_tied_embedding_decay_once_norms_and_biases_do_not() -> None:
+    model = Encoder()
+    decayed, undecayed = decay_groups(model, 0.01)
+    assert decayed["param_names"] == ["embedding.weight", "linear.weight"]
+    assert undecayed["param_names"] == ["bias", "norm.weight", "norm.bias", "linear.bias", "decoder.bias"]
+    assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.01, 0.0)
+    by_name = dict(model.named_parameters())
+    for group in (decayed, undecayed):
+        assert all(param is by_name[name] for name, param in zip(group["param_names"], group["params"], strict=True))
+
+
+def test_an_empty_group_is_left_out() -> None:
+    assert [group["param_names"] for group in decay_groups(nn.Linear(2, 2, bias=False), 0.01)] == [["weight"]]
+
+
+def test_every_optimizer_of_the_schema_can_be_built() -> None:
+    assert set(OPTIMIZERS) == set(VARIANTS["optim"])
+
+
+@pytest.mark.parametrize(
+    ("optim", "kind"),
+    [
+        (StableAdamWConfig(lr=1e-3, weight_decay=0.1, betas=(0.8, 0.95), eps=1e-5), StableAdamW),
+        (AdamWConfig(lr=1e-3, weight_decay=0.1, betas=(0.8, 0.95), eps=1e-5), torch.optim.AdamW),
+    ],
+)
+def test_the_clock_sets_every_group(optim: OptimConfig, kind: type) -> None:
+    config = make_run(optim)
+    optimizer = build_optimizer(config, Encoder())
+    assert type(optimizer) is kind
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-13, 1e-13]
+    for group in optimizer.param_groups:
+        assert tuple(group["betas"]) == (0.8, 0.95) and group["eps"] == 1e-5
+
+    apply_clock(optimizer, config, 500)
+    assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(1e-3, 0.1), (1e-3, 0.0)]
+    apply_clock(optimizer, config, 1500)
+    assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(5e-4, 0.25), (5e-4, 0.0)]
+    if kind is StableAdamW:
+        assert [group["max_lr"] for group in optimizer.param_groups] == [5e-4, 5e-4]
+
+
+def test_a_checkpoint_of_another_phase_does_not_bring_its_rates() -> None:
+    """In the release a restart kept the old max_lr, and decayed at 3/8 of what its YAML said."""
+    config = make_run(StableAdamWConfig(lr=1e-3, weight_decay=0.1))
+    old = build_optimizer(config, Encoder())
+    apply_clock(old, config, 500)
+    new = build_optimizer(config, Encoder())
+    new.load_state_dict(old.state_dict())
+    apply_clock(new, config, 1500)
+    decayed, undecayed = new.param_groups
+    assert (decayed["lr"], decayed["max_lr"], decayed["weight_decay"]) == (5e-4, 5e-4, 0.25)
+    assert (undecayed["lr"], undecayed["max_lr"], undecayed["weight_decay"]) == (5e-4, 5e-4, 0.0)
+
+
+def test_undecayed_weights_are_not_shrunk() -> None:
+    """With zero gradients only the decay moves weights."""
+    config = make_run(StableAdamWConfig(lr=1e-3, weight_decay=0.1))
+    model = Encoder()
+    optimizer = build_optimizer(config, model)
+    apply_clock(optimizer, config, 500)
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    for name, param in model.named_parameters():
+        factor = 0.9 if name in ("embedding.weight", "linear.weight") else 1.0
+        torch.testing.assert_close(param.detach(), before[name] * factor)

@@ -1,0 +1,251 @@
+"""StableAdamW on one device. If this breaks, runs no longer follow the release's optimizer, or resume differently."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import optimi  # type: ignore[import-untyped]
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from modernbert_train.optim.stable_adamw import StableAdamW
+
+SHAPES = [(7, 5), (5,), (3, 4), (1,)]
+LR, MAX_LR, BETAS, EPS, DECAY = 3e-3, 1e-2, (0.9, 0.98), 1e-6, 0.02
+
+
+def make_params(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
+
+
+def make_grads(step: int) -> list[Tensor]:
+    """Gradients of very different sizes, the last near eps; two spike a thousandfold at steps 6 and 13."""
+    generator = torch.Generator().manual_seed(100 + step)
+    grads = [torch.randn(shape, generator=generator) * 100.0**-i for i, shape in enumerate(SHAPES)]
+    if step in (6, 13):
+        grads[0][2, 3] *= 1e3
+        grads[3] *= 1e3
+    return grads
+
+
+def step_with(optimizer: torch.optim.Optimizer, params: list[nn.Parameter], grads: list[Tensor]) -> None:
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad.to(param.dtype, copy=True)
+    optimizer.step()
+
+
+def reference(steps: int, clip: bool = True) -> tuple[list[list[float]], list[float], list[float]]:
+    """Element-by-element StableAdamW in python floats: weights, gradient norms and update norms after each step."""
+    weights = [param.detach().flatten().tolist() for param in make_params()]
+    ms = [[0.0] * len(w) for w in weights]
+    vs = [[0.0] * len(w) for w in weights]
+    grad_norms, update_norms = [], []
+    for t in range(1, steps + 1):
+        grads = [grad.flatten().tolist() for grad in make_grads(t)]
+        b1, b2 = (b * (1 - b ** (t - 1)) / (1 - b**t) for b in BETAS)
+        change_square = 0.0
+        for w, m, v, g in zip(weights, ms, vs, grads, strict=True):
+            for i, g_i in enumerate(g):
+                m[i] = b1 * m[i] + (1 - b1) * g_i
+                v[i] = b2 * v[i] + (1 - b2) * g_i**2
+            rms = math.sqrt(sum(g_i**2 / max(v_i, EPS**2) for g_i, v_i in zip(g, v, strict=True)) / len(g))
+            lr = LR / max(1.0, rms) if clip else LR
+            for i in range(len(w)):
+                old = w[i]
+                w[i] = w[i] * (1 - lr / MAX_LR * DECAY) - lr * m[i] / (math.sqrt(v[i]) + EPS)
+                change_square += (w[i] - old) ** 2
+        grad_norms.append(math.sqrt(sum(g_i**2 for g in grads for g_i in g)))
+        update_norms.append(math.sqrt(change_square))
+    return weights, grad_norms, update_norms
+
+
+def test_fp64_equals_the_equations_written_out() -> None:
+    weights, grad_norms, update_norms = reference(steps=20)
+    params = make_params(torch.float64)
+    optimizer = StableAdamW(params, LR, betas=BETAS, eps=EPS, weight_decay=DECAY, max_lr=MAX_LR)
+    for t in range(1, 21):
+        step_with(optimizer, params, make_grads(t))
+        assert optimizer.last_grad_norm.item() == pytest.approx(grad_norms[t - 1], rel=1e-6)
+        assert optimizer.last_update_norm.item() == pytest.approx(update_norms[t - 1], rel=1e-6)
+    for param, expected in zip(params, weights, strict=True):
+        assert param.flatten().tolist() == pytest.approx(expected, rel=1e-11, abs=1e-13)
+
+
+def test_the_gradients_of_these_tests_are_clipped() -> None:
+    """Otherwise the comparisons here would also pass for plain AdamW."""
+    clipped, plain = (reference(steps=20, clip=clip)[0] for clip in (True, False))
+    assert max(abs(a - b) for a, b in zip(clipped[0], plain[0], strict=True)) > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:You are using weight_decay")
+@pytest.mark.parametrize("decay", [0.0, DECAY])
+def test_equals_optimi(decay: float) -> None:
+    """The release trained with this library; a difference would make its hyperparameters mean something else."""
+    ours, theirs = make_params(), make_params()
+    optimizer = StableAdamW(ours, LR, betas=BETAS, eps=EPS, weight_decay=decay, max_lr=MAX_LR)
+    optimi_optimizer = optimi.StableAdamW(
+        theirs, lr=LR, betas=BETAS, eps=EPS, weight_decay=decay, decouple_lr=True, max_lr=MAX_LR, triton=False
+    )
+    for t in range(1, 21):
+        step_with(optimizer, ours, make_grads(t))
+        step_with(optimi_optimizer, theirs, make_grads(t))
+        for our, their in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(our, their, rtol=1e-6, atol=3e-7)
+
+
+def test_the_gradient_is_left_as_it_was() -> None:
+    """Callbacks look at gradients after the step."""
+    params = make_params()
+    optimizer = StableAdamW(params, LR, weight_decay=DECAY)
+    step_with(optimizer, params, make_grads(6))
+    for param, grad in zip(params, make_grads(6), strict=True):
+        assert param.grad is not None and torch.equal(param.grad, grad)
+
+
+def test_norms_span_all_groups() -> None:
+    """The release's logged norm covered its last group only, norms and biases."""
+    params = make_params()
+    optimizer = StableAdamW([{"params": params[:1], "weight_decay": DECAY}, {"params": params[1:]}], LR)
+    assert math.isnan(optimizer.last_grad_norm.item())
+    before = torch.cat([param.detach().flatten().clone() for param in params])
+    step_with(optimizer, params, make_grads(1))
+    after = torch.cat([param.detach().flatten() for param in params])
+    grad_norm = torch.cat([grad.flatten() for grad in make_grads(1)]).norm()
+    torch.testing.assert_close(optimizer.last_grad_norm, grad_norm)
+    torch.testing.assert_close(optimizer.last_update_norm, (after - before).norm(), rtol=1e-5, atol=0)
+
+
+def test_norms_of_large_tensors_are_exact() -> None:
+    """One fp32 sum over an embedding is off in the fourth digit, and clips a little differently on each world size."""
+    param = nn.Parameter(torch.zeros(16384, 512))
+    param.grad = torch.rand(param.shape, generator=torch.Generator().manual_seed(0)) + 1
+    exact = param.grad.double().norm().item()
+    optimizer = StableAdamW([param], LR)
+    optimizer.step()
+    assert abs(torch._foreach_norm([param.grad])[0].item() / exact - 1) > 1e-5
+    assert optimizer.last_grad_norm.item() == pytest.approx(exact, rel=3e-7)
+
+
+def test_decay_follows_max_lr_of_the_group_not_of_construction() -> None:
+    """Decay at the peak rate is weight_decay, whatever rate the optimizer was built with; here gradients are zero."""
+    param = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = StableAdamW([param], 1e-3, weight_decay=0.01)
+    assert optimizer.param_groups[0]["max_lr"] == 1e-3
+    optimizer.param_groups[0].update(lr=1e-4, max_lr=2e-4)
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+    assert param.tolist() == pytest.approx([1 - 0.5 * 0.01] * 3, rel=1e-12)
+
+
+def test_a_parameter_without_gradient_waits() -> None:
+    """A head that joins late starts with its own first step, and is not decayed before."""
+    params = make_params()
+    optimizer = StableAdamW(params, LR, weight_decay=DECAY, max_lr=MAX_LR)
+    late, late_before = params[1], params[1].detach().clone()
+    for t in (1, 2):
+        for param, grad in zip(params, make_grads(t), strict=True):
+            param.grad = None if param is late else grad
+        optimizer.step()
+    assert torch.equal(late, late_before) and late not in optimizer.state
+    step_with(optimizer, params, make_grads(3))
+    assert optimizer.state[params[0]]["step"] == 3 and optimizer.state[late]["step"] == 1
+    expected = nn.Parameter(late_before)
+    step_with(StableAdamW([expected], LR, weight_decay=DECAY, max_lr=MAX_LR), [expected], [make_grads(3)[1]])
+    torch.testing.assert_close(late, expected)
+
+
+def test_resuming_continues_bitwise() -> None:
+    """From a file that opens without running code."""
+    straight = make_params()
+    optimizer = StableAdamW(straight, LR, betas=BETAS, weight_decay=DECAY, max_lr=MAX_LR)
+    for t in range(1, 4):
+        step_with(optimizer, straight, make_grads(t))
+    resumed = [nn.Parameter(param.detach().clone()) for param in straight]
+    again = StableAdamW(resumed, 1.0)
+    saved = io.BytesIO()
+    torch.save(optimizer.state_dict(), saved)
+    saved.seek(0)
+    again.load_state_dict(torch.load(saved, weights_only=True))
+    for t in range(4, 8):
+        step_with(optimizer, straight, make_grads(t))
+        step_with(again, resumed, make_grads(t))
+    for a, b in zip(straight, resumed, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_closure_runs_once_with_gradients() -> None:
+    """Composer computes the gradients inside the step."""
+    param = nn.Parameter(torch.ones(2))
+    optimizer = StableAdamW([param], LR)
+    calls = []
+
+    def closure() -> Tensor:
+        loss = param.square().sum()
+        loss.backward()
+        calls.append(1)
+        return loss
+
+    loss = optimizer.step(closure)
+    assert loss.item() == 2.0 and calls == [1] and (param < 1).all()
+
+
+def test_a_nan_gradient_is_seen_in_the_norm_and_the_weights() -> None:
+    params = make_params()
+    optimizer = StableAdamW(params, LR)
+    grads = make_grads(1)
+    grads[0][0, 0] = math.nan
+    step_with(optimizer, params, grads)
+    assert optimizer.last_grad_norm.isnan() and params[0].isnan().all() and not params[1].isnan().any()
+
+
+class CountReads(TorchDispatchMode):
+    """Counts reads of a tensor's value by the host, each of which would wait for the device."""
+
+    reads = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.reads += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_never_waits_for_the_device() -> None:
+    params = make_params()
+    optimizer = StableAdamW(params, LR, weight_decay=DECAY)
+    step_with(optimizer, params, make_grads(1))
+    with CountReads() as counter:
+        optimizer.step()
+        assert counter.reads == 0
+        optimizer.last_grad_norm.item()
+        assert counter.reads == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -1.0}, "lr=-1.0"),
+        ({"lr": math.nan}, "lr=nan"),
+        ({"lr": 0.0, "weight_decay": 0.1}, "max_lr=0.0"),
+        ({"lr": 1e-3, "weight_decay": -0.1}, "weight_decay=-0.1"),
+        ({"lr": 1e-3, "betas": (0.9, 1.0)}, r"betas=\(0.9, 1.0\)"),
+        ({"lr": 1e-3, "eps": 0.0}, "eps=0.0"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StableAdamW([nn.Parameter(torch.ones(1))], **settings)  # type: ignore[arg-type]
+
+
+def test_low_precision_weights_are_refused() -> None:
+    """bf16 weights would swallow most updates silently; also when the model was cast after construction."""
+    with pytest.raises(ValueError, match="master weights must be float32"):
+        StableAdamW([nn.Parameter(torch.ones(2, dtype=torch.bfloat16))], LR)
+    layer = nn.Linear(2, 2)
+    optimizer = StableAdamW(layer.parameters(), LR)
+    layer.bfloat16()
+    layer(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+    with pytest.raises(ValueError, match="master weights must be float32"):
+        optimizer.step()

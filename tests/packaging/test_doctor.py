@@ -1,0 +1,98 @@
+"""The doctor speaks when something else is broken, and says nothing private."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modernbert_train import __version__, doctor
+from modernbert_train.doctor import Finding
+
+
+def test_the_report_is_one_block_with_versions_and_machine() -> None:
+    """It is pasted into an issue as it is."""
+    lines = doctor.report().splitlines()
+    assert lines[0] == lines[-1] == "```"
+    assert lines[1].startswith(f"modernbert-train {__version__}")
+    assert all(line.startswith(("ok    ", "warn  ", "      -> ")) for line in lines[2:-1])
+    for subject in (
+        "python 3.",
+        "torch 2.",
+        "mosaicml 0.",
+        "CPU:",
+        "memory:",
+        "GPU",
+        "kernel sdpa: usable",
+        "gloo",
+        "disk",
+    ):
+        assert any(subject in line for line in lines), subject
+
+
+def test_a_broken_group_becomes_a_warning_and_keeps_what_came_before() -> None:
+    def _gpus() -> Iterator[Finding]:
+        yield Finding("GPU 0")
+        raise ImportError("/home/someone/libcudart.so: not found")
+
+    found = doctor.examine(_gpus)
+    assert [str(f) for f in found] == [
+        "ok    GPU 0",
+        "warn  gpus: could not be looked up (ImportError)\n      -> make the environment again: make venv",
+    ]
+
+
+def test_without_torch_it_still_reports() -> None:
+    """The likeliest reason to call it is an install that failed."""
+    code = "import sys; sys.modules['torch'] = None; from modernbert_train import doctor; print(doctor.report())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "warn  processor: could not be looked up (ModuleNotFoundError)" in done.stdout
+    assert "ok    disk here" in done.stdout
+
+
+def test_nothing_private_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keys, paths and host names must not end in a public issue."""
+    monkeypatch.setenv("WANDB_API_KEY", "s3cret-key-value")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    text = doctor.report()
+    assert "s3cret" not in text
+    assert str(tmp_path) not in text
+    assert str(Path(doctor.__file__).parent) not in text
+    assert "switched offline" in text
+
+
+def test_shared_memory_of_a_killed_job_is_found_and_that_of_a_live_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments that a live job has mapped must never be offered for removal."""
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        pytest.skip("no /dev/shm here")
+    segment = folder / "987654_locals"
+    segment.write_bytes(b"0" * 64)
+    try:
+        dead = [str(f) for f in doctor.examine(doctor._shared_memory)]
+        assert any("left by a killed job" in text and "rm " in text and "/dev/shm/987654_*" in text for text in dead)
+        monkeypatch.setattr(doctor, "_mapped_segments", lambda: {p.name for p in folder.iterdir()})
+        assert not any("killed job" in str(f) for f in doctor.examine(doctor._shared_memory))
+    finally:
+        segment.unlink()
+
+
+def test_mapped_segments_are_seen() -> None:
+    from multiprocessing.shared_memory import SharedMemory
+
+    segment = SharedMemory(name="987653_locals", create=True, size=64)
+    try:
+        assert "987653_locals" in doctor._mapped_segments()
+    finally:
+        segment.close()
+        segment.unlink()
+
+
+def test_a_small_limit_on_open_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (256, 4096))
+    found = doctor.examine(doctor._disk)
+    assert str(found[-1]) == "warn  open files: at most 256\n      -> ulimit -n 4096"

@@ -1,0 +1,138 @@
+"""What a stranger installs: the wheel, the pinned list, the image."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modernbert_train import __version__
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def pins() -> dict[str, str]:
+    text = (ROOT / "requirements/pinned.txt").read_text()
+    return {name.lower(): pin for name, pin in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
+
+
+def test_every_pin_has_a_hash_and_no_index_is_named() -> None:
+    """A pin without a hash is not installed at all; an index would bind the list to one place."""
+    lines = (ROOT / "requirements/pinned.txt").read_text().splitlines()
+    heads = [i for i, line in enumerate(lines) if not line.startswith(" ")]
+    for start, end in zip(heads, [*heads[1:], len(lines)], strict=True):
+        assert re.fullmatch(r"[a-z0-9.-]+==\S+ \\", lines[start]), lines[start]
+        assert end > start + 1, f"{lines[start]} has no hash"
+        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in lines[start + 1 : end])
+
+
+def test_torch_is_not_pinned_in_the_list() -> None:
+    """Its build depends on the machine; a pin would bring CUDA to every laptop, or take it from a GPU."""
+    assert not {"torch", "torchvision", "triton"} & set(pins())
+    assert not [name for name in pins() if name.startswith("nvidia")]
+
+
+def test_exact_versions_agree_everywhere(project: dict[str, Any]) -> None:
+    """Else `make venv` and `uv sync` train with different libraries."""
+    declared = list(project["project"]["dependencies"])
+    for extra in project["project"]["optional-dependencies"].values():
+        declared += extra
+    corrected = project["tool"]["uv"]["dependency-metadata"]
+    for package in corrected:
+        declared += [f"{package['name']}=={package['version']}", *package["requires-dist"]]
+    inputs = (ROOT / "requirements/in.txt").read_text() + (ROOT / "requirements/overrides.txt").read_text()
+    declared += [line for line in inputs.splitlines() if "==" in line and "sys_platform" not in line]
+    exact = [re.split(r"==", requirement) for requirement in declared if "==" in requirement]
+    assert {"mosaicml", "mosaicml-streaming", "transformers"} <= {name for name, _ in exact}
+    for name, wanted in exact:
+        assert pins()[name.lower()] == wanted, name
+
+
+def test_everything_declared_is_in_the_list(project: dict[str, Any]) -> None:
+    """The list is installed without looking at requirements, so a new one must be put into it by hand."""
+    needed = list(project["project"]["dependencies"])
+    for extra in project["project"]["optional-dependencies"].values():
+        needed += extra
+    names = {re.match(r"[\w.-]+", requirement)[0].lower() for requirement in needed}  # type: ignore[index]
+    assert names - set(pins()) == {"torch"}
+
+
+def test_requirements_that_uv_is_told_are_the_true_ones_without_the_caps(project: dict[str, Any]) -> None:
+    """What the correction leaves out must be what overrides.txt leaves out, for the releases in use."""
+    never = set(
+        re.findall(r"^([\w-]+) ; sys_platform", (ROOT / "requirements/overrides.txt").read_text(), re.MULTILINE)
+    )
+    from importlib.metadata import requires
+
+    for package in project["tool"]["uv"]["dependency-metadata"]:
+        if version(package["name"]) != package["version"]:
+            pytest.skip(f"{package['name']} {version(package['name'])} is installed, not {package['version']}")
+        true = {re.match(r"[\w-]+", r)[0] for r in requires(package["name"]) or [] if "extra ==" not in r}  # type: ignore[index]
+        told = {re.match(r"[\w-]+", r)[0] for r in package["requires-dist"]}  # type: ignore[index]
+        plain = {name.lower().replace("_", "-") for name in true}
+        assert plain - told == (plain & never) - {"torch"}, package["name"]
+        assert told <= plain
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path, project: dict[str, Any]) -> None:
+    """Types, and the report's style and script, are files that a build forgets silently; tests must not be installed."""
+    if int(version("setuptools").split(".")[0]) < 77:
+        pytest.skip("building offline needs setuptools 77 in this environment")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "LICENSE", "modernbert_train", "tests", "data_prep"):
+        (source / name).symlink_to(ROOT / name)
+    build = f"{sys.executable} -m pip wheel --quiet --no-deps --no-index --no-build-isolation -w {tmp_path} {source}"
+    subprocess.run(build.split(), check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"modernbert_train-{__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(f"modernbert_train-{__version__}.dist-info/METADATA").decode()
+    assert {n.split("/")[0] for n in names} == {"modernbert_train", f"modernbert_train-{__version__}.dist-info"}
+    assert {"modernbert_train/py.typed", "modernbert_train/report/page.css", "modernbert_train/report/page.js"} <= names
+    modules = {str(p.relative_to(ROOT)) for p in (ROOT / "modernbert_train").rglob("*.py")}
+    assert modules <= names
+    assert "License-Expression: Apache-2.0" in metadata
+    assert any(n.endswith("licenses/LICENSE") for n in names)
+
+
+def test_the_image_is_pinned_and_runs_without_root() -> None:
+    """A moving base breaks builds months later; root in a container writes root's files into users' folders."""
+    text = (ROOT / "Dockerfile").read_text()
+    commands = [c.split(maxsplit=1) for c in re.sub(r"\\\n", " ", text).splitlines() if c and not c.startswith("#")]
+    bases = [rest.split()[0] for word, rest in commands if word == "FROM"]
+    assert len(bases) == 1
+    assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*", bases[0])
+    assert [rest for word, rest in commands if word == "USER"][-1] not in ("root", "0")
+    assert not [word for word, _ in commands if word == "ADD"]
+    assert any("requirements/install.sh" in rest for word, rest in commands if word == "RUN")
+    assert "latest" not in text
+    assert not re.search(r"https?://", text)
+    for word, rest in commands:
+        if word == "RUN" and "apt-get install" in rest:
+            assert "--no-install-recommends" in rest
+            assert "rm -rf /var/lib/apt/lists" in rest
+
+
+def test_no_registry_is_written_into_the_files_that_install() -> None:
+    """Users behind mirrors configure pip; a host written here would go around them."""
+    files = ["pyproject.toml", "Makefile", "Dockerfile", ".ci/run"]
+    files += [str(p.relative_to(ROOT)) for p in (ROOT / "requirements").iterdir()]
+    for name in files:
+        text = (ROOT / name).read_text()
+        assert not re.search(r"https?://|file://|--(extra-)?index-url|--find-links", text.replace("--no-emit", "")), (
+            name
+        )
