@@ -74,9 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         return verb
 
     verb = with_run(add("train", _train, "train a run, or go on with it"))
-    verb.add_argument("--fresh", action="store_true", help="start from scratch; what the run's folder holds is put aside")
+    verb.add_argument("--fresh", action="store_true", help="start from scratch; what the folder holds is put aside")
     verb = with_run(add("check", _check, "everything the configuration alone can tell, without torch"))
-    verb.add_argument("--ranks", type=int, default=1, help="processes that would train")
+    verb.add_argument("--ranks", type=_positive, default=1, help="processes that would train")
     with_run(add("eval", _eval, "held-out loss and accuracy of the newest checkpoint, beside the unigram baseline"))
     verb = with_run(add("export", _export, "write the newest checkpoint as a Hugging Face model"))
     verb.add_argument("--out", type=Path, help="folder of the model; default: the run's folder/hf")
@@ -86,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("text", nargs="+", help="text with one [MASK]")
     add("doctor", _doctor, "versions, kernels, memory and disk, as a block for a bug report")
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text}: a whole number above 0 is expected")
+    return int(text)
 
 
 def read_run(arguments: list[str]) -> RunConfig:

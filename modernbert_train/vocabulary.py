@@ -43,13 +43,16 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
     try:
         content = path.read_bytes()
         tokenizer = json.loads(content)
-        vocabulary = dict(tokenizer["model"]["vocab"])
+        listed = tokenizer["model"]["vocab"]
+        if isinstance(listed, list):  # Unigram: [token, score] in the order of the ids
+            listed = {token: i for i, (token, _) in enumerate(listed)}
+        vocabulary = {str(token): int(i) for token, i in listed.items()}
         added = {token["content"]: token for token in tokenizer["added_tokens"]}
     except FileNotFoundError:
         raise DataError(
             f"{path}: no such file. data.tokenizer must name a tokenizer folder, as data_prep/prepare.py makes it."
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not a readable tokenizer ({type(error).__name__}: {error}).") from None
     ids = vocabulary | {content: token["id"] for content, token in added.items()}
     missing = [name for name in ("[CLS]", "[SEP]", "[PAD]", "[MASK]") if name not in ids]

@@ -32,7 +32,7 @@ find_python() {
 # gigabytes of CUDA libraries for nothing; uv knows where the CPU builds are.
 wants_cpu_torch() {
     ! nvidia-smi >/dev/null 2>&1 && [ -z "${NVIDIA_VISIBLE_DEVICES:-}" ] &&
-        ! "$python" -m pip config list | grep -Eq '(find.links|index.url)'
+        ! "$python" -m pip config list | grep -E '(find.links|index.url)' >/dev/null
 }
 
 install_torch() {

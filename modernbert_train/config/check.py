@@ -78,10 +78,11 @@ def ranges(config: RunConfig, num_ranks: int) -> Iterator[str]:
         "data.num_workers": data.num_workers,
         "optim.weight_decay": optim.weight_decay,
         "model.z_loss": model.z_loss,
-        "seed": config.seed,
     }.items():
         if value < 0:
             yield f"{key}={value}: must not be negative."
+    if not 0 <= config.seed < 1 << 31:
+        yield f"seed={config.seed}: must be at least 0 and below 2,147,483,648, which Composer asks for."
     for key, value, top in (
         ("objective.mask_rate", objective.mask_rate, 1.0),
         ("objective.eval_mask_rate", objective.eval_mask_rate, 1.0),
@@ -128,7 +129,7 @@ def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 def phases_present(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if not config.phases:
-        yield "phases: empty, so there is nothing to train. Add one, for example phases.stable with tokens and lr_ratio."
+        yield "phases: empty, so there is nothing to train. Add one; yamls/quickstart.yaml shows three."
 
 
 def phase_numbers(config: RunConfig, num_ranks: int) -> Iterator[str]:
@@ -145,7 +146,7 @@ def phase_numbers(config: RunConfig, num_ranks: int) -> Iterator[str]:
             if value <= 0:
                 yield f"{here}.{key}={value}: must be above 0."
         if phase.row_tokens < 8:
-            yield f"{here}.row_tokens={phase.row_tokens}: a row needs room for text between [CLS] and [SEP]; at least 8."
+            yield f"{here}.row_tokens={phase.row_tokens}: at least 8, for text between [CLS] and [SEP]."
         if phase.weight_decay is not None and phase.weight_decay < 0:
             yield f"{here}.weight_decay={phase.weight_decay}: must not be negative."
         if phase.mask_rate is not None and not 0 < phase.mask_rate <= 1:
@@ -209,7 +210,7 @@ def _divisible(here: str, phase: PhaseConfig, warmup: BatchWarmupConfig | None, 
 def validation_rows(config: RunConfig, num_ranks: int) -> Iterator[str]:
     rows = config.eval.row_tokens
     if rows is not None and rows < 8:
-        yield f"eval.row_tokens={rows}: a row needs room for text between [CLS] and [SEP]; at least 8."
+        yield f"eval.row_tokens={rows}: at least 8, for text between [CLS] and [SEP]."
     if config.eval.interval_tokens is not None and config.data.validation is None:
         yield "eval.interval_tokens is set but data.validation is not. Name the held-out shards or remove the interval."
 

@@ -8,9 +8,9 @@ from modernbert_train.config.schema import PhaseConfig, RunConfig
 
 def describe(config: RunConfig) -> str:
     """The run's phases, batch sizes, learning rates and expected steps, one phase a line."""
-    rows = [("phase", "tokens", "row", "batch rows", "steps", "peak lr", "decay", "global theta")]
-    rows += [_row(config, name, phase) for name, phase in config.phases.items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    head = ("phase", "tokens", "row", "batch rows", "steps", "peak lr", "decay", "global theta")
+    rows = [head, *(_row(config, name, phase) for name, phase in config.phases.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([f"{config.name}: good. {config.total_tokens:,} tokens into {config.folder}", *lines])
 

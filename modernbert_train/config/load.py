@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from modernbert_train.errors import ConfigError
 T = TypeVar("T")
 Leaves = dict[tuple[str, ...], Any]
 Origins = dict[tuple[str, ...], str]
+Place = Callable[[yaml.Node], str]
 
 
 def load_run(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
@@ -45,7 +47,8 @@ def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence
         An instance of `schema` with every interpolation resolved.
 
     Raises:
-        ConfigError: lists every unknown key, bad value and missing value with its file, line and remedy.
+        ConfigError: lists every unknown key and bad value with its file, line and remedy; every missing value when
+            nothing else is wrong, since a misspelt key is missing too.
     """
     errors: list[str] = []
     tree: dict[str, Any] = {}
@@ -54,11 +57,9 @@ def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence
         _merge(tree, _read_yaml(Path(file), origins, errors))
     for override in overrides:
         _merge(tree, _read_override(override, origins, errors))
-    if errors:
-        raise _all(errors)
     config = _build(schema, tree, origins, errors)
     if errors:
-        raise _all(errors)
+        raise ConfigError("\n".join(errors))
     return typing.cast(T, OmegaConf.to_object(config))
 
 
@@ -73,10 +74,6 @@ def differences(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
     flat = [{".".join(path): value for path, value in _leaves(typing.cast(dict[str, Any], tree))} for tree in trees]
     keys = [*flat[0], *(key for key in flat[1] if key not in flat[0])]
     return [(key, flat[0].get(key), flat[1].get(key)) for key in keys if flat[0].get(key) != flat[1].get(key)]
-
-
-def _all(errors: list[str]) -> ConfigError:
-    return ConfigError("\n".join(errors))
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -117,51 +114,64 @@ def _read_yaml(file: Path, origins: Origins, errors: list[str]) -> dict[str, Any
     if not isinstance(node, yaml.MappingNode):
         errors.append(f"{file}: holds no keys. Expected `key: value` lines.")
         return {}
-    return _construct(node, str(file), (), origins, errors)
-
-
-def _construct(
-    node: yaml.MappingNode, where: str, path: tuple[str, ...], origins: Origins, errors: list[str]
-) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        key = str(key_node.value)
-        here = (*path, key)
-        line = f"{where}:{key_node.start_mark.line + 1}"
-        if key in found:
-            errors.append(f"{'.'.join(here)} ({line}): given twice. Remove one of the two.")
-        origins[here] = line
-        if isinstance(value_node, yaml.MappingNode):
-            found[key] = _construct(value_node, where, here, origins, errors)
-        else:
-            scalar = value_node.value if isinstance(value_node, yaml.ScalarNode) else ""
-            if isinstance(scalar, str) and _looks_octal(scalar, value_node):
-                errors.append(f"{'.'.join(here)}={scalar} ({line}): a leading zero means octal. Write it without.")
-            constructor = _Loader("")
-            found[key] = constructor.construct_object(value_node, deep=True)
-    return found
-
-
-def _looks_octal(scalar: str, node: yaml.Node) -> bool:
-    return node.tag == "tag:yaml.org,2002:int" and len(scalar) > 1 and scalar[0] == "0" and scalar.isdigit()
+    try:
+        return _construct(node, lambda node: f"{file}:{node.start_mark.line + 1}", (), origins, errors)
+    except RecursionError:
+        errors.append(f"{file}: an alias contains itself. Write out what it stands for.")
+        return {}
 
 
 def _read_override(override: str, origins: Origins, errors: list[str]) -> dict[str, Any]:
     key, equals, text = override.partition("=")
-    path = tuple(key.split("."))
+    path = key.split(".")
     if not equals or not all(path):
         errors.append(f"{override!r}: not an override. Write section.key=value, for example optim.lr=1e-3.")
         return {}
     try:
-        value = yaml.load(text, Loader=_Loader) if text else None
+        node = yaml.compose(text, Loader=_Loader) or yaml.ScalarNode("tag:yaml.org,2002:null", "")
     except yaml.YAMLError as error:
         errors.append(f"{override!r}: the value is not valid YAML. {' '.join(str(error).split())}")
         return {}
-    for depth in range(1, len(path) + 1):
-        origins[path[:depth]] = "command line"
     for part in reversed(path):
-        value = {part: value}
-    return typing.cast(dict[str, Any], value)
+        node = yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", part), node)])
+    assert isinstance(node, yaml.MappingNode)
+    return _construct(node, lambda node: "command line", (), origins, errors)
+
+
+def _construct(
+    node: yaml.MappingNode, place: Place, path: tuple[str, ...], origins: Origins, errors: list[str]
+) -> dict[str, Any]:
+    """A mapping as plain values; what is no plain value is reported and left out."""
+    found: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = place(key_node)
+        if not isinstance(key_node, yaml.ScalarNode):
+            errors.append(f"{line}: a list or a section stands where a key belongs. Write `key: value`.")
+            continue
+        key = str(key_node.value)
+        here = (*path, key)
+        dotted = ".".join(here)
+        if key in found:
+            errors.append(f"{dotted} ({line}): given twice. Remove one of the two.")
+        origins[here] = line
+        if isinstance(value_node, yaml.MappingNode):
+            found[key] = _construct(value_node, place, here, origins, errors)
+            continue
+        for scalar in _octals(value_node):
+            errors.append(f"{dotted}={scalar} ({line}): a leading zero means octal. Write it without.")
+        try:
+            found[key] = _Loader("").construct_object(value_node, deep=True)
+        except (yaml.YAMLError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            errors.append(f"{dotted} ({line}): not a plain value ({reason}). Quote it if it is text.")
+    return found
+
+
+def _octals(node: yaml.Node) -> list[str]:
+    if isinstance(node, yaml.SequenceNode):
+        return [scalar for item in node.value for scalar in _octals(item) if item is not node]
+    is_octal = node.tag == "tag:yaml.org,2002:int" and re.fullmatch(r"[-+]?0[0-9_]+", str(node.value))
+    return [node.value] if is_octal else []
 
 
 def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
@@ -224,7 +234,7 @@ def _fill(config: Any, schema: type, tree: Any, path: tuple[str, ...], origins: 
                     continue
                 config[key][name] = OmegaConf.structured(inner)
                 _set_editable(config[key][name])
-                _fill_section(config[key], name, typing.cast(type, inner), entry, (*here, name), origins, errors)
+                _fill_section(config[key], name, inner, entry, (*here, name), origins, errors)
         elif dataclasses.is_dataclass(hint):
             if value is None and hint is not hints[key]:
                 config[key] = None
@@ -258,7 +268,7 @@ def _variant(
     if table is None:
         return base
     name = value.get("name", config[key].get("name")) if isinstance(value, Mapping) else None
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         near = _nearest(str(name), list(table))
         errors.append(_bad((*path, key, "name"), name, "one of " + ", ".join(table), origins) + near)
         return None
@@ -268,8 +278,8 @@ def _variant(
 def _set_leaf(
     config: Any, key: str, value: Any, hint: Any, here: tuple[str, ...], origins: Origins, errors: list[str]
 ) -> None:
-    interpolated = isinstance(value, str) and "${" in value
-    if interpolated and ":" in value:
+    interpolations = [text for text in _texts(value) if "${" in text]
+    if any(":" in text for text in interpolations):
         # a resolver such as oc.env would copy secrets of the environment into the saved configuration
         errors.append(_bad(here, value, "a value, or another key as ${section.key}; resolvers are not run", origins))
         return
@@ -279,8 +289,7 @@ def _set_leaf(
         value = float(value)
     elif typing.get_origin(hint) is tuple and isinstance(value, list):
         value = tuple(float(item) if isinstance(item, int) else item for item in value)
-    kinds = {str: str, bool: bool, int: int, float: float}
-    wrong_kind = hint in kinds and value is not None and type(value) is not kinds[hint] and not interpolated
+    wrong_kind = value is not None and not interpolations and not _fits(value, hint)
     try:
         if wrong_kind:
             raise ValueError(value)
@@ -291,18 +300,32 @@ def _set_leaf(
         errors.append(_bad(here, value, _describe(hint), origins) + near)
 
 
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the very type asked for, which OmegaConf would otherwise convert to; numbers are finite."""
+    if typing.get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(item, typing.get_args(hint)[0]) for item in value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    return hint not in (str, bool, int, float) or type(value) is hint
+
+
 def _unknown(here: tuple[str, ...], names: list[str], origins: Origins) -> str:
-    near = _nearest(here[-1], names, ".".join(here[:-1]))
-    return f"{_where(here, origins)}: unknown key.{near or ' Known here: ' + ', '.join(names) + '.'}"
+    near = _nearest(here[-1], names, ".".join(here[:-1])) or f" Known here: {', '.join(names)}."
+    return f"{'.'.join(here)} ({_origin(here, origins)}): unknown key.{near}"
 
 
 def _bad(here: tuple[str, ...], value: Any, wanted: str, origins: Origins) -> str:
-    key, _, place = _where(here, origins).partition(" ")
-    return f"{key}={value!r} {place}: expected {wanted}.".replace("  ", " ")
+    return f"{'.'.join(here)}={value!r} ({_origin(here, origins)}): expected {wanted}."
 
 
-def _where(here: tuple[str, ...], origins: Origins) -> str:
-    return f"{'.'.join(here)} ({origins.get(here) or origins.get(here[:-1], 'default')})"
+def _origin(here: tuple[str, ...], origins: Origins) -> str:
+    return origins.get(here) or origins.get(here[:-1], "default")
 
 
 def _nearest(word: str, names: list[str], prefix: str = "") -> str:

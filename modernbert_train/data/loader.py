@@ -21,6 +21,7 @@ from modernbert_train.batch import IGNORED_LABEL, Batch, Masked
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.packing import SPECIAL_TOKENS, Piece
 from modernbert_train.data.planner import BatchPlan, BatchPlanner, Row
+from modernbert_train.errors import DataError
 from modernbert_train.keyed import Keys, derive, derive_each
 from modernbert_train.vocabulary import Vocabulary
 
@@ -169,6 +170,8 @@ class PackedLoader:
             generator=torch.Generator(),  # its own, so that starting to iterate draws nothing from the global one
         )
         for batch in loader:
+            if isinstance(batch, DataError):
+                raise batch
             self._taken = self._planned.popleft()
             yield batch
 
@@ -197,12 +200,18 @@ class _Plans:
         return self._loader.plans()
 
 
-class _RankRows(Dataset[StepBatch]):
-    """Turns a plan into microbatches; what runs in the workers."""
+class _RankRows(Dataset[StepBatch | DataError]):
+    """Turns a plan into microbatches; what runs in the workers.
+
+    Bad data is returned, not raised: torch would wrap the message for the user into a worker's traceback.
+    """
 
     def __init__(self, maker: MicrobatchMaker) -> None:
         self._maker = maker
 
-    def __getitem__(self, item: tuple[tuple[Row, ...], BatchPlan]) -> StepBatch:
+    def __getitem__(self, item: tuple[tuple[Row, ...], BatchPlan]) -> StepBatch | DataError:
         rows, plan = item
-        return StepBatch(tuple(self._maker.microbatches(rows, plan)), plan)
+        try:
+            return StepBatch(tuple(self._maker.microbatches(rows, plan)), plan)
+        except DataError as error:
+            return error

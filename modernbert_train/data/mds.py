@@ -79,13 +79,16 @@ class TokenShards:
     def _read_index(self) -> list[dict[str, Any]]:
         path = self.folder / "index.json"
         try:
-            shards = json.loads(path.read_text(encoding="utf-8"))["shards"]
+            shards = list(json.loads(path.read_text(encoding="utf-8"))["shards"])
             for shard in shards:
                 for info in (shard["raw_data"], shard["zip_data"]):
                     if info is not None and Path(info["basename"]).name != info["basename"]:
                         raise DataError(f"{path}: names a file outside its folder: {info['basename']!r}. {REMEDY}")
                 if shard["format"] != "mds" or self._column not in shard["column_names"]:
                     raise DataError(f"{path}: no MDS column {self._column!r} in {shard['column_names']}. {REMEDY}")
+                stored = shard["zip_data"] or shard["raw_data"]
+                if int(shard["samples"]) < 0 or int(stored["bytes"]) < 0 or not dict(stored["hashes"]):
+                    raise DataError(f"{path}: {stored['basename']} has no size or no hash to be checked by. {REMEDY}")
                 if any(encoding == "pkl" for encoding in shard["column_encodings"]):
                     raise DataError(f"{path}: a column is pickled, and unpickling runs code. {REMEDY}")
         except FileNotFoundError:
@@ -100,7 +103,7 @@ class TokenShards:
         path = self.folder / "lengths.npy"
         try:
             lengths = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise DataError(
                 f"{path}: cannot be read ({error}); packing needs each document's length. {REMEDY}"
             ) from None
@@ -127,18 +130,22 @@ class TokenShards:
             raise self._broken(shard, f"cannot be read ({error.strerror})") from None
         if len(data) != stored["bytes"]:
             raise self._broken(shard, f"has {len(data)} bytes, index.json says {stored['bytes']}")
-        if not stored["hashes"]:
-            raise self._broken(shard, "index.json records no hash, so damage could not be seen")
         algorithm, expected = next(iter(stored["hashes"].items()))
-        if (found := get_hash(algorithm, data)) != expected:
-            raise self._broken(shard, f"is damaged: its {algorithm} is {found}, index.json says {expected}")
-        if info["zip_data"]:
-            data = decompress(info["compression"], data)
-        count = int(np.frombuffer(data, np.uint32, 1)[0])
-        if count != info["samples"]:
-            raise self._broken(shard, f"holds {count} documents, index.json says {info['samples']}")
-        offsets = np.frombuffer(data, np.uint32, count + 1, offset=4)
-        opened = (data, offsets, reader_from_json(str(self.folder), None, dict(info)))
+        try:
+            found = get_hash(algorithm, data)
+            if found != expected:
+                raise self._broken(shard, f"is damaged: its {algorithm} is {found}, index.json says {expected}")
+            if info["zip_data"]:
+                data = decompress(info["compression"], data)
+            count = int(np.frombuffer(data, np.uint32, 1)[0])
+            if count != info["samples"]:
+                raise self._broken(shard, f"holds {count} documents, index.json says {info['samples']}")
+            offsets = np.frombuffer(data, np.uint32, count + 1, offset=4)
+            opened = (data, offsets, reader_from_json(str(self.folder), None, dict(info)))
+        except DataError:
+            raise
+        except Exception as error:  # an index that does not tell the truth about the shard
+            raise self._broken(shard, f"cannot be opened as index.json says ({error})") from None
         self._open[shard] = opened
         if len(self._open) > self._max_open:
             self._open.popitem(last=False)

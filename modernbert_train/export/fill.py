@@ -22,7 +22,9 @@ def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
     """
     import torch
     from transformers import AutoModelForMaskedLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     if not (Path(model_folder) / "config.json").is_file():
         raise DataError(f"{model_folder}: holds no exported model. Write one with `python -m modernbert_train export`.")
     tokenizer = AutoTokenizer.from_pretrained(model_folder)

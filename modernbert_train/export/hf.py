@@ -82,7 +82,8 @@ def export(
     """Write a folder that transformers' AutoModelForMaskedLM, AutoModel and AutoTokenizer load.
 
     Args:
-        model_state: whole tensors under the model's own names; written in fp32, without the tied decoder.weight.
+        model_state: whole tensors under the model's own names; written in fp32, without the tied decoder.weight, which
+            may be left out here too.
         config: the architecture of these weights.
         global_rope_theta: RoPE base of global layers in the phase that the weights come from.
         max_tokens: longest sequence the weights were trained on; becomes the tokenizer's and the model's limit.
@@ -100,6 +101,8 @@ def export(
         if not (math.isfinite(theta) and theta > 0):
             raise ConfigError(f"{key}={theta}: not exported, the model would give NaN. Set a positive RoPE base.")
     weights = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in model_state.items()}
+    if EMBEDDING in weights:
+        weights.setdefault(DECODER, weights[EMBEDDING])
     _check_weights(weights, config, lambda what: ConfigError(f"the model's weights: {what}. Nothing was exported."))
     del weights[DECODER]
     vocabulary = read_vocabulary(tokenizer_folder)

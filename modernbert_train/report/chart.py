@@ -17,7 +17,6 @@ from modernbert_train.report.text import tokens_text
 
 UNITS = 10_000  # side of the square that curves are drawn in
 LABEL_ROW = 15  # height of one row of phase labels above the plot, in px
-FINE_DIGITS = [1 + i / 10 for i in range(90)]  # for a log axis of less than an octave
 NARROW = 300  # plot width on a phone in px: phase labels must not touch even there
 
 
@@ -256,8 +255,10 @@ def _round_step(rough: float) -> float:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten in a range of exponents; with digits between them when they would be few."""
+    """Round values in a range of exponents: powers of ten, digits between them when few, even steps when very few."""
+    if high - low < 0.3:
+        step = _round_step((10.0**high - 10.0**low) / 5)
+        return [i * step for i in range(math.ceil(10.0**low / step), int(10.0**high / step) + 1)]
     decades = range(math.floor(low), math.ceil(high) + 1)
-    span = high - low
-    digits = (1,) if span > 3 else (1, 2, 5) if span > 1.2 else (1, 1.5, 2, 3, 4, 6, 8) if span > 0.3 else FINE_DIGITS
+    digits = (1,) if high - low > 3 else (1, 2, 5) if high - low > 1.2 else (1, 1.5, 2, 3, 4, 6, 8)
     return [d * 10.0**e for e in decades for d in digits if low <= math.log10(d * 10.0**e) <= high]

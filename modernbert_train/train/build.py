@@ -7,6 +7,7 @@ optimizer <- clock <- callbacks --------+
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -49,6 +50,8 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         RunError: anything that the user has to mend; StoppedEarly when a signal ended the run after a checkpoint.
     """
     device = choose_device(config)
+    if device.type == "cpu":
+        keep_freed_memory()
     with joined(device, config.distributed.timeout_seconds):
         check(config, dist.get_world_size())
         folder = RunFolder(config)
@@ -118,6 +121,19 @@ def _train(config: RunConfig, folder: RunFolder, device: torch.device) -> None:
             f"{folder.path}: stopped at {trainer.state.timestamp.token.value:,} of {config.total_tokens:,} tokens, "
             "checkpoint written. The same command goes on from here."
         )
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc to keep freed memory for the next allocation instead of giving each large tensor back to the system.
+
+    Every operation of a CPU step allocates its result, and fresh pages cost a fault each: 8 % of the quickstart's step
+    (2 cores, medians of 3). Has no effect with another C library.
+    """
+    mmap_max, trim_threshold = -4, -1  # the names' numbers in malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, 2**31 - 1)
 
 
 def choose_device(config: RunConfig) -> torch.device:

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from modernbert_train.config.schema import RunConfig
 
-_SMOOTHING = 0.98  # of the loss shown; the record in metrics.jsonl is exact
+_SMOOTHING = 0.9  # of the loss shown; the record in metrics.jsonl is exact
 
 
 class Progress:

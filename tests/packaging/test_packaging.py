@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,10 @@ def project() -> dict[str, Any]:
 def pins() -> dict[str, str]:
     text = (ROOT / "requirements/pinned.txt").read_text()
     return {name.lower(): pin for name, pin in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")
 
 
 def test_every_pin_has_a_hash_and_no_index_is_named() -> None:
@@ -65,29 +69,25 @@ def test_everything_declared_is_in_the_list(project: dict[str, Any]) -> None:
     needed = list(project["project"]["dependencies"])
     for extra in project["project"]["optional-dependencies"].values():
         needed += extra
-    names = {re.match(r"[\w.-]+", requirement)[0].lower() for requirement in needed}  # type: ignore[index]
+    names = {name_of(requirement) for requirement in needed}
     assert names - set(pins()) == {"torch"}
 
 
 def test_requirements_that_uv_is_told_are_the_true_ones_without_the_caps(project: dict[str, Any]) -> None:
     """What the correction leaves out must be what overrides.txt leaves out, for the releases in use."""
-    never = set(
-        re.findall(r"^([\w-]+) ; sys_platform", (ROOT / "requirements/overrides.txt").read_text(), re.MULTILINE)
-    )
-    from importlib.metadata import requires
-
+    overrides = (ROOT / "requirements/overrides.txt").read_text()
+    never = set(re.findall(r"^([\w-]+) ; sys_platform", overrides, re.MULTILINE))
     for package in project["tool"]["uv"]["dependency-metadata"]:
         if version(package["name"]) != package["version"]:
             pytest.skip(f"{package['name']} {version(package['name'])} is installed, not {package['version']}")
-        true = {re.match(r"[\w-]+", r)[0] for r in requires(package["name"]) or [] if "extra ==" not in r}  # type: ignore[index]
-        told = {re.match(r"[\w-]+", r)[0] for r in package["requires-dist"]}  # type: ignore[index]
-        plain = {name.lower().replace("_", "-") for name in true}
-        assert plain - told == (plain & never) - {"torch"}, package["name"]
-        assert told <= plain
+        true = {name_of(r) for r in requires(package["name"]) or [] if "extra ==" not in r}
+        told = {name_of(r) for r in package["requires-dist"]}
+        assert true - told == (true & never) - {"torch"}, package["name"]
+        assert told <= true
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path, project: dict[str, Any]) -> None:
-    """Types, and the report's style and script, are files that a build forgets silently; tests must not be installed."""
+    """A build forgets py.typed, styles and scripts silently; tests must not be installed."""
     if int(version("setuptools").split(".")[0]) < 77:
         pytest.skip("building offline needs setuptools 77 in this environment")
     source = tmp_path / "source"

@@ -233,6 +233,7 @@ def test_axes_hold_all_values_and_round_ticks() -> None:
     assert logarithmic.ticks == pytest.approx([0.01, 0.1, 1, 10, 100])
     assert logarithmic.position(1.0) == pytest.approx(0.5)
     assert logarithmic.position(0.0) is None
+    assert scale([7.0, 9.0], log=True).ticks == pytest.approx([7, 7.5, 8, 8.5, 9])
 
 
 def test_a_chart_of_nothing_but_gaps_is_a_sentence() -> None:

@@ -1,0 +1,112 @@
+"""`make quickstart`: from Python's own standard library to a small pretrained ModernBERT, by the commands a user has.
+
+Every step is one of the documented commands, printed before it runs, so that what happened here can be done again by
+hand on other text. Each step leaves finished work alone and goes on with unfinished work, so running this again after
+Ctrl-C or a crash goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from modernbert_train.__main__ import read_run  # noqa: E402
+from modernbert_train.config.schema import RunConfig  # noqa: E402
+from modernbert_train.errors import RunError, StoppedEarly  # noqa: E402
+
+DATA, RUN = "yamls/data/quickstart.yaml", "yamls/quickstart.yaml"
+TEXTS = (
+    "import numpy as [MASK]",
+    "    def __init__([MASK], name):",
+    "The default value is [MASK].",
+)
+
+
+def main(overrides: list[str] | None = None) -> int:
+    """Run every step; overrides (a.b=c) go to the run's configuration. Returns the exit code of a failed step, or 0."""
+    overrides = sys.argv[1:] if overrides is None else overrides
+    try:
+        config = read_run([str(ROOT / RUN), *overrides])
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    run = ["-m", "modernbert_train"]
+    model = f"{config.folder}/hf"
+    started = time.monotonic()
+    for command in (
+        ["data_prep/prepare.py", DATA],
+        [*run, "train", RUN, *overrides],
+        [*run, "eval", RUN, *overrides],
+        [*run, "export", RUN, *overrides],
+        [*run, "report", RUN, *overrides],
+        [*run, "fill", model, *TEXTS],
+    ):
+        print(f"\n$ python {shlex.join(command)}", flush=True)
+        code = _call([sys.executable, *command])
+        if code == StoppedEarly.exit_code:
+            print("stopped; `make quickstart` goes on from the checkpoint.")
+        if code != 0:
+            return code
+    print(_summary(config, model, time.monotonic() - started))
+    return 0
+
+
+def _call(command: list[str]) -> int:
+    """Run a step and wait for it; it gets Ctrl-C from the terminal and SIGTERM from here, and decides how to end."""
+    process = subprocess.Popen(command, cwd=ROOT)
+    handlers = {
+        signal.SIGINT: lambda number, frame: None,
+        signal.SIGTERM: lambda number, frame: process.send_signal(number),
+    }
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        return process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _summary(config: RunConfig, model: str, seconds: float) -> str:
+    folder = ROOT / config.folder
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    steps = [entry for entry in entries if entry["kind"] == "step"]
+    validation = [entry for entry in entries if entry["kind"] == "validation"][-1]
+    rows: list[tuple[str, Any]] = [
+        ("tokens trained on", f"{steps[-1]['tokens']:,} in {steps[-1]['step']} steps"),
+        ("training loss", f"{steps[0]['loss']:.2f} -> {statistics.mean(s['loss'] for s in steps[-20:]):.2f} (30 % masked)"),
+        ("held-out loss", f"{validation['loss']:.2f}, unigram {validation['unigram_loss']:.2f} (15 % masked, nats)"),
+        ("better by", f"{validation['unigram_loss'] - validation['loss']:.2f} nats"),
+        ("held-out accuracy", f"{validation['accuracy']:.1%}, unigram {validation['unigram_accuracy']:.1%}"),
+        ("speed", f"{statistics.median(step['tokens_per_second'] for step in steps):,.0f} tokens/s"),
+        ("this call took", f"{seconds / 60:.1f} minutes"),
+        ("model", f"{model}  (AutoModelForMaskedLM.from_pretrained)"),
+        ("report", f"{config.folder}/report.html"),
+        ("metrics", f"{config.folder}/metrics.jsonl"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    table = "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)
+    return f"""
+Done.
+{table}
+
+Next:
+  open {config.folder}/report.html in a browser
+  .venv/bin/python -m modernbert_train fill {model} "for key, value in data.[MASK]():"
+  .venv/bin/python -m modernbert_train train {RUN} name=faster optim.lr=4e-3
+  .venv/bin/python data_prep/prepare.py yamls/data/own_text.yaml     # your own text; edit the paths first
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
