@@ -14,7 +14,7 @@ from modernbert_train import __version__
 from modernbert_train.config.check import check
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.errors import RunError
+from modernbert_train.errors import RunError, StoppedEarly
 
 EPILOG = """\
 RUN is one or more YAML files, merged left to right, or the folder of a run. Overrides are section.key=value.
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         options.call(options)
     except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error if isinstance(error, StoppedEarly) else f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 

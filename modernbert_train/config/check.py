@@ -218,8 +218,11 @@ def validation_rows(config: RunConfig, num_ranks: int) -> Iterator[str]:
 def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if config.device == "cpu" and config.precision == "bf16":
         yield "precision=bf16 with device=cpu: Composer trains in fp32 on CPUs. Set precision=auto or fp32."
-    if config.device == "cpu" and config.model.attention == "varlen":
-        yield "model.attention=varlen with device=cpu: that kernel needs a GPU. Set model.attention=auto or sdpa."
+    if config.device == "cpu" and config.model.attention in ("varlen", "flash"):
+        yield (
+            f"model.attention={config.model.attention} with device=cpu: that kernel needs a GPU. Set model.attention="
+            "auto or sdpa."
+        )
 
 
 RULES: tuple[Rule, ...] = (

@@ -44,7 +44,7 @@ class ModelConfig:
     init_std: float = 0.02  # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
     init_cutoff: float = 2.0  # truncation, in standard deviations
     z_loss: float = 0.0  # weight of the squared log-partition added to the loss; the release used none
-    attention: Literal["auto", "sdpa", "varlen"] = "auto"  # kernel; auto chooses and says so
+    attention: Literal["auto", "sdpa", "varlen", "flash"] = "auto"  # kernel; auto chooses and says so
     compile: bool = False  # torch.compile the layers
     activation_checkpointing: bool = False  # recompute each layer in the backward pass
 

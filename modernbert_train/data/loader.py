@@ -7,6 +7,7 @@ and the number of workers cannot change a batch.
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -167,6 +168,7 @@ class PackedLoader:
             prefetch_factor=self._prefetch_batches if self._num_workers else None,
             timeout=WORKER_TIMEOUT_SECONDS if self._num_workers else 0,
             pin_memory=torch.cuda.is_available(),
+            worker_init_fn=_leave_signals_to_the_run,
             generator=torch.Generator(),  # its own, so that starting to iterate draws nothing from the global one
         )
         for batch in loader:
@@ -188,6 +190,12 @@ class PackedLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Start the next iteration there. The number of ranks and workers may have changed."""
         self._taken = state
+
+
+def _leave_signals_to_the_run(worker: int) -> None:
+    """A signal to the whole group must not take a worker away while the run finishes its step."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class _Plans:

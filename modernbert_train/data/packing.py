@@ -121,13 +121,9 @@ class GreedyPacker:
         self.ready.append(tuple(self._rows.pop(serial)))
         self._num_closed += 1
 
-    def with_row_tokens(self, row_tokens: int) -> GreedyPacker:
-        """A packer for another row length that goes on with everything this one has not given out."""
-        other = GreedyPacker(row_tokens, self._max_open, self._max_age)
-        for row in [*self.ready, *self._rows.values()]:
-            for piece in row:
-                other.add(piece.epoch, piece.document, piece.length, piece.start)
-        return other
+    def num_waiting_tokens(self) -> int:
+        """Tokens placed and not given out, special tokens not included."""
+        return sum(piece.length for row in [*self.ready, *self._rows.values()] for piece in row)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next rows depend on, as JSON."""

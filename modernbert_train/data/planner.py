@@ -1,9 +1,12 @@
 """Decides, from document lengths alone, what every global batch is made of.
 
-This is what makes a run exact. The planner sees no ranks, no workers and no tokens: it walks the shuffled documents,
-packs their lengths into rows, and cuts the stream of rows into global batches by the clock. Every rank runs the same
-planner (a few hundred million tokens a second) and reads only its own rows of each batch, so the sequence of batches
-is the same for any number of ranks and workers, and the tokens of a batch are known everywhere without asking.
+This is what makes a run exact. The planner sees no ranks, no workers and no tokens: it walks the shuffled pieces of
+documents, packs their lengths into rows, and cuts the stream of rows into global batches by the clock. Every rank runs
+the same planner (more than 100 million tokens a second) and reads only its own rows of each batch, so the sequence of
+batches is the same for any number of ranks and workers, and the tokens of a batch are known everywhere without asking.
+
+A phase with another row length begins a new epoch, because its pieces are cut anew; what the epoch before had left is
+counted in `left_out`. Within a row length epochs follow each other without a seam.
 """
 
 from __future__ import annotations
@@ -12,15 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.clock import position_at
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.packing import SPECIAL_TOKENS, GreedyPacker, Piece
-from modernbert_train.data.shuffle import DocumentOrder
+from modernbert_train.data.shuffle import ShuffledPieces
 
 Row = tuple[Piece, ...]
+_SLICE = 4096  # pieces taken from a block's layout at a time
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class BatchPlan:
         row_tokens: capacity of a row.
         microbatch_rows: rows in one forward on one rank.
         mask_rate: share of maskable tokens to predict.
+        epoch: pass over the data that the planner stands in.
+        left_out: tokens that passes still had when another row length ended them, over the run so far.
     """
 
     phase: str
@@ -46,6 +53,8 @@ class BatchPlan:
     row_tokens: int
     microbatch_rows: int
     mask_rate: float
+    epoch: int = 0
+    left_out: int = 0
 
 
 class BatchPlanner:
@@ -53,19 +62,24 @@ class BatchPlanner:
 
     Args:
         config: the run.
-        lengths: tokens of each document, special tokens not included.
-        order: the shuffled documents.
+        pieces: the shuffled pieces of the training documents.
+
+    Attributes:
+        tokens: global tokens before the next batch.
+        left_out: tokens that an epoch still had when another row length ended it, over the whole run.
     """
 
-    def __init__(self, config: RunConfig, lengths: NDArray[Any], order: DocumentOrder) -> None:
+    def __init__(self, config: RunConfig, pieces: ShuffledPieces) -> None:
         self._config = config
-        self._lengths = lengths
-        self._order = order
+        self._pieces = pieces
         self.tokens = 0
+        self.left_out = 0
+        self._epoch, self._block = 0, 0
+        self._taken = 0  # pieces of the block already given to the packer
+        self._placed = 0  # tokens of the epoch already given to the packer
         self._packer = self._new_packer(position_at(config, 0).phase.row_tokens)
-        self._epoch = 0
-        self._index = 0  # documents of this epoch already given to the packer
-        self._block: list[tuple[int, int]] = []  # (document, length) of the rest of the current block, last first
+        self._layout: NDArray[np.int64] | None = None
+        self._next: list[list[int]] = []  # a slice of the layout, last first
 
     def __iter__(self) -> Iterator[BatchPlan]:
         return self
@@ -76,10 +90,10 @@ class BatchPlanner:
         position = position_at(self._config, self.tokens)
         phase = position.phase
         if phase.row_tokens != self._packer.row_tokens:
-            self._packer = self._packer.with_row_tokens(phase.row_tokens)
+            self._begin_row_tokens(phase.row_tokens)
         wanted = batch_rows_at(phase, position.tokens)
         while len(self._packer.ready) < wanted:
-            self._add_document()
+            self._packer.place(self._next_piece())
         rows = tuple(self._packer.ready.popleft() for _ in range(wanted))
         tokens = sum(piece.length + SPECIAL_TOKENS for row in rows for piece in row)
         plan = BatchPlan(
@@ -91,6 +105,8 @@ class BatchPlanner:
             row_tokens=phase.row_tokens,
             microbatch_rows=phase.microbatch_rows,
             mask_rate=self._config.objective.mask_rate if phase.mask_rate is None else phase.mask_rate,
+            epoch=self._epoch,
+            left_out=self.left_out,
         )
         self.tokens += tokens
         return plan
@@ -99,27 +115,46 @@ class BatchPlanner:
         """Where the next batch starts, as JSON; its size does not grow with the position."""
         return {
             "tokens": self.tokens,
+            "left_out": self.left_out,
             "epoch": self._epoch,
-            "index": self._index,
+            "block": self._block,
+            "taken": self._taken,
+            "placed": self._placed,
             "packer": self._packer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state of the same data, seed and packing settings; takes the same time at any position."""
-        self.tokens, self._epoch, self._index = state["tokens"], state["epoch"], state["index"]
-        self._block = []
+        self.tokens, self.left_out = state["tokens"], state["left_out"]
+        self._epoch, self._block, self._taken = state["epoch"], state["block"], state["taken"]
+        self._placed = state["placed"]
         self._packer = self._new_packer(state["packer"]["row_tokens"])
         self._packer.load_state_dict(state["packer"])
+        self._layout, self._next = None, []
 
     def _new_packer(self, row_tokens: int) -> GreedyPacker:
         return GreedyPacker(row_tokens, self._config.data.open_rows, self._config.data.max_open_rows_age)
 
-    def _add_document(self) -> None:
-        if not self._block:
-            if self._index == self._order.num_documents:
-                self._epoch, self._index = self._epoch + 1, 0
-            documents = self._order.documents_from(self._epoch, self._index)[::-1]
-            self._block = list(zip(documents.tolist(), self._lengths[documents].tolist(), strict=True))
-        document, length = self._block.pop()
-        self._index += 1
-        self._packer.add(self._epoch, document, length)
+    def _begin_row_tokens(self, row_tokens: int) -> None:
+        self.left_out += self._pieces.num_tokens - self._placed + self._packer.num_waiting_tokens()
+        self._packer = self._new_packer(row_tokens)
+        self._begin_epoch()
+        self._layout, self._next = None, []
+
+    def _begin_epoch(self) -> None:
+        self._epoch, self._block, self._taken, self._placed = self._epoch + 1, 0, 0, 0
+
+    def _next_piece(self) -> Piece:
+        while not self._next:
+            if self._layout is None:
+                piece_tokens = self._packer.row_tokens - SPECIAL_TOKENS
+                self._layout = self._pieces.block(self._epoch, self._block, piece_tokens)
+            self._next = self._layout[self._taken : self._taken + _SLICE].tolist()[::-1]
+            if not self._next:
+                self._layout, self._taken, self._block = None, 0, self._block + 1
+                if self._block == self._pieces.num_blocks:
+                    self._begin_epoch()
+        self._taken += 1
+        piece = Piece(self._epoch, *self._next.pop())
+        self._placed += piece.length
+        return piece

@@ -1,7 +1,8 @@
-"""The order of documents in an epoch: a keyed shuffle that still reads shards in blocks.
+"""The order of an epoch: shards shuffled, then everything within blocks of a few shards, keyed and without history.
 
-Shards are permuted, taken in blocks of a few, and the documents of a block are permuted among themselves. So a reader
-holds one block of shards at a time, and any position of any epoch can be found without walking there.
+What is shuffled within a block is not documents but their pieces, the stretches that become sequences. A long document
+would otherwise fill batch after batch on its own. A reader holds one block of shards at a time, and any position of
+any epoch is found in the time it takes to lay out one block.
 """
 
 from __future__ import annotations
@@ -13,43 +14,47 @@ from numpy.typing import NDArray
 
 from modernbert_train.keyed import derive, permutation
 
-_SHARDS, _DOCUMENTS = 1, 2
+_SHARDS, _PIECES = 1, 2
 
 
-class DocumentOrder:
-    """The shuffled documents of every epoch.
+class ShuffledPieces:
+    """The pieces of every epoch, in order.
 
     Args:
         shard_documents: number of documents in each shard; documents are numbered through all shards in order.
+        lengths: tokens of each document.
         block_shards: shards shuffled together.
         seed: the run's seed.
     """
 
-    def __init__(self, shard_documents: Sequence[int], block_shards: int, seed: int) -> None:
-        self._sizes = np.asarray(shard_documents, dtype=np.int64)
-        self._first = np.concatenate([[0], np.cumsum(self._sizes)])
+    def __init__(
+        self, shard_documents: Sequence[int], lengths: NDArray[np.integer], block_shards: int, seed: int
+    ) -> None:
+        self._first = np.concatenate([[0], np.cumsum(np.asarray(shard_documents, dtype=np.int64))])
+        self._lengths = lengths
         self._block_shards = block_shards
         self._seed = seed
-        self.num_documents = int(self._first[-1])
+        self.num_tokens = int(np.sum(lengths, dtype=np.int64))
+        self.num_blocks = -(-len(shard_documents) // block_shards)
 
-    def documents_from(self, epoch: int, index: int) -> NDArray[np.int64]:
-        """Document numbers from a position to the end of its block.
+    def block(self, epoch: int, block: int, piece_tokens: int) -> NDArray[np.int64]:
+        """Lay out one block.
 
         Args:
             epoch: from 0.
-            index: documents already taken in this epoch; below num_documents.
+            block: from 0 to num_blocks - 1.
+            piece_tokens: longest piece; longer documents are cut into pieces of this length and a rest.
 
         Returns:
-            int64 document numbers, at least one.
+            int64 [pieces, 3]: document, first token, number of tokens; every token of the block's documents once.
         """
-        shards = permutation(len(self._sizes), derive(self._seed, _SHARDS, epoch))
-        ends = np.cumsum(self._sizes[shards])
-        block_ends = ends[self._block_shards - 1 :: self._block_shards]
-        if len(block_ends) == 0 or block_ends[-1] != ends[-1]:
-            block_ends = np.append(block_ends, ends[-1])
-        block = int(np.searchsorted(block_ends, index, side="right"))
-        start = int(block_ends[block - 1]) if block else 0
+        shards = permutation(len(self._first) - 1, derive(self._seed, _SHARDS, epoch))
         members = shards[block * self._block_shards : (block + 1) * self._block_shards]
         documents = np.concatenate([np.arange(self._first[s], self._first[s + 1]) for s in members])
-        shuffled = documents[permutation(len(documents), derive(self._seed, _DOCUMENTS, epoch, block))]
-        return shuffled[index - start :]
+        lengths = self._lengths[documents].astype(np.int64)
+        counts = -(-lengths // piece_tokens)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = within * piece_tokens
+        sizes = np.minimum(np.repeat(lengths, counts) - starts, piece_tokens)
+        pieces = np.stack([np.repeat(documents, counts), starts, sizes], axis=1)
+        return pieces[permutation(len(pieces), derive(self._seed, _PIECES, epoch, block, piece_tokens))]

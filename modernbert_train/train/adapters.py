@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from modernbert_train.batch import Batch
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader, StepBatch
-from modernbert_train.models.modernbert import EncoderLayer, MlmOutput, ModernBertForMaskedLM
+from modernbert_train.models.layers import EncoderLayer
+from modernbert_train.models.modernbert import MlmOutput, ModernBertForMaskedLM
 
 
 

@@ -22,8 +22,9 @@ from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card
 from modernbert_train.data.loader import MicrobatchMaker, PackedLoader
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.planner import BatchPlanner
-from modernbert_train.data.shuffle import DocumentOrder
+from modernbert_train.data.shuffle import ShuffledPieces
 from modernbert_train.errors import ConfigError, StoppedEarly
+from modernbert_train.models.attention import choose_kernel
 from modernbert_train.models.init import count_parameters, initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.objectives.mlm import MaskedLM
@@ -78,7 +79,7 @@ def _train(config: RunConfig, folder: RunFolder, device: torch.device) -> None:
     progress = Progress(config, visible=rank == 0, tokens=start.tokens)
     recorder = folder if rank == 0 else None
     save = Save(config, loader, folder, fingerprint)
-    callbacks = [SetClock(config), Measure(config, recorder, progress)]
+    callbacks = [SetClock(config), Measure(config, recorder, progress, start.left_out)]
     bf16 = resolve_precision(config, device) == "amp_bf16"
     if config.data.validation is not None:
         callbacks.append(Validate(config, build_validation(config, vocabulary), recorder, progress, bf16))
@@ -179,9 +180,9 @@ def build_loader(config: RunConfig, vocabulary: Vocabulary, rank: int, num_ranks
     check_data(config)
     data: DataConfig = config.data
     shards = _shards(config, data.train, vocabulary)
-    order = DocumentOrder(shards.shard_documents, data.shuffle_block_shards, config.seed)
+    pieces = ShuffledPieces(shards.shard_documents, shards.lengths, data.shuffle_block_shards, config.seed)
     return PackedLoader(
-        BatchPlanner(config, shards.lengths, order),
+        BatchPlanner(config, pieces),
         MicrobatchMaker(shards, MaskedLM(config.objective, vocabulary), vocabulary, config.seed),
         rank=rank,
         num_ranks=num_ranks,
@@ -231,11 +232,14 @@ def _print_banner(
 ) -> None:
     phases = ", ".join(f"{name} {phase.tokens:,} x {phase.row_tokens}" for name, phase in config.phases.items())
     origin = "scratch" if start.checkpoint is None else f"{start.checkpoint.folder.name} ({start.tokens:,} tokens)"
+    precision = resolve_precision(config, device)
+    dtype = torch.bfloat16 if precision == "amp_bf16" else torch.float32
+    kernel = choose_kernel(config.model.attention, device, dtype)
     strategy = f", {config.distributed.strategy}" if num_ranks > 1 else ""
     print(
         f"{config.name}: {count_parameters(model):,} parameters, {config.total_tokens:,} tokens\n"
         f"  phases  {phases}\n"
-        f"  on      {num_ranks} x {device.type}, {resolve_precision(config, device)}{strategy}\n"
+        f"  on      {num_ranks} x {device.type}, {precision}{strategy}, attention kernel {kernel.name}\n"
         f"  from    {origin}\n"
         f"  folder  {config.folder}",
         flush=True,

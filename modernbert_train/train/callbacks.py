@@ -65,11 +65,12 @@ class SetClock(Callback):
 class Measure(Callback):
     """Writes one line to metrics.jsonl for each step, feeds the progress display and the loggers."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder | None, progress: Progress) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder | None, progress: Progress, left_out: int) -> None:
         self._config = config
         self._folder = folder
         self._progress = progress
         self._started = 0.0
+        self._left_out = left_out
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
         self._started = time.perf_counter()
@@ -83,6 +84,7 @@ class Measure(Callback):
             "kind": "step",
             "step": state.timestamp.batch.value,
             "phase": plan.phase,
+            "epoch": plan.epoch,
             "tokens": state.timestamp.token.value,
             "rows": plan.num_rows,
             "row_tokens": plan.row_tokens,
@@ -96,6 +98,12 @@ class Measure(Callback):
         if self._folder is not None:
             self._folder.record(entry)
         self._progress.step(entry)
+        if plan.left_out != self._left_out:
+            self._progress.line(
+                f"{plan.phase}: rows of {plan.row_tokens:,} tokens begin a new pass over the data; the last one still had "
+                f"{plan.left_out - self._left_out:,} tokens"
+            )
+            self._left_out = plan.left_out
         skipped = ("kind", "step", "phase")
         logger.log_metrics({f"train/{k}": v for k, v in entry.items() if k not in skipped and v is not None})
 

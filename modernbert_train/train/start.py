@@ -33,6 +33,11 @@ class Start:
     def tokens(self) -> int:
         return 0 if self.checkpoint is None else int(self.checkpoint.state()["tokens"])
 
+    @property
+    def left_out(self) -> int:
+        """See `BatchPlanner.left_out`."""
+        return 0 if self.checkpoint is None else int(self.checkpoint.state()["loader"]["left_out"])
+
 
 def find_start(folder: RunFolder) -> Start:
     """Find the newest whole checkpoint of a run.

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from modernbert_train.batch import Batch
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.attention import KERNELS, choose_kernel, kernel_report, sdpa, varlen
+from modernbert_train.models.attention import KERNELS, Kernel, choose_kernel, flash, kernel_report, sdpa, varlen
 
 CPU = torch.device("cpu")
 
@@ -98,8 +98,8 @@ def test_a_named_kernel_that_cannot_serve_is_refused() -> None:
 
 def test_an_unknown_kernel_is_refused() -> None:
     """A typing error must not pick some kernel."""
-    with pytest.raises(ConfigError, match=r"model\.attention=flash: no such kernel\. Usable here: sdpa"):
-        choose_kernel("flash", CPU, torch.float32)
+    with pytest.raises(ConfigError, match=r"model\.attention=fa9: no such kernel\. Usable here: sdpa"):
+        choose_kernel("fa9", CPU, torch.float32)
 
 
 def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,15 +141,41 @@ def test_varlen_call_fits_the_installed_torch(
     assert qkv.grad is not None and qkv.grad.shape == qkv.shape
 
 
+@pytest.mark.skipif(flash.MISSING is None, reason="flash-attn is installed")
+def test_flash_without_the_package_is_refused_with_the_ones_that_serve() -> None:
+    """Users must learn that the package is missing before the run, not from an ImportError inside it."""
+    with pytest.raises(ConfigError, match=r"model\.attention=flash: flash-attn is not installed.*Usable here: sdpa"):
+        choose_kernel("flash", CPU, torch.float32)
+
+
+@pytest.mark.parametrize(("window", "sides"), [(True, (8, 8)), (False, (-1, -1))])
+def test_flash_is_called_with_the_same_borders_and_window(
+    monkeypatch: pytest.MonkeyPatch, window: bool, sides: tuple[int, int]
+) -> None:
+    """A window given in another convention would train a different model without a word."""
+    calls = []
+    monkeypatch.setattr(
+        flash, "flash_attn_varlen_func", lambda *args, **kwargs: calls.append((args[3:], kwargs)) or args[0]
+    )
+    batch = packed([40, 60])
+    qkv = torch.randn(100, 3, 2, 64, dtype=torch.bfloat16)
+    flash.attend(*qkv.unbind(1), flash.prepare(batch, 8), window)
+    borders = batch.cu_seqlens_S
+    assert calls == [((borders, borders, batch.max_seqlen, batch.max_seqlen), {"window_size": sides})]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("window", [True, False])
-def test_varlen_equals_sdpa_on_a_gpu(window: bool) -> None:
+@pytest.mark.parametrize("kernel", [varlen, flash])
+def test_fast_kernels_equal_sdpa_on_a_gpu(kernel: Kernel, window: bool) -> None:
     """The fast kernel must mean what the reference means, at the window's edge and across borders."""
     lengths = [1, 64, 65, 128, 129, 300]
     batch = packed(lengths, device="cuda")
     qkv = torch.randn(sum(lengths), 3, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    out = varlen.attend(*qkv.unbind(1), varlen.prepare(batch, 64), window)
+    if (reason := kernel.support(qkv.device, qkv.dtype)) is not None:
+        pytest.skip(reason)
+    out = kernel.attend(*qkv.unbind(1), kernel.prepare(batch, 64), window)
     (grad,) = torch.autograd.grad(out.float().square().sum(), qkv)
     exact = qkv.detach().float().requires_grad_()
     expected = sdpa.attend(*exact.unbind(1), sdpa.prepare(batch, 64), window)

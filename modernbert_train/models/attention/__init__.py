@@ -18,7 +18,7 @@ from torch import Tensor
 
 from modernbert_train.batch import Batch
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.attention import sdpa, varlen
+from modernbert_train.models.attention import flash, sdpa, varlen
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ class Kernel(Protocol):
         """Attention within each sequence, scaled by 1/sqrt(H), windowed if `window`; returns out_TNH."""
 
 
-KERNELS: dict[str, Kernel] = {"varlen": varlen, "sdpa": sdpa}  # fastest first: the order in which `auto` asks
+# in the order in which `auto` asks
+KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "sdpa": sdpa}
 
 
 @functools.cache

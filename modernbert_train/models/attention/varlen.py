@@ -36,8 +36,11 @@ class Layout:
 
 def support(device: torch.device, dtype: torch.dtype) -> str | None:
     """See `Kernel.support`."""
-    if MISSING is not None:
-        return MISSING
+    return MISSING or gpu_support(device, dtype)
+
+
+def gpu_support(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What every FlashAttention-2 kernel needs of a device and a precision; None if it is there."""
     if device.type != "cuda":
         return f"it needs a CUDA device, not {device.type}"
     if not torch.cuda.is_available():

@@ -1,0 +1,206 @@
+"""The rules between fields: each is broken here alone, and each message names the keys and a value that works.
+
+If one of these breaks, a run starts that cannot end well, and says so after hours or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.config.check import RULES, batch_sizes, check
+from modernbert_train.config.describe import describe, expected_steps
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import BatchWarmupConfig, PhaseConfig, RunConfig
+from modernbert_train.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+# a file under yamls/ that has phases is a run; the others tell data preparation what to read
+RUNS = [path for path in sorted((ROOT / "yamls").rglob("*.yaml")) if path.parent != ROOT / "yamls/data"]
+GOOD = """\
+name: good
+data: {train: shards/train, validation: shards/validation, tokenizer: shards/tokenizer}
+optim: {lr: 1.0e-3}
+phases:
+  one:
+    tokens: 1000
+    row_tokens: 64
+    batch_rows: 8
+    microbatch_tokens: 128
+    batch_warmup: {start_rows: 4, step_rows: 2, tokens: 500}
+    schedule: {warmup_tokens: 400, decay_tokens: 600}
+"""
+# override -> how the only message starts
+BROKEN = {
+    "name=a/b": "name='a/b': a run's name becomes its folder.",
+    "name=..": "name='..': a run's name",
+    "name=''": "name='': a run's name",
+    "model.hidden_size=0": "model.hidden_size=0: must be above 0.",
+    "model.num_layers=-2": "model.num_layers=-2: must be above 0.",
+    "model.num_heads=0": "model.num_heads=0: must be above 0.",
+    "model.intermediate_size=0": "model.intermediate_size=0: must be above 0.",
+    "model.global_attn_every_n_layers=0": "model.global_attn_every_n_layers=0: must be above 0.",
+    "model.vocab_size=0": "model.vocab_size=0: must be above 0.",
+    "model.local_attention=0": "model.local_attention=0: must be above 0.",
+    "model.local_rope_theta=0": "model.local_rope_theta=0.0: must be above 0.",
+    "model.norm_eps=0": "model.norm_eps=0.0: must be above 0.",
+    "model.init_std=0": "model.init_std=0.0: must be above 0.",
+    "model.init_cutoff=0": "model.init_cutoff=0.0: must be above 0.",
+    "model.z_loss=-1": "model.z_loss=-1.0: must not be negative.",
+    "model.attention_out_dropout=1": "model.attention_out_dropout=1.0: must be at least 0 and below 1.",
+    "data.open_rows=0": "data.open_rows=0: must be above 0.",
+    "data.max_open_rows_age=0": "data.max_open_rows_age=0: must be above 0.",
+    "data.shuffle_block_shards=0": "data.shuffle_block_shards=0: must be above 0.",
+    "data.prefetch_batches=0": "data.prefetch_batches=0: must be above 0.",
+    "data.num_workers=-1": "data.num_workers=-1: must not be negative.",
+    "optim.lr=0": "optim.lr=0.0: must be above 0.",
+    "optim.eps=0": "optim.eps=0.0: must be above 0.",
+    "optim.weight_decay=-1e-5": "optim.weight_decay=-1e-05: must not be negative.",
+    "optim.betas=[0.9, 1.0]": "optim.betas[1]=1.0: must be at least 0 and below 1.",
+    "optim.betas=[-0.1, 0.9]": "optim.betas[0]=-0.1: must be at least 0 and below 1.",
+    "seed=-1": "seed=-1: must be at least 0",
+    "seed=2_147_483_648": "seed=2147483648: must be at least 0 and below 2,147,483,648",
+    "checkpoint.keep=0": "checkpoint.keep=0: must be above 0.",
+    "checkpoint.interval_seconds=0": "checkpoint.interval_seconds=0.0: must be above 0.",
+    "checkpoint.interval_steps=0": "checkpoint.interval_steps=0: must be above 0.",
+    "eval.interval_tokens=0": "eval.interval_tokens=0: must be above 0.",
+    "eval.max_tokens=0": "eval.max_tokens=0: must be above 0.",
+    "eval.row_tokens=7": "eval.row_tokens=7: at least 8",
+    "distributed.timeout_seconds=0": "distributed.timeout_seconds=0.0: must be above 0.",
+    "logging.line_seconds=0": "logging.line_seconds=0.0: must be above 0.",
+    "objective.mask_rate=0": "objective.mask_rate=0.0: a share of the tokens, above 0 and at most 1.",
+    "objective.eval_mask_rate=1.1": "objective.eval_mask_rate=1.1: a share of the tokens, above 0 and at most 1.",
+    "objective.random_token_share=0.3": "objective.mask_token_share=0.8 and objective.random_token_share=0.3:",
+    "objective.mask_token_share=-0.1": "objective.mask_token_share=-0.1 and objective.random_token_share=0.1:",
+    "model.num_heads=10": "model.hidden_size=768 is not a multiple of model.num_heads=10.",
+    "model.num_heads=256": "model.hidden_size/num_heads=3: rotary embeddings turn pairs.",
+    "model.local_attention=127": "model.local_attention=127: half the window lies on each side.",
+    "model.vocab_size=50_280": "model.vocab_size=50280: not a multiple of 64,",
+    "model.num_layers=21": "model.num_layers=21 with model.global_attn_every_n_layers=3 ends in a local layer, "
+    "and the last must see the whole sequence. Use 19 or 22 layers.",
+    "phases.one=null": "phases: empty, so there is nothing to train.",
+    "phases.one.lr_ratio=0": "phases.one.lr_ratio=0.0: must be above 0.",
+    "phases.one.global_rope_theta=0": "phases.one.global_rope_theta=0.0: must be above 0.",
+    "phases.one.microbatch_tokens=0": "phases.one.microbatch_tokens=0: must be above 0.",
+    "phases.one.row_tokens=4": "phases.one.row_tokens=4: at least 8, for text between [CLS] and [SEP].",
+    "phases.one.weight_decay=-1": "phases.one.weight_decay=-1.0: must not be negative.",
+    "phases.one.mask_rate=0": "phases.one.mask_rate=0.0: a share of the tokens, above 0 and at most 1.",
+    "phases.one.microbatch_tokens=100": "phases.one.microbatch_tokens=100 is not a multiple of phases.one.row_tokens",
+    "phases.one.microbatch_tokens=32": "phases.one.microbatch_tokens=32 is not a multiple of phases.one.row_tokens",
+    "phases.one.schedule.warmup_tokens=-1": "phases.one.schedule: warmup_tokens and decay_tokens must not be negative.",
+    "phases.one.schedule.warmup_tokens=401": "phases.one.schedule: warmup_tokens=401 and decay_tokens=600 do not fit",
+    "phases.one.schedule.final_lr_ratio=1.5": "phases.one.schedule.final_lr_ratio=1.5: must lie between 0 and 1.",
+    "phases.one.batch_warmup.step_rows=0": "phases.one.batch_warmup: start_rows, step_rows and tokens must be above 0.",
+    "phases.one.batch_warmup.start_rows=8": "phases.one.batch_warmup.start_rows=8 is not below",
+    "phases.one.batch_warmup.tokens=1001": "phases.one.batch_warmup.tokens=1001 exceeds phases.one.tokens=1000:",
+    "model.attention=varlen": "model.attention=varlen with device=cpu: that kernel needs a GPU.",
+    "precision=bf16": "precision=bf16 with device=cpu: Composer trains in fp32 on CPUs.",
+}
+Load = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    file = tmp_path / "good.yaml"
+    file.write_text(GOOD, encoding="utf-8")
+    return lambda *overrides: load_run([file], ["device=cpu", *overrides])
+
+
+def messages(config: RunConfig, num_ranks: int = 1) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        check(config, num_ranks)
+    return str(error.value).splitlines()
+
+
+def test_a_good_run_passes(load: Load) -> None:
+    check(load())
+    check(load(), num_ranks=2)
+
+
+@pytest.mark.parametrize("override", BROKEN)
+def test_one_broken_rule_gives_one_message(load: Load, override: str) -> None:
+    found = messages(load(override))
+    assert [line for line in found if line.startswith(BROKEN[override])], found
+    assert len(found) == 1 or "must be above 0" in BROKEN[override]  # 0 heads break the shape of the model as well
+
+
+def test_every_rule_is_broken_by_one_of_the_cases(load: Load) -> None:
+    """A rule without a case here could stop working unseen."""
+    configs = [load(override) for override in BROKEN]
+    broken = {rule for rule in RULES for config in configs if list(rule(config, 1))}
+    assert broken == set(RULES)
+
+
+def test_every_broken_rule_is_told_at_once(load: Load) -> None:
+    found = messages(load("name=a b", "model.num_heads=10", "phases.one.tokens=0", "optim.lr=-1", "precision=bf16"))
+    assert {line.split("=")[0] for line in found} >= {"name", "model.hidden_size", "phases.one.tokens", "optim.lr"}
+    assert len(found) >= 5
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4, 5, 8])
+def test_every_batch_size_must_divide_among_the_ranks(load: Load, num_ranks: int) -> None:
+    (line,) = messages(load(), num_ranks)  # 4, 6 and 8 rows
+    assert f"rows cannot be shared evenly by {num_ranks} ranks" in line
+
+
+def test_the_proposed_batch_size_works(load: Load) -> None:
+    (line,) = messages(load("phases.one.batch_warmup=null", "phases.one.batch_rows=14"), 4)
+    assert line.endswith("Set phases.one.batch_rows=12.")
+    check(load("phases.one.batch_warmup=null", "phases.one.batch_rows=12"), 4)
+
+
+def test_an_evaluation_interval_needs_held_out_shards(load: Load) -> None:
+    (line,) = messages(load("data.validation=null", "eval.interval_tokens=100"))
+    assert line.startswith("eval.interval_tokens is set but data.validation is not.")
+    check(load("eval.interval_tokens=100"))
+
+
+def test_a_proposed_vocabulary_microbatch_and_number_of_layers_work(load: Load) -> None:
+    check(load("model.vocab_size=50304", "phases.one.microbatch_tokens=64", "model.num_layers=19"))
+
+
+def test_numbers_that_are_not_numbers_are_refused_where_a_range_is_asked_for(load: Load) -> None:
+    """Configurations that do not come out of a YAML file have not met the loader's check."""
+    config = load()
+    values = {field.name: getattr(config.optim, field.name) for field in fields(config.optim)}
+    broken = RunConfig(**{**vars(config), "optim": type(config.optim)(**{**values, "lr": float("nan")})})
+    assert messages(broken) == ["optim.lr=nan: must be above 0."]
+
+
+@pytest.mark.parametrize("file", RUNS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_run_that_comes_with_the_project_loads_and_checks(file: Path) -> None:
+    config = load_run([file])
+    check(config)
+    assert describe(config).startswith(f"{config.name}: good.")
+
+
+def test_there_are_runs_to_check() -> None:
+    assert ROOT / "yamls/quickstart.yaml" in RUNS
+
+
+def test_batch_sizes_by_hand() -> None:
+    def phase(start: int, step: int, rows: int) -> PhaseConfig:
+        warmup = BatchWarmupConfig(start_rows=start, step_rows=step, tokens=1)
+        return PhaseConfig(tokens=1, row_tokens=8, batch_rows=rows, microbatch_tokens=8, batch_warmup=warmup)
+
+    assert batch_sizes(phase(768, 768, 4608)) == [768, 1536, 2304, 3072, 3840, 4608]
+    assert batch_sizes(phase(4, 5, 10)) == [4, 9, 10]
+    assert batch_sizes(PhaseConfig(tokens=1, row_tokens=8, batch_rows=6, microbatch_tokens=8)) == [6]
+
+
+def test_the_description_says_what_would_happen(load: Load) -> None:
+    text = describe(load())
+    head, columns, row = text.splitlines()
+    assert head == "good: good. 1,000 tokens into runs/good"
+    assert columns.split()[0] == "phase"
+    assert row.split("  ")[0] == "one" and "4 to 8" in row and "1.00e-03" in row and "one_minus_sqrt over 600" in row
+
+
+def test_expected_steps_by_hand() -> None:
+    """The first 600 tokens: 200 in batches of 2 rows of 10, 400 in batches of 4, 10 steps each; then 320 in 6 x 10."""
+    warmup = BatchWarmupConfig(start_rows=2, step_rows=2, tokens=600)
+    phase = PhaseConfig(tokens=920, row_tokens=10, batch_rows=6, microbatch_tokens=10, batch_warmup=warmup)
+    assert expected_steps(phase) == 10 + 10 + round(320 / 60)

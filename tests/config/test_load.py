@@ -1,0 +1,348 @@
+"""Loading a configuration: every mistake is told at once, with its key, place and remedy, and nothing is guessed.
+
+If this breaks, a typo trains for days with a default, or a user mends mistakes one start at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modernbert_train.config.load import differences, load_run, to_yaml
+from modernbert_train.config.schema import AdamWConfig, RunConfig, StableAdamWConfig
+from modernbert_train.errors import ConfigError
+
+BASE = """\
+name: base
+data: {train: shards/train, tokenizer: shards/tokenizer}
+optim: {lr: 1.0e-3}
+phases:
+  stable: {tokens: 1_000_000, row_tokens: 64, batch_rows: 4, microbatch_tokens: 64}
+  decay: {tokens: 500_000, row_tokens: 64, batch_rows: 4, microbatch_tokens: 64}
+"""
+Load = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Load BASE, then a second file with the given text, then overrides."""
+
+    def call(text: str = "", *overrides: str) -> RunConfig:
+        base, extra = tmp_path / "base.yaml", tmp_path / "extra.yaml"
+        base.write_text(BASE, encoding="utf-8")
+        extra.write_text(text, encoding="utf-8")
+        return load_run([base, extra], overrides)
+
+    return call
+
+
+@pytest.fixture
+def refused(load: Load, tmp_path: Path) -> Callable[..., list[str]]:
+    """The lines of the error that loading ends with, the folder of the files left out."""
+
+    def call(text: str = "", *overrides: str) -> list[str]:
+        with pytest.raises(ConfigError) as error:
+            load(text, *overrides)
+        return str(error.value).replace(f"{tmp_path}/", "").splitlines()
+
+    return call
+
+
+def test_the_files_and_the_defaults_make_a_typed_tree(load: Load) -> None:
+    config = load()
+    assert config.name == "base" and config.seed == 17
+    assert config.optim == StableAdamWConfig(lr=1e-3)
+    assert list(config.phases) == ["stable", "decay"]
+    assert config.phases["stable"].tokens == 1_000_000 and config.total_tokens == 1_500_000
+    with pytest.raises(AttributeError):
+        config.seed = 3  # type: ignore[misc]
+
+
+def test_three_typos_are_told_together_with_place_and_nearest_name(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        BASE + "model:\n  hidden_sise: 768\n  num_layers: 22\ncheckpoint:\n  interval_second: 60\nsed: 3\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(ConfigError) as error:
+        load_run([file])
+    assert str(error.value).splitlines() == [
+        f"model.hidden_sise ({file}:8): unknown key. Did you mean model.hidden_size?",
+        f"checkpoint.interval_second ({file}:11): unknown key. Did you mean checkpoint.interval_seconds?",
+        f"sed ({file}:12): unknown key. Did you mean seed?",
+    ]
+
+
+def test_mistakes_of_every_kind_and_place_are_told_together(refused: Callable[..., list[str]]) -> None:
+    lines = refused(
+        "seed: 1\nseed: 2\nmodel: {num_headz: 4}\noptim: {lr: fast}\n", "device=gpu", "eval.x.y=1", "nonsense"
+    )
+    assert [line.split(" ")[0] for line in lines] == [
+        "seed",  # given twice
+        "'nonsense':",
+        "optim.lr='fast'",
+        "model.num_headz",
+        "device='gpu'",
+        "eval.x",
+    ]
+
+
+def test_a_key_like_no_other_lists_the_known_ones(refused: Callable[..., list[str]]) -> None:
+    (line,) = refused("checkpoint: {zzz: 1}")
+    assert line == "checkpoint.zzz (extra.yaml:1): unknown key. Known here: interval_seconds, interval_steps, keep."
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("phases: {stable: {tokens: 1e9}}", "phases.stable.tokens", 1_000_000_000),
+        ("phases: {stable: {tokens: 2_000}}", "phases.stable.tokens", 2000),
+        ("phases: {stable: {tokens: 1.5e3}}", "phases.stable.tokens", 1500),
+        ("optim: {lr: 1e-4}", "optim.lr", 1e-4),
+        ("optim: {lr: 8E-4}", "optim.lr", 8e-4),
+        ("optim: {lr: 1}", "optim.lr", 1.0),
+        ("optim: {betas: [0, 0.98]}", "optim.betas", (0.0, 0.98)),
+        ("model: {compile: true}", "model.compile", True),
+        ("name: on", "name", "on"),  # a name may be what YAML 1.1 calls a boolean
+        ("name: '010'", "name", "010"),
+        ("eval: {max_tokens: null}", "eval.max_tokens", None),
+        ("eval: {max_tokens:}", "eval.max_tokens", None),
+        ("phases: {stable: {mask_rate: 1}}", "phases.stable.mask_rate", 1.0),
+        ("device: cuda", "device", "cuda"),
+        ("logging: {wandb: {tags: [a, b]}}", "logging.wandb.tags", ["a", "b"]),
+    ],
+)
+def test_values_mean_what_people_mean(load: Load, text: str, key: str, value: object) -> None:
+    found: object = load(text)
+    for part in key.split("."):
+        found = found[part] if isinstance(found, dict) else getattr(found, part)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: on", "seed='on' (extra.yaml:1): expected a whole number."),
+        ("seed: '5'", "seed='5' (extra.yaml:1): expected a whole number."),
+        ("seed: 1.5", "seed=1.5 (extra.yaml:1): expected a whole number."),
+        ("seed: true", "seed=True (extra.yaml:1): expected a whole number."),
+        ("seed: null", "seed=None (extra.yaml:1): expected a whole number."),
+        ("seed: 010", "seed=010 (extra.yaml:1): a leading zero means octal. Write it without."),
+        ("seed: -010", "seed=-010 (extra.yaml:1): a leading zero means octal. Write it without."),
+        ("seed: 08", "seed='08' (extra.yaml:1): expected a whole number."),
+        ("optim: {lr: fast}", "optim.lr='fast' (extra.yaml:1): expected a number."),
+        ("optim: {lr: '1e-3'}", "optim.lr='1e-3' (extra.yaml:1): expected a number."),
+        ("optim: {lr: .nan}", "optim.lr=nan (extra.yaml:1): expected a number."),
+        ("optim: {lr: 1e400}", "optim.lr=inf (extra.yaml:1): expected a number."),
+        ("model: {compile: on}", "model.compile='on' (extra.yaml:1): expected true or false."),
+        ("model: {compile: 1}", "model.compile=1 (extra.yaml:1): expected true or false."),
+        ("name: 5", "name=5 (extra.yaml:1): expected text."),
+        ("name: [a]", "name=['a'] (extra.yaml:1): expected text."),
+        ("device: cpuu", "device='cpuu' (extra.yaml:1): expected one of auto, cpu, cuda. Did you mean cpu?"),
+        ("optim: {betas: 0.9}", "optim.betas=0.9 (extra.yaml:1): expected a list like [float, float]."),
+        ("optim: {betas: [0.9]}", "optim.betas=(0.9,) (extra.yaml:1): expected a list like [float, float]."),
+        ("optim: {betas: [010, 0.9]}", "optim.betas=010 (extra.yaml:1): a leading zero means octal. Write it without."),
+        ("logging: {wandb: {tags: a}}", "logging.wandb.tags='a' (extra.yaml:1): expected a list like [str]."),
+        ("logging: {wandb: {tags: [1]}}", "logging.wandb.tags=[1] (extra.yaml:1): expected a list like [str]."),
+        ("phases: {my one: {tokens: 'a  b'}}", "phases.my one.tokens='a  b' (extra.yaml:1): expected a whole number."),
+        ("phases: null", "phases=None (extra.yaml:1): expected a section with one entry for each name."),
+        ("\n\ncheckpoint: 3", "checkpoint=3 (extra.yaml:3): expected a section with keys interval_seconds,"),
+        ("optim: null", "optim.name=None (extra.yaml:1): expected one of stable_adamw, adamw."),
+        ("optim: {name: [adamw]}", "optim.name=['adamw'] (extra.yaml:1): expected one of stable_adamw, adamw."),
+    ],
+)
+def test_values_of_another_kind_are_refused(refused: Callable[..., list[str]], text: str, message: str) -> None:
+    (line,) = refused(text)
+    assert line.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nseed: 2", "seed (extra.yaml:2): given twice. Remove one of the two."),
+        ("model:\n  num_heads: 2\n\n  num_heads: 4", "model.num_heads (extra.yaml:4): given twice."),
+        ("- name: x", "extra.yaml: holds no keys. Expected `key: value` lines."),
+        ("just text", "extra.yaml: holds no keys."),
+        ("a: b: c", "extra.yaml: not valid YAML. mapping values are not allowed here"),
+        ("name: a\n---\nname: b", "extra.yaml: not valid YAML. expected a single document"),
+        ("? [a, b]\n: 3", "extra.yaml:1: a list or a section stands where a key belongs."),
+        ("name: !!python/object/apply:os.getcwd []", "name (extra.yaml:1): not a plain value"),
+        (
+            "name: 2024-13-45",
+            "name (extra.yaml:1): not a plain value (month must be in 1..12). Quote it if it is text.",
+        ),
+        ("model: &loop\n  inner: *loop", "extra.yaml: an alias contains itself."),
+    ],
+)
+def test_yaml_that_is_no_plain_tree_is_refused(refused: Callable[..., list[str]], text: str, message: str) -> None:
+    assert refused(text)[0].startswith(message)
+
+
+def test_a_missing_and_an_unreadable_file_are_named_together(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"name: \xff\xfe")
+    with pytest.raises(ConfigError) as error:
+        load_run([tmp_path / "absent.yaml", binary])
+    first, second = str(error.value).splitlines()
+    assert first.startswith(f"{tmp_path / 'absent.yaml'}: no such file.")
+    assert second.startswith(f"{binary}: cannot be read")
+
+
+def test_every_missing_value_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text("phases: {a: {tokens: 5, batch_warmup: {tokens: 3}}}", encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        load_run([file])
+    lines = str(error.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "data.tokenizer",
+        "data.train",
+        "name",
+        "optim.lr",
+        "phases.a.batch_rows",
+        "phases.a.batch_warmup.start_rows",
+        "phases.a.batch_warmup.step_rows",
+        "phases.a.microbatch_tokens",
+        "phases.a.row_tokens",
+    ]
+    assert lines[3] == "optim.lr: missing. It has no default; set it in the YAML or as optim.lr=..."
+
+
+def test_later_files_win_and_overrides_win_over_them(load: Load) -> None:
+    assert load("seed: 3\noptim: {lr: 2e-3}").seed == 3
+    config = load(
+        "seed: 3\noptim: {lr: 2e-3, eps: 1e-7}", "seed=4", "optim.eps=1e-8", "phases.decay.tokens=1e3", "seed=5"
+    )
+    assert (config.seed, config.optim.lr, config.optim.eps) == (5, 2e-3, 1e-8)
+    assert config.phases["decay"].tokens == 1000 and config.phases["stable"].tokens == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed", "'seed': not an override. Write section.key=value, for example optim.lr=1e-3."),
+        ("=3", "'=3': not an override."),
+        ("a..b=3", "'a..b=3': not an override."),
+        ("optim.betas=[0.9", "'optim.betas=[0.9': the value is not valid YAML."),
+        ("seed=010", "seed=010 (command line): a leading zero means octal. Write it without."),
+        ("seed=", "seed=None (command line): expected a whole number."),
+        ("optim={lr: 1, lr: 2}", "optim.lr (command line): given twice."),
+        ("optim.betaz=1", "optim.betaz (command line): unknown key. Did you mean optim.betas?"),
+    ],
+)
+def test_an_override_is_held_to_the_same_rules(refused: Callable[..., list[str]], override: str, message: str) -> None:
+    (line,) = refused("", override)
+    assert line.startswith(message)
+
+
+def test_a_section_can_be_overridden_whole(load: Load) -> None:
+    config = load("", "optim={name: adamw, lr: 2e-4}", "data.validation=held_out", "eval.max_tokens=")
+    assert config.optim == AdamWConfig(lr=2e-4)
+    assert config.data.validation == "held_out" and config.eval.max_tokens is None
+
+
+def test_the_name_of_a_variant_chooses_its_defaults_once_everything_is_merged(load: Load) -> None:
+    assert load("", "optim.name=adamw").optim == AdamWConfig(lr=1e-3, weight_decay=0.01)
+    assert load("optim: {name: adamw, weight_decay: 0.1}", "optim.name=stable_adamw").optim == StableAdamWConfig(
+        lr=1e-3, weight_decay=0.1
+    )
+
+
+def test_an_unknown_variant_lists_the_known_ones(refused: Callable[..., list[str]]) -> None:
+    (line,) = refused("optim:\n  name: adamww")
+    assert line == "optim.name='adamww' (extra.yaml:2): expected one of stable_adamw, adamw. Did you mean adamw?"
+
+
+def test_a_phase_is_removed_with_null_and_an_optional_section_too(load: Load) -> None:
+    text = "phases: {stable: null, decay: {batch_warmup: {start_rows: 1, step_rows: 1, tokens: 9}}}"
+    config = load(text)
+    assert list(config.phases) == ["decay"] and config.phases["decay"].batch_warmup is not None
+    assert load(text, "phases.decay.batch_warmup=null").phases["decay"].batch_warmup is None
+
+
+def test_interpolations_stand_for_other_keys_and_keep_types_checked(
+    load: Load, refused: Callable[..., list[str]]
+) -> None:
+    config = load(
+        "phases: {decay: {schedule: {decay_tokens: '${phases.decay.tokens}'}}}\nlogging: {wandb: {tags: ['${name}']}}",
+        "runs_folder=out/${name}",
+        "optim.eps=${seed}",
+    )
+    assert config.phases["decay"].schedule.decay_tokens == 500_000
+    assert (config.runs_folder, config.logging.wandb.tags) == ("out/base", ["base"])
+    assert config.optim.eps == 17.0 and type(config.optim.eps) is float
+    for text in ("seed: ${name}", "seed: ${no.such}", "seed: ${seed}", "device: ${name}", "name: ${data}"):
+        (line,) = refused(text)
+        assert line.startswith("an interpolation cannot be resolved: ") and text.split(":")[0] in line
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.train=${oc.env:TRAINING_SECRET}",
+        "data.train=${oc.${model.attention}:TRAINING_SECRET}",
+        "data.train=x/${oc.env:TRAINING_SECRET}/y",
+        "seed=${oc.env:TRAINING_SECRET}",
+        "logging.wandb.tags=['${oc.env:TRAINING_SECRET}']",
+        "logging.wandb.tags=[['${oc.env:TRAINING_SECRET}']]",
+        "optim.betas=['${oc.env:TRAINING_SECRET}', 0.9]",
+        "optim.name=${oc.env:TRAINING_SECRET}",
+        "model=${oc.env:TRAINING_SECRET}",
+        "name={a: '${oc.env:TRAINING_SECRET}'}",
+    ],
+)
+def test_no_secret_of_the_environment_reaches_the_configuration(
+    refused: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    monkeypatch.setenv("TRAINING_SECRET", "hunter2")
+    (line,) = refused("", override)
+    assert "hunter2" not in line and line.startswith(override.split("=")[0]) and "expected" in line
+
+
+def test_the_resolved_configuration_is_a_runnable_yaml_that_loads_to_itself(load: Load, tmp_path: Path) -> None:
+    config = load(
+        "name: '1e3'\ndata: {validation: on, num_workers: 0}\noptim: {name: adamw, betas: [0.8, 0.9], eps: 1e-12}\n"
+        "phases: {stable: {batch_warmup: {start_rows: 2, step_rows: 2, tokens: 1e4}, mask_rate: 0.2}}\n"
+        "logging: {wandb: {tags: ['true', '010']}}\neval: {max_tokens: null}\nruns_folder: ${name}/x\n"
+    )
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config), encoding="utf-8")
+    again = load_run([file])
+    assert again == config and type(again.optim) is AdamWConfig
+    assert differences(config, again) == []
+    assert load_run([file], ["phases.decay=null"]).total_tokens == 1_000_000
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    text=st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12).filter(
+        lambda text: "${" not in text and text != "???"
+    ),
+    number=st.floats(allow_nan=False, allow_infinity=False),
+    whole=st.integers(-(10**12), 10**12),
+)
+def test_any_text_and_number_survives_the_saved_configuration(
+    tmp_path_factory: pytest.TempPathFactory, text: str, number: float, whole: int
+) -> None:
+    file = tmp_path_factory.mktemp("saved") / "config.yaml"
+    file.write_text(BASE, encoding="utf-8")
+    config = load_run([file], [f"optim.lr={number!r}", f"seed={whole}"])
+    config = RunConfig(**{**vars(config), "name": text})
+    file.write_text(to_yaml(config), encoding="utf-8")
+    assert load_run([file]) == config
+
+
+def test_differences_name_keys_with_both_values(load: Load) -> None:
+    old = load()
+    long = "phases.long={tokens: 5, row_tokens: 64, batch_rows: 4, microbatch_tokens: 64}"
+    new = load("", "seed=18", "optim.name=adamw", "phases.decay=null", long)
+    found = {key: (a, b) for key, a, b in differences(old, new)}
+    assert found["seed"] == (17, 18)
+    assert found["optim.name"] == ("stable_adamw", "adamw") and found["optim.weight_decay"] == (1e-5, 0.01)
+    assert found["phases.decay.tokens"] == (500_000, None) and found["phases.long.tokens"] == (None, 5)
+    assert {key.split(".")[0] for key in found} == {"seed", "optim", "phases"}
+    assert differences(old, old) == []

@@ -1,0 +1,89 @@
+"""What tests of several folders share: a data set of a few kilobytes, and a run that trains on it within seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.make_shards import make_documents, make_shards, make_tokenizer
+
+TinyRun = Callable[..., list[str]]
+
+TINY_YAML = """\
+name: tiny
+runs_folder: {runs}
+seed: 5
+device: cpu
+data:
+  train: {data}/train
+  validation: {data}/validation
+  tokenizer: {data}/tokenizer
+  open_rows: 8
+  max_open_rows_age: 32
+  shuffle_block_shards: 2
+  num_workers: 0
+model:
+  vocab_size: 512
+  hidden_size: 32
+  num_layers: 4
+  num_heads: 2
+  intermediate_size: 48
+  local_attention: 16
+  attention_out_dropout: 0.0
+optim:
+  name: stable_adamw
+  lr: 5e-3
+phases:
+  short:
+    tokens: 4000
+    row_tokens: 64
+    batch_rows: 8
+    microbatch_tokens: 128
+    batch_warmup: {{start_rows: 4, step_rows: 4, tokens: 800}}
+    schedule: {{warmup_tokens: 500}}
+  long:
+    tokens: 2000
+    row_tokens: 128
+    batch_rows: 4
+    microbatch_tokens: 128
+    global_rope_theta: 160_000
+    schedule: {{decay_tokens: 1000}}
+checkpoint:
+  interval_seconds: null
+logging:
+  progress_bar: false
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train (60 documents of 3 to 400 tokens in several shards), validation and tokenizer.
+
+    Shared by the whole session: copy it before changing anything in it.
+    """
+    folder = tmp_path_factory.mktemp("tiny_data")
+    tokenizer = make_tokenizer(folder / "tokenizer")
+    draw = np.random.default_rng(3)
+    lengths = [3, 400, *np.clip(draw.lognormal(4.0, 1.0, 58), 3, 400).astype(int)]
+    make_shards(folder / "train", make_documents(tokenizer, lengths, seed=21), tokenizer)
+    make_shards(folder / "validation", make_documents(tokenizer, [40, 3, 150, 90, 300], seed=22), tokenizer)
+    return folder
+
+
+@pytest.fixture
+def tiny_run(tiny_data: Path, tmp_path: Path) -> TinyRun:
+    """Gives the command line of a small run: tiny_run("checkpoint.interval_steps=2") -> [path of a YAML, override].
+
+    Two phases, rows of 64 and then 128 tokens, a growing batch, 6,000 tokens in some 15 steps. The list goes to
+    `main(["train", *words])`, or to `read_run(words)` for a RunConfig. The run lives in tmp_path/runs/tiny.
+    """
+
+    def words(*overrides: str) -> list[str]:
+        file = tmp_path / "tiny.yaml"
+        file.write_text(TINY_YAML.format(runs=tmp_path / "runs", data=tiny_data), encoding="utf-8")
+        return [str(file), *overrides]
+
+    return words

@@ -1,0 +1,204 @@
+"""Masking: how many, which, and what stands in their place.
+
+If this breaks, the model learns to predict [SEP], the loss divides by a wrong number, or a resumed run sees other masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from modernbert_train.batch import Masked
+from modernbert_train.config.schema import ObjectiveConfig
+from modernbert_train.keyed import derive, derive_each
+from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.vocabulary import Vocabulary
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+VOCABULARY = Vocabulary(
+    num_entries=100, cls_id=CLS, sep_id=SEP, pad_id=PAD, mask_id=MASK, ordinary=np.arange(5, 100), sha256=""
+)
+ONLY_KEPT = ObjectiveConfig(mask_token_share=0.0, random_token_share=0.0)
+Line = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+def line(lengths: Sequence[int], tail: int = 0) -> Line:
+    """[CLS] text [SEP] for each length and a tail of pads, with where the texts start and how long they are."""
+    draw = np.random.default_rng(7)
+    ids: list[int] = []
+    starts = []
+    for length in lengths:
+        starts.append(len(ids) + 1)
+        ids += [CLS, *draw.integers(5, 100, length).tolist(), SEP]
+    return np.array(ids + [PAD] * tail, np.int64), np.array(starts, np.int64), np.array(lengths, np.int64)
+
+
+def keys(number: int, first: int = 0) -> NDArray[np.uint64]:
+    return derive_each(derive(17, 3), np.arange(first, first + number))
+
+
+def corrupt(lengths: Sequence[int], rate: float, config: ObjectiveConfig | None = None, tail: int = 0) -> Masked:
+    return MaskedLM(config or ObjectiveConfig(), VOCABULARY).corrupt(*line(lengths, tail), keys(len(lengths)), rate)
+
+
+def counts_of(masked: Masked, at: Line) -> NDArray[np.int64]:
+    """Predicted tokens of each sequence."""
+    _, starts, lengths = at
+    return np.array([((masked.positions_M >= s) & (masked.positions_M < s + n)).sum() for s, n in zip(starts, lengths)])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 80), min_size=1, max_size=20), st.floats(0.01, 1.0))
+def test_each_sequence_has_its_share_rounded_up_or_down(lengths: list[int], rate: float) -> None:
+    masked = corrupt(lengths, rate)
+    counts = counts_of(masked, line(lengths))
+    assert counts.sum() == len(masked.positions_M) == len(masked.labels_M)  # none lies outside the texts
+    assert (np.abs(counts - rate * np.array(lengths)) < 1).all()
+
+
+def test_a_share_that_is_whole_is_exact() -> None:
+    assert counts_of(corrupt([10, 100, 30], 0.3), line([10, 100, 30])).tolist() == [3, 30, 9]
+    assert counts_of(corrupt([7, 1], 1.0), line([7, 1])).tolist() == [7, 1]
+
+
+def test_rounding_is_fair_so_short_sequences_are_predicted_too() -> None:
+    """Of 4,000 sequences of one token 30 % are predicted (sigma 29); of 5 tokens, one and a half on average (sigma 32)."""
+    assert abs(len(corrupt([1] * 4000, 0.3).positions_M) - 1200) < 120
+    assert abs(len(corrupt([5] * 4000, 0.3).positions_M) - 6000) < 130
+
+
+def test_labels_are_the_originals_and_everything_else_stays() -> None:
+    lengths = [40, 3, 1, 200, 17]
+    ids, *_ = line(lengths, tail=9)
+    before = ids.copy()
+    masked = corrupt(lengths, 0.3, tail=9)
+    assert (ids == before).all()
+    assert (masked.labels_M == ids[masked.positions_M]).all()
+    assert (np.diff(masked.positions_M) > 0).all()
+    unselected = np.setdiff1d(np.arange(len(ids)), masked.positions_M)
+    assert (masked.input_ids_T[unselected] == ids[unselected]).all()
+    assert masked.input_ids_T.dtype == masked.positions_M.dtype == masked.labels_M.dtype == np.int64
+
+
+def test_special_tokens_are_never_predicted_and_never_drawn() -> None:
+    for rate in (0.3, 1.0):
+        masked = corrupt([1, 2, 50, 400], rate, ObjectiveConfig(mask_token_share=0.0, random_token_share=1.0), tail=5)
+        assert masked.labels_M.min() >= 5
+        assert masked.input_ids_T[masked.positions_M].min() >= 5
+
+
+def test_eighty_ten_ten() -> None:
+    """60,000 predicted tokens; the bounds are five sigma of a binomial. A random token is the original in 1 of 95."""
+    masked = corrupt([200] * 1000, 0.3)
+    number = len(masked.positions_M)
+    assert number == 60_000
+    inputs = masked.input_ids_T[masked.positions_M]
+    share_masked = (inputs == MASK).mean()
+    share_kept = (inputs == masked.labels_M).mean()
+    assert abs(share_masked - 0.8) < 5 * np.sqrt(0.8 * 0.2 / number)
+    expected = 0.1 + 0.1 / 95
+    assert abs(share_kept - expected) < 5 * np.sqrt(expected * (1 - expected) / number)
+
+
+def test_random_tokens_are_drawn_evenly() -> None:
+    masked = corrupt([200] * 300, 0.5, ObjectiveConfig(mask_token_share=0.0, random_token_share=1.0))
+    counts = np.bincount(masked.input_ids_T[masked.positions_M], minlength=100)[5:]
+    expected = len(masked.positions_M) / 95
+    assert ((counts - expected) ** 2 / expected).sum() < 94 + 6 * np.sqrt(2 * 94)
+
+
+def test_every_place_in_a_sequence_is_equally_likely() -> None:
+    """20 places, 3,000 sequences: each place is predicted 900 times, 25 being one sigma."""
+    masked = corrupt([20] * 3000, 0.3)
+    places = np.bincount((masked.positions_M - 1) % 22, minlength=22)
+    assert places[20:].tolist() == [0, 0]
+    assert np.abs(places[:20] - 900).max() < 125
+
+
+def test_the_shares_can_be_all_or_nothing() -> None:
+    kept = corrupt([30, 8], 0.3, ONLY_KEPT)
+    assert (kept.input_ids_T == line([30, 8])[0]).all() and len(kept.labels_M) > 0
+    masked = corrupt([30, 8], 0.3, ObjectiveConfig(mask_token_share=1.0, random_token_share=0.0))
+    assert (masked.input_ids_T[masked.positions_M] == MASK).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.permutations(range(12)), st.floats(0.05, 1.0))
+def test_a_sequence_is_masked_the_same_wherever_it_lies(lengths: list[int], order: list[int], rate: float) -> None:
+    """Alone on a line, or among others in any order: so masks do not depend on ranks, workers or rows."""
+    objective = MaskedLM(ObjectiveConfig(), VOCABULARY)
+    ids, starts, _ = line(lengths)
+    texts = [ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    alone = [
+        objective.corrupt(text, np.array([0]), np.array([len(text)]), keys(1, first=number), rate)
+        for number, text in enumerate(texts)
+    ]
+    chosen = [number for number in order if number < len(lengths)]
+    packed = np.concatenate([np.array([CLS, *texts[number], SEP]) for number in chosen])
+    chosen_lengths = np.array([lengths[number] for number in chosen])
+    chosen_starts = 1 + np.concatenate([[0], np.cumsum(chosen_lengths + 2)[:-1]])
+    together = objective.corrupt(packed, chosen_starts, chosen_lengths, keys(len(lengths))[chosen], rate)
+    for number, start in zip(chosen, chosen_starts, strict=True):
+        inside = (together.positions_M >= start) & (together.positions_M < start + lengths[number])
+        assert (together.positions_M[inside] - start).tolist() == alone[number].positions_M.tolist()
+        assert together.labels_M[inside].tolist() == alone[number].labels_M.tolist()
+        text = together.input_ids_T[start : start + lengths[number]]
+        assert text.tolist() == alone[number].input_ids_T.tolist()
+
+
+def test_other_keys_give_other_masks() -> None:
+    objective = MaskedLM(ObjectiveConfig(), VOCABULARY)
+    found = {tuple(objective.corrupt(*line([60]), keys(1, first=n), 0.3).positions_M.tolist()) for n in range(50)}
+    assert len(found) == 50
+
+
+def test_pinned_mask_never_changes() -> None:
+    """A change here changes the masks of every run that is under way."""
+    masked = corrupt([12, 5], 0.3)
+    assert masked.positions_M.tolist() == [4, 5, 6, 12, 16]
+    assert masked.input_ids_T.tolist() == [2, 94, 64, 69, 4, 59, 65, 84, 26, 10, 33, 32, 4, 3, 2, 91, 4, 52, 83, 17, 3]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(1, 126), min_size=1, max_size=60),
+    st.sampled_from([0.05, 0.15, 0.3, 0.5, 1.0]),
+    st.integers(0, 1000),
+)
+def test_the_number_of_predicted_positions_stays_within_its_bound(lengths: list[int], rate: float, first: int) -> None:
+    objective = MaskedLM(ObjectiveConfig(), VOCABULARY)
+    ids, starts, sizes = line(lengths)
+    masked = objective.corrupt(ids, starts, sizes, keys(len(lengths), first), rate)
+    assert len(masked.positions_M) <= objective.max_predicted(rate, len(ids))
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.3])
+def test_the_bound_holds_for_thousands_of_the_shortest_sequences(rate: float) -> None:
+    """One token each: all of them lucky would pass the bound, and their fair rounding keeps them far from it."""
+    objective = MaskedLM(ObjectiveConfig(), VOCABULARY)
+    for number in (1, 10, 100, 2000):
+        ids, starts, lengths = line([1] * number)
+        worst = max(
+            len(objective.corrupt(ids, starts, lengths, keys(number, first), rate).positions_M)
+            for first in range(0, 5000, 250)
+        )
+        assert worst <= objective.max_predicted(rate, len(ids))
+
+
+def test_the_bound_is_a_multiple_of_eight_and_not_wasteful() -> None:
+    objective = MaskedLM(ObjectiveConfig(), VOCABULARY)
+    assert objective.max_predicted(0.3, 4096) == 1264  # 1229 and 32 are 1261
+    assert objective.max_predicted(1.0, 64) == 96
+
+
+def test_a_line_without_sequences_predicts_nothing() -> None:
+    """A rank may get an empty row in validation."""
+    nothing = np.zeros(0, np.int64)
+    ids = np.full(16, PAD, np.int64)
+    masked = MaskedLM(ObjectiveConfig(), VOCABULARY).corrupt(ids, nothing, nothing, nothing.astype(np.uint64), 0.3)
+    assert (masked.input_ids_T == ids).all() and len(masked.positions_M) == len(masked.labels_M) == 0

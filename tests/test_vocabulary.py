@@ -1,0 +1,75 @@
+"""What training reads out of a tokenizer. If it is wrong, [MASK] is another word and random tokens are special ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import read_vocabulary
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def write(folder: Path, vocab: Any, added: list[dict[str, Any]]) -> Path:
+    content = {"model": {"vocab": vocab}, "added_tokens": added}
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def specials(first: int = 0) -> list[dict[str, Any]]:
+    return [{"content": text, "id": first + i, "special": True} for i, text in enumerate(SPECIAL)]
+
+
+def test_it_agrees_with_the_tokenizers_library(tiny_data: Path) -> None:
+    vocabulary = read_vocabulary(tiny_data / "tokenizer")
+    tokenizer = Tokenizer.from_file(str(tiny_data / "tokenizer/tokenizer.json"))
+    assert vocabulary.num_entries == tokenizer.get_vocab_size() == 512
+    ids = [vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id]
+    assert ids == [tokenizer.token_to_id(text) for text in ("[PAD]", "[CLS]", "[SEP]", "[MASK]")]
+    special = {tokenizer.token_to_id(text) for text in SPECIAL}
+    assert vocabulary.ordinary.tolist() == sorted(set(range(512)) - special)
+    content = (tiny_data / "tokenizer/tokenizer.json").read_bytes()
+    assert vocabulary.sha256 == hashlib.sha256(content).hexdigest()
+
+
+def test_random_tokens_are_drawn_from_real_entries_only(tmp_path: Path) -> None:
+    """Unused entries have no meaning, special ones the wrong one, and ids may have holes."""
+    added = [*specials(10), {"content": "    ", "id": 20, "special": False}, {"content": "[unused0]", "id": 21}]
+    vocabulary = read_vocabulary(write(tmp_path, {"a": 0, "b": 1, "[unused1]": 2, "c": 5}, added))
+    assert vocabulary.ordinary.tolist() == [0, 1, 5, 20]
+    assert vocabulary.num_entries == 22
+    assert (vocabulary.pad_id, vocabulary.mask_id) == (10, 14)
+
+
+def test_a_unigram_tokenizer_lists_tokens_with_scores(tmp_path: Path) -> None:
+    vocab = [[text, 0.0] for text in SPECIAL] + [["a", -1.5], ["b", -2.5]]
+    vocabulary = read_vocabulary(write(tmp_path, vocab, specials()))
+    assert vocabulary.num_entries == 7 and vocabulary.ordinary.tolist() == [5, 6]
+
+
+def test_missing_special_tokens_are_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"a": 0}, [entry for entry in specials(1) if entry["content"] not in ("[SEP]", "[MASK]")])
+    with pytest.raises(DataError, match=r"tokenizer.json: lacks \[SEP\], \[MASK\]. Give the tokenizer to data_prep"):
+        read_vocabulary(folder)
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file. data.tokenizer must name a tokenizer folder"):
+        read_vocabulary(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "not json", "[]", "null", "{}", '{"model": {}}', '{"model": {"vocab": 3}, "added_tokens": []}',
+     '{"model": {"vocab": {"a": "x"}}, "added_tokens": []}', '{"model": {"vocab": {"a": 0}}, "added_tokens": [3]}'],
+)  # fmt: skip
+def test_a_damaged_tokenizer_is_no_crash(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match="tokenizer.json: not a readable tokenizer"):
+        read_vocabulary(tmp_path)

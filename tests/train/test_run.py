@@ -1,0 +1,179 @@
+"""Whole runs through the command line: stopping anywhere and starting again must leave no trace in the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from modernbert_train.train.checkpoint import newest_valid
+from tests.conftest import TinyRun
+from tests.data.make_shards import make_documents, make_shards
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = [sys.executable, "-m", "modernbert_train", "train"]
+# what may differ between two runs that trained the same: how long it took
+TIMES = ("time", "seconds", "tokens_per_second")
+
+
+def start(words: list[str], *flags: str) -> subprocess.Popen[str]:
+    """Start a run as a user does; two threads always, so that sums are added in the same order."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    command = [*TRAIN, *words, *flags]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def finish(words: list[str], *flags: str) -> tuple[int, str]:
+    process = start(words, *flags)
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+def records(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
+    entries = []
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # torn by a kill
+        if entry["kind"] == kind:
+            entries.append({key: value for key, value in entry.items() if key not in TIMES})
+    return entries
+
+
+def interrupt_after(words: list[str], folder: Path, steps: int, number: signal.Signals) -> int:
+    """Start the run, signal all its processes once it has recorded so many new steps, and wait for its end."""
+    already = len(records(folder)) if (folder / "metrics.jsonl").exists() else 0
+    process = start(words)
+    deadline = time.monotonic() + 100
+    while process.poll() is None and time.monotonic() < deadline:
+        if (folder / "metrics.jsonl").exists() and len(records(folder)) >= already + steps:
+            break
+        time.sleep(0.002)
+    os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0, f"the run ended before it could be interrupted:\n{output}"
+    return process.returncode
+
+
+@pytest.mark.timeout(280)
+def test_a_run_killed_again_and_again_equals_one_that_never_stopped(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """kill -9 and SIGTERM at random steps, other numbers of workers each time, dropout on: the same record, bit for
+    bit, the same validation, the same weights."""
+    common = ["model.attention_out_dropout=0.1", "checkpoint.interval_steps=2", "phases.short.tokens=9000"]
+    whole, broken = tmp_path / "runs/whole", tmp_path / "runs/broken"
+    code, output = finish(tiny_run(*common, "name=whole", "data.num_workers=0"))
+    assert code == 0, output
+    expected = records(whole)
+    assert len(expected) > 20
+
+    draw = random.Random(1)
+    for number, workers in ((signal.SIGKILL, 2), (signal.SIGKILL, 0), (signal.SIGTERM, 1), (signal.SIGKILL, 1)):
+        words = tiny_run(*common, "name=broken", f"data.num_workers={workers}")
+        code = interrupt_after(words, broken, draw.randint(1, 4), number)
+        assert code == (75 if number == signal.SIGTERM else -signal.SIGKILL)
+    code, output = finish(tiny_run(*common, "name=broken", "data.num_workers=1"))
+    assert code == 0, output
+
+    assert records(broken) == expected
+    assert records(broken, "validation") == records(whole, "validation")
+    assert len(records(broken, "resume")) >= 3
+    one, other = newest_valid(whole / "checkpoints")[0], newest_valid(broken / "checkpoints")[0]
+    assert one is not None and other is not None and one.step == other.step == expected[-1]["step"]
+    for name, tensor in one.weights().items():
+        assert torch.equal(tensor, other.weights()[name]), name
+    for name, tensor in one.optimizer().items():
+        assert torch.equal(tensor, other.optimizer()[name]), name
+
+
+@pytest.mark.timeout(200)
+def test_starting_a_finished_damaged_or_foreign_run_again(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """The second start of a run folder: each case must end in the right code and say what to do."""
+    folder = tmp_path / "runs/tiny"
+    code, output = finish(tiny_run("checkpoint.interval_steps=2"))
+    assert code == 0, output
+    last = records(folder)[-1]
+
+    code, output = finish(tiny_run("checkpoint.interval_steps=2"))
+    assert code == 0 and "already trained to its end" in output
+
+    code, output = finish(tiny_run("optim.lr=1e-2"))
+    assert code == 78
+    assert "optim.lr: 0.005 -> 0.01" in output and "--fresh" in output and str(folder) in output
+
+    # the newest checkpoint is cut short: the one before it is used, said, and the end is the same
+    newest, _ = newest_valid(folder / "checkpoints")
+    assert newest is not None
+    weights = newest.folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    code, output = finish(tiny_run("checkpoint.interval_steps=2"))
+    assert code == 0, output
+    assert "passed over a damaged checkpoint" in output and "model.safetensors" in output
+    assert records(folder)[-1] == last
+    assert records(folder, "resume")[-1]["step"] < last["step"]
+
+    code, output = finish(tiny_run("checkpoint.interval_steps=2", "optim.lr=1e-2"), "--fresh")
+    assert code == 0, output
+    assert len(list((tmp_path / "runs").glob("tiny.until-*"))) == 1  # nothing was deleted
+    assert records(folder)[0]["step"] == 1
+
+
+@pytest.mark.timeout(120)
+def test_a_run_never_goes_on_over_other_data(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
+    """Other shards under the same name would silently repeat or skip text."""
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    words = tiny_run(
+        "checkpoint.interval_steps=2",
+        *(f"data.{name}={data / name}" for name in ("train", "validation", "tokenizer")),
+    )
+    assert interrupt_after(words, tmp_path / "runs/tiny", 3, signal.SIGKILL) == -signal.SIGKILL
+    shutil.rmtree(data / "train")
+    lengths = list(np.full(60, 30))
+    make_shards(data / "train", make_documents(data / "tokenizer", lengths, seed=99), data / "tokenizer")
+    code, output = finish(words)
+    assert code == 65, output
+    assert "trained on other data" in output and "error:" in output and "Traceback" not in output
+
+
+@pytest.mark.timeout(120)
+def test_a_damaged_shard_ends_the_run_with_its_name(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
+    """A flipped bit in a shard must end the run with the data's exit code, from a worker process too."""
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    shard = sorted((data / "train").glob("shard.*"))[0]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    words = tiny_run(*(f"data.{name}={data / name}" for name in ("train", "validation", "tokenizer")))
+    code, output = finish([*words, "data.num_workers=1"])
+    assert code == 65, output
+    assert shard.name in output and "is damaged" in output
+
+
+@pytest.mark.timeout(120)
+def test_wandb_works_offline_and_a_broken_one_costs_nothing(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """No account, no network: the run is recorded locally; a logger that fails is switched off aloud."""
+    words = tiny_run("logging.wandb.enabled=true", "phases.long=null", "phases.short.tokens=1500")
+    code, output = finish(words)
+    assert code == 0, output
+    assert list((tmp_path / "runs/tiny/wandb").glob("offline-run-*"))
+
+    (tmp_path / "runs/blocked").mkdir()
+    (tmp_path / "runs/blocked/wandb").write_text("a file where wandb wants a folder")
+    code, output = finish([*words, "name=blocked", "logging.wandb.entity=nobody"])
+    assert code == 0, output
+    assert len(records(tmp_path / "runs/blocked")) > 3
