@@ -67,7 +67,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny_data")
     tokenizer = make_tokenizer(folder / "tokenizer")
     draw = np.random.default_rng(3)
-    lengths = [3, 400, *np.clip(draw.lognormal(4.0, 1.0, 58), 3, 400).astype(int)]
+    lengths = [3, 400, *np.clip(draw.lognormal(3.5, 1.0, 58), 3, 400).astype(int)]
     make_shards(folder / "train", make_documents(tokenizer, lengths, seed=21), tokenizer)
     make_shards(folder / "validation", make_documents(tokenizer, [40, 3, 150, 90, 300], seed=22), tokenizer)
     return folder

@@ -71,8 +71,8 @@ class TokenShards:
             )
         if len(tokens) and int(tokens.max()) >= self._vocab_size:
             raise DataError(
-                f"{self._path(shard)}: document {at} holds token id {int(tokens.max())}, model.vocab_size is "
-                f"{self._vocab_size}. The shards belong to another tokenizer; name theirs in data.tokenizer."
+                f"{self._path(shard)}: document {at} holds token id {int(tokens.max())}, the tokenizer has "
+                f"{self._vocab_size} entries. The shards belong to another tokenizer; name theirs in data.tokenizer."
             )
         return tokens
 

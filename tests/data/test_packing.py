@@ -162,14 +162,14 @@ def test_a_saved_packer_goes_on_with_the_same_rows(stream: tuple[tuple[int, list
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(8, 60), st.integers(8, 60), st.lists(st.integers(1, 150), max_size=20))
-def test_changing_the_row_length_loses_nothing(before: int, after: int, lengths: list[int]) -> None:
-    packer = GreedyPacker(before, 4, 100)
+@given(Streams, st.integers(0, 20))
+def test_the_waiting_tokens_are_those_not_given_out(stream: tuple[tuple[int, list[int]], int, int], given: int) -> None:
+    (row_tokens, lengths), open_rows, max_age = stream
+    packer = GreedyPacker(row_tokens, open_rows, max_age)
     for document, length in enumerate(lengths):
-        packer.add(0, document, length)
-    changed = all_rows(packer.with_row_tokens(after))
-    assert tokens_of(changed) == [(0, d, t) for d, length in enumerate(lengths) for t in range(length)]
-    assert all(used(row) <= after for row in changed)
+        packer.place(Piece(0, document, 0, length))
+    rows = [packer.ready.popleft() for _ in range(min(given, len(packer.ready)))]
+    assert packer.num_waiting_tokens() == sum(lengths) - sum(piece.length for row in rows for piece in row)
 
 
 @pytest.mark.parametrize(("row_tokens", "median", "least"), [(1024, 250, 0.99), (8192, 1100, 0.995)])

@@ -1,6 +1,6 @@
-"""The order of documents: every one once an epoch, another order each epoch, and any place reachable at once.
+"""The order of pieces: every token once an epoch, long documents spread out, and any place reachable at once.
 
-If this breaks, a resumed run sees other documents than it would have, or some never.
+If this breaks, a resumed run sees other text than it would have, some never, or batches of one book only.
 """
 
 from __future__ import annotations
@@ -10,67 +10,83 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modernbert_train.data.shuffle import DocumentOrder
+from modernbert_train.data.shuffle import ShuffledPieces
 
-Sizes = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(sum)
+Shards = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=10)
 
 
-def walk(order: DocumentOrder, epoch: int) -> list[int]:
+def make(shards: list[list[int]], block_shards: int, seed: int = 1) -> ShuffledPieces:
+    lengths = np.array([length for shard in shards for length in shard], np.uint32)
+    return ShuffledPieces([len(shard) for shard in shards], lengths, block_shards, seed)
+
+
+def walk(pieces: ShuffledPieces, epoch: int, piece_tokens: int) -> list[tuple[int, int, int]]:
     """A whole epoch, block by block."""
-    documents: list[int] = []
-    while len(documents) < order.num_documents:
-        documents += order.documents_from(epoch, len(documents)).tolist()
-    return documents
+    blocks = [pieces.block(epoch, block, piece_tokens).tolist() for block in range(pieces.num_blocks)]
+    return [tuple(piece) for block in blocks for piece in block]
 
 
 @settings(max_examples=50, deadline=None)
-@given(Sizes, st.integers(1, 5), st.integers(0, 2**31 - 1), st.integers(0, 3))
-def test_an_epoch_holds_every_document_once(sizes: list[int], block: int, seed: int, epoch: int) -> None:
-    order = DocumentOrder(sizes, block, seed)
-    assert sorted(walk(order, epoch)) == list(range(sum(sizes)))
+@given(Shards, st.integers(1, 5), st.integers(0, 2**31 - 1), st.integers(0, 3), st.integers(1, 50))
+def test_an_epoch_holds_every_token_once(
+    shards: list[list[int]], block: int, seed: int, epoch: int, piece_tokens: int
+) -> None:
+    """Pieces are as long as they may be, but for the rest at the end of a document."""
+    pieces = make(shards, block, seed)
+    lengths = [length for shard in shards for length in shard]
+    expected = [
+        (document, start, min(piece_tokens, length - start))
+        for document, length in enumerate(lengths)
+        for start in range(0, length, piece_tokens)
+    ]
+    assert sorted(walk(pieces, epoch, piece_tokens)) == expected
+    assert pieces.num_tokens == sum(lengths)
 
 
-@settings(max_examples=50, deadline=None)
-@given(Sizes, st.integers(1, 5), st.integers(0, 3))
-def test_any_place_is_found_without_walking_there(sizes: list[int], block: int, epoch: int) -> None:
-    order = DocumentOrder(sizes, block, seed=1)
-    whole = walk(order, epoch)
-    for index in range(order.num_documents):
-        rest = order.documents_from(epoch, index).tolist()
-        assert rest and rest == whole[index : index + len(rest)]
-
-
-def test_no_more_shards_are_open_than_a_block_holds() -> None:
-    """Each block of documents comes from its own few shards, so that a reader can forget the others."""
-    sizes = [7, 3, 5, 4, 6, 8, 2]
-    order = DocumentOrder(sizes, 3, seed=4)
-    shard_of = np.repeat(np.arange(len(sizes)), sizes)
-    index, seen = 0, []
-    while index < order.num_documents:
-        documents = order.documents_from(0, index)
-        seen.append(set(shard_of[documents].tolist()))
-        index += len(documents)
+def test_a_block_comes_from_its_own_few_shards() -> None:
+    """So that a reader holds only these in memory, and the others may lie far away."""
+    shards = [[5] * number for number in (7, 3, 5, 4, 6, 8, 2)]
+    pieces = make(shards, 3)
+    shard_of = np.repeat(np.arange(len(shards)), [len(shard) for shard in shards])
+    seen = [set(shard_of[pieces.block(0, block, 10)[:, 0]].tolist()) for block in range(pieces.num_blocks)]
     assert [len(shards) for shards in seen] == [3, 3, 1]
-    assert sum(map(len, seen)) == len(set.union(*seen)) == len(sizes)
+    assert set.union(*seen) == set(range(7))
 
 
-def test_documents_of_a_block_are_mixed() -> None:
-    order = DocumentOrder([100, 100], 2, seed=4)
-    first = np.array(walk(order, 0)[:100])
-    assert 30 < (first < 100).sum() < 70  # of the first half, about half comes from each shard
-    assert (np.diff(first) != 1).sum() > 90
+def test_pieces_of_a_long_document_are_spread_over_its_block() -> None:
+    """One document of 100 pieces among 100 short ones: in any tenth of the block both are mixed."""
+    pieces = make([[1000], [10] * 100], 2).block(0, 0, 10)
+    long = pieces[:, 0] == 0
+    assert long.sum() == 100
+    assert all(2 <= part.sum() <= 18 for part in np.split(long, 10))
+    starts = pieces[long, 1]
+    assert (np.diff(starts) != 10).sum() > 90  # and in no order
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    orders = [walk(DocumentOrder([10] * 6, 2, seed), epoch) for seed in (1, 2) for epoch in (0, 1)]
+def test_epochs_seeds_and_blocks_have_orders_of_their_own() -> None:
+    shards = [[5] * 10] * 6
+    orders = [walk(make(shards, 2, seed), epoch, 10) for seed in (1, 2) for epoch in (0, 1)]
     assert len({tuple(order) for order in orders}) == 4
+    first, second = (make(shards, 3).block(0, block, 10)[:, 0] for block in (0, 1))
+    assert (np.argsort(first) != np.argsort(second)).any()
 
 
 def test_pinned_order_never_changes() -> None:
-    """A change here changes the documents of every run that is under way."""
-    assert walk(DocumentOrder([3, 4, 2, 3], 2, seed=17), 0) == [3, 10, 5, 9, 4, 11, 6, 2, 0, 1, 8, 7]
+    """A change here changes the text of every run that is under way."""
+    assert walk(make([[9, 2, 4], [3, 3], [12]], 2, seed=17), 0, 5) == [
+        (4, 0, 3),
+        (0, 0, 5),
+        (1, 0, 2),
+        (0, 5, 4),
+        (3, 0, 3),
+        (2, 0, 4),
+        (5, 5, 5),
+        (5, 0, 5),
+        (5, 10, 2),
+    ]
 
 
 @pytest.mark.parametrize("block", [1, 2, 100])
-def test_empty_shards_are_passed_over(block: int) -> None:
-    assert sorted(walk(DocumentOrder([0, 0, 3, 0, 2, 0], block, seed=5), 0)) == [0, 1, 2, 3, 4]
+def test_empty_shards_and_documents_are_passed_over(block: int) -> None:
+    found = walk(make([[], [3, 0], [], [0], [4]], block), 0, 10)
+    assert sorted(found) == [(0, 0, 3), (3, 0, 4)]

@@ -1,0 +1,102 @@
+"""The same run on one process and on two, under DDP and FSDP2: the same batches, losses, updates and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modernbert_train.train.checkpoint import newest_valid
+from tests.conftest import TinyRun
+
+ROOT = Path(__file__).resolve().parents[2]
+SAME = ("step", "phase", "epoch", "tokens", "rows", "row_tokens", "lr", "packing_efficiency")
+MEASURED = ("loss", "grad_norm", "update_norm")
+
+
+def launch(words: list[str], ranks: int) -> None:
+    command = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(ranks)]
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def records(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [entry for entry in entries if entry["kind"] == kind]
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    found, wanted = records(folder), records(expected)
+    assert len(found) == len(wanted) > 10
+    for one, other in zip(found, wanted, strict=True):
+        assert [one[key] for key in SAME] == [other[key] for key in SAME]
+        for key in MEASURED:
+            assert one[key] == pytest.approx(other[key], rel=2e-4, abs=1e-6), (one["step"], key)
+    for one, other in zip(records(folder, "validation"), records(expected, "validation"), strict=True):
+        assert one["predicted"] == other["predicted"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found, passed_over = newest_valid(folder / "checkpoints")
+    assert found is not None and not passed_over
+    return found.weights()
+
+
+@pytest.mark.timeout(290)
+def test_two_ranks_train_as_one_does_under_ddp_and_fsdp2(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Losses, gradient norms, updates, validation and final weights within float error; the batches exactly. Then the
+    run that two sharded ranks began goes on upon one, and ends as if it had always been one."""
+    runs = tmp_path / "runs"
+    launch(tiny_run("name=one"), ranks=1)
+    for strategy in ("ddp", "fsdp2"):
+        launch(tiny_run(f"name={strategy}", f"distributed.strategy={strategy}", "data.num_workers=1"), ranks=2)
+        assert_same_run(runs / strategy, runs / "one")
+        for name, tensor in weights(runs / strategy).items():
+            torch.testing.assert_close(tensor, weights(runs / "one")[name], rtol=2e-3, atol=2e-5)
+
+    # what two sharded ranks left at the end of their first phase, gone on with by one process
+    moved = runs / "fsdp2/checkpoints"
+    last = max(moved.iterdir(), key=lambda path: path.name)
+    for path in last.iterdir():
+        path.unlink()
+    last.rmdir()
+    launch(tiny_run("name=fsdp2"), ranks=1)
+    assert records(runs / "fsdp2", "resume")
+    assert_same_run(runs / "fsdp2", runs / "one")
+
+
+@pytest.mark.timeout(120)
+def test_a_signal_to_the_launcher_saves_on_all_ranks(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """A scheduler's SIGTERM: all ranks finish the step, one checkpoint is written, the launcher says 75."""
+    folder = tmp_path / "runs/tiny"
+    command = [sys.executable, str(ROOT / "launch/run.py"), *tiny_run("phases.short.tokens=40000"), "--ranks", "2"]
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if (folder / "metrics.jsonl").exists() and len(records(folder)) > 2:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, output = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    found, _ = newest_valid(folder / "checkpoints")
+    assert found is not None and found.step == records(folder)[-1]["step"]
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused_before_any_process_starts(tiny_run: TinyRun) -> None:
+    """Unequal ranks would hang in a collective; the launcher says which sizes fit instead."""
+    command = [sys.executable, str(ROOT / "launch/run.py"), *tiny_run(), "--ranks", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 78
+    assert "cannot be shared evenly by 3 ranks" in done.stderr

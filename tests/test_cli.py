@@ -1,0 +1,213 @@
+"""The command line before any training: exit codes that schedulers act on, whole messages, and no torch.
+
+If this breaks, a typo is found only on the GPU machine, or a cluster restarts for ever what can never work.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modernbert_train import __version__
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.config.load import to_yaml
+from modernbert_train.data.dataset_card import read_card, write_card
+from tests.conftest import TinyRun
+
+ROOT = Path(__file__).parents[1]
+VERBS = ["train", "check", "eval", "export", "report", "fill", "doctor"]
+HEAVY = ["torch", "composer", "streaming", "transformers", "datasets"]
+PROBE = """\
+import sys
+from modernbert_train.__main__ import main
+code = main(sys.argv[1:])
+print("loaded:", *(name for name in {heavy!r} if name in sys.modules))
+sys.exit(code)
+"""
+
+
+def call(*words: str) -> subprocess.CompletedProcess[str]:
+    """`python -m modernbert_train` as a user calls it, from the project's folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "modernbert_train", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def call_probed(*words: str) -> subprocess.CompletedProcess[str]:
+    """The same in one process that says at the end which heavy libraries it has loaded."""
+    return subprocess.run(
+        [sys.executable, "-c", PROBE.format(heavy=HEAVY), *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.fixture
+def broken(tiny_run: TinyRun, tmp_path: Path) -> list[str]:
+    """A command line with mistakes in the file and in the overrides."""
+    extra = tmp_path / "extra.yaml"
+    extra.write_text("model:\n  hiden_size: 32\noptim:\n  lr: fast\n", encoding="utf-8")
+    return [*tiny_run(), str(extra), "phases.short.row_tokenz=3"]
+
+
+def test_a_broken_configuration_ends_with_78_and_every_mistake(broken: list[str], tmp_path: Path) -> None:
+    done = call("check", *broken)
+    assert done.returncode == 78 and done.stdout == ""
+    assert done.stderr.splitlines() == [
+        f"error: model.hiden_size ({tmp_path}/extra.yaml:2): unknown key. Did you mean model.hidden_size?",
+        f"optim.lr='fast' ({tmp_path}/extra.yaml:4): expected a number.",
+        "phases.short.row_tokenz (command line): unknown key. Did you mean phases.short.row_tokens?",
+    ]
+
+
+def test_broken_rules_end_with_78_and_every_rule(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    words = tiny_run("model.num_heads=3", "phases.long.microbatch_tokens=100")
+    assert main(["check", *words]) == 78
+    said = capsys.readouterr().err
+    assert "model.hidden_size=32 is not a multiple of model.num_heads=3" in said
+    assert "phases.long.microbatch_tokens=100 is not a multiple" in said
+    assert main(["train", *words]) == 78  # and nothing is trained either
+    assert capsys.readouterr().err == said
+
+
+def test_a_good_run_is_described_without_torch(tiny_run: TinyRun) -> None:
+    """Seconds on a login node, where torch may not even be installed."""
+    done = call_probed("check", *tiny_run())
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("tiny: good. 6,000 tokens into ") and lines[-1] == "loaded:"
+    assert [line.split()[0] for line in lines[1:-1]] == ["phase", "short", "long"]
+
+
+def test_a_broken_run_is_refused_without_torch(broken: list[str]) -> None:
+    done = call_probed("check", *broken)
+    assert (done.returncode, done.stdout) == (78, "loaded:\n")
+
+
+def test_a_broken_run_is_refused_for_training_without_torch(broken: list[str]) -> None:
+    done = call_probed("train", *broken)
+    assert (done.returncode, done.stdout) == (78, "loaded:\n")
+
+
+def test_the_probe_can_fail() -> None:
+    done = call_probed("doctor")
+    assert done.stdout.splitlines()[-1].startswith("loaded: torch")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tran"], "invalid choice: 'tran'"),
+        ([], "arguments are required: VERB"),
+        (["train"], "arguments are required: RUN"),
+        (["check", "x.yaml", "--ranks", "0"], "argument --ranks: 0: a whole number above 0 is expected"),
+        (["check", "x.yaml", "--ranks", "two"], "argument --ranks: two: a whole number above 0 is expected"),
+        (["train", "x.yaml", "--frsh"], "unrecognized arguments: --frsh"),
+    ],
+)
+def test_wrong_arguments_end_with_64(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 64
+    said = capsys.readouterr().err
+    assert said.startswith("usage: python -m modernbert_train") and "\nerror: " in said and message in said
+
+
+def test_help_names_every_verb_and_exit_code() -> None:
+    done = call("--help")
+    assert done.returncode == 0
+    listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("    ") and line[4] != " "]
+    assert listed == VERBS
+    assert all(str(code) in done.stdout for code in (0, 64, 65, 70, 74, 75, 78))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0 and f"modernbert_train {verb}" in capsys.readouterr().out
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out.strip() == __version__
+
+
+def test_a_missing_file_ends_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path / "absent.yaml")]) == 78
+    assert f"{tmp_path}/absent.yaml: no such file." in capsys.readouterr().err
+
+
+def test_ranks_that_cannot_share_the_batch_end_with_78(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *tiny_run(), "--ranks", "4"]) == 0
+    assert main(["check", *tiny_run(), "--ranks", "3"]) == 78
+    assert "cannot be shared evenly by 3 ranks" in capsys.readouterr().err
+
+
+def test_a_folder_of_a_run_stands_for_its_configuration(tiny_run: TinyRun, tmp_path: Path) -> None:
+    config = read_run(tiny_run("seed=9"))
+    folder = tmp_path / "runs/tiny"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    assert read_run([str(folder)]) == config
+    assert read_run([str(folder), "seed=10"]).seed == 10
+
+
+def test_shards_of_another_tokenizer_end_with_65(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every token would mean another word, and nothing but the loss would show it."""
+    other = Path(shutil.copytree(tiny_data / "tokenizer", tmp_path / "other"))
+    file = other / "tokenizer.json"
+    file.write_text(file.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert main(["check", *tiny_run(f"data.tokenizer={other}")]) == 65
+    said = capsys.readouterr().err
+    for key in ("data.train", "data.validation"):
+        assert f"{key}={tiny_data}/{key.split('.')[1]}: made with another tokenizer" in said
+    assert f"data.tokenizer={other}" in said
+
+
+@pytest.mark.parametrize("missing", ["train", "validation", "tokenizer"])
+def test_data_that_is_not_there_ends_with_65(
+    tiny_run: TinyRun, tmp_path: Path, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *tiny_run(f"data.{missing}={tmp_path}/absent")]) == 65
+    assert str(tmp_path / "absent") in capsys.readouterr().err
+
+
+def test_shards_that_changed_after_they_were_made_end_with_65(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "shards"))
+    lengths = np.load(folder / "lengths.npy")
+    np.save(folder / "lengths.npy", lengths[::-1])
+    assert main(["check", *tiny_run(f"data.train={folder}")]) == 65
+    assert f"{folder}/lengths.npy: sha256" in capsys.readouterr().err
+
+
+def test_shards_without_a_token_end_with_65(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Packing would look for a piece for ever."""
+    folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "shards"))
+    write_card(folder, replace(read_card(folder), tokens=0))
+    assert main(["check", *tiny_run(f"data.train={folder}")]) == 65
+    assert "the shards hold no tokens" in capsys.readouterr().err
+
+
+def test_a_model_too_small_for_the_tokenizer_ends_with_78(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *tiny_run("model.vocab_size=448")]) == 78
+    assert "Set model.vocab_size=512." in capsys.readouterr().err

@@ -1,0 +1,195 @@
+"""Who may import whom, read out of the source with `ast`.
+
+If this breaks, `check` needs a GPU machine, the model cannot be tested without Composer, or a folder can no longer be
+changed alone. A new module needs a row here: say what it stands on before it stands on everything.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("modernbert_train", "data_prep", "launch")
+
+# module or package -> what of the project it may import, besides itself; a package stands for everything in it
+PROJECT: dict[str, tuple[str, ...]] = {
+    "modernbert_train.errors": (),
+    "modernbert_train.keyed": (),
+    "modernbert_train.compat": (),
+    "modernbert_train.batch": (),
+    "modernbert_train.config": ("errors",),
+    "modernbert_train.clock": ("config",),
+    "modernbert_train.vocabulary": ("errors",),
+    "modernbert_train.data": ("batch", "clock", "compat", "config", "errors", "keyed", "vocabulary"),
+    "modernbert_train.objectives": ("batch", "config", "errors", "keyed", "vocabulary"),
+    "modernbert_train.models": ("batch", "config", "errors", "keyed"),
+    "modernbert_train.optim": ("clock", "config", "errors"),
+    "modernbert_train.report": ("errors",),
+    "modernbert_train.export": ("config", "errors", "models", "vocabulary"),
+    "modernbert_train.train": (
+        "batch", "clock", "compat", "config", "data", "errors", "export", "keyed", "models", "objectives", "optim",
+        "report", "vocabulary",
+    ),
+    "modernbert_train.doctor": ("compat", "config", "errors", "models"),
+    "modernbert_train.__main__": ("config", "data.check", "doctor", "errors", "export", "report", "train"),
+    "data_prep": ("compat", "config", "data.dataset_card", "errors"),
+    "launch": ("__main__", "config", "data.check", "errors"),
+}  # fmt: skip
+
+# module or package -> the libraries it may import, besides the standard one; the most exact row counts
+LIBRARIES: dict[str, tuple[str, ...]] = {
+    "modernbert_train": (),
+    "modernbert_train.keyed": ("numpy",),
+    "modernbert_train.compat": ("torchmetrics",),
+    "modernbert_train.batch": ("numpy", "torch"),
+    "modernbert_train.config": ("omegaconf", "yaml"),
+    "modernbert_train.vocabulary": ("numpy",),
+    "modernbert_train.data": ("numpy",),
+    "modernbert_train.data.check": (),
+    "modernbert_train.data.dataset_card": (),
+    "modernbert_train.data.loader": ("numpy", "torch"),
+    "modernbert_train.data.mds": ("numpy", "streaming"),
+    "modernbert_train.objectives": ("numpy",),
+    "modernbert_train.models": ("torch",),
+    "modernbert_train.models.attention": ("flash_attn", "torch"),
+    "modernbert_train.optim": ("torch",),
+    "modernbert_train.optim.schedules": (),
+    "modernbert_train.export": ("safetensors", "torch", "transformers"),
+    "modernbert_train.train": ("composer", "numpy", "safetensors", "torch", "tqdm", "xxhash"),
+    "modernbert_train.doctor": ("torch",),
+    "data_prep": ("datasets", "numpy", "tokenizers", "tqdm", "zstandard"),
+    "data_prep.shards": ("numpy", "streaming"),
+    "launch": ("torch",),
+}
+
+
+class Import(NamedTuple):
+    source: str  # the module that imports
+    target: str  # the module that is imported, or where it comes from
+    place: str  # file and line
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def project_modules() -> set[str]:
+    return {module_of(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+
+
+def imports_in(path: Path, text: str, modules: set[str]) -> Iterator[Import]:
+    """Every import of a file, also those inside functions and under TYPE_CHECKING.
+
+    Args:
+        path: relative to the root.
+        text: the source.
+        modules: of the project; tells `from package import module` from `from module import name`.
+    """
+    for node in ast.walk(ast.parse(text)):
+        place = f"{path}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Import):
+            yield from (Import(module_of(path), alias.name, place) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield Import(module_of(path), full if full in modules else base, place)
+
+
+def inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def row_of(module: str, table: dict[str, tuple[str, ...]]) -> str | None:
+    return max((row for row in table if inside(module, row)), key=len, default=None)
+
+
+def violation(found: Import) -> str | None:
+    """What is wrong with an import, or None."""
+    source, target, place = found
+    if target.startswith("."):
+        return f"{place}: a relative import. Write the whole name."
+    if target.split(".")[0] in PACKAGES:
+        row = row_of(source, PROJECT)
+        if row is None:
+            return f"{place}: {source} has no row in PROJECT of {Path(__file__).name}. Add what it may import."
+        allowed = [row, *(f"modernbert_train.{name}" for name in PROJECT[row])]
+        if target != "modernbert_train" and not any(inside(target, name) for name in allowed):
+            return f"{place}: {source} imports {target}; {row} may import only {', '.join(allowed)}."
+        return None
+    library = target.split(".")[0]
+    row = row_of(source, LIBRARIES)
+    if library in sys.stdlib_module_names or (row is not None and library in LIBRARIES[row]):
+        return None
+    return f"{place}: {source} imports {library}, which {row} may not. Its door is another module."
+
+
+def test_imports_point_one_way_and_each_library_has_its_door() -> None:
+    modules = project_modules()
+    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    found = [each for path in files for each in imports_in(path.relative_to(ROOT), path.read_text("utf-8"), modules)]
+    assert len(found) > 300
+    assert [message for each in found if (message := violation(each))] == []
+
+
+def test_the_table_itself_has_no_circle() -> None:
+    """Two folders that import each other are one folder."""
+    above = {row.removeprefix("modernbert_train."): {name.split(".")[0] for name in PROJECT[row]} for row in PROJECT}
+    while free := [name for name, below in above.items() if not below & above.keys()]:
+        for name in free:
+            del above[name]
+    assert above == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "message"),
+    [
+        ("modernbert_train/config/load.py", "import torch", "modernbert_train.config may not"),
+        ("modernbert_train/config/load.py", "import numpy as np", "modernbert_train.config may not"),
+        ("modernbert_train/data/packing.py", "import torch", "modernbert_train.data may not"),
+        ("modernbert_train/data/check.py", "import numpy", "modernbert_train.data.check may not"),
+        ("modernbert_train/data/loader.py", "from streaming.base import x", "modernbert_train.data.loader may not"),
+        ("modernbert_train/models/layers.py", "import flash_attn", "modernbert_train.models may not"),
+        ("modernbert_train/models/heads.py", "from transformers import AutoModel", "modernbert_train.models may not"),
+        ("modernbert_train/optim/groups.py", "import composer.core", "modernbert_train.optim may not"),
+        (
+            "modernbert_train/data/loader.py",
+            "from modernbert_train.objectives.mlm import MaskedLM",
+            "data may import only",
+        ),
+        ("modernbert_train/data/loader.py", "from modernbert_train import objectives", "data may import only"),
+        ("modernbert_train/models/init.py", "from modernbert_train.optim import groups", "models may import only"),
+        ("modernbert_train/batch.py", "from modernbert_train.config.schema import RunConfig", "batch may import only"),
+        ("modernbert_train/config/check.py", "import modernbert_train.data.check", "config may import only"),
+        ("launch/run.py", "from modernbert_train.train.build import train", "launch may import only"),
+        ("data_prep/shards.py", "from modernbert_train.data.loader import StepBatch", "data_prep may import only"),
+        ("modernbert_train/data/loader.py", "from .mds import TokenShards", "a relative import"),
+        ("modernbert_train/new.py", "from modernbert_train.errors import RunError", "has no row in PROJECT"),
+    ],
+)
+def test_a_forbidden_import_is_found_with_its_line(path: str, line: str, message: str) -> None:
+    """Also where it hides inside a function."""
+    text = f'"""A module."""\n\ndef call() -> None:\n    {line}\n'
+    (found,) = imports_in(Path(path), text, project_modules())
+    said = violation(found)
+    assert said is not None and said.startswith(f"{path}:4: ") and message in said
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("modernbert_train/config/load.py", "import dataclasses, re"),
+        ("modernbert_train/data/mds.py", "from modernbert_train import __version__, compat"),
+        ("modernbert_train/train/build.py", "from modernbert_train.data.check import check_data"),
+        ("launch/run.py", "from modernbert_train.data.check import check_data"),
+        ("modernbert_train/models/attention/flash.py", "from flash_attn import flash_attn_func"),
+    ],
+)
+def test_a_permitted_import_passes(path: str, line: str) -> None:
+    assert [violation(each) for each in imports_in(Path(path), line, project_modules())] in ([None], [None, None])
