@@ -82,9 +82,13 @@ def _summary(config: RunConfig, model: str, seconds: float) -> str:
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [entry for entry in entries if entry["kind"] == "step"]
     validation = [entry for entry in entries if entry["kind"] == "validation"][-1]
+    last_loss = statistics.mean(step["loss"] for step in steps[-20:])
     rows: list[tuple[str, Any]] = [
         ("tokens trained on", f"{steps[-1]['tokens']:,} in {steps[-1]['step']} steps"),
-        ("training loss", f"{steps[0]['loss']:.2f} -> {statistics.mean(s['loss'] for s in steps[-20:]):.2f} (30 % masked)"),
+        (
+            "training loss",
+            f"{steps[0]['loss']:.2f} -> {last_loss:.2f} (30 % masked)",
+        ),
         ("held-out loss", f"{validation['loss']:.2f}, unigram {validation['unigram_loss']:.2f} (15 % masked, nats)"),
         ("better by", f"{validation['unigram_loss'] - validation['loss']:.2f} nats"),
         ("held-out accuracy", f"{validation['accuracy']:.1%}, unigram {validation['unigram_accuracy']:.1%}"),

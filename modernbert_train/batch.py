@@ -35,7 +35,7 @@ class Batch:
         input_ids_T: int64 token ids after masking. The unused tail of each row is its own sequence of pad tokens.
         position_ids_T: int64 positions, starting at 0 in each sequence.
         cu_seqlens_S: int32 borders of the sequences, from 0 to T; repeats of T pad it to a fixed length.
-        max_seqlen: longest sequence that the phase allows (its row_tokens), a constant so that kernels do not recompile.
+        max_seqlen: longest sequence that the phase allows (its row_tokens): constant, so that kernels do not recompile.
         positions_M: int64 indices into T that are predicted.
         labels_M: int64 original ids there; IGNORED_LABEL in the padding.
         num_tokens: tokens that are neither padding nor a padded tail.

@@ -24,7 +24,6 @@ from modernbert_train.models.layers import EncoderLayer
 from modernbert_train.models.modernbert import MlmOutput, ModernBertForMaskedLM
 
 
-
 class ComposerMaskedLM(ComposerModel):
     """A masked-language model as Composer trains it."""
 

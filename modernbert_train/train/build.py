@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from composer import Trainer
-from composer.utils import dist, get_device
+from composer.utils import dist
 
 from modernbert_train.config.check import check
 from modernbert_train.config.schema import DataConfig, RunConfig
@@ -34,7 +34,7 @@ from modernbert_train.train.callbacks import Measure, SafeReport, Save, SetClock
 from modernbert_train.train.evaluate import MASK_SEED, Unigram, Validation
 from modernbert_train.train.logging import build_loggers
 from modernbert_train.train.progress import Progress
-from modernbert_train.train.ranks import joined, on_rank_zero
+from modernbert_train.train.ranks import composer_device, joined, on_rank_zero
 from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.train.start import Start, find_start, restore
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
@@ -96,7 +96,7 @@ def _train(config: RunConfig, folder: RunFolder, device: torch.device) -> None:
         spin_dataloaders=False,  # our loader starts where it is told; Composer would read everything before it again
         accumulate_train_batch_on_tokens=True,
         device_train_microbatch_size=1,  # the loader cuts microbatches itself; SetClock shows their size
-        device=get_device(device.type),
+        device=composer_device(device),
         precision=resolve_precision(config, device),
         parallelism_config=parallelism(config, num_ranks),
         dist_timeout=config.distributed.timeout_seconds,

@@ -52,8 +52,8 @@ class SetClock(Callback):
         tokens = state.timestamp.token.value
         if batch.plan.tokens_before != tokens:
             raise RunError(
-                f"the data stands at {batch.plan.tokens_before} tokens and the clock at {tokens}. They must never part; "
-                "please report this with the run's config.yaml."
+                f"the data stands at {batch.plan.tokens_before} tokens and the clock at {tokens}. They must never "
+                "part; please report this with the run's config.yaml."
             )
         position = position_at(self._config, tokens)
         apply_clock(state.optimizers[0], self._config, tokens)
@@ -100,8 +100,8 @@ class Measure(Callback):
         self._progress.step(entry)
         if plan.left_out != self._left_out:
             self._progress.line(
-                f"{plan.phase}: rows of {plan.row_tokens:,} tokens begin a new pass over the data; the last one still had "
-                f"{plan.left_out - self._left_out:,} tokens"
+                f"{plan.phase}: rows of {plan.row_tokens:,} tokens begin a new pass over the data; the last one still "
+                f"had {plan.left_out - self._left_out:,} tokens"
             )
             self._left_out = plan.left_out
         skipped = ("kind", "step", "phase")

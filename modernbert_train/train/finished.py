@@ -108,8 +108,8 @@ def _model_card(trained: RunConfig, config: RunConfig, found: Checkpoint, tokens
         last = metrics[-1]
         evaluation = (
             f"At {last['tokens']:,} tokens, {trained.objective.eval_mask_rate:.0%} of held-out tokens masked: loss "
-            f"{last['loss']:.3f} nats, accuracy {last['accuracy']:.1%} (unigram baseline {last['unigram_loss']:.3f} nats, "
-            f"{last['unigram_accuracy']:.1%})."
+            f"{last['loss']:.3f} nats, accuracy {last['accuracy']:.1%} (unigram baseline {last['unigram_loss']:.3f} "
+            f"nats, {last['unigram_accuracy']:.1%})."
         )
     phases = "\n".join(
         f"| {name} | {phase.tokens:,} | {phase.row_tokens:,} | {phase.batch_rows:,} | "
@@ -131,8 +131,8 @@ pretrained by masked-language modelling with modernbert-train {__version__}.
 
 ## Data
 
-{card.documents:,} documents, {card.tokens:,} tokens of text, tokenizer with {card.vocab_size:,} entries. Say here what the
-text is, where it comes from and under which licence; the model inherits its limits.
+{card.documents:,} documents, {card.tokens:,} tokens of text, tokenizer with {card.vocab_size:,} entries. Say here what
+the text is, where it comes from and under which licence; the model inherits its limits.
 
 ## Training
 

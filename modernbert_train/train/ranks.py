@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from composer.devices import Device
 from composer.utils import dist, get_device
 
 from modernbert_train.errors import RunError
@@ -14,10 +15,15 @@ from modernbert_train.errors import RunError
 T = TypeVar("T")
 
 
+def composer_device(device: torch.device) -> Device:
+    """The device under Composer's name for it; it calls CUDA "gpu"."""
+    return get_device("gpu" if device.type == "cuda" else device.type)
+
+
 @contextmanager
 def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
     """Join the other ranks, if a launcher started any, and leave them in order."""
-    dist.initialize_dist(get_device(device.type), timeout=timeout_seconds)
+    dist.initialize_dist(composer_device(device), timeout=timeout_seconds)
     try:
         yield
     finally:

@@ -79,8 +79,8 @@ class RunFolder:
             os.replace(partial, self.path / "config.yaml")
         except OSError as error:
             raise StorageError(
-                f"{self.path}: cannot be written ({error.strerror}). Mend the permissions or the disk, or choose another "
-                "runs_folder."
+                f"{self.path}: cannot be written ({error.strerror}). Mend the permissions or the disk, or choose "
+                "another runs_folder."
             ) from error
         return changed
 
