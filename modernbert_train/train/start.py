@@ -61,7 +61,7 @@ def restore(trainer: Trainer, loader: PackedLoader, start: Start, fingerprint: d
         if state["data"][name] != now:
             raise DataError(
                 f"{start.checkpoint.folder}: trained on other data: its {name} hash is {state['data'][name][:12]}, now "
-                f"it is {now[:12]}. Going on would repeat or skip text. Restore the data, or give the run another name=."
+                f"it is {now[:12]}. Going on would repeat or skip text. Restore the data or choose another name=."
             )
     model = inner_model(trainer.state.model)
     load_weights(model, start.checkpoint.weights())

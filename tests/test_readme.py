@@ -1,0 +1,107 @@
+"""What a stranger does: every command of the README, verbatim, in a copy of the repository, only with fewer tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# `make` itself is not run from a test: `make test` is running, and `make quickstart` is run through what it calls.
+MAKE = ("make quickstart", "make test")
+
+
+def readme_commands() -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the working tree whose quickstart run is 40 times shorter; nothing else is changed."""
+    folder = tmp_path_factory.mktemp("stranger") / "modernbert-train"
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout, so there is no list of its files")
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+    run = folder / "yamls/quickstart.yaml"
+    text, changed = re.subn(
+        r"(tokens: )([0-9_]{6,})", lambda m: f"{m[1]}{int(m[2].replace('_', '')) // 40}", run.read_text()
+    )
+    assert changed >= 6
+    run.write_text(text + "\neval:\n  max_tokens: 5000\n")
+    (folder / "my/texts").mkdir(parents=True)
+    for number, source in enumerate(sorted((ROOT / "modernbert_train").rglob("*.py")) * 3):
+        (folder / f"my/texts/{number}.txt").write_text(f"{number}\n{source.read_text()}")
+    return folder
+
+
+def run(command: str, folder: Path) -> str:
+    words = shlex.split(command)
+    assert words[0] == "python", command
+    environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.timeout(290)
+def test_quickstart_goes_from_the_standard_library_to_a_model_that_transformers_loads(copy: Path) -> None:
+    """The first ten minutes of a newcomer, and everything that is promised to be there afterwards."""
+    assert "$(PYTHON_IN_VENV) launch/quickstart.py" in (ROOT / "Makefile").read_text()
+    output = run("python launch/quickstart.py", copy)
+    assert "better by" in output and output.count("%   ") >= 12  # five fills for each of three texts
+
+    folder = copy / "runs/quickstart"
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [entry for entry in entries if entry["kind"] == "step"]
+    promised = "step phase tokens rows loss lr grad_norm tokens_per_second packing_efficiency".split()
+    assert all(key in step for step in steps for key in promised)
+    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+    assert list(dict.fromkeys(step["phase"] for step in steps)) == ["stable", "context", "decay"]
+    assert len({step["rows"] for step in steps if step["phase"] == "stable"}) > 1  # the batch grew
+    assert steps[-1]["row_tokens"] > steps[0]["row_tokens"] and steps[-1]["lr"] < steps[len(steps) // 2]["lr"]
+    validation = [entry for entry in entries if entry["kind"] == "validation"]
+    assert [entry["phase"] for entry in validation] == ["stable", "context", "decay"]
+
+    report = (folder / "report.html").read_text()
+    assert "<svg" in report and "http://" not in report.replace("http://www.w3.org", "")
+
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    model = AutoModelForMaskedLM.from_pretrained(folder / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "hf")
+    assert model.config.rope_parameters["full_attention"]["rope_theta"] == 160_000
+    assert len(tokenizer) == model.config.vocab_size == 8192
+
+    again = run("python launch/quickstart.py", copy)
+    assert "already trained to its end" in again and "already complete" in again
+
+
+@pytest.mark.timeout(290)
+def test_every_command_of_the_readme_works_as_it_stands(copy: Path) -> None:
+    """A command that only works on its author's machine is the first thing a newcomer meets."""
+    commands = readme_commands()
+    assert [command for command in commands if command in MAKE] == list(MAKE)
+    others = [command for command in commands if command not in MAKE]
+    assert len(others) > 10
+    for command in others:
+        run(command, copy)
+    assert (copy / "runs/two-ranks/metrics.jsonl").exists() and (copy / "runs/watched/wandb").is_dir()
+    assert (copy / "runs/mine/metrics.jsonl").exists() and (copy / "runs/quickstart/hf/model.safetensors").exists()
