@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from modernbert_train import __version__
-from modernbert_train.config.check import check
-from modernbert_train.config.load import load_run
+from modernbert_train.config.check import check, check_model
+from modernbert_train.config.load import load_model, load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import RunError, StoppedEarly
 
@@ -24,6 +25,7 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
   python -m modernbert_train eval runs/quickstart
   python -m modernbert_train export runs/quickstart
   python -m modernbert_train fill runs/quickstart/hf "import numpy as [MASK]"
+  python -m modernbert_train grow --from answerdotai/ModernBERT-base --to yamls/model/large.yaml --out grown
 
 Training goes on from the newest whole checkpoint of the run's folder by itself. Exit codes: 0 finished, 64 wrong
 arguments, 65 bad data, 70 internal, 74 disk or checkpoint, 75 saved and please start again, 78 wrong configuration.
@@ -33,12 +35,20 @@ arguments, 65 bad data, 70 internal, 74 disk or checkpoint, 75 saved and please 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the process's exit code."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (any(word.startswith("-") for word in rest) or not hasattr(options, "run")):
+        parser.error(f"not understood: {' '.join(rest)}")
+    if rest:
+        options.run += rest  # overrides may also stand after an option
     try:
         options.call(options)
     except RunError as error:
         print(error if isinstance(error, StoppedEarly) else f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except Exception:
+        traceback.print_exc()
+        print("error: this is a bug. Report it with the lines above and the output of `doctor`.", file=sys.stderr)
+        return RunError.exit_code
     return 0
 
 
@@ -80,6 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     with_run(add("eval", _eval, "held-out loss and accuracy of the newest checkpoint, beside the unigram baseline"))
     verb = with_run(add("export", _export, "write the newest checkpoint as a Hugging Face model"))
     verb.add_argument("--out", type=Path, help="folder of the model; default: the run's folder/hf")
+    verb = add("grow", _grow, "enlarge a model by center tiling, for model.init_from of a run")
+    words = "a run's folder, a checkpoint, a Hugging Face folder or hub id"
+    verb.add_argument("--from", dest="source", required=True, metavar="MODEL", help=words)
+    words = "YAML files with the larger model: section, a run's or one of yamls/model, and overrides"
+    verb.add_argument("--to", nargs="+", required=True, metavar="YAML [KEY=VALUE]", help=words)
+    verb.add_argument("--mode", choices=("fitted", "paper"), help="default: model.grow_mode, which is fitted")
+    verb.add_argument("--out", type=Path, required=True, help="folder of the grown model")
     with_run(add("report", _report, "draw report.html from the run's metrics"))
     verb = add("fill", _fill, "print the five likeliest tokens for each [MASK]")
     verb.add_argument("model", type=Path, help="folder of an exported model")
@@ -96,10 +113,13 @@ def _positive(text: str) -> int:
 
 def read_run(arguments: list[str]) -> RunConfig:
     """The configuration named on a command line: YAML files or one run folder, and overrides."""
+    return load_run(*_files_and_overrides(arguments))
+
+
+def _files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
-    files = [Path(name) / "config.yaml" if Path(name).is_dir() else Path(name) for name in names]
-    return load_run(files, overrides)
+    return [Path(name) / "config.yaml" if Path(name).is_dir() else Path(name) for name in names], overrides
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -137,6 +157,16 @@ def _export(options: argparse.Namespace) -> None:
     from modernbert_train.train.finished import export_run
 
     export_run(config, options.out)
+
+
+def _grow(options: argparse.Namespace) -> None:
+    mode = [f"model.grow_mode={options.mode}"] if options.mode else []
+    files, overrides = _files_and_overrides(options.to)
+    model = load_model(files, [*overrides, *mode])
+    check_model(model)
+    from modernbert_train.train.grow import grow_model
+
+    grow_model(options.source, model, options.out)
 
 
 def _report(options: argparse.Namespace) -> None:

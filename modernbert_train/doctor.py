@@ -137,11 +137,11 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    from modernbert_train.models.attention import kernel_report
+    from modernbert_train.models.attention import KERNELS, kernel_report
 
     reasons = kernel_report()
     for name, reason in reasons.items():
-        yield Finding(f"attention kernel {name}: {reason or 'usable'}")
+        yield Finding(f"attention kernel {name}: {reason or 'usable'} ({KERNELS[name].traits})")
     if all(reasons.values()):
         yield Finding("attention: no kernel is usable here", REINSTALL)
 

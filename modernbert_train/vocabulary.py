@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,21 +41,7 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
         DataError: there is no tokenizer.json, it is damaged, or one of [CLS], [SEP], [PAD], [MASK] is missing.
     """
     path = Path(folder) / "tokenizer.json"
-    try:
-        content = path.read_bytes()
-        tokenizer = json.loads(content)
-        listed = tokenizer["model"]["vocab"]
-        if isinstance(listed, list):  # Unigram: [token, score] in the order of the ids
-            listed = {token: i for i, (token, _) in enumerate(listed)}
-        vocabulary = {str(token): int(i) for token, i in listed.items()}
-        added = {token["content"]: token for token in tokenizer["added_tokens"]}
-    except FileNotFoundError:
-        raise DataError(
-            f"{path}: no such file. data.tokenizer must name a tokenizer folder, as data_prep/prepare.py makes it."
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not a readable tokenizer ({type(error).__name__}: {error}).") from None
-    ids = vocabulary | {content: token["id"] for content, token in added.items()}
+    content, ids, added = _read(path)
     missing = [name for name in ("[CLS]", "[SEP]", "[PAD]", "[MASK]") if name not in ids]
     if missing:
         raise DataError(
@@ -70,3 +57,31 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
         ordinary=np.array(sorted(set(ids.values()) - reserved), dtype=np.int64),
         sha256=hashlib.sha256(content).hexdigest(),
     )
+
+
+def token_ids(folder: str | Path) -> dict[str, int]:
+    """The id of every token, special and added ones too; two tokenizers that agree here can serve one model.
+
+    Raises:
+        DataError: there is no tokenizer.json, or it is damaged.
+    """
+    return _read(Path(folder) / "tokenizer.json")[1]
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, int], dict[str, Any]]:
+    """The file, the id of every token, and what it says about each added token."""
+    try:
+        content = path.read_bytes()
+        tokenizer = json.loads(content)
+        listed = tokenizer["model"]["vocab"]
+        if isinstance(listed, list):  # Unigram: [token, score] in the order of the ids
+            listed = {token: i for i, (token, _) in enumerate(listed)}
+        vocabulary = {str(token): int(i) for token, i in listed.items()}
+        added = {token["content"]: token for token in tokenizer["added_tokens"]}
+        return content, vocabulary | {text: int(token["id"]) for text, token in added.items()}, added
+    except FileNotFoundError:
+        raise DataError(
+            f"{path}: no such file. data.tokenizer must name a tokenizer folder, as data_prep/prepare.py makes it."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not a readable tokenizer ({type(error).__name__}: {error}).") from None

@@ -22,7 +22,7 @@ from modernbert_train.data.dataset_card import read_card, write_card
 from tests.conftest import TinyRun
 
 ROOT = Path(__file__).parents[1]
-VERBS = ["train", "check", "eval", "export", "report", "fill", "doctor"]
+VERBS = ["train", "check", "eval", "export", "grow", "report", "fill", "doctor"]
 HEAVY = ["torch", "composer", "streaming", "transformers", "datasets"]
 PROBE = """\
 import sys

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from modernbert_train.config.schema import BatchWarmupConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import BatchWarmupConfig, ModelConfig, PhaseConfig, RunConfig, StableAdamWConfig
 from modernbert_train.errors import ConfigError
 
 Rule = Callable[[RunConfig, int], Iterator[str]]
@@ -26,6 +26,18 @@ def check(config: RunConfig, num_ranks: int = 1) -> None:
         ConfigError: one line for each broken rule.
     """
     messages = [message for rule in RULES for message in rule(config, num_ranks)]
+    if messages:
+        raise ConfigError("\n".join(messages))
+
+
+def check_model(model: ModelConfig) -> None:
+    """Apply the rules that concern the model alone.
+
+    Raises:
+        ConfigError: one line for each broken rule.
+    """
+    config = RunConfig(model=model, optim=StableAdamWConfig(lr=1.0))
+    messages = [message for rule in (ranges, model_shape) for message in rule(config, 1)]
     if messages:
         raise ConfigError("\n".join(messages))
 
@@ -127,6 +139,15 @@ def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
         )
 
 
+def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    model = config.model
+    if model.init_from is not None and model.grow_from is not None:
+        yield (
+            f"model.init_from={model.init_from} and model.grow_from={model.grow_from}: both would give the first weights."
+            " Keep init_from for a model of this size, grow_from for a smaller one."
+        )
+
+
 def phases_present(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if not config.phases:
         yield "phases: empty, so there is nothing to train. Add one; yamls/quickstart.yaml shows three."
@@ -218,17 +239,17 @@ def validation_rows(config: RunConfig, num_ranks: int) -> Iterator[str]:
 def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if config.device == "cpu" and config.precision == "bf16":
         yield "precision=bf16 with device=cpu: Composer trains in fp32 on CPUs. Set precision=auto or fp32."
-    if config.device == "cpu" and config.model.attention in ("varlen", "flash"):
-        yield (
-            f"model.attention={config.model.attention} with device=cpu: that kernel needs a GPU. Set model.attention="
-            "auto or sdpa."
-        )
+    kernels = {"model.attention": config.model.attention, "model.global_attention": config.model.global_attention}
+    for key, kernel in kernels.items():
+        if config.device == "cpu" and kernel in ("varlen", "flash", "flex"):
+            yield f"{key}={kernel} with device=cpu: that kernel needs a GPU. Set {key}=auto or sdpa."
 
 
 RULES: tuple[Rule, ...] = (
     run_name,
     ranges,
     model_shape,
+    one_origin,
     phases_present,
     phase_numbers,
     phase_schedule,

@@ -21,7 +21,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from modernbert_train.config.schema import VARIANTS, RunConfig
+from modernbert_train.config.schema import VARIANTS, ModelConfig, RunConfig
 from modernbert_train.errors import ConfigError
 
 T = TypeVar("T")
@@ -33,6 +33,12 @@ Place = Callable[[yaml.Node], str]
 def load_run(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
     """Load a run's configuration. See `load_typed`; the rules of config/check.py are not applied here."""
     return load_typed(RunConfig, files, overrides)
+
+
+def load_model(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> ModelConfig:
+    """The model section of a run, or of a file that has no other, as in yamls/model. See `load_typed`."""
+    rest = ("name=model", "data.train=none", "data.tokenizer=none", "optim.lr=1")  # what a whole run must have
+    return load_typed(RunConfig, files, [*overrides, *rest]).model
 
 
 def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str] = ()) -> T:

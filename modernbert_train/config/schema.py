@@ -20,8 +20,8 @@ class DataConfig:
     train: str = MISSING  # folder of training shards, as written by data_prep/prepare.py
     validation: str | None = None  # folder of held-out shards; None trains without validation
     tokenizer: str = MISSING  # folder that AutoTokenizer loads; its hash must be the one recorded beside the shards
-    open_rows: int = 64  # rows kept open by the greedy packer; more packs tighter (99.2 % at 64 rows of 1,024)
-    max_open_rows_age: int = 2048  # a row is closed after this many later rows were, so that no document waits longer
+    open_rows: int = 64  # rows kept open by the greedy packer; more packs tighter (64 fill rows of 1,024 to 99 %)
+    max_open_rows_age: int = 2048  # a row is closed once this many later rows were; bounds how long text waits
     shuffle_block_shards: int = 16  # documents are shuffled within blocks of this many shuffled shards
     num_workers: int = 1  # processes per rank that read and mask; 0 reads in the training process
     prefetch_batches: int = 2  # batches each worker prepares ahead
@@ -44,9 +44,13 @@ class ModelConfig:
     init_std: float = 0.02  # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
     init_cutoff: float = 2.0  # truncation, in standard deviations
     z_loss: float = 0.0  # weight of the squared log-partition added to the loss; the release used none
-    attention: Literal["auto", "sdpa", "varlen", "flash"] = "auto"  # kernel; auto chooses and says so
+    attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] = "auto"  # kernel; auto chooses and says so
+    global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = None  # global layers; None: same
     compile: bool = False  # torch.compile the layers
     activation_checkpointing: bool = False  # recompute each layer in the backward pass
+    init_from: str | None = None  # first weights: a run, a checkpoint, a Hugging Face folder or hub id; this architecture
+    grow_from: str | None = None  # the same of a smaller model, enlarged by center tiling
+    grow_mode: Literal["fitted", "paper"] = "fitted"  # paper: the mapping as published; see models/tiling.py
 
     @property
     def head_size(self) -> int:

@@ -7,6 +7,7 @@ and the number of workers cannot change a batch.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import deque
 from collections.abc import Iterator
@@ -17,12 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from modernbert_train.batch import IGNORED_LABEL, Batch, Masked
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.packing import SPECIAL_TOKENS, Piece
 from modernbert_train.data.planner import BatchPlan, BatchPlanner, Row
-from modernbert_train.errors import DataError
+from modernbert_train.errors import DataError, RunError
 from modernbert_train.keyed import Keys, derive, derive_each
 from modernbert_train.vocabulary import Vocabulary
 
@@ -171,7 +173,19 @@ class PackedLoader:
             worker_init_fn=_leave_signals_to_the_run,
             generator=torch.Generator(),  # its own, so that starting to iterate draws nothing from the global one
         )
-        for batch in loader:
+        batches = iter(loader)
+        while True:
+            try:
+                batch = next(batches, None)
+            except (RuntimeError, OSError, EOFError) as error:  # how torch tells that a worker died or hangs
+                _abandon(batches)
+                raise RunError(
+                    f"a data worker is gone or silent for {WORKER_TIMEOUT_SECONDS} s ({str(error).splitlines()[0]}). If "
+                    "the machine ran out of memory, lower data.num_workers or data.prefetch_batches; the same command "
+                    "goes on from the newest checkpoint."
+                ) from error
+            if batch is None:
+                return
             if isinstance(batch, DataError):
                 raise batch
             self._taken = self._planned.popleft()
@@ -192,10 +206,20 @@ class PackedLoader:
         self._taken = state
 
 
+def _abandon(batches: Any) -> None:
+    """Kill what is left of the workers; torch's orderly shutdown can wait for ever on a lock that a dead one held."""
+    signal_handling._remove_worker_pids(id(batches))  # or torch would report these deaths too
+    for worker in getattr(batches, "_workers", ()):
+        worker.kill()
+    batches._shutdown = True
+
+
 def _leave_signals_to_the_run(worker: int) -> None:
-    """A signal to the whole group must not take a worker away while the run finishes its step."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+    """Ctrl-C, or a signal to the whole group, must not take a worker away while the run finishes its step."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)  # not the run's own handler, which a forked process inherits
 
 
 class _Plans:

@@ -80,12 +80,17 @@ class Encoder(nn.Module):
         device = hidden_TD.device
         autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else hidden_TD.dtype
-        kernel = choose_kernel(config.attention, device, dtype)
-        layout = kernel.prepare(batch, config.half_window)
+        local = choose_kernel(config.attention, device, dtype)
+        attention = dict.fromkeys((True, False), (local, local.prepare(batch, config.half_window)))
+        if config.global_attention is not None:
+            whole = choose_kernel(config.global_attention, device, dtype, "model.global_attention")
+            if whole is not local:
+                attention[True] = (whole, whole.prepare(batch, config.half_window))
         rotary = self.rotary(batch.position_ids_T, dtype)
         recompute = config.activation_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
-            inputs = (hidden_TD, rotary[config.is_global(index)], kernel, layout)
+            is_global = config.is_global(index)
+            inputs = (hidden_TD, rotary[is_global], *attention[is_global])
             hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
         return self.final_norm(hidden_TD)
 

@@ -8,6 +8,7 @@ however it was cut into microbatches and ranks.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from modernbert_train.batch import Batch
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader, StepBatch
+from modernbert_train.errors import RunError
 from modernbert_train.models.layers import EncoderLayer
 from modernbert_train.models.modernbert import MlmOutput, ModernBertForMaskedLM
 
@@ -77,16 +79,24 @@ def parallelism(config: RunConfig, num_ranks: int) -> ParallelismConfig | None:
     It must be given as an FSDP2Config object: Composer 0.32.1 ignores the dict key `fsdp2` and trains with DDP.
     """
     if config.distributed.strategy == "fsdp2" and num_ranks > 1:
+        warnings.filterwarnings("ignore", "FSDP2 Config/APIs are experimental")
         return ParallelismConfig(fsdp2=FSDP2Config(state_dict_type="full"))
     return None
 
 
 def assert_sharded(model: nn.Module) -> None:
-    """Make sure that FSDP2 is really on: every layer is a unit and every parameter is a DTensor."""
+    """Make sure that FSDP2 is really on: every layer is a unit and every parameter is a DTensor.
+
+    Raises:
+        RunError: it is not; Composer falls back to DDP in silence when it does not understand what it is given.
+    """
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
     layers = [module for module in model.modules() if isinstance(module, EncoderLayer)]
     plain = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
-    assert layers and all(isinstance(layer, FSDPModule) for layer in layers), "FSDP2 was asked for and did not wrap"
-    assert not plain, f"FSDP2 left parameters unsharded: {plain}"
+    if plain or not layers or not all(isinstance(layer, FSDPModule) for layer in layers):
+        raise RunError(
+            f"distributed.strategy=fsdp2: not in force; {len(plain)} parameters are whole on every rank. Report this with "
+            "the output of `doctor`, or set distributed.strategy=ddp."
+        )

@@ -33,10 +33,11 @@ from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded, da
 from modernbert_train.train.callbacks import Measure, SafeReport, Save, SetClock, Validate
 from modernbert_train.train.evaluate import MASK_SEED, Unigram, Validation
 from modernbert_train.train.logging import build_loggers
+from modernbert_train.train.origin import Origin, find_origin
 from modernbert_train.train.progress import Progress
 from modernbert_train.train.ranks import composer_device, joined, on_rank_zero
 from modernbert_train.train.run_folder import RunFolder
-from modernbert_train.train.start import Start, find_start, restore
+from modernbert_train.train.start import Start, any_checkpoint, find_start, origin_text, restore
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 
@@ -56,16 +57,18 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
     with joined(device, config.distributed.timeout_seconds):
         check(config, dist.get_world_size())
         folder = RunFolder(config)
+        # before the folder is made, so that a mistake in it can be mended under the same name
+        origin = on_rank_zero(lambda: find_origin(config) if fresh or not any_checkpoint(folder) else None)
         changed = on_rank_zero(lambda: folder.open(fresh=fresh))
         if dist.get_global_rank() == 0 and changed:
             print("changed since the last start:", *changed, sep="\n  ")
         try:
-            _train(config, folder, device)
+            _train(config, folder, device, origin)
         finally:
             folder.close()
 
 
-def _train(config: RunConfig, folder: RunFolder, device: torch.device) -> None:
+def _train(config: RunConfig, folder: RunFolder, device: torch.device, origin: Origin | None) -> None:
     rank, num_ranks = dist.get_global_rank(), dist.get_world_size()
     start = on_rank_zero(lambda: find_start(folder))
     if start.tokens >= config.total_tokens:
@@ -75,6 +78,8 @@ def _train(config: RunConfig, folder: RunFolder, device: torch.device) -> None:
     vocabulary = read_vocabulary(config.data.tokenizer)
     loader = build_loader(config, vocabulary, rank, num_ranks)
     model = build_model(config)
+    if origin is not None:
+        origin.fill(model)
     fingerprint = data_fingerprint(config, vocabulary)
     progress = Progress(config, visible=rank == 0, tokens=start.tokens)
     recorder = folder if rank == 0 else None
@@ -86,7 +91,7 @@ def _train(config: RunConfig, folder: RunFolder, device: torch.device) -> None:
     callbacks.append(save)
     if rank == 0:
         callbacks.append(SafeReport(folder.path))
-        _print_banner(config, model, start, device, num_ranks)
+        _print_banner(config, model, origin_text(start, origin), device, num_ranks)
 
     trainer = Trainer(
         model=ComposerMaskedLM(model),
@@ -111,7 +116,7 @@ def _train(config: RunConfig, folder: RunFolder, device: torch.device) -> None:
         assert_sharded(trainer.state.model)
     if start.checkpoint is not None:
         restore(trainer, loader, start, fingerprint)
-    on_rank_zero(lambda: _record_start(folder, start))
+    on_rank_zero(lambda: _record_start(folder, start, origin))
     save.listen()
     try:
         trainer.fit()
@@ -209,10 +214,10 @@ def data_fingerprint(config: RunConfig, vocabulary: Vocabulary) -> dict[str, str
     return {"shards": card.index_sha256, "lengths": card.lengths_sha256, "tokenizer": vocabulary.sha256}
 
 
-def _record_start(folder: RunFolder, start: Start) -> None:
+def _record_start(folder: RunFolder, start: Start, origin: Origin | None) -> None:
     if start.checkpoint is None:
         folder.rewind_metrics(-1)
-        folder.record({"kind": "start", "step": 0, "tokens": 0})
+        folder.record({"kind": "start", "step": 0, "tokens": 0, "from": origin_text(start, origin)})
         return
     folder.rewind_metrics(start.checkpoint.step)
     for text in start.passed_over:
@@ -228,10 +233,9 @@ def _record_start(folder: RunFolder, start: Start) -> None:
 
 
 def _print_banner(
-    config: RunConfig, model: ModernBertForMaskedLM, start: Start, device: torch.device, num_ranks: int
+    config: RunConfig, model: ModernBertForMaskedLM, origin: str, device: torch.device, num_ranks: int
 ) -> None:
     phases = ", ".join(f"{name} {phase.tokens:,} x {phase.row_tokens}" for name, phase in config.phases.items())
-    origin = "scratch" if start.checkpoint is None else f"{start.checkpoint.folder.name} ({start.tokens:,} tokens)"
     precision = resolve_precision(config, device)
     dtype = torch.bfloat16 if precision == "amp_bf16" else torch.float32
     kernel = choose_kernel(config.model.attention, device, dtype)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from composer.loggers import LoggerDestination, WandBLogger
+from composer.utils import dist
 
 from modernbert_train.config.schema import RunConfig
 
@@ -49,10 +52,18 @@ class Harmless(LoggerDestination):
             self._guard(lambda: inner.log_hyperparameters(hyperparameters))
 
 
+def _wandb_id(config: RunConfig) -> str:
+    """The id of this run on W&B, kept in its folder so that a restart goes on with the same curves."""
+    path = Path(config.folder) / "wandb.id"
+    if not path.exists():
+        path.write_text(secrets.token_hex(8), encoding="utf-8")
+    return path.read_text(encoding="utf-8").strip()
+
+
 def build_loggers(config: RunConfig) -> list[LoggerDestination]:
     """The loggers that the configuration switches on; metrics.jsonl is always written and is not one of them."""
     settings = config.logging.wandb
-    if not settings.enabled:
+    if not settings.enabled or dist.get_global_rank() != 0:
         return []
 
     def make() -> LoggerDestination:
@@ -61,7 +72,7 @@ def build_loggers(config: RunConfig) -> list[LoggerDestination]:
             entity=settings.entity,
             name=config.name,
             tags=settings.tags,
-            init_kwargs={"mode": settings.mode, "dir": config.folder, "id": None, "resume": "allow"},
+            init_kwargs={"mode": settings.mode, "dir": config.folder, "id": _wandb_id(config), "resume": "allow"},
         )
 
     return [Harmless("wandb", make)]

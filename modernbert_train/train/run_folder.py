@@ -31,6 +31,7 @@ CHANGEABLE = (
     "data.validation",
     "data.tokenizer",
     "model.attention",
+    "model.global_attention",
     "model.compile",
     "model.activation_checkpointing",
     "eval.",
@@ -73,7 +74,11 @@ class RunFolder:
                 self.path.rename(self.path.with_name(f"{self.path.name}.until-{time.strftime('%Y%m%d-%H%M%S')}"))
                 self.close()
                 self._take_lock()
-            changed = self._compare()
+            try:
+                changed = self._compare()
+            except ConfigError:
+                self.close()
+                raise
             partial = self.path / "config.yaml.partial"
             partial.write_text(to_yaml(self.config), encoding="utf-8")
             os.replace(partial, self.path / "config.yaml")
@@ -127,9 +132,19 @@ class RunFolder:
         return [text for _, text in changed]
 
     def record(self, entry: dict[str, Any]) -> None:
-        """Append one line to metrics.jsonl."""
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry | {"time": round(time.time(), 3)}) + "\n")
+        """Append one line to metrics.jsonl.
+
+        Raises:
+            StorageError: the disk refuses it.
+        """
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry | {"time": round(time.time(), 3)}) + "\n")
+        except OSError as error:
+            raise StorageError(
+                f"{self.metrics}: cannot be written ({error.strerror}). Free some space or mend the permissions; the same "
+                "command goes on from the newest checkpoint."
+            ) from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Every whole line of metrics.jsonl; a last line torn by a crash is left out."""

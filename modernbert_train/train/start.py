@@ -1,4 +1,7 @@
-"""Where a run starts: at its newest whole checkpoint, or from scratch. Nothing is guessed and nothing is silent."""
+"""Where a run starts: at its newest whole checkpoint, else with weights from elsewhere (origin.py), else from scratch.
+
+Nothing is guessed and nothing is silent.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.train import checkpoint
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.checkpoint import Checkpoint
+from modernbert_train.train.origin import Origin
 from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.train.state import load_optimizer, load_weights
 
@@ -37,6 +41,18 @@ class Start:
     def left_out(self) -> int:
         """See `BatchPlanner.left_out`."""
         return 0 if self.checkpoint is None else int(self.checkpoint.state()["loader"]["left_out"])
+
+
+def any_checkpoint(folder: RunFolder) -> bool:
+    """Whether `find_start` will find a checkpoint, or refuse because all are damaged; only names are looked at."""
+    return any("." not in path.name for path in folder.checkpoints.glob("step-*"))
+
+
+def origin_text(start: Start, origin: Origin | None) -> str:
+    """The start in a line, for the banner and the record."""
+    if start.checkpoint is not None:
+        return f"{start.checkpoint.folder.name} ({start.tokens:,} tokens)"
+    return "scratch" if origin is None else origin.describe()
 
 
 def find_start(folder: RunFolder) -> Start:

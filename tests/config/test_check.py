@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.config.check import RULES, batch_sizes, check
+from modernbert_train.config.check import RULES, batch_sizes, check, check_model
 from modernbert_train.config.describe import describe, expected_steps
-from modernbert_train.config.load import load_run
+from modernbert_train.config.load import load_model, load_run
 from modernbert_train.config.schema import BatchWarmupConfig, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-# a file under yamls/ that has phases is a run; the others tell data preparation what to read
-RUNS = [path for path in sorted((ROOT / "yamls").rglob("*.yaml")) if path.parent != ROOT / "yamls/data"]
+# a file with phases is a run; others hold a model, or tell data preparation what to read
+RUNS = [path for path in sorted((ROOT / "yamls").rglob("*.yaml")) if "\nphases:" in path.read_text(encoding="utf-8")]
 GOOD = """\
 name: good
 data: {train: shards/train, validation: shards/validation, tokenizer: shards/tokenizer}
@@ -81,6 +81,7 @@ BROKEN = {
     "model.vocab_size=50_280": "model.vocab_size=50280: not a multiple of 64,",
     "model.num_layers=21": "model.num_layers=21 with model.global_attn_every_n_layers=3 ends in a local layer, "
     "and the last must see the whole sequence. Use 19 or 22 layers.",
+    "model={init_from: a, grow_from: b}": "model.init_from=a and model.grow_from=b: both would give the first weights.",
     "phases.one=null": "phases: empty, so there is nothing to train.",
     "phases.one.lr_ratio=0": "phases.one.lr_ratio=0.0: must be above 0.",
     "phases.one.global_rope_theta=0": "phases.one.global_rope_theta=0.0: must be above 0.",
@@ -175,6 +176,21 @@ def test_every_run_that_comes_with_the_project_loads_and_checks(file: Path) -> N
     config = load_run([file])
     check(config)
     assert describe(config).startswith(f"{config.name}: good.")
+
+
+@pytest.mark.parametrize(("name", "shape"), [("base", (768, 22, 12, 1152)), ("large", (1024, 28, 16, 2624))])
+def test_the_released_models_can_be_named_before_any_run(name: str, shape: tuple[int, ...]) -> None:
+    """`grow --to yamls/model/large.yaml`, and `train yamls/model/large.yaml my_run.yaml`: only the size is in there."""
+    file = ROOT / f"yamls/model/{name}.yaml"
+    model = load_model([file])
+    check_model(model)
+    assert (model.hidden_size, model.num_layers, model.num_heads, model.intermediate_size) == shape
+    assert (model.vocab_size, model.head_size) == (50368, 64)
+    with pytest.raises(ConfigError, match=r"model\.num_heads=5\. Change"):
+        check_model(load_model([file], ["model.num_heads=5"]))
+    rest = ["name=x", "data.train=a", "data.tokenizer=b", "optim.lr=1e-3"]
+    assert load_run([file, ROOT / "yamls/quickstart.yaml"], rest).model.hidden_size == 192  # the later file wins
+    assert load_run([file], rest).model == model
 
 
 def test_there_are_runs_to_check() -> None:

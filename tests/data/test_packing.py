@@ -155,6 +155,7 @@ def test_a_saved_packer_goes_on_with_the_same_rows(stream: tuple[tuple[int, list
             first.place(Piece(0, document, 0, length))
     second = GreedyPacker(row_tokens, open_rows, max_age)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.state_dict() == first.state_dict()
     for document, length in enumerate(lengths[stop:], start=min(stop, len(lengths))):
         second.place(Piece(0, document, 0, length))
     assert second.state_dict() == whole.state_dict()

@@ -177,6 +177,14 @@ def test_the_batch_grows_by_the_clock() -> None:
     assert [plan.tokens_before for plan in plans][:7] == [0, 64, 128, 192, 384, 576, 768]
 
 
+def test_a_later_phase_warms_up_by_its_own_tokens() -> None:
+    config = run(64, 64)
+    growing = PhaseConfig(**{**vars(config.phases["p1"]), "batch_warmup": config.phases["p0"].batch_warmup})
+    config = RunConfig(**{**vars(config), "phases": {**config.phases, "p1": growing}})
+    rows = [plan.num_rows for plan in planner(config, [[62] * 40]) if plan.phase == "p1"]
+    assert rows == sorted(rows) and rows[0] < 4 and rows[-1] == 4
+
+
 def test_a_phase_may_have_a_mask_rate_of_its_own() -> None:
     config = run(64, 64)
     changed = PhaseConfig(**{**vars(config.phases["p1"]), "mask_rate": 0.15})

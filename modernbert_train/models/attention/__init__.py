@@ -1,6 +1,6 @@
 """Attention kernels behind one call, and the one place where a kernel is chosen.
 
-A kernel is a module with the five names of `Kernel`. What depends only on a microbatch (masks, borders) is made once in
+A kernel is a module with the names of `Kernel`. What depends only on a microbatch (masks, borders) is made once in
 `prepare` and shared by all layers. `sdpa` is the meaning of attention here; every other kernel is proved equal to it.
 A named kernel is honoured or refused; only `auto` falls back, and its choice is logged once.
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from modernbert_train.batch import Batch
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.attention import flash, sdpa, varlen
+from modernbert_train.models.attention import flash, flex, sdpa, varlen
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class Kernel(Protocol):
     """What a kernel module offers."""
 
     name: str
+    traits: str  # what it can do, for people: windows, backward pass, determinism
 
     def support(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """None if the kernel serves this device and dtype of q, k and v; otherwise why it does not."""
@@ -39,30 +40,29 @@ class Kernel(Protocol):
 
 
 # in the order in which `auto` asks
-KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "sdpa": sdpa}
+KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "flex": flex, "sdpa": sdpa}
 
 
 @functools.cache
-def choose_kernel(name: str, device: torch.device, dtype: torch.dtype) -> Kernel:
+def choose_kernel(name: str, device: torch.device, dtype: torch.dtype, key: str = "model.attention") -> Kernel:
     """Find the kernel that a run gets.
 
     Args:
-        name: model.attention; "auto" takes the first kernel of `KERNELS` that serves.
+        name: of the kernel; "auto" takes the first one of `KERNELS` that serves.
         device: where the model runs.
         dtype: of q, k and v, which under autocast is not that of the weights.
+        key: where the name was set, for the messages.
 
     Raises:
         ConfigError: the named kernel is unknown or cannot serve here.
     """
-    reasons = {key: kernel.support(device, dtype) for key, kernel in KERNELS.items()}
-    usable = [key for key, reason in reasons.items() if reason is None]
+    reasons = {kind: kernel.support(device, dtype) for kind, kernel in KERNELS.items()}
+    usable = [kind for kind, reason in reasons.items() if reason is None]
     chosen = usable[0] if name == "auto" else name
     if chosen not in usable:
         reason = reasons.get(name, "no such kernel")
-        raise ConfigError(
-            f"model.attention={name}: {reason}. Usable here: {', '.join(usable)}. Or set model.attention=auto."
-        )
-    log.info("model.attention=%s: using %s on %s in %s", name, chosen, device, str(dtype).removeprefix("torch."))
+        raise ConfigError(f"{key}={name}: {reason}. Usable here: {', '.join(usable)}. Or set {key}=auto.")
+    log.info("%s=%s: using %s on %s in %s", key, name, chosen, device, str(dtype).removeprefix("torch."))
     return KERNELS[chosen]
 
 

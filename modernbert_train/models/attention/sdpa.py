@@ -21,6 +21,7 @@ from torch import Tensor
 from modernbert_train.batch import Batch
 
 name = "sdpa"
+traits = "any device and precision; window; backward, deterministic on CPUs"
 
 BLOCK_QUERIES = 64
 

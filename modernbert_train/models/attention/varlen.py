@@ -23,6 +23,7 @@ else:
     MISSING = None
 
 name = "varlen"
+traits = "window; backward, deterministic with torch.use_deterministic_algorithms"
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,19 @@ def support(device: torch.device, dtype: torch.dtype) -> str | None:
     return MISSING or gpu_support(device, dtype)
 
 
-def gpu_support(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What every FlashAttention-2 kernel needs of a device and a precision; None if it is there."""
+def gpu_support(
+    device: torch.device,
+    dtype: torch.dtype,
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16),
+) -> str | None:
+    """What every GPU kernel here needs of a device, and its precisions; None if they are there."""
     if device.type != "cuda":
         return f"it needs a CUDA device, not {device.type}"
     if not torch.cuda.is_available():
         return "no CUDA device is visible"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"it computes in bf16 or fp16, not {str(dtype).removeprefix('torch.')}"
+    if dtype not in dtypes:
+        names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+        return f"it computes in {' or '.join(names[d] for d in dtypes)}, not {str(dtype).removeprefix('torch.')}"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return f"it needs compute capability 8.0, and {torch.cuda.get_device_name(device)} has less"
     return None

@@ -1,0 +1,48 @@
+"""First weights on sharded ranks, through the launcher: what a run starts from must not depend on how it is spread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from modernbert_train.__main__ import read_run
+from modernbert_train.models.tiling import grow_each
+from modernbert_train.train.build import build_model
+from tests.conftest import TinyRun
+from tests.distributed.test_train_ranks import launch, weights
+
+# one step that changes nothing, so that its checkpoint holds the first weights
+STILL = (
+    "phases.short.tokens=200",
+    "phases.short.batch_warmup=null",
+    "phases.short.schedule.warmup_tokens=0",
+    "phases.long=null",
+    "optim.lr=1e-30",
+    "optim.weight_decay=0",
+    "data.validation=null",
+    "distributed.strategy=fsdp2",
+)
+LARGER = ("model.hidden_size=48", "model.num_heads=3", "model.num_layers=7", "model.intermediate_size=64")
+
+
+@pytest.mark.timeout(200)
+def test_sharded_ranks_start_with_the_weights_of_one(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """2 and 4 ranks have the random weights that one process draws, and 2 the ones grown from what 4 of them saved."""
+
+    def assert_start(name: str, ranks: int, expected: dict[str, Tensor], *words: str) -> None:
+        launch(tiny_run(*STILL, f"name={name}", *words), ranks)
+        found = weights(tmp_path / "runs" / name)
+        assert found.keys() == expected.keys()
+        for parameter, tensor in found.items():  # a rate of 1e-30 moves nothing but the zeros of the bias
+            torch.testing.assert_close(tensor, expected[parameter], rtol=0, atol=1e-25)
+
+    small, large = (read_run(tiny_run(*STILL, *words)) for words in ((), LARGER))
+    drawn = {name: parameter.detach() for name, parameter in build_model(small).named_parameters()}
+    assert len({float(tensor.std()) for tensor in drawn.values() if tensor.ndim == 2}) == 18  # each drawn by itself
+    for ranks in (2, 4):
+        assert_start(f"of{ranks}", ranks, drawn)
+    grown = dict(grow_each(drawn, small.model, large.model))
+    assert_start("grown", 2, grown, *LARGER, f"model.grow_from={tmp_path / 'runs/of4'}")

@@ -1,0 +1,246 @@
+"""Growing a model. What goes wrong here costs nothing visible: the large model starts worse and trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from modernbert_train.batch import Batch
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.errors import ConfigError
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.models.tiling import Mode, check_growth, grow, layer_sources, tiled_index
+
+BASE = ModelConfig()
+LARGE = ModelConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
+# the published rows of base -> large: for each of 28 layers, the layer of base
+PAPER_LAYERS = [0, 1, 2, 2, 3, 4, 5, 6, 6, 7, 8, 9, 9, 10, 11, 12, 13, 13, 14, 15, 16, 16, 17, 18, 19, 20, 20, 21]
+
+Small = Callable[..., ModelConfig]
+Build = Callable[..., ModernBertForMaskedLM]
+
+
+def by_loops(old: Tensor, rows: int, columns: int) -> Tensor:
+    """The rule itself, element by element: new[j] = old[(j - o) mod old], o = (new - old) // 2."""
+    new = torch.empty(rows, columns)
+    height, width = old.shape
+    for i in range(rows):
+        for j in range(columns):
+            new[i, j] = old[(i - (rows - height) // 2) % height, (j - (columns - width) // 2) % width]
+    return new
+
+
+def test_the_published_examples() -> None:
+    """Three numbers to eight, and nine in a square to twenty-five: the rows that the reference's own test pins."""
+    assert torch.tensor([1, 2, 3])[tiled_index(3, 8)].tolist() == [2, 3, 1, 2, 3, 1, 2, 3]
+    square = torch.arange(1, 10).view(3, 3)
+    index = tiled_index(3, 5)
+    assert square[index][:, index].tolist() == [
+        [9, 7, 8, 9, 7],
+        [3, 1, 2, 3, 1],
+        [6, 4, 5, 6, 4],
+        [9, 7, 8, 9, 7],
+        [3, 1, 2, 3, 1],
+    ]
+
+
+def test_heads_stay_whole_where_the_middle_would_cut_them() -> None:
+    """12 heads to 15: the middle starts 96 values in, one and a half heads; by heads it starts after the first."""
+    heads = torch.arange(12).repeat_interleave(64)
+    assert heads[tiled_index(768, 960)].view(15, 64)[1].unique().tolist() == [0, 11]
+    whole = heads[tiled_index(768, 960, unit=64)].view(15, 64)
+    assert (whole == whole[:, :1]).all()
+    assert whole[:, 0].tolist() == [11, *range(12), 0, 1]
+    assert torch.equal(tiled_index(768, 1024, 64), tiled_index(768, 1024))  # the released sizes happen to fit
+
+
+def test_published_layers_and_the_kinds_they_mix() -> None:
+    """The table of base -> large, and why it is not the default: 12 layers learn from the other kind of attention."""
+    assert layer_sources(BASE, LARGE, "paper") == PAPER_LAYERS
+    assert sum(BASE.is_global(source) != LARGE.is_global(layer) for layer, source in enumerate(PAPER_LAYERS)) == 12
+
+
+def test_fitted_layers_of_base_to_large() -> None:
+    """Worked by hand: of 8 global layers for 10 places the third and the sixth serve twice, and of 14 local ones for 18
+    places the third, the sixth, the ninth and the twelfth."""
+    sources = layer_sources(BASE, LARGE, "fitted")
+    assert sources[::3] == [0, 3, 6, 6, 9, 12, 15, 15, 18, 21]
+    local = [source for layer, source in enumerate(sources) if layer % 3]
+    assert local == [1, 2, 4, 4, 5, 7, 8, 8, 10, 11, 13, 13, 14, 16, 17, 17, 19, 20]
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 1), (4, 4), (4, 7), (4, 13), (7, 10), (7, 40), (22, 28), (22, 61)])
+def test_fitted_layers_of_any_depth(old: int, new: int) -> None:
+    """Every layer from its own kind, in order, the first from the first, the last from the last, none used far more
+    often than another."""
+    configs = [replace(BASE, num_layers=depth) for depth in (old, new)]
+    sources = layer_sources(*configs, "fitted")
+    assert sources[0] == 0 and sources[-1] == old - 1
+    for kind in (True, False):
+        taken = [source for layer, source in enumerate(sources) if BASE.is_global(layer) is kind]
+        assert taken == sorted(taken)
+        assert set(taken) == {layer for layer in range(old) if BASE.is_global(layer) is kind}
+        inner = [taken.count(source) for source in sorted(set(taken))[1:-1]]
+        assert not inner or max(inner) - min(inner) <= 1
+
+
+def test_each_weight_of_a_grown_model_worked_by_hand(small: Small, build: Build) -> None:
+    """Fused matrices part by part, each axis by its own offset, heads whole, norms, embedding and head by width."""
+    old = small(hidden_size=96, num_heads=3, num_layers=4, intermediate_size=40)
+    new = small(hidden_size=128, num_heads=4, num_layers=4, intermediate_size=56)
+    state = build(old).state_dict()
+    grown = grow(state, old, new)
+    layer = "model.layers.2."
+
+    def heads(part: Tensor) -> Tensor:  # of 3 heads of 32 rows, before the first of which nothing fits: 0 1 2 0
+        return torch.cat((part, part[:32]))
+
+    q, k, v = state[f"{layer}attn.Wqkv.weight"].split(96)
+    expected = torch.cat([by_loops(heads(part), 128, 128) for part in (q, k, v)])
+    assert torch.equal(grown[f"{layer}attn.Wqkv.weight"], expected)
+    wo = state[f"{layer}attn.Wo.weight"]
+    assert torch.equal(grown[f"{layer}attn.Wo.weight"], by_loops(heads(wo.T).T, 128, 128))
+    value, gate = state[f"{layer}mlp.Wi.weight"].split(40)
+    expected = torch.cat((by_loops(value, 56, 128), by_loops(gate, 56, 128)))
+    assert torch.equal(grown[f"{layer}mlp.Wi.weight"], expected)
+    assert torch.equal(grown[f"{layer}mlp.Wo.weight"], by_loops(state[f"{layer}mlp.Wo.weight"], 128, 56))
+    assert torch.equal(grown["head.dense.weight"], by_loops(state["head.dense.weight"], 128, 128))
+    embedding = "model.embeddings.tok_embeddings.weight"
+    assert torch.equal(grown[embedding], by_loops(state[embedding], 160, 128))
+    assert grown["decoder.weight"] is grown[embedding]
+    assert torch.equal(grown["decoder.bias"], state["decoder.bias"])
+    norms = [name for name in grown if name.endswith("norm.weight")]
+    assert len(norms) == 3 + 2 * 4 - 1
+    for name in norms:
+        assert torch.equal(grown[name], by_loops(state[name][None], 1, 128)[0]), name
+
+
+def test_published_growth_of_a_whole_model(small: Small, build: Build) -> None:
+    """Layers by depth whatever their kind, heads where the middle falls, a final norm that starts again at one."""
+    old = small(hidden_size=64, num_heads=2, num_layers=4, intermediate_size=40)
+    new = small(hidden_size=96, num_heads=3, num_layers=7, intermediate_size=56)
+    state = build(old).state_dict()
+    grown = grow(state, old, new, "paper")
+    assert not torch.equal(state["model.final_norm.weight"], torch.ones(64))
+    assert torch.equal(grown["model.final_norm.weight"], torch.ones(96))
+    sources = [0, 1, 1, 2, 2, 3, 3]  # round(4 i / 7)
+    for layer, source in enumerate(sources):
+        ours, theirs = (f"model.layers.{number}." for number in (layer, source))
+        q, k, v = state[f"{theirs}attn.Wqkv.weight"].split(64)
+        expected = torch.cat([by_loops(part, 96, 96) for part in (q, k, v)])
+        assert torch.equal(grown[f"{ours}attn.Wqkv.weight"], expected), layer
+        expected = by_loops(state[f"{theirs}mlp.Wo.weight"], 96, 56)
+        assert torch.equal(grown[f"{ours}mlp.Wo.weight"], expected), layer
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "depth": {"num_layers": 10},
+    "width": {"hidden_size": 96, "num_heads": 3, "intermediate_size": 72},
+    "one more head": {"hidden_size": 160, "num_heads": 5},
+    "hidden width": {"intermediate_size": 50},
+    "both": {"num_layers": 10, "hidden_size": 128, "num_heads": 4, "intermediate_size": 49},
+    "more than double": {"num_layers": 19, "hidden_size": 224, "num_heads": 7, "intermediate_size": 111},
+}
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
+def test_a_grown_model_holds_old_values_everywhere_and_runs(
+    changes: dict[str, Any],
+    small: Small,
+    build: Build,
+    pack: Callable[..., Batch],
+    sequences: Callable[..., list[Tensor]],
+) -> None:
+    """Depth, width, both, little, much: a complete state dict in which every value comes from the smaller model."""
+    old, new = small(num_layers=4), small(**({"num_layers": 4} | changes))
+    model = build(old)
+    state = model.state_dict()
+    grown = grow(state, old, new)
+    larger = ModernBertForMaskedLM(new)
+    larger.load_state_dict(grown, strict=True)
+    known = torch.cat([tensor.flatten() for tensor in state.values()])
+    for name, tensor in grown.items():
+        if name.endswith("attn_norm.weight") and torch.equal(tensor, torch.ones(new.hidden_size)):
+            continue  # from layer 0, which has none
+        assert torch.isin(tensor, known).all(), name
+    larger.eval()
+    batch = pack([sequences([40, 20]), sequences([9])], row_tokens=64)
+    with torch.no_grad():
+        assert torch.isfinite(larger(batch).loss)
+        if not changes:
+            assert torch.equal(larger(batch).logits_MV, model(batch).logits_MV)
+
+
+def test_a_layer_taken_from_the_first_gets_a_norm_of_ones(small: Small, build: Build) -> None:
+    """The first layer has no attn_norm to give; the one that stays first must not get one either."""
+    old, new = small(num_layers=4), small(num_layers=13)
+    grown = grow(build(old).state_dict(), old, new)
+    assert layer_sources(old, new, "fitted")[:13:3] == [0, 0, 3, 3, 3]
+    assert "model.layers.0.attn_norm.weight" not in grown
+    assert torch.equal(grown["model.layers.3.attn_norm.weight"], torch.ones(64))
+
+
+def test_the_tied_decoder_may_be_left_out(small: Small, build: Build) -> None:
+    """Checkpoints hold tied weights once, state dicts twice."""
+    old, new = small(num_layers=4), small(num_layers=7)
+    state = build(old).state_dict()
+    grown = grow(state, old, new)
+    del state["decoder.weight"]
+    again = grow(state, old, new)
+    assert grown.keys() == again.keys() and all(torch.equal(grown[name], again[name]) for name in grown)
+
+
+LARGER = {"hidden_size": 768 + 64, "num_heads": 13}
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode", "message"),
+    [
+        ({"hidden_size": 704, "num_heads": 11}, "fitted", r"model\.hidden_size=704, grown from 768: cannot shrink"),
+        ({"num_layers": 19}, "fitted", r"model\.num_layers=19, grown from 22: cannot shrink"),
+        ({"intermediate_size": 1151}, "fitted", r"model\.intermediate_size=1151, grown from 1152: cannot shrink"),
+        ({"vocab_size": 50432}, "fitted", r"model\.vocab_size=50432, grown from 50368: must be the same"),
+        ({"hidden_size": 1024}, "fitted", r"model\.hidden_size/num_heads=85, grown from 64: must be the same"),
+        ({"hidden_size": 1024, "num_heads": 8}, "paper", r"num_heads=128, grown from 64: must be the same"),
+        ({"local_attention": 256}, "fitted", r"model\.local_attention=256, grown from 128: must be the same"),
+        ({"global_attn_every_n_layers": 7}, "fitted", r"every_n_layers=7, grown from 3: must be the same"),
+        ({"num_layers": 28}, "paper", r"model\.hidden_size=768, grown from 768: the published code refuses an equal"),
+        (
+            LARGER | {"num_layers": 46},
+            "paper",
+            r"num_layers=46, grown from 22: the published .* layer 22",
+        ),
+        (LARGER | {"num_layers": 44}, "paper", r"num_layers=44, grown from 22: .*layer 22.*grow_mode=fitted"),
+    ],
+)
+def test_what_cannot_grow_is_refused_with_both_values(changes: dict[str, Any], mode: Mode, message: str) -> None:
+    """Twice the layers from an even number ends on the published rounding too: round(21.5) is 22."""
+    with pytest.raises(ConfigError, match=message):
+        check_growth(BASE, replace(BASE, **changes), mode)
+
+
+def test_the_published_rounding_where_it_works_and_where_it_ends() -> None:
+    """6 -> 14 is an IndexError in the reference; 3 -> 6 ends on round(2.5), which is 2."""
+    wide = replace(BASE, **LARGER)
+    three, six, fourteen = (replace(BASE, num_layers=depth) for depth in (3, 6, 14))
+    assert layer_sources(three, six, "paper") == [0, 0, 1, 2, 2, 2]
+    check_growth(three, replace(wide, num_layers=6), "paper")
+    with pytest.raises(ConfigError, match=r"num_layers=14, grown from 6: .*asks for layer 6"):
+        check_growth(six, replace(wide, num_layers=14), "paper")
+    check_growth(six, replace(wide, num_layers=14), "fitted")
+    assert max(layer_sources(six, fourteen, "fitted")) < 6
+
+
+def test_local_layers_need_a_local_layer_to_come_from() -> None:
+    with pytest.raises(ConfigError, match=r"num_layers=4, grown from 1: it has no local layer"):
+        check_growth(replace(BASE, num_layers=1), replace(BASE, num_layers=4))
+    check_growth(
+        replace(BASE, num_layers=1, global_attn_every_n_layers=1),
+        replace(BASE, num_layers=4, global_attn_every_n_layers=1),
+    )

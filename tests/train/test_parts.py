@@ -1,0 +1,121 @@
+"""The thin parts around Composer: validation figures, loggers that fail, and the check that sharding is on."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from modernbert_train.__main__ import read_run
+from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.data.dataset_card import TOKEN_COUNTS
+from modernbert_train.errors import DataError, RunError
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded
+from modernbert_train.train.build import build_validation
+from modernbert_train.train.evaluate import Evaluation, Unigram
+from modernbert_train.train.logging import Harmless
+from modernbert_train.vocabulary import read_vocabulary
+from tests.conftest import TinyRun
+
+CPU = torch.device("cpu")
+
+
+class Flat(nn.Module):
+    """Knows nothing: the same logit for every token; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels: list[torch.Tensor] = []
+
+    def forward(self, batch: Batch) -> Any:
+        labels = batch.labels_M[batch.labels_M != IGNORED_LABEL]
+        self.labels.append(labels)
+        loss = torch.tensor(math.log(512)) if len(labels) else torch.tensor(0.0)
+        return type("Output", (), {"loss": loss, "correct": (labels == 7).sum()})
+
+
+def evaluate(words: list[str], model: nn.Module) -> Evaluation:
+    config = read_run(words)
+    validation = build_validation(config, read_vocabulary(config.data.tokenizer))
+    return validation.evaluate(model, next(iter(config.phases.values())), CPU, bf16=False)
+
+
+def test_validation_is_the_mean_over_predicted_tokens_beside_the_unigram_guess(
+    tiny_run: TinyRun, tiny_data: Path
+) -> None:
+    """The headline figure: recomputed here from the labels and the token counts alone."""
+    model = Flat()
+    found = evaluate(tiny_run(), model)
+    labels = torch.cat(model.labels).numpy()
+    counts = np.load(tiny_data / "train" / TOKEN_COUNTS).astype(float)
+    counts = np.pad(counts, (0, 512 - len(counts))) + 1
+    assert found.predicted == len(labels) > 50
+    assert found.loss == pytest.approx(math.log(512), rel=1e-6)
+    assert found.accuracy == pytest.approx((labels == 7).mean())
+    assert found.unigram_loss == pytest.approx(-np.log(counts / counts.sum())[labels].mean(), rel=1e-5)
+    assert found.unigram_accuracy == pytest.approx((labels == counts.argmax()).mean())
+
+
+def test_validation_asks_the_same_questions_of_every_run(tiny_run: TinyRun) -> None:
+    """Figures of runs with other seeds, microbatches or training masks must compare."""
+    asked = []
+    for words in ((), ("seed=9", "objective.mask_rate=0.5", "phases.short.microbatch_tokens=512")):
+        model = Flat()
+        evaluate(tiny_run(*words), model)
+        asked.append(torch.cat(model.labels))
+    assert torch.equal(*asked)
+
+
+def test_validation_stops_at_max_tokens_and_never_divides_by_nothing(tiny_run: TinyRun) -> None:
+    assert evaluate(tiny_run("eval.max_tokens=60"), Flat()).predicted < 12
+    with pytest.raises(DataError, match=r"not one token to predict.*eval\.max_tokens"):
+        evaluate(tiny_run("eval.max_tokens=1", "objective.eval_mask_rate=0.001"), Flat())
+
+
+def test_validation_leaves_the_mode_of_the_model_alone(tiny_run: TinyRun) -> None:
+    """A model left in eval mode would go on training without dropout."""
+    model = Flat().train()
+    evaluate(tiny_run(), model)
+    assert model.training
+
+
+def test_missing_token_counts_name_the_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"token_counts\.npy: cannot be read"):
+        Unigram.from_counts(tmp_path / TOKEN_COUNTS, 512)
+
+
+def test_a_logger_that_fails_is_switched_off_aloud_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """A W&B outage at night must not end a run."""
+
+    class Failing:
+        calls = 0
+
+        def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+            self.calls += 1
+            raise SystemExit("no network")
+
+    failing = Failing()
+    logger = Harmless("wandb", lambda: failing)  # type: ignore[arg-type, return-value]
+    for _ in range(3):
+        logger.log_metrics({"loss": 1.0})
+    assert failing.calls == 1
+    assert capsys.readouterr().err == "warning: wandb is off for the rest of this run: no network\n"
+
+    def refuse() -> Any:
+        raise RuntimeError("no account")
+
+    Harmless("wandb", refuse).log_metrics({"loss": 1.0})
+    assert "no account" in capsys.readouterr().err
+
+
+def test_an_unsharded_model_is_not_taken_for_a_sharded_one(tiny_run: TinyRun) -> None:
+    """Composer ignores an FSDP2 setting it does not understand and trains with DDP."""
+    config = read_run(tiny_run())
+    with pytest.raises(RunError, match=r"fsdp2: not in force; \d+ parameters are whole"):
+        assert_sharded(ComposerMaskedLM(ModernBertForMaskedLM(config.model)))

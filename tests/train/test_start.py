@@ -1,0 +1,257 @@
+"""Where a run's first weights come from. A wrong start trains on without a word, only from somewhere else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.export.hf import load_weights, model_config_from_hf
+from modernbert_train.models.tiling import grow
+from modernbert_train.train.checkpoint import newest_valid
+from tests.conftest import TINY_YAML, TinyRun
+from tests.data.make_shards import make_texts, make_tokenizer
+
+LEARN = ("phases.short.tokens=40_000", "phases.long.tokens=4_000", "model.init_std=0.1")
+# one step that changes nothing, so that its checkpoint holds the first weights
+STILL = (
+    "phases.short.tokens=200",
+    "phases.short.batch_warmup=null",
+    "phases.short.schedule.warmup_tokens=0",
+    "phases.long=null",
+    "optim.lr=1e-30",
+    "optim.weight_decay=0",
+    "model.init_std=0.1",
+)
+LARGER = ("model.hidden_size=48", "model.num_heads=3", "model.num_layers=7", "model.intermediate_size=64")
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
+    """The folder of a finished run that has learned something, with its export in hf/."""
+    folder = tmp_path_factory.mktemp("teacher")
+    file = folder / "tiny.yaml"
+    file.write_text(TINY_YAML.format(runs=folder, data=tiny_data), encoding="utf-8")
+    for verb in ("train", "export"):
+        assert main([verb, str(file), "name=run", *LEARN]) == 0
+    return folder / "run"
+
+
+def records(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [entry for entry in entries if entry["kind"] == kind]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    found, passed_over = newest_valid(folder / "checkpoints")
+    assert found is not None and not passed_over
+    return found.weights()
+
+
+def first_weights(words: list[str], folder: Path) -> dict[str, Tensor]:
+    assert main(["train", *words]) == 0
+    assert len(records(folder)) >= 1
+    return weights(folder)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_run_starts_from_an_export_where_its_own_run_ended(
+    tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Continued pretraining: the first loss is the last run's held-out loss, not a random start's, and goes on down."""
+    for name, origin in (("scratch", []), ("again", [f"model.init_from={teacher / 'hf'}"])):
+        assert main(["train", *tiny_run(*LEARN, f"name={name}", *origin)]) == 0
+    held_out = records(teacher, "validation")[-1]["loss"]
+    scratch, again = (records(tmp_path / "runs" / name) for name in ("scratch", "again"))
+    assert scratch[0]["loss"] > held_out + 2
+    assert again[0]["loss"] == pytest.approx(held_out, abs=0.3)
+    assert mean(step["loss"] for step in again[-20:]) < mean(step["loss"] for step in scratch[-20:]) - 0.1
+    said = capsys.readouterr().out
+    assert f"from    model.init_from={teacher / 'hf'}; global RoPE base 160,000 there, 10,000 here" in said
+    assert "from    scratch" in said
+    (start,) = records(tmp_path / "runs/again", "start")
+    assert start["from"].startswith("model.init_from=")
+
+
+def test_every_name_of_the_same_weights_starts_from_the_same_weights(
+    tiny_run: TinyRun, teacher: Path, tmp_path: Path
+) -> None:
+    """A run, one of its checkpoints, its export, and what transformers makes of that: bit for bit."""
+    transformers.AutoModelForMaskedLM.from_pretrained(teacher / "hf").save_pretrained(tmp_path / "theirs")
+    expected = weights(teacher)
+    (checkpoint,) = (path for path in (teacher / "checkpoints").glob("step-*") if path.name.endswith("90"))
+    for number, origin in enumerate((teacher, checkpoint, teacher / "hf", tmp_path / "theirs")):
+        words = tiny_run(*STILL, f"name=from{number}", f"model.init_from={origin}")
+        found = first_weights(words, tmp_path / f"runs/from{number}")
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected), origin
+
+
+def test_the_kept_length_of_the_schedule_is_the_runs_own(tiny_run: TinyRun, teacher: Path, tmp_path: Path) -> None:
+    """Starting from weights is not resuming: clock, data and optimizer begin at zero."""
+    assert main(["train", *tiny_run(*STILL, f"model.init_from={teacher}")]) == 0
+    first = records(tmp_path / "runs/tiny")[0]
+    assert (first["step"], first["epoch"], first["phase"]) == (1, 0, "short")
+
+
+@pytest.mark.parametrize("mode", ["fitted", "paper"])
+def test_a_grown_start_is_far_below_a_random_one(tiny_run: TinyRun, teacher: Path, tmp_path: Path, mode: str) -> None:
+    """What growing is for; the weights are the tiled ones, the first loss is near the smaller model's."""
+    words = tiny_run(*STILL, *LARGER, "name=grown", f"model.grow_from={teacher}", f"model.grow_mode={mode}")
+    found = first_weights(words, tmp_path / "runs/grown")
+    config, _ = model_config_from_hf(teacher / "hf")
+    expected = grow(weights(teacher), config, read_run(words).model, "paper" if mode == "paper" else "fitted")
+    del expected["decoder.weight"]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    random = tiny_run(*STILL, *LARGER, "name=random")
+    first_weights(random, tmp_path / "runs/random")
+    gain = records(tmp_path / "runs/random")[0]["loss"] - records(tmp_path / "runs/grown")[0]["loss"]
+    assert gain > (1.2 if mode == "paper" else 1.7)
+
+
+def test_the_grow_verb_writes_what_a_run_and_transformers_can_start_from(
+    tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Growing beforehand or in the run is the same start."""
+    larger = tmp_path / "larger.yaml"
+    larger.write_text("model:\n  vocab_size: 512\n  local_attention: 16\n")
+    out = tmp_path / "grown"
+    for source in (teacher, teacher / "hf"):
+        assert main(["grow", "--from", str(source), "--to", str(larger), *LARGER, "--out", str(out)]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == str(out)
+        assert transformers.AutoModelForMaskedLM.from_pretrained(out).num_parameters() > 150_000
+        assert transformers.AutoTokenizer.from_pretrained(out).mask_token == "[MASK]"
+        assert model_config_from_hf(out)[1] == 160_000
+    before = first_weights(tiny_run(*STILL, *LARGER, "name=a", f"model.init_from={out}"), tmp_path / "runs/a")
+    within = first_weights(tiny_run(*STILL, *LARGER, "name=b", f"model.grow_from={teacher}"), tmp_path / "runs/b")
+    assert all(torch.equal(before[name], within[name]) for name in within)
+    # another mode, and what cannot be
+    words = ["--to", str(larger), *LARGER, "--out", str(tmp_path / "paper"), "--mode", "paper"]
+    assert main(["grow", "--from", str(teacher), *words]) == 0
+    assert torch.equal(load_weights(tmp_path / "paper")["model.final_norm.weight"], torch.ones(48))
+    words.insert(len(LARGER) + 2, "model.num_layers=1")
+    assert main(["grow", "--from", str(teacher), *words]) == 78
+    assert "model.num_layers=1, grown from 4: cannot shrink" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_the_run_wins_and_the_origin_is_no_longer_needed(
+    tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A restart must not throw away what was trained, nor ask for weights that were cleaned up since."""
+    source = tmp_path / "source"
+    shutil.copytree(teacher / "hf", source)
+    words = tiny_run("checkpoint.interval_steps=2", f"model.init_from={source}", "model.init_std=0.1")
+    assert main(["train", *words]) == 0
+    folder = tmp_path / "runs/tiny"
+    expected, recorded = weights(folder), records(folder)
+    shutil.rmtree(max((folder / "checkpoints").glob("step-*")))
+    shutil.rmtree(source)
+    capsys.readouterr()
+    assert main(["train", *words]) == 0
+    assert "from    step-000000" in capsys.readouterr().out
+    assert len(records(folder, "resume")) == 1 and len(records(folder)) == len(recorded)
+    found = weights(folder)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    # another origin would be another run; and a fresh start needs its origin again
+    assert main(["train", *tiny_run("checkpoint.interval_steps=2", f"model.init_from={teacher}")]) == 78
+    assert main(["train", *words, "--fresh"]) == 65
+    assert f"{source}: no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "message"),
+    [
+        ("depth", 78, r"model\.num_layers=7 here, 4 there"),
+        ("window", 78, r"model\.local_attention=32 here, 16 there"),
+        ("vocabulary", 78, r"model\.vocab_size=512 here, 576 there"),
+        ("tokenizer", 78, r"tokens differ, as .*: id \S+ there, \S+ here"),
+        ("model_type", 65, r"config\.json: model_type=bert"),
+        ("truncated", 65, r"model\.safetensors: cannot be read"),
+        ("absent", 65, r"no/such/folder: no such folder"),
+        ("empty run", 74, r"a run without a checkpoint"),
+        ("both", 78, r"model\.init_from=.* and model\.grow_from=.*: both"),
+        ("smaller", 78, r"model\.hidden_size=16, grown from 32: cannot shrink"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_refused_before_anything_is_built(
+    tiny_run: TinyRun,
+    teacher: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    case: str,
+    code: int,
+    message: str,
+) -> None:
+    """Both values named, the right exit code, and the name of the run still free for the mended start."""
+    source = tmp_path / "source"
+    shutil.copytree(teacher / "hf", source)
+    words = [f"model.init_from={source}"]
+    if case == "depth":
+        words += ["model.num_layers=7"]
+    elif case == "window":
+        words += ["model.local_attention=32"]
+    elif case == "vocabulary":
+        edit(source / "config.json", vocab_size=576)
+    elif case == "tokenizer":
+        other = make_tokenizer(tmp_path / "other", make_texts(40, seed=5))
+        shutil.copyfile(other / "tokenizer.json", source / "tokenizer.json")
+    elif case == "model_type":
+        edit(source / "config.json", model_type="bert")
+    elif case == "truncated":
+        path = source / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1000])
+    elif case == "absent":
+        words = ["model.init_from=no/such/folder"]
+    elif case == "empty run":
+        shutil.rmtree(source)
+        source.mkdir()
+        shutil.copyfile(teacher / "config.yaml", source / "config.yaml")
+    elif case == "both":
+        words += [f"model.grow_from={source}"]
+    elif case == "smaller":
+        words = [f"model.grow_from={source}", "model.hidden_size=16", "model.num_heads=1"]
+    assert main(["train", *tiny_run(*STILL, *words)]) == code
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "runs/tiny").exists()
+
+
+def test_the_same_tokenizer_written_differently_is_the_same(tiny_run: TinyRun, teacher: Path, tmp_path: Path) -> None:
+    """transformers writes tokenizer.json its own way; what counts is which id a token has."""
+    source = tmp_path / "source"
+    shutil.copytree(teacher / "hf", source)
+    edit(source / "tokenizer.json", truncation=None, model_extra="another byte")
+    assert main(["train", *tiny_run(*STILL, f"model.init_from={source}")]) == 0
+
+
+def test_an_id_of_the_hub_is_found_in_the_cache_without_a_network(
+    tiny_run: TinyRun,
+    teacher: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Compute nodes often have no network; what a login node fetched must do. What is nowhere is said to be nowhere."""
+    cached = tmp_path / "hub/models--someone--tiny"
+    shutil.copytree(teacher / "hf", cached / "snapshots/abc123")
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("abc123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    found = first_weights(tiny_run(*STILL, "model.init_from=someone/tiny"), tmp_path / "runs/tiny")
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights(teacher).items())
+    capsys.readouterr()
+    assert main(["train", *tiny_run(*STILL, "name=other", "model.init_from=someone/else")]) == 65
+    assert "someone/else: no such folder here, and the hub does not give it" in capsys.readouterr().err
