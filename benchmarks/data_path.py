@@ -3,8 +3,8 @@
     python -m benchmarks.data_path                 # one minute
     python -m benchmarks.data_path --documents 2000
 
-Documents are synthetic: log-normal lengths with a median of about 330 tokens, ids of a vocabulary of 50,000. The planner
-is every rank's overhead for the whole job; reading, packing and masking is one worker's rate.
+Documents are synthetic: log-normal lengths with a median of about 330 tokens, ids of a vocabulary of 50,000. The
+planner is every rank's overhead for the whole job; reading, packing and masking is one worker's rate.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def write_shards(folder: Path, lengths: np.ndarray) -> None:
 
 
 def run_config(row_tokens: int) -> RunConfig:
-    phase = PhaseConfig(tokens=1 << 60, row_tokens=row_tokens, batch_rows=98_304 // row_tokens, microbatch_tokens=98_304)
+    phase = PhaseConfig(
+        tokens=1 << 60, row_tokens=row_tokens, batch_rows=98_304 // row_tokens, microbatch_tokens=98_304
+    )
     return RunConfig(
         name="benchmark",
         data=DataConfig(train="", tokenizer=""),

@@ -6,10 +6,11 @@
 
 Documents have log-normal lengths with a median of 300 tokens, cut at 1,024; 30 % of the tokens are predicted. We pack
 them into rows of 1,024. transformers gets them as its users give them to it: padded to the longest of a batch, with
-torch's scaled_dot_product_attention and its default loss over all positions, in batches of 8 documents on a CPU, the
-Trainer's default; and once more with its switch `sparse_prediction`, which computes logits only where something is
-predicted. Both start from the same weights, must agree on the first loss, and take turns, round by round on new
-documents, so that a busy machine disturbs all alike. Only tokens of documents count, never padding. Dropout is off.
+torch's scaled_dot_product_attention and its default loss over all positions, in batches of 8 documents, the Trainer's
+default (4 in cpu-base, to fit into 16 GB of memory; 64 on a GPU). A third line uses its switch `sparse_prediction`,
+which computes logits only where something is predicted. Both models start from the same weights, must agree on the first
+loss, and take turns, round by round on new documents, so that a busy machine disturbs all alike. Only tokens of
+documents count, never padding. Dropout is off.
 """
 
 from __future__ import annotations
@@ -26,22 +27,17 @@ from statistics import median
 import numpy as np
 import torch
 import transformers
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW
 
-from modernbert_train.batch import IGNORED_LABEL, Batch
+from benchmarks.documents import PAD, ROW_TOKENS, Document, draw_rows, pack, training_flops
+from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import ModelConfig
-from modernbert_train.data.packing import pack_greedy
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
-from modernbert_train.train.build import keep_freed_memory
 
-ROW_TOKENS = 1024
-MASK_RATE = 0.3
-PAD, MASK, FIRST_ORDINARY = 0, 1, 2
 DATASHEET_FLOPS = 989e12  # dense bf16 of an H100 or H200 SXM
 
 SMALL = ModelConfig(
@@ -64,24 +60,17 @@ class Preset:
 
 PRESETS = {
     "cpu": Preset(SMALL, rows=4, microbatch_rows=4, microbatch_documents=8, rounds=5),
-    "cpu-base": Preset(BASE, rows=2, microbatch_rows=2, microbatch_documents=8, rounds=2),
+    "cpu-base": Preset(BASE, rows=3, microbatch_rows=3, microbatch_documents=4, rounds=2),
     "h200": Preset(BASE, rows=384, microbatch_rows=96, microbatch_documents=64, rounds=10, compile=True),
 }
 
 
-@dataclass(frozen=True)
-class Document:
-    """Token ids after masking, and labels: the original id where masked, else IGNORED_LABEL."""
-
-    input_ids: Tensor
-    labels: Tensor
-
-
 @dataclass
 class Contender:
-    """A model with its optimizer, and what was measured; seconds are of the parts of one round."""
+    """A model with its optimizer, and what was measured: `step` trains on rows and gives its loss and the time of each
+    part, once the tensors are on the device (a run's workers prepare them meanwhile)."""
 
-    step: Callable[[list[list[Document]], Stopwatch], float]
+    step: Callable[[list[list[Document]]], tuple[float, dict[str, float]]]
     rates: list[float] = field(default_factory=list)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     peak_bytes: int = 0
@@ -121,51 +110,6 @@ class Stopwatch:
         return total
 
 
-def draw_rows(rng: np.random.Generator, rows: int, vocab_size: int) -> list[list[Document]]:
-    """Documents packed into exactly so many rows; those that would open another row are left out."""
-    lengths: list[int] = []
-    while sum(lengths) < 1.2 * rows * ROW_TOKENS:
-        lengths.append(int(np.clip(rng.lognormal(np.log(300), 0.8), 8, ROW_TOKENS)))
-    packed = sorted(pack_greedy(lengths, ROW_TOKENS), key=lambda row: -sum(lengths[i] for i in row))[:rows]
-    return [[draw_document(rng, lengths[index], vocab_size) for index in row] for row in packed]
-
-
-def draw_document(rng: np.random.Generator, length: int, vocab_size: int) -> Document:
-    ids = rng.integers(FIRST_ORDINARY, vocab_size, length)
-    predicted = rng.choice(length, max(1, round(MASK_RATE * length)), replace=False)
-    labels: NDArray[np.int64] = np.full(length, IGNORED_LABEL, dtype=np.int64)
-    labels[predicted] = ids[predicted]
-    ids[predicted] = MASK
-    return Document(torch.from_numpy(ids), torch.from_numpy(labels))
-
-
-def pack(rows: list[list[Document]]) -> Batch:
-    """Rows as the loader lays them out: tails are sequences of pads, borders and positions padded to fixed lengths."""
-    pieces, labels = [], []
-    for row in rows:
-        tail = ROW_TOKENS - sum(len(document.labels) for document in row)
-        pieces += [document.input_ids for document in row] + [torch.full((tail,), PAD)]
-        labels += [document.labels for document in row] + [torch.full((tail,), IGNORED_LABEL)]
-    lengths = torch.tensor([len(piece) for piece in pieces])
-    total = len(rows) * ROW_TOKENS
-    borders = torch.full((1 << len(lengths).bit_length(),), total, dtype=torch.int32)
-    borders[0], borders[1 : len(lengths) + 1] = 0, lengths.cumsum(0)
-    labels_T = torch.cat(labels)
-    positions = (labels_T != IGNORED_LABEL).nonzero().flatten()
-    spare = int(MASK_RATE * total) + 32 * len(rows) - len(positions)
-    return Batch(
-        input_ids_T=torch.cat(pieces),
-        position_ids_T=torch.cat([torch.arange(n) for n in lengths.tolist()]),
-        cu_seqlens_S=borders,
-        max_seqlen=ROW_TOKENS,
-        positions_M=nn.functional.pad(positions, (0, spare)),
-        labels_M=nn.functional.pad(labels_T[positions], (0, spare), value=IGNORED_LABEL),
-        num_tokens=sum(len(document.labels) for row in rows for document in row),
-        num_predicted=len(positions),
-        num_rows=len(rows),
-    )
-
-
 def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
     return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
 
@@ -173,12 +117,13 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
 def our_contender(model: ModernBertForMaskedLM, preset: Preset, device: torch.device) -> Contender:
     optimizer = StableAdamW(model.parameters(), 1e-4, betas=(0.9, 0.98), eps=1e-6, weight_decay=1e-5)
 
-    def step(rows: list[list[Document]], watch: Stopwatch) -> float:
-        total = sum(int((document.labels != IGNORED_LABEL).sum()) for row in rows for document in row)
+    def step(rows: list[list[Document]]) -> tuple[float, dict[str, float]]:
+        size = preset.microbatch_rows
+        batches = [pack(rows[first : first + size]).to(device) for first in range(0, len(rows), size)]
+        total = sum(batch.num_predicted for batch in batches)
         losses = []
-        for first in range(0, len(rows), preset.microbatch_rows):
-            batch = pack(rows[first : first + preset.microbatch_rows]).to(device)
-            watch.mark("data")
+        watch = Stopwatch(device)
+        for batch in batches:
             with autocast(device):
                 loss = model(batch).loss * (batch.num_predicted / total)
             watch.mark("forward")
@@ -188,48 +133,53 @@ def our_contender(model: ModernBertForMaskedLM, preset: Preset, device: torch.de
         optimizer.step()
         optimizer.zero_grad()
         watch.mark("optimizer")
-        return float(sum(losses))
+        return float(sum(losses)), watch.seconds()
 
     return Contender(step)
 
 
+def pad_together(documents: list[Document]) -> tuple[Tensor, ...]:
+    """Ids, attention mask and labels, each [documents, longest], as transformers' collator pads them."""
+    ids = pad_sequence([document.input_ids for document in documents], batch_first=True, padding_value=PAD)
+    mask = pad_sequence([torch.ones_like(document.labels) for document in documents], batch_first=True)
+    labels = pad_sequence([document.labels for document in documents], batch_first=True, padding_value=IGNORED_LABEL)
+    return ids, mask, labels
+
+
 def their_contenders(model: ModernBertForMaskedLM, preset: Preset, device: torch.device) -> dict[str, Contender]:
-    """transformers' model with our weights, one for both ways of predicting."""
+    """transformers' model with our weights, which serves both ways of predicting."""
     config = preset.model
-    twin = transformers.ModernBertForMaskedLM(
-        transformers.ModernBertConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            rope_parameters={
-                kind: {"rope_type": "default", "rope_theta": 10_000.0}
-                for kind in ("full_attention", "sliding_attention")
-            },
-            attn_implementation="sdpa",
-            **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), PAD),
-        )
+    theta = {"rope_type": "default", "rope_theta": 10_000.0}
+    hf_config = transformers.ModernBertConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        rope_parameters={"full_attention": theta, "sliding_attention": theta},
+        pad_token_id=PAD,
+        bos_token_id=PAD,
+        eos_token_id=PAD,
+        cls_token_id=PAD,
+        sep_token_id=PAD,
+        attn_implementation="sdpa",
     )
+    twin = transformers.ModernBertForMaskedLM(hf_config)
     twin.load_state_dict(model.state_dict())
     twin.to(device).train()
     optimizer = AdamW(twin.parameters(), 1e-4, betas=(0.9, 0.98), eps=1e-6, fused=True)
 
-    def step(rows: list[list[Document]], watch: Stopwatch, sparse: bool) -> float:
+    def step(rows: list[list[Document]], sparse: bool) -> tuple[float, dict[str, float]]:
         twin.sparse_prediction = sparse
-        documents = [document for row in rows for document in row]
-        total = sum(int((document.labels != IGNORED_LABEL).sum()) for document in documents)
+        size, documents = preset.microbatch_documents, [document for row in rows for document in row]
+        batches = [pad_together(documents[first : first + size]) for first in range(0, len(documents), size)]
+        predicted = [int((labels != IGNORED_LABEL).sum()) for _, _, labels in batches]
+        batches = [tuple(tensor.to(device) for tensor in batch) for batch in batches]
         losses = []
-        for first in range(0, len(documents), preset.microbatch_documents):
-            part = documents[first : first + preset.microbatch_documents]
-            ids = pad_sequence([d.input_ids for d in part], batch_first=True, padding_value=PAD)
-            mask = pad_sequence([torch.ones_like(d.labels) for d in part], batch_first=True)
-            labels = pad_sequence([d.labels for d in part], batch_first=True, padding_value=IGNORED_LABEL)
-            weight = int((labels != IGNORED_LABEL).sum()) / total
-            ids, mask, labels = ids.to(device), mask.to(device), labels.to(device)
-            watch.mark("data")
+        watch = Stopwatch(device)
+        for (ids, mask, labels), count in zip(batches, predicted, strict=True):
             with autocast(device):
-                loss = twin(input_ids=ids, attention_mask=mask, labels=labels).loss * weight
+                loss = twin(input_ids=ids, attention_mask=mask, labels=labels).loss * (count / sum(predicted))
             watch.mark("forward")
             loss.backward()
             watch.mark("backward")
@@ -237,28 +187,12 @@ def their_contenders(model: ModernBertForMaskedLM, preset: Preset, device: torch
         optimizer.step()
         optimizer.zero_grad()
         watch.mark("optimizer")
-        return float(sum(losses))
+        return float(sum(losses)), watch.seconds()
 
     return {
         "transformers, padded": Contender(partial(step, sparse=False)),
         "transformers, padded, sparse": Contender(partial(step, sparse=True)),
     }
-
-
-def training_flops(config: ModelConfig, lengths: list[int], num_predicted: int) -> float:
-    """FLOPs of forward and backward that the documents need, whatever a kernel computes beside them.
-
-    A multiply-add counts two, the backward pass twice the forward one; embeddings, norms and softmax count nothing.
-    Attention counts the keys that each token sees in its own document; the head counts the predicted positions.
-    """
-    width, side = config.hidden_size, config.half_window
-    layer = 4 * width**2 + 3 * width * config.intermediate_size
-    macs = float(config.num_layers * layer * sum(lengths) + width * (width + config.vocab_size) * num_predicted)
-    num_global = sum(config.is_global(index) for index in range(config.num_layers))
-    for n in lengths:
-        beyond = max(0, n - 1 - side)  # pairs further apart than the window: beyond * (beyond + 1)
-        macs += 2 * width * (num_global * n * n + (config.num_layers - num_global) * (n * n - beyond * (beyond + 1)))
-    return 6 * macs
 
 
 def run(preset: Preset, device: torch.device) -> tuple[dict[str, Contender], list[float]]:
@@ -284,15 +218,14 @@ def run(preset: Preset, device: torch.device) -> tuple[dict[str, Contender], lis
     for index in range(-1, preset.rounds):  # round -1 compiles, allocates the moments, and compares the losses
         num_rows = 1 if index < 0 and not preset.compile else preset.rows
         rows = draw_rows(rng, num_rows, preset.model.vocab_size)
-        lengths = [len(document.labels) for row in rows for document in row]
-        predicted = sum(int((document.labels != IGNORED_LABEL).sum()) for row in rows for document in row)
+        lengths = [len(document) for row in rows for document in row]
+        predicted = sum(document.num_predicted for row in rows for document in row)
         losses = []
         for contender in contenders.values():
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            watch = Stopwatch(device)
-            losses.append(contender.step(rows, watch))
-            seconds = watch.seconds()
+            loss, seconds = contender.step(rows)
+            losses.append(loss)
             if index < 0:
                 continue
             contender.rates.append(sum(lengths) / sum(seconds.values()))
@@ -314,8 +247,6 @@ def main() -> None:
     arguments = parser.parse_args()
     device, preset = torch.device(arguments.device), PRESETS[arguments.preset]
     torch.manual_seed(0)
-    if device.type == "cpu":
-        keep_freed_memory()  # as a run does; it helps all contenders
     contenders, flops = run(preset, device)
 
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
@@ -333,7 +264,8 @@ def main() -> None:
     for name, contender in contenders.items() if device.type == "cuda" else ():
         took = [sum(parts) for parts in zip(*contender.seconds.values(), strict=True)]
         mfu = median(work / seconds for work, seconds in zip(flops, took, strict=True)) / DATASHEET_FLOPS
-        print(f"{name}: {mfu:.1%} of {DATASHEET_FLOPS / 1e12:.0f} TFLOP/s, peak {contender.peak_bytes / 1e9:.1f} GB")
+        peak = f"peak {contender.peak_bytes / 1e9:.1f} GB, both models' weights included"
+        print(f"{name}: {mfu:.1%} of {DATASHEET_FLOPS / 1e12:.0f} TFLOP/s, {peak}")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and (any(word.startswith("-") for word in rest) or not hasattr(options, "run")):
-        parser.error(f"not understood: {' '.join(rest)}")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         options.run += rest  # overrides may also stand after an option
     try:

@@ -71,7 +71,7 @@ def test_quickstart_goes_from_the_standard_library_to_a_model_that_transformers_
     folder = copy / "runs/quickstart"
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [entry for entry in entries if entry["kind"] == "step"]
-    promised = "step phase tokens rows loss lr grad_norm tokens_per_second packing_efficiency".split()
+    promised = ["step", "phase", "tokens", "rows", "loss", "lr", "grad_norm", "tokens_per_second", "packing_efficiency"]
     assert all(key in step for step in steps for key in promised)
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
     assert list(dict.fromkeys(step["phase"] for step in steps)) == ["stable", "context", "decay"]

@@ -143,8 +143,8 @@ def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
     model = config.model
     if model.init_from is not None and model.grow_from is not None:
         yield (
-            f"model.init_from={model.init_from} and model.grow_from={model.grow_from}: both would give the first weights."
-            " Keep init_from for a model of this size, grow_from for a smaller one."
+            f"model.init_from={model.init_from} and model.grow_from={model.grow_from}: both would give the first "
+            "weights. Keep init_from for a model of this size, grow_from for a smaller one."
         )
 
 

@@ -48,7 +48,7 @@ class ModelConfig:
     global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = None  # global layers; None: same
     compile: bool = False  # torch.compile the layers
     activation_checkpointing: bool = False  # recompute each layer in the backward pass
-    init_from: str | None = None  # first weights: a run, a checkpoint, a Hugging Face folder or hub id; this architecture
+    init_from: str | None = None  # first weights, same architecture: a run, a checkpoint, a Hugging Face folder or id
     grow_from: str | None = None  # the same of a smaller model, enlarged by center tiling
     grow_mode: Literal["fitted", "paper"] = "fitted"  # paper: the mapping as published; see models/tiling.py
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data._utils import signal_handling
 
 from modernbert_train.batch import IGNORED_LABEL, Batch, Masked
 from modernbert_train.data.mds import TokenShards
@@ -177,12 +176,14 @@ class PackedLoader:
         while True:
             try:
                 batch = next(batches, None)
-            except (RuntimeError, OSError, EOFError) as error:  # how torch tells that a worker died or hangs
+            except (RuntimeError, OSError, EOFError) as error:
+                if self._num_workers == 0 or not _tells_of_a_lost_worker(error):
+                    raise
                 _abandon(batches)
                 raise RunError(
-                    f"a data worker is gone or silent for {WORKER_TIMEOUT_SECONDS} s ({str(error).splitlines()[0]}). If "
-                    "the machine ran out of memory, lower data.num_workers or data.prefetch_batches; the same command "
-                    "goes on from the newest checkpoint."
+                    f"a data worker is gone, or silent for {WORKER_TIMEOUT_SECONDS} s ({error}). If the machine ran "
+                    "out of memory, lower data.num_workers or data.prefetch_batches; the same command goes on from the "
+                    "newest checkpoint."
                 ) from error
             if batch is None:
                 return
@@ -206,9 +207,14 @@ class PackedLoader:
         self._taken = state
 
 
+def _tells_of_a_lost_worker(error: Exception) -> bool:
+    """Torch says so itself, or the pipe to the worker breaks; an error raised in a worker reads `Caught ...`."""
+    return not isinstance(error, RuntimeError) or str(error).startswith("DataLoader")
+
+
 def _abandon(batches: Any) -> None:
     """Kill what is left of the workers; torch's orderly shutdown can wait for ever on a lock that a dead one held."""
-    signal_handling._remove_worker_pids(id(batches))  # or torch would report these deaths too
+    torch._C._remove_worker_pids(id(batches))  # or torch would report these deaths too
     for worker in getattr(batches, "_workers", ()):
         worker.kill()
     batches._shutdown = True

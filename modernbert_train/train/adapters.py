@@ -97,6 +97,6 @@ def assert_sharded(model: nn.Module) -> None:
     plain = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
     if plain or not layers or not all(isinstance(layer, FSDPModule) for layer in layers):
         raise RunError(
-            f"distributed.strategy=fsdp2: not in force; {len(plain)} parameters are whole on every rank. Report this with "
-            "the output of `doctor`, or set distributed.strategy=ddp."
+            f"distributed.strategy=fsdp2: not in force; {len(plain)} parameters are whole on every rank. Report this "
+            "with the output of `doctor`, or set distributed.strategy=ddp."
         )

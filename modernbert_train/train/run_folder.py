@@ -142,8 +142,8 @@ class RunFolder:
                 file.write(json.dumps(entry | {"time": round(time.time(), 3)}) + "\n")
         except OSError as error:
             raise StorageError(
-                f"{self.metrics}: cannot be written ({error.strerror}). Free some space or mend the permissions; the same "
-                "command goes on from the newest checkpoint."
+                f"{self.metrics}: cannot be written ({error.strerror}). Free some space or mend the permissions; the "
+                "same command goes on from the newest checkpoint."
             ) from error
 
     def read_metrics(self) -> list[dict[str, Any]]:

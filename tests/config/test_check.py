@@ -98,6 +98,7 @@ BROKEN = {
     "phases.one.batch_warmup.start_rows=8": "phases.one.batch_warmup.start_rows=8 is not below",
     "phases.one.batch_warmup.tokens=1001": "phases.one.batch_warmup.tokens=1001 exceeds phases.one.tokens=1000:",
     "model.attention=varlen": "model.attention=varlen with device=cpu: that kernel needs a GPU.",
+    "model.global_attention=flex": "model.global_attention=flex with device=cpu: that kernel needs a GPU.",
     "precision=bf16": "precision=bf16 with device=cpu: Composer trains in fp32 on CPUs.",
 }
 Load = Callable[..., RunConfig]

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.initialization import no_init_weights
 
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import ModelConfig
@@ -128,7 +129,9 @@ def reference() -> Callable[..., transformers.ModernBertForMaskedLM]:
             sep_token_id=3,
             attn_implementation=attention,
         )
-        twin = transformers.ModernBertForMaskedLM(hf_config)
+        with no_init_weights():  # drawing them takes seconds at real sizes, and all are loaded
+            twin = transformers.ModernBertForMaskedLM(hf_config)
+        twin.tie_weights()
         twin.load_state_dict(model.state_dict(), strict=True)
         return twin.eval()
 

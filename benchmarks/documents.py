@@ -1,0 +1,105 @@
+"""Synthetic documents for benchmarks of training: drawn, packed as the loader packs, and what they cost in FLOPs.
+
+Lengths are log-normal with a median of 300 tokens, cut at a row; 30 % of the tokens are predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.data.packing import pack_greedy
+
+ROW_TOKENS = 1024
+MEAN_TOKENS = 385  # of a document, cut at a row
+MASK_RATE = 0.3
+PAD, MASK, FIRST_ORDINARY = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Document:
+    """Token ids after masking, and labels: the original id where masked, else IGNORED_LABEL."""
+
+    input_ids: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_predicted(self) -> int:
+        return int((self.labels != IGNORED_LABEL).sum())
+
+
+def draw_rows(rng: np.random.Generator, rows: int, vocab_size: int) -> list[list[Document]]:
+    """As many documents as rows hold on average, drawn again until they fill these rows as a long run's are filled.
+
+    A handful of documents leaves a large part of the last row empty, or holds one long document where there are ten;
+    neither says anything about training.
+    """
+    count = round(0.97 * rows * ROW_TOKENS / MEAN_TOKENS)
+    while True:
+        lengths = np.clip(rng.lognormal(np.log(300), 0.8, count), 8, ROW_TOKENS).astype(int).tolist()
+        packed = pack_greedy(lengths, ROW_TOKENS)
+        if len(packed) == rows and sum(lengths) >= 0.95 * rows * ROW_TOKENS:
+            return [[_draw_document(rng, lengths[index], vocab_size) for index in row] for row in packed]
+
+
+def _draw_document(rng: np.random.Generator, length: int, vocab_size: int) -> Document:
+    ids = rng.integers(FIRST_ORDINARY, vocab_size, length)
+    predicted = rng.choice(length, max(1, round(MASK_RATE * length)), replace=False)
+    labels: NDArray[np.int64] = np.full(length, IGNORED_LABEL, dtype=np.int64)
+    labels[predicted] = ids[predicted]
+    ids[predicted] = MASK
+    return Document(torch.from_numpy(ids), torch.from_numpy(labels))
+
+
+def pack(rows: list[list[Document]]) -> Batch:
+    """Rows as the loader lays them out: tails are sequences of pads, borders and positions padded to fixed lengths."""
+    pieces, labels = [], []
+    for row in rows:
+        tail = ROW_TOKENS - sum(len(document) for document in row)
+        pieces += [document.input_ids for document in row] + [torch.full((tail,), PAD)]
+        labels += [document.labels for document in row] + [torch.full((tail,), IGNORED_LABEL)]
+    lengths = torch.tensor([len(piece) for piece in pieces])
+    total = len(rows) * ROW_TOKENS
+    borders = torch.full((1 << len(lengths).bit_length(),), total, dtype=torch.int32)
+    borders[0], borders[1 : len(lengths) + 1] = 0, lengths.cumsum(0)
+    labels_T = torch.cat(labels)
+    positions = (labels_T != IGNORED_LABEL).nonzero().flatten()
+    spare = math.ceil(MASK_RATE * total) + 32 - len(positions)  # as MaskedLM.max_predicted
+    return Batch(
+        input_ids_T=torch.cat(pieces),
+        position_ids_T=torch.cat([torch.arange(n) for n in lengths.tolist()]),
+        cu_seqlens_S=borders,
+        max_seqlen=ROW_TOKENS,
+        positions_M=pad(positions, (0, spare)),
+        labels_M=pad(labels_T[positions], (0, spare), value=IGNORED_LABEL),
+        num_tokens=sum(len(document) for row in rows for document in row),
+        num_predicted=len(positions),
+        num_rows=len(rows),
+    )
+
+
+def training_flops(config: ModelConfig, lengths: list[int], num_predicted: int) -> float:
+    """FLOPs of forward and backward that the documents need, whatever a kernel computes beside them.
+
+    A multiply-add counts two, the backward pass twice the forward one; embeddings, norms and softmax count nothing.
+    Attention counts the keys that each token sees in its own document; the head counts the predicted positions.
+    """
+    width, side = config.hidden_size, config.half_window
+    layer = 4 * width**2 + 3 * width * config.intermediate_size
+    macs = float(config.num_layers * layer * sum(lengths) + width * (width + config.vocab_size) * num_predicted)
+    num_global = sum(config.is_global(index) for index in range(config.num_layers))
+    for n in lengths:
+        beyond = max(0, n - 1 - side)  # pairs further apart than the window: beyond * (beyond + 1)
+        macs += 2 * width * (num_global * n * n + (config.num_layers - num_global) * (n * n - beyond * (beyond + 1)))
+    return 6 * macs

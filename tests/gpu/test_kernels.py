@@ -1,0 +1,57 @@
+"""Every attention kernel that a GPU offers against `sdpa` in fp32: `pytest -m gpu`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modernbert_train.batch import Batch
+from modernbert_train.models.attention import KERNELS, sdpa
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+# relative error of a gradient: rounding of the inputs and of the scores, with a margin
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}
+
+
+def packed(lengths: list[int], spare: int) -> Batch:
+    total = sum(lengths)
+    borders = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare], dtype=torch.int32)
+    nothing, line = torch.zeros(0, dtype=torch.int64), torch.zeros(total, dtype=torch.int64)
+    return Batch(line, line, borders, max(lengths), nothing, nothing, total, 0, 1).to("cuda")
+
+
+@pytest.mark.parametrize("window", [True, False])
+@pytest.mark.parametrize(
+    ("lengths", "spare"), [([1, 64, 65, 128, 129, 300], 5), ([1024, 1, 1023], 0), ([8192], 3)], ids=str
+)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "sdpa"])
+def test_kernel_equals_sdpa(name: str, dtype: torch.dtype, lengths: list[int], spare: int, window: bool) -> None:
+    """The fast kernel must mean what the reference means, at the window's edge and across borders."""
+    kernel = KERNELS[name]
+    if (reason := kernel.support(torch.device("cuda"), dtype)) is not None:
+        pytest.skip(reason)
+    batch = packed(lengths, spare)
+    qkv = torch.randn(sum(lengths), 3, 2, 64, device="cuda").to(dtype).requires_grad_()
+    out = kernel.attend(*qkv.unbind(1), kernel.prepare(batch, 64), window)
+    (grad,) = torch.autograd.grad(out.float().square().sum(), qkv)
+    exact = qkv.detach().float().requires_grad_()
+    expected = sdpa.attend(*exact.unbind(1), sdpa.prepare(batch, 64), window)
+    (expected_grad,) = torch.autograd.grad(expected.square().sum(), exact)
+    torch.testing.assert_close(out.float(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+    for part, expected_part in zip(grad.float().unbind(1), expected_grad.unbind(1), strict=True):
+        assert (part - expected_part).norm() < TOLERANCES[dtype] * expected_part.norm()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_token_sees_64_to_each_side_and_no_more(name: str) -> None:
+    """local_attention=128 includes distance 64 and excludes 65, whichever kernel serves."""
+    kernel = KERNELS[name]
+    if (reason := kernel.support(torch.device("cuda"), torch.bfloat16)) is not None:
+        pytest.skip(reason)
+    q, k, v = torch.randn(3, 300, 1, 64, device="cuda", dtype=torch.bfloat16)
+    v.requires_grad_()
+    out = kernel.attend(q, k, v, kernel.prepare(packed([300], 0), 64), window=True)
+    (grad,) = torch.autograd.grad(out[150].float().sum(), v)
+    assert grad.abs().sum((1, 2)).nonzero().flatten().tolist() == list(range(150 - 64, 150 + 65))

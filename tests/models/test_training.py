@@ -1,0 +1,164 @@
+"""What a training step asks of the model: gradients that ignore how rows are split, linear memory, one compilation."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from modernbert_train.batch import IGNORED_LABEL
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.errors import ConfigError
+from modernbert_train.models import modernbert
+from modernbert_train.models.attention import sdpa
+from modernbert_train.models.heads import masked_lm_loss_sum
+from modernbert_train.models.layers import EncoderLayer, rotary_tables
+
+Make = Callable[..., Any]
+
+
+@pytest.mark.parametrize("split", [[4], [1, 1, 1, 1], [3, 1], [1, 3]], ids=str)
+def test_the_gradient_does_not_depend_on_the_split_into_microbatches(
+    small: Make, build: Make, sequences: Make, pack: Make, split: list[int]
+) -> None:
+    """Else memory, or the number of GPUs, would change what is trained. Row 3 has few labels, one split has none."""
+    rows = [[ids] for ids in sequences([90, 40, 2, 96])]
+    model = build(small(z_loss=1e-3))
+    total = pack(rows, row_tokens=96).num_predicted
+    model(pack(rows, row_tokens=96)).loss.backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+    model.zero_grad()
+    batches, first = [pack([sequences([30])], row_tokens=96, predict_every=0)], 0
+    for size in split:
+        batches.append(pack(rows[first : first + size], row_tokens=96))
+        first += size
+    for batch in batches:
+        (model(batch).loss * (batch.num_predicted / total)).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-6, rtol=1e-4, msg=name)
+
+
+def test_the_gradient_of_loss_and_z_loss_is_the_formula() -> None:
+    """d(ce + w lse^2) / d logit = p - [label] + 2 w lse p, and nothing where there is no label."""
+    generator = torch.Generator().manual_seed(0)
+    logits_MV = (3 * torch.randn(6, 11, generator=generator)).requires_grad_()
+    labels_M = torch.tensor([3, IGNORED_LABEL, 0, 10, IGNORED_LABEL, 3])
+    (grad_MV,) = torch.autograd.grad(masked_lm_loss_sum(logits_MV, labels_M, 0.25), logits_MV)
+    for logits_V, label, grad_V in zip(logits_MV.detach().double(), labels_M.tolist(), grad_MV, strict=True):
+        expected_V = torch.zeros(11, dtype=torch.float64)
+        if label != IGNORED_LABEL:
+            partition = logits_V.exp().sum()
+            share_V = logits_V.exp() / partition
+            expected_V = share_V + 2 * 0.25 * partition.log() * share_V
+            expected_V[label] -= 1
+        torch.testing.assert_close(grad_V.double(), expected_V, atol=1e-5, rtol=1e-5)
+
+
+class Allocations(TorchDispatchMode):
+    """Sizes of all tensors that operators return, views too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.sizes += [tensor.untyped_storage().nbytes() for tensor in tree_leaves(out) if isinstance(tensor, Tensor)]
+        return out
+
+
+def local_layer_sizes(config: ModelConfig, pack: Make, num_tokens: int) -> list[int]:
+    """Bytes of every tensor of a forward and backward pass through a local layer, over one document."""
+    layer = EncoderLayer(config, index=1)
+    batch = pack([[torch.full((num_tokens,), 5)]], row_tokens=num_tokens)
+    x_TD = torch.randn(num_tokens, config.hidden_size, requires_grad=True)
+    with Allocations() as seen:
+        rotary = rotary_tables(batch.position_ids_T, config.local_rope_theta, config.head_size, torch.float32)
+        layer(x_TD, rotary, sdpa, sdpa.prepare(batch, config.half_window)).square().mean().backward()
+    return seen.sizes
+
+
+def test_local_layers_take_memory_linear_in_the_document(small: Make, pack: Make) -> None:
+    """8,192 tokens must train where 4,096 do with half the memory left: no tensor of T x T, each twice as large."""
+    config = small(local_attention=128)
+    half, whole = (local_layer_sizes(config, pack, n) for n in (4096, 8192))
+    assert max(whole) < 8192 * 8192 / 4  # bytes; even a mask of single bits would take half of that more
+    assert max(whole) == pytest.approx(2 * max(half), rel=0.05)
+    assert sum(whole) == pytest.approx(2 * sum(half), rel=0.05)
+
+
+@contextmanager
+def recorded_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, bool]]]:
+    """Kernels named "a" and "b" that are sdpa and write down (name, what was called, windowed)."""
+    calls: list[tuple[str, str, bool]] = []
+
+    class Recorded:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def prepare(self, *args: Any) -> Any:
+            calls.append((self.name, "prepare", False))
+            return sdpa.prepare(*args)
+
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Any, window: bool) -> Tensor:
+            calls.append((self.name, "attend", window))
+            return sdpa.attend(q, k, v, layout, window)
+
+    kernels = {name: Recorded(name) for name in ("a", "b")}
+    monkeypatch.setattr(modernbert, "choose_kernel", lambda name, *_: kernels[name])
+    yield calls
+
+
+def test_local_and_global_layers_may_use_different_kernels(
+    monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
+) -> None:
+    """Each kernel is prepared once, and global layers get theirs; without a second name all layers share one."""
+    batch = pack([sequences([40, 30])], row_tokens=70)
+    expected = build(small()).encode(batch)
+    with recorded_kernels(monkeypatch) as calls:
+        out = build(small(attention="a", global_attention="b")).encode(batch)
+        assert torch.equal(out, expected)
+        layers = [("b", "attend", False), ("a", "attend", True), ("a", "attend", True)]
+        assert calls == [("a", "prepare", False), ("b", "prepare", False), *layers, *layers, layers[0]]
+    for changes in ({"attention": "a"}, {"attention": "a", "global_attention": "a"}):
+        with recorded_kernels(monkeypatch) as calls:
+            build(small(**changes)).encode(batch)
+            assert [call[:2] for call in calls] == [("a", "prepare")] + 7 * [("a", "attend")]
+
+
+def test_a_kernel_of_global_layers_that_cannot_serve_is_refused_by_its_own_key(
+    small: Make, build: Make, sequences: Make, pack: Make
+) -> None:
+    """The message must name what was set."""
+    with pytest.raises(ConfigError, match=r"model\.global_attention=varlen: .*Or set model\.global_attention=auto"):
+        build(small(global_attention="varlen")).encode(pack([sequences([5])], row_tokens=5))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_model_does_not_compile_again_for_other_documents(
+    small: Make, build: Make, sequences: Make, pack: Make
+) -> None:
+    """Shapes are static in a phase; a compilation for each microbatch would take longer than the training."""
+    torch._dynamo.reset()
+    model = build(small(num_layers=4))
+    model.compile_layers()
+    compiled = []
+    for lengths in ([50, 20], [96], [1, 2, 3, 90], [33, 33, 30], [5, 80]):
+        borders = 8 - len(lengths) - (sum(lengths) < 96)  # that are padded, as many as make 9 in all
+        batch = pack([sequences(lengths)], row_tokens=96, spare=borders)
+        batch = replace(batch, positions_M=batch.positions_M[:16], labels_M=batch.labels_M[:16], num_predicted=16)
+        assert len(batch.cu_seqlens_S) == 9 and len(batch.positions_M) == 16
+        model(batch).loss.backward()
+        compiled.append(counters["stats"]["unique_graphs"])
+    assert compiled[0] > 0 and compiled == [compiled[0]] * 5
