@@ -8,8 +8,8 @@ Documents have log-normal lengths with a median of 300 tokens, cut at 1,024; 30 
 them into rows of 1,024. transformers gets them as its users give them to it: padded to the longest of a batch, with
 torch's scaled_dot_product_attention and its default loss over all positions, in batches of 8 documents, the Trainer's
 default (4 in cpu-base, to fit into 16 GB of memory; 64 on a GPU). A third line uses its switch `sparse_prediction`,
-which computes logits only where something is predicted. Both models start from the same weights, must agree on the first
-loss, and take turns, round by round on new documents, so that a busy machine disturbs all alike. Only tokens of
+which computes logits only where something is predicted. Both models start from the same weights, must agree on the
+first loss, and take turns, round by round on new documents, so that a busy machine disturbs all alike. Only tokens of
 documents count, never padding. Dropout is off.
 """
 

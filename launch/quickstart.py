@@ -27,8 +27,8 @@ from modernbert_train.errors import RunError, StoppedEarly  # noqa: E402
 
 DATA, RUN = "yamls/data/quickstart.yaml", "yamls/quickstart.yaml"
 TEXTS = (
-    "import numpy as [MASK]",
     "    def __init__([MASK], name):",
+    "    except [MASK] as error:",
     "The default value is [MASK].",
 )
 
@@ -107,7 +107,7 @@ Done.
 Next:
   open {config.folder}/report.html in a browser
   .venv/bin/python -m modernbert_train fill {model} "for key, value in data.[MASK]():"
-  .venv/bin/python -m modernbert_train train {RUN} name=faster optim.lr=4e-3
+  .venv/bin/python -m modernbert_train train {RUN} name=slower optim.lr=1e-3
   .venv/bin/python data_prep/prepare.py yamls/data/own_text.yaml     # your own text; edit the paths first
 """
 

@@ -24,7 +24,7 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
   python -m modernbert_train train yamls/quickstart.yaml
   python -m modernbert_train eval runs/quickstart
   python -m modernbert_train export runs/quickstart
-  python -m modernbert_train fill runs/quickstart/hf "import numpy as [MASK]"
+  python -m modernbert_train fill runs/quickstart/hf "def __init__([MASK], name):"
   python -m modernbert_train grow --from answerdotai/ModernBERT-base --to yamls/model/large.yaml --out grown
 
 Training goes on from the newest whole checkpoint of the run's folder by itself. Exit codes: 0 finished, 64 wrong

@@ -141,7 +141,7 @@ def _kernels() -> Iterator[Finding]:
 
     reasons = kernel_report()
     for name, reason in reasons.items():
-        yield Finding(f"attention kernel {name}: {reason or 'usable'} ({KERNELS[name].traits})")
+        yield Finding(f"attention kernel {name}: {reason or 'usable; ' + KERNELS[name].traits}")
     if all(reasons.values()):
         yield Finding("attention: no kernel is usable here", REINSTALL)
 
