@@ -238,12 +238,13 @@ def _print_banner(
     phases = ", ".join(f"{name} {phase.tokens:,} x {phase.row_tokens}" for name, phase in config.phases.items())
     precision = resolve_precision(config, device)
     dtype = torch.bfloat16 if precision == "amp_bf16" else torch.float32
-    kernel = choose_kernel(config.model.attention, device, dtype)
+    choices = (config.model.global_attention or config.model.attention, config.model.attention)
+    kernels = dict.fromkeys(choose_kernel(choice, device, dtype).name for choice in choices)
     strategy = f", {config.distributed.strategy}" if num_ranks > 1 else ""
     print(
         f"{config.name}: {count_parameters(model):,} parameters, {config.total_tokens:,} tokens\n"
         f"  phases  {phases}\n"
-        f"  on      {num_ranks} x {device.type}, {precision}{strategy}, attention kernel {kernel.name}\n"
+        f"  on      {num_ranks} x {device.type}, {precision}{strategy}, attention {' and '.join(kernels)}\n"
         f"  from    {origin}\n"
         f"  folder  {config.folder}",
         flush=True,
