@@ -79,11 +79,11 @@ class GreedyPacker:
         self._next_serial = 0
         self._num_closed = 0
 
-    def add(self, epoch: int, document: int, length: int, start: int = 0) -> None:
-        """Cut `length` tokens of a document into pieces that fit a row, and place them."""
+    def add(self, epoch: int, document: int, length: int) -> None:
+        """Cut the first `length` tokens of a document into pieces that fit a row, and place them."""
         most = self.row_tokens - SPECIAL_TOKENS
-        for offset in range(start, start + length, most):
-            self.place(Piece(epoch, document, offset, min(most, start + length - offset)))
+        for offset in range(0, length, most):
+            self.place(Piece(epoch, document, offset, min(most, length - offset)))
 
     def place(self, piece: Piece) -> None:
         """Put one piece, no longer than a row, into the fullest open row that takes it."""
