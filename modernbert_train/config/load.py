@@ -10,24 +10,20 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from modernbert_train.config.read import Origins, merge, read_override, read_yaml
 from modernbert_train.config.schema import VARIANTS, ModelConfig, RunConfig
 from modernbert_train.errors import ConfigError
 
 T = TypeVar("T")
-Leaves = dict[tuple[str, ...], Any]
-Origins = dict[tuple[str, ...], str]
-Place = Callable[[yaml.Node], str]
 
 
 def load_run(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
@@ -60,9 +56,9 @@ def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence
     tree: dict[str, Any] = {}
     origins: Origins = {}
     for file in files:
-        _merge(tree, _read_yaml(Path(file), origins, errors))
+        merge(tree, read_yaml(Path(file), origins, errors))
     for override in overrides:
-        _merge(tree, _read_override(override, origins, errors))
+        merge(tree, read_override(override, origins, errors))
     config = _build(schema, tree, origins, errors)
     if errors:
         raise ConfigError("\n".join(errors))
@@ -80,112 +76,6 @@ def differences(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
     flat = [{".".join(path): value for path, value in _leaves(typing.cast(dict[str, Any], tree))} for tree in trees]
     keys = [*flat[0], *(key for key in flat[1] if key not in flat[0])]
     return [(key, flat[0].get(key), flat[1].get(key)) for key in keys if flat[0].get(key) != flat[1].get(key)]
-
-
-# --- reading -----------------------------------------------------------------------------------------------------
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: `1e-4` is a number, `on` and `010` are not silently something else."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:bool",)]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    if first is not None
-}
-for _tag, _pattern, _first in (
-    ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
-    ("tag:yaml.org,2002:float", r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$", "-+0123456789"),
-):
-    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list(_first))
-
-
-def _read_yaml(file: Path, origins: Origins, errors: list[str]) -> dict[str, Any]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        errors.append(f"{file}: no such file. Give the path of a YAML file, relative to the current folder.")
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        errors.append(f"{file}: cannot be read ({error}). Check that it is a readable UTF-8 text file.")
-        return {}
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        errors.append(f"{file}: not valid YAML. {' '.join(str(error).split())}")
-        return {}
-    if node is None:
-        return {}
-    if not isinstance(node, yaml.MappingNode):
-        errors.append(f"{file}: holds no keys. Expected `key: value` lines.")
-        return {}
-    try:
-        return _construct(node, lambda node: f"{file}:{node.start_mark.line + 1}", (), origins, errors)
-    except RecursionError:
-        errors.append(f"{file}: an alias contains itself. Write out what it stands for.")
-        return {}
-
-
-def _read_override(override: str, origins: Origins, errors: list[str]) -> dict[str, Any]:
-    key, equals, text = override.partition("=")
-    path = key.split(".")
-    if not equals or not all(path):
-        errors.append(f"{override!r}: not an override. Write section.key=value, for example optim.lr=1e-3.")
-        return {}
-    try:
-        node = yaml.compose(text, Loader=_Loader) or yaml.ScalarNode("tag:yaml.org,2002:null", "")
-    except yaml.YAMLError as error:
-        errors.append(f"{override!r}: the value is not valid YAML. {' '.join(str(error).split())}")
-        return {}
-    for part in reversed(path):
-        node = yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", part), node)])
-    assert isinstance(node, yaml.MappingNode)
-    return _construct(node, lambda node: "command line", (), origins, errors)
-
-
-def _construct(
-    node: yaml.MappingNode, place: Place, path: tuple[str, ...], origins: Origins, errors: list[str]
-) -> dict[str, Any]:
-    """A mapping as plain values; what is no plain value is reported and left out."""
-    found: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        line = place(key_node)
-        if not isinstance(key_node, yaml.ScalarNode):
-            errors.append(f"{line}: a list or a section stands where a key belongs. Write `key: value`.")
-            continue
-        key = str(key_node.value)
-        here = (*path, key)
-        dotted = ".".join(here)
-        if key in found:
-            errors.append(f"{dotted} ({line}): given twice. Remove one of the two.")
-        origins[here] = line
-        if isinstance(value_node, yaml.MappingNode):
-            found[key] = _construct(value_node, place, here, origins, errors)
-            continue
-        for scalar in _octals(value_node):
-            errors.append(f"{dotted}={scalar} ({line}): a leading zero means octal. Write it without.")
-        try:
-            found[key] = _Loader("").construct_object(value_node, deep=True)
-        except (yaml.YAMLError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            errors.append(f"{dotted} ({line}): not a plain value ({reason}). Quote it if it is text.")
-    return found
-
-
-def _octals(node: yaml.Node) -> list[str]:
-    if isinstance(node, yaml.SequenceNode):
-        return [scalar for item in node.value for scalar in _octals(item) if item is not node]
-    is_octal = node.tag == "tag:yaml.org,2002:int" and re.fullmatch(r"[-+]?0[0-9_]+", str(node.value))
-    return [node.value] if is_octal else []
-
-
-def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
-    for key, value in other.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
-            _merge(tree[key], value)
-        else:
-            tree[key] = value
 
 
 # --- checking against the schema ---------------------------------------------------------------------------------

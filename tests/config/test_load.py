@@ -346,3 +346,29 @@ def test_differences_name_keys_with_both_values(load: Load) -> None:
     assert found["phases.decay.tokens"] == (500_000, None) and found["phases.long.tokens"] == (None, 5)
     assert {key.split(".")[0] for key in found} == {"seed", "optim", "phases"}
     assert differences(old, old) == []
+
+
+def test_included_files_come_first_and_the_file_itself_wins(tmp_path: Path) -> None:
+    """A recipe's phases are written once: alone they are runs, included in order they are one."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "common.yaml").write_text(BASE, encoding="utf-8")
+    (tmp_path / "parts/one.yaml").write_text("include: ../common.yaml\nname: one\noptim: {lr: 2.0e-3}\n")
+    (tmp_path / "parts/two.yaml").write_text("include: [../common.yaml]\nname: two\nphases: {decay: {tokens: 7_000}}\n")
+    (tmp_path / "all.yaml").write_text("include: [parts/one.yaml, parts/two.yaml]\nname: all\n")
+    assert load_run([tmp_path / "parts/one.yaml"]).optim.lr == 2e-3
+    everything = load_run([tmp_path / "all.yaml"], ["seed=3"])
+    assert (everything.name, everything.seed, everything.phases["decay"].tokens) == ("all", 3, 7_000)
+    assert everything.optim.lr == 2e-3, "common.yaml counts once, at its first place, and undoes nothing later"
+
+
+def test_a_bad_include_is_told_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("include: [b.yaml, gone.yaml]\nnme: x\n")
+    (tmp_path / "b.yaml").write_text("include: a.yaml\n")
+    (tmp_path / "c.yaml").write_text("seed: 1\ninclude: {a: b}\n")
+    with pytest.raises(ConfigError) as error:
+        load_run([tmp_path / "a.yaml", tmp_path / "c.yaml"])
+    text = str(error.value).replace(f"{tmp_path}/", "")
+    assert "b.yaml:1: a.yaml includes itself, by way of b.yaml" in text
+    assert "gone.yaml: no such file" in text
+    assert "include={'a': 'b'} (c.yaml:2): expected a list of YAML files" in text
+    assert "nme (a.yaml:2): unknown key. Did you mean name?" in text

@@ -1,0 +1,163 @@
+"""YAML files and a.b=c overrides to one plain tree, with the file and line of every key.
+
+A file may begin with `include: [other.yaml]`, relative to itself: the files named are read first, in order, and the
+file's own keys win over theirs. So a recipe's phases are written once and used alone or together.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Origins = dict[tuple[str, ...], str]
+INCLUDE = "include"
+_Place = Callable[[yaml.Node], str]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people mean it: `1e-4` is a number, `on` and `010` are not silently something else."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:bool",)]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    if first is not None
+}
+for _tag, _pattern, _first in (
+    ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("tag:yaml.org,2002:float", r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$", "-+0123456789"),
+):
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list(_first))
+
+
+def read_yaml(
+    file: Path, origins: Origins, errors: list[str], including: tuple[Path, ...] = (), done: set[Path] | None = None
+) -> dict[str, Any]:
+    """Read one YAML file and the files that it includes, which it overrides.
+
+    Args:
+        file: its path.
+        origins: filled with the file and line of every key.
+        errors: filled with every mistake.
+        including: files that are being read and include this one.
+        done: files included already; a file that several others include counts once, at its first place.
+
+    Returns:
+        The merged tree; what could not be read is left out.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        errors.append(f"{file}: no such file. Give the path of a YAML file, relative to the current folder.")
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        errors.append(f"{file}: cannot be read ({error}). Check that it is a readable UTF-8 text file.")
+        return {}
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        errors.append(f"{file}: not valid YAML. {' '.join(str(error).split())}")
+        return {}
+    if node is None:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        errors.append(f"{file}: holds no keys. Expected `key: value` lines.")
+        return {}
+    own: Origins = {}
+    try:
+        found = _construct(node, lambda node: f"{file}:{node.start_mark.line + 1}", (), own, errors)
+    except RecursionError:
+        errors.append(f"{file}: an alias contains itself. Write out what it stands for.")
+        return {}
+    tree: dict[str, Any] = {}
+    done = set() if done is None else done
+    for included in _included(file, found.pop(INCLUDE, []), own, errors):
+        if included.resolve() in (path.resolve() for path in (*including, file)):
+            errors.append(f"{own[INCLUDE,]}: {included} includes itself, by way of {file}. Remove one of the two.")
+            continue
+        if included.resolve() not in done:
+            done.add(included.resolve())
+            merge(tree, read_yaml(included, origins, errors, (*including, file), done))
+    own.pop((INCLUDE,), None)
+    origins.update(own)
+    merge(tree, found)
+    return tree
+
+
+def _included(file: Path, value: Any, origins: Origins, errors: list[str]) -> list[Path]:
+    """The files that an `include:` names, relative to the file that it stands in."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        errors.append(
+            f"{INCLUDE}={value!r} ({origins[INCLUDE,]}): expected a list of YAML files, relative to this one."
+        )
+        return []
+    return [Path(os.path.normpath(file.parent / name)) for name in names]
+
+
+def read_override(override: str, origins: Origins, errors: list[str]) -> dict[str, Any]:
+    """Read `a.b=c`; a mistake goes into `errors` and gives an empty tree."""
+    key, equals, text = override.partition("=")
+    path = key.split(".")
+    if not equals or not all(path):
+        errors.append(f"{override!r}: not an override. Write section.key=value, for example optim.lr=1e-3.")
+        return {}
+    try:
+        node = yaml.compose(text, Loader=_Loader) or yaml.ScalarNode("tag:yaml.org,2002:null", "")
+    except yaml.YAMLError as error:
+        errors.append(f"{override!r}: the value is not valid YAML. {' '.join(str(error).split())}")
+        return {}
+    for part in reversed(path):
+        node = yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", part), node)])
+    assert isinstance(node, yaml.MappingNode)
+    return _construct(node, lambda node: "command line", (), origins, errors)
+
+
+def _construct(
+    node: yaml.MappingNode, place: _Place, path: tuple[str, ...], origins: Origins, errors: list[str]
+) -> dict[str, Any]:
+    """A mapping as plain values; what is no plain value is reported and left out."""
+    found: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = place(key_node)
+        if not isinstance(key_node, yaml.ScalarNode):
+            errors.append(f"{line}: a list or a section stands where a key belongs. Write `key: value`.")
+            continue
+        key = str(key_node.value)
+        here = (*path, key)
+        dotted = ".".join(here)
+        if key in found:
+            errors.append(f"{dotted} ({line}): given twice. Remove one of the two.")
+        origins[here] = line
+        if isinstance(value_node, yaml.MappingNode):
+            found[key] = _construct(value_node, place, here, origins, errors)
+            continue
+        for scalar in _octals(value_node):
+            errors.append(f"{dotted}={scalar} ({line}): a leading zero means octal. Write it without.")
+        try:
+            found[key] = _Loader("").construct_object(value_node, deep=True)
+        except (yaml.YAMLError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            errors.append(f"{dotted} ({line}): not a plain value ({reason}). Quote it if it is text.")
+    return found
+
+
+def _octals(node: yaml.Node) -> list[str]:
+    if isinstance(node, yaml.SequenceNode):
+        return [scalar for item in node.value for scalar in _octals(item) if item is not node]
+    is_octal = node.tag == "tag:yaml.org,2002:int" and re.fullmatch(r"[-+]?0[0-9_]+", str(node.value))
+    return [node.value] if is_octal else []
+
+
+def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
+    """Put `other` over `tree`, section by section; it wins."""
+    for key, value in other.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            merge(tree[key], value)
+        else:
+            tree[key] = value
