@@ -146,6 +146,12 @@ def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
             f"model.init_from={model.init_from} and model.grow_from={model.grow_from}: both would give the first "
             "weights. Keep init_from for a model of this size, grow_from for a smaller one."
         )
+    key, other = ("init_from", model.init_from) if model.grow_from is None else ("grow_from", model.grow_from)
+    if config.start is not None and other is not None:
+        yield (
+            f"start.checkpoint={config.start.checkpoint} and model.{key}={other}: both would give the first weights. "
+            f"Keep start to go on from a checkpoint, model.{key} for weights alone."
+        )
 
 
 def phases_present(config: RunConfig, num_ranks: int) -> Iterator[str]:
@@ -166,6 +172,8 @@ def phase_numbers(config: RunConfig, num_ranks: int) -> Iterator[str]:
         for key, value in numbers.items():
             if value <= 0:
                 yield f"{here}.{key}={value}: must be above 0."
+        if phase.local_rope_theta is not None and not phase.local_rope_theta > 0:
+            yield f"{here}.local_rope_theta={phase.local_rope_theta}: must be above 0. Remove it for the model's."
         if phase.row_tokens < 8:
             yield f"{here}.row_tokens={phase.row_tokens}: at least 8, for text between [CLS] and [SEP]."
         if phase.weight_decay is not None and phase.weight_decay < 0:
@@ -192,6 +200,18 @@ def phase_schedule(config: RunConfig, num_ranks: int) -> Iterator[str]:
             )
         if not 0 <= schedule.final_lr_ratio <= 1:
             yield f"{here}.schedule.final_lr_ratio={schedule.final_lr_ratio}: must lie between 0 and 1."
+        if schedule.plateau == "inverse_sqrt" and schedule.warmup_tokens < 1:
+            yield (
+                f"{here}.schedule.plateau=inverse_sqrt: falls from the end of the warmup on, and "
+                f"{here}.schedule.warmup_tokens={schedule.warmup_tokens}. Set warmup_tokens above 0."
+            )
+        elif schedule.plateau == "inverse_sqrt" and 0 < schedule.decay_tokens < phase.tokens:
+            reached = (schedule.warmup_tokens / (phase.tokens - schedule.decay_tokens)) ** 0.5
+            if schedule.final_lr_ratio > reached:
+                yield (
+                    f"{here}.schedule.final_lr_ratio={schedule.final_lr_ratio}: the rate has fallen to {reached:.3g} of "
+                    "its peak when the decay begins, which would raise it again. Lower it, or begin the decay earlier."
+                )
 
 
 def phase_batch(config: RunConfig, num_ranks: int) -> Iterator[str]:

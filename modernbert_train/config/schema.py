@@ -38,7 +38,7 @@ class ModelConfig:
     intermediate_size: int = 1152  # width after the gate; the GeGLU input projection is twice as wide
     global_attn_every_n_layers: int = 3  # layers 0, n, 2n, ... attend globally, the others within local_attention
     local_attention: int = 128  # window of local layers in tokens, half on each side, both ends included
-    local_rope_theta: float = 10_000.0  # RoPE base of local layers; that of global layers belongs to the phase
+    local_rope_theta: float = 10_000.0  # RoPE base of local layers, unless the phase has its own
     norm_eps: float = 1e-5
     attention_out_dropout: float = 0.1  # after the attention's output projection, in training only
     init_std: float = 0.02  # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
@@ -70,8 +70,9 @@ class ObjectiveConfig:
     """Masked-language modelling."""
 
     name: Literal["mlm"] = "mlm"
+    masking: Literal["exact", "bernoulli", "reference"] = "exact"  # which tokens in training; see objectives/mlm.py
     mask_rate: float = 0.3  # share of the maskable tokens that are predicted in training
-    eval_mask_rate: float = 0.15  # the same in validation, with masks that never change
+    eval_mask_rate: float = 0.15  # the same in validation, whose masking is always exact and never changes
     mask_token_share: float = 0.8  # of the predicted positions: replaced by [MASK]
     random_token_share: float = 0.1  # of the predicted positions: replaced by a random token; the rest stay
 
@@ -109,9 +110,10 @@ class AdamWConfig(OptimConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Learning rate over one phase: linear warmup, constant, then a decay that ends with the phase."""
+    """Learning rate over one phase: linear warmup, a plateau, then a decay that ends with the phase."""
 
     warmup_tokens: int = 0
+    plateau: Literal["constant", "inverse_sqrt"] = "constant"  # inverse_sqrt: falls as sqrt(warmup_tokens / tokens)
     decay_tokens: int = 0  # length of the decay at the end of the phase; 0 is a constant rate
     decay: Literal["one_minus_sqrt", "linear", "cosine"] = "one_minus_sqrt"
     final_lr_ratio: float = 0.0  # rate at the end of the decay over the phase's peak rate
@@ -138,12 +140,29 @@ class PhaseConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     batch_warmup: BatchWarmupConfig | None = None
     global_rope_theta: float = 10_000.0  # RoPE base of global layers; 160,000 for 8,192 tokens
+    local_rope_theta: float | None = None  # the same of local layers; None: model.local_rope_theta
     mask_rate: float | None = None  # None: objective.mask_rate
     weight_decay: float | None = None  # None: optim.weight_decay
+    reset_moments: bool = False  # start the phase with an empty optimizer; otherwise moments carry over
+    restart_data: bool = False  # start the phase with a new pass over the data; otherwise it goes on where it stands
 
     @property
     def microbatch_rows(self) -> int:
         return self.microbatch_tokens // self.row_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartConfig:
+    """A run that goes on from a checkpoint of another run; only its first start reads this.
+
+    A later phase as a run of its own resets the clock. A rollback keeps it: the same phases go on from an earlier
+    checkpoint with other rates. For weights alone, without anything else, there is model.init_from.
+    """
+
+    checkpoint: str = MISSING  # a checkpoint, or a run, whose newest checkpoint it then is
+    clock: Literal["reset", "keep"] = "reset"  # reset: tokens and steps begin at 0, with the first phase
+    moments: Literal["keep", "reset"] = "keep"  # the optimizer's state
+    data: Literal["keep", "restart"] = "keep"  # keep: go on with the text not yet seen; restart: a new first pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +217,7 @@ class RunConfig:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optim: OptimConfig = field(default_factory=StableAdamWConfig)
     phases: dict[str, PhaseConfig] = field(default_factory=dict)  # in order; at least one
+    start: StartConfig | None = None  # None: from scratch, or from model.init_from or model.grow_from
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)

@@ -22,10 +22,12 @@ def lr_ratio_at(schedule: ScheduleConfig, phase_tokens: int, tokens: int) -> flo
     With W warmup tokens, D decay tokens, T phase tokens, f the final ratio and x = (tokens - (T - D)) / D:
 
         tokens < W               s + (1 - s) tokens / W, s = WARMUP_START
-        W <= tokens <= T - D     1
-        one_minus_sqrt           f + (1 - f) (1 - sqrt(x))
-        linear                   f + (1 - f) (1 - x)
-        cosine                   f + (1 - f) (1 + cos(pi x)) / 2
+        W <= tokens <= T - D     p = 1, or with an inverse_sqrt plateau p = sqrt(W / tokens)
+        one_minus_sqrt           f + (p - f) (1 - sqrt(x)), p the ratio at T - D
+        linear                   f + (p - f) (1 - x)
+        cosine                   f + (p - f) (1 + cos(pi x)) / 2
+
+    A linear or cosine schedule in the usual sense has a decay that begins where the warmup ends.
 
     Args:
         schedule: warmup and decay must fit into the phase together.
@@ -35,7 +37,8 @@ def lr_ratio_at(schedule: ScheduleConfig, phase_tokens: int, tokens: int) -> flo
     Returns:
         The ratio; exactly final_lr_ratio at the end of a decay.
 
-    Source: Hägele et al. 2024, arXiv:2405.18392 (one_minus_sqrt); arXiv:2412.13663, section 2.2.
+    Source: Hägele et al. 2024, arXiv:2405.18392 (one_minus_sqrt); Zhai et al. 2022, arXiv:2106.04560 (inverse_sqrt
+    with cooldown); arXiv:2412.13663, section 2.2.
     """
     decay_start = phase_tokens - schedule.decay_tokens
     assert 0 <= tokens <= phase_tokens, f"{tokens} tokens in a phase of {phase_tokens}"
@@ -43,16 +46,22 @@ def lr_ratio_at(schedule: ScheduleConfig, phase_tokens: int, tokens: int) -> flo
     if tokens < schedule.warmup_tokens:
         return WARMUP_START + (1 - WARMUP_START) * tokens / schedule.warmup_tokens
     if tokens <= decay_start:
-        return 1.0
+        return _plateau(schedule, tokens)
     x = (tokens - decay_start) / schedule.decay_tokens
     final = schedule.final_lr_ratio
+    height = _plateau(schedule, decay_start) - final
     match schedule.decay:
         case "one_minus_sqrt":
-            return final + (1 - final) * (1 - math.sqrt(x))
+            return final + height * (1 - math.sqrt(x))
         case "linear":
-            return final + (1 - final) * (1 - x)
+            return final + height * (1 - x)
         case "cosine":
-            return final + (1 - final) * (1 + math.cos(math.pi * x)) / 2
+            return final + height * (1 + math.cos(math.pi * x)) / 2
+
+
+def _plateau(schedule: ScheduleConfig, tokens: int) -> float:
+    """The ratio between warmup and decay; config/check.py asks for a warmup where the plateau is not constant."""
+    return 1.0 if schedule.plateau == "constant" else math.sqrt(schedule.warmup_tokens / tokens)
 
 
 def max_lr_at(config: RunConfig, tokens: int) -> float:

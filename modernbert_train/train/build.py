@@ -37,7 +37,7 @@ from modernbert_train.train.origin import Origin, find_origin
 from modernbert_train.train.progress import Progress
 from modernbert_train.train.ranks import composer_device, joined, on_rank_zero
 from modernbert_train.train.run_folder import RunFolder
-from modernbert_train.train.start import Start, any_checkpoint, find_start, origin_text, restore
+from modernbert_train.train.start import Start, any_checkpoint, find_branch, find_start, origin_text, restore
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 
@@ -58,19 +58,23 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         check(config, dist.get_world_size())
         folder = RunFolder(config)
         # before the folder is made, so that a mistake in it can be mended under the same name
-        origin = on_rank_zero(lambda: find_origin(config) if fresh or not any_checkpoint(folder) else None)
+        first = on_rank_zero(lambda: fresh or not any_checkpoint(folder))
+        origin = on_rank_zero(lambda: find_origin(config) if first else None)
+        branch = on_rank_zero(lambda: find_branch(config) if first else None)
         changed = on_rank_zero(lambda: folder.open(fresh=fresh))
         if dist.get_global_rank() == 0 and changed:
             print("changed since the last start:", *changed, sep="\n  ")
         try:
-            _train(config, folder, device, origin)
+            _train(config, folder, device, origin, branch)
         finally:
             folder.close()
 
 
-def _train(config: RunConfig, folder: RunFolder, device: torch.device, origin: Origin | None) -> None:
+def _train(
+    config: RunConfig, folder: RunFolder, device: torch.device, origin: Origin | None, branch: Start | None
+) -> None:
     rank, num_ranks = dist.get_global_rank(), dist.get_world_size()
-    start = on_rank_zero(lambda: find_start(folder))
+    start = branch or on_rank_zero(lambda: find_start(folder))
     if start.tokens >= config.total_tokens:
         if rank == 0:
             print(f"{config.name}: already trained to its end, {start.tokens:,} tokens. Nothing to do.")
@@ -84,7 +88,7 @@ def _train(config: RunConfig, folder: RunFolder, device: torch.device, origin: O
     progress = Progress(config, visible=rank == 0, tokens=start.tokens)
     recorder = folder if rank == 0 else None
     save = Save(config, loader, folder, fingerprint)
-    callbacks = [SetClock(config), Measure(config, recorder, progress, start.left_out)]
+    callbacks = [SetClock(config, start.phase), Measure(config, recorder, progress, start.left_out)]
     bf16 = resolve_precision(config, device) == "amp_bf16"
     if config.data.validation is not None:
         callbacks.append(Validate(config, build_validation(config, vocabulary), recorder, progress, bf16))
@@ -215,21 +219,15 @@ def data_fingerprint(config: RunConfig, vocabulary: Vocabulary) -> dict[str, str
 
 
 def _record_start(folder: RunFolder, start: Start, origin: Origin | None) -> None:
-    if start.checkpoint is None:
-        folder.rewind_metrics(-1)
-        folder.record({"kind": "start", "step": 0, "tokens": 0, "from": origin_text(start, origin)})
-        return
-    folder.rewind_metrics(start.checkpoint.step)
     for text in start.passed_over:
         print(f"warning: passed over a damaged checkpoint: {text}")
-    folder.record(
-        {
-            "kind": "resume",
-            "step": start.checkpoint.step,
-            "tokens": start.tokens,
-            "checkpoint": start.checkpoint.folder.name,
-        }
-    )
+    step = start.step
+    if start.checkpoint is None or start.branch is not None:
+        folder.rewind_metrics(-1)
+        folder.record({"kind": "start", "step": step, "tokens": start.tokens, "from": origin_text(start, origin)})
+        return
+    folder.rewind_metrics(step)
+    folder.record({"kind": "resume", "step": step, "tokens": start.tokens, "checkpoint": start.checkpoint.folder.name})
 
 
 def _print_banner(

@@ -44,8 +44,9 @@ class SetClock(Callback):
     (Composer 0.32.1 would not restore one in the middle of an epoch anyway.)
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, phase: str | None) -> None:
         self._config = config
+        self._phase = phase  # of the last step; None before the first
 
     def batch_start(self, state: State, logger: Logger) -> None:
         batch: StepBatch = state.batch
@@ -56,6 +57,10 @@ class SetClock(Callback):
                 "part; please report this with the run's config.yaml."
             )
         position = position_at(self._config, tokens)
+        if position.name != self._phase:
+            if self._phase is not None and position.phase.reset_moments:
+                state.optimizers[0].state.clear()
+            self._phase = position.name
         apply_clock(state.optimizers[0], self._config, tokens)
         inner_model(state.model).set_global_rope_theta(position.phase.global_rope_theta)
         state.device_train_microbatch_size = position.phase.microbatch_rows
@@ -219,6 +224,7 @@ class Save(Callback):
                     "tokens": state.timestamp.token.value,
                     "timestamp": {key: value for key, value in timestamp.items() if not key.endswith("_wct")},
                     "seconds": state.timestamp.total_wct.total_seconds(),
+                    "phase": state.batch.plan.phase,  # of the last step: whether a border has been crossed since
                     "loader": self._loader.state_dict(),
                     "data": self._fingerprint,
                 },

@@ -158,13 +158,18 @@ def find_origin(config: RunConfig) -> Origin | None:
     if key == "grow_from":
         check_growth(source.model, model, model.grow_mode)
     else:
-        _check_same_architecture(source, model)
-    _check_same_tokenizer(source, config, f"model.{key}={name}")
+        check_same_architecture(source, model, f"model.init_from={source.folder}")
+    check_same_tokenizer(source, config, f"model.{key}={name}")
     source.weights()  # read once for nothing, so that damage is told before anything is made
     return Origin(source, config)
 
 
-def _check_same_architecture(source: Source, model: ModelConfig) -> None:
+def check_same_architecture(source: Source, model: ModelConfig, key: str) -> None:
+    """Compare the architecture of weights with the run's; `key` is what named them.
+
+    Raises:
+        ConfigError: they differ; names every key with both values.
+    """
     wrong = [
         f"model.{name}={getattr(model, name)} here, {getattr(source.model, name)} there"
         for name in (*GROWING, *EQUAL)
@@ -172,13 +177,18 @@ def _check_same_architecture(source: Source, model: ModelConfig) -> None:
     ]
     if wrong:
         raise ConfigError(
-            f"model.init_from={source.folder}: of another architecture:\n  "
+            f"{key}: of another architecture:\n  "
             + "\n  ".join(wrong)
             + "\nSet the values it has, or enlarge a smaller model with model.grow_from."
         )
 
 
-def _check_same_tokenizer(source: Source, config: RunConfig, key: str) -> None:
+def check_same_tokenizer(source: Source, config: RunConfig, key: str) -> None:
+    """Compare the tokenizer of weights with the run's; `key` is what named them.
+
+    Raises:
+        ConfigError: at least one id means something else.
+    """
     ours = read_vocabulary(config.data.tokenizer).sha256
     if source.tokenizer_sha256 in (None, ours):
         return

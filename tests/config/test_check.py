@@ -81,10 +81,17 @@ BROKEN = {
     "model.vocab_size=50_280": "model.vocab_size=50280: not a multiple of 64,",
     "model.num_layers=21": "model.num_layers=21 with model.global_attn_every_n_layers=3 ends in a local layer, "
     "and the last must see the whole sequence. Use 19 or 22 layers.",
+    "phases.one.schedule={warmup_tokens: 0, decay_tokens: 10, plateau: inverse_sqrt}": (
+        "phases.one.schedule.plateau=inverse_sqrt: falls from the end of the warmup on"
+    ),
+    "phases.one.schedule={warmup_tokens: 1, decay_tokens: 900, plateau: inverse_sqrt, final_lr_ratio: 0.2}": (
+        "phases.one.schedule.final_lr_ratio=0.2: the rate has fallen to 0.1 of"
+    ),
     "model={init_from: a, grow_from: b}": "model.init_from=a and model.grow_from=b: both would give the first weights.",
     "phases.one=null": "phases: empty, so there is nothing to train.",
     "phases.one.lr_ratio=0": "phases.one.lr_ratio=0.0: must be above 0.",
     "phases.one.global_rope_theta=0": "phases.one.global_rope_theta=0.0: must be above 0.",
+    "phases.one.local_rope_theta=0": "phases.one.local_rope_theta=0.0: must be above 0.",
     "phases.one.microbatch_tokens=0": "phases.one.microbatch_tokens=0: must be above 0.",
     "phases.one.row_tokens=4": "phases.one.row_tokens=4: at least 8, for text between [CLS] and [SEP].",
     "phases.one.weight_decay=-1": "phases.one.weight_decay=-1.0: must not be negative.",
@@ -127,6 +134,11 @@ def test_one_broken_rule_gives_one_message(load: Load, override: str) -> None:
     found = messages(load(override))
     assert [line for line in found if line.startswith(BROKEN[override])], found
     assert len(found) == 1 or "must be above 0" in BROKEN[override]  # 0 heads break the shape of the model as well
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_takes_its_weights_from_nowhere_else(load: Load) -> None:
+    [message] = messages(load("start.checkpoint=c", "model.grow_from=a"))
+    assert message.startswith("start.checkpoint=c and model.grow_from=a: both would give the first weights.")
 
 
 def test_every_rule_is_broken_by_one_of_the_cases(load: Load) -> None:

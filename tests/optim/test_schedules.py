@@ -40,6 +40,17 @@ def test_the_first_rate_is_small_but_not_zero() -> None:
     assert lr_ratio_at(ScheduleConfig(), 1000, 0) == 1.0
 
 
+def test_an_inverse_square_root_cools_down_from_where_it_stands() -> None:
+    """A run of unknown length: the rate falls slowly, and whenever a decay begins it begins there, without a jump."""
+    schedule = ScheduleConfig(
+        warmup_tokens=100, plateau="inverse_sqrt", decay_tokens=600, decay="linear", final_lr_ratio=0.1
+    )
+    rates = {tokens: lr_ratio_at(schedule, 1000, tokens) for tokens in (50, 100, 225, 400, 401, 700, 1000)}
+    assert rates == pytest.approx(
+        {50: 0.5, 100: 1.0, 225: 2 / 3, 400: 0.5, 401: 0.5 - 0.4 / 600, 700: 0.3, 1000: 0.1}, abs=1e-9
+    )
+
+
 @pytest.mark.parametrize(
     ("decay", "quarter", "half"),
     [

@@ -1,0 +1,107 @@
+"""Phases and runs that go on from one another: what carries over is what the YAML says, once, however often it dies.
+
+If this breaks, a decay trains with another phase's moments, or a rollback silently begins from scratch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from modernbert_train.__main__ import main
+from modernbert_train.train.checkpoint import Checkpoint, newest_valid
+from tests.conftest import TinyRun
+from tests.train.test_run import records
+
+PLAIN = ("phases.short.batch_warmup=null", "phases.long.row_tokens=64", "phases.long.batch_rows=8")
+
+
+def train(words: list[str]) -> int:
+    return main(["train", *words])
+
+
+def newest(folder: Path) -> Checkpoint:
+    found, _ = newest_valid(folder / "checkpoints")
+    assert found is not None
+    return found
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def phase_end(folder: Path) -> Path:
+    """The checkpoint that closes the first phase."""
+    return min((folder / "checkpoints").iterdir())
+
+
+def test_a_rollback_that_keeps_clock_moments_and_data_equals_the_run_it_left(tiny_run: TinyRun, tmp_path: Path) -> None:
+    assert train(tiny_run("name=whole")) == 0
+    middle = phase_end(tmp_path / "runs/whole")
+    assert train(tiny_run("name=again", f"start.checkpoint={middle}", "start.clock=keep")) == 0
+    whole, again = (records(tmp_path / "runs" / name) for name in ("whole", "again"))
+    assert again and again == whole[-len(again) :] and len(again) < len(whole)
+    ends = [newest(tmp_path / "runs" / name) for name in ("whole", "again")]
+    assert ends[0].folder.name == ends[1].folder.name
+    assert same(ends[0].weights(), ends[1].weights()) and same(ends[0].optimizer(), ends[1].optimizer())
+
+
+def test_a_phase_as_a_run_of_its_own_goes_on_with_weights_moments_and_text(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """The clock begins again at 0, and the first batch is the one that the run before would have taken next."""
+    assert train(tiny_run(*PLAIN, "name=both")) == 0
+    alone = ("phases.short=null", "name=second")
+    assert train(tiny_run(*PLAIN, *alone, f"start.checkpoint={phase_end(tmp_path / 'runs/both')}")) == 0
+    both, second = (records(tmp_path / "runs" / name) for name in ("both", "second"))
+    at = next(i for i, entry in enumerate(both) if entry["phase"] == "long")
+    assert second[0]["step"] == 1 and second[0]["loss"] == both[at]["loss"]
+    assert second[0]["tokens"] == both[at]["tokens"] - both[at - 1]["tokens"]
+    assert second[0]["update_norm"] == pytest.approx(both[at]["update_norm"], rel=1e-5), "moments are kept"
+    first_end = records(tmp_path / "runs/second", "start")
+    assert "clock reset, moments keep, data keep" in first_end[0]["from"]
+
+
+def test_moments_and_data_begin_anew_where_asked(tiny_run: TinyRun, tmp_path: Path) -> None:
+    assert train(tiny_run(*PLAIN, "name=both")) == 0
+    start = f"start={{checkpoint: {tmp_path}/runs/both, moments: reset, data: restart}}"
+    assert train(tiny_run(*PLAIN, "name=fresh", start)) == 0
+    both, fresh = (records(tmp_path / "runs" / name) for name in ("both", "fresh"))
+    assert fresh[0]["tokens"] == both[0]["tokens"] and fresh[0]["loss"] < both[0]["loss"], "same text, trained weights"
+    steps = newest(tmp_path / "runs/fresh").optimizer()["step/head.norm.weight"]
+    assert int(steps) == len(fresh), "the moments have only seen this run"
+
+
+def test_a_phase_empties_the_moments_once_even_if_it_dies_at_the_border(tiny_run: TinyRun, tmp_path: Path) -> None:
+    words = ("phases.long.reset_moments=true", "checkpoint.interval_steps=1", "checkpoint.keep=99")
+    assert train(tiny_run(*words, "name=whole")) == 0
+    whole = tmp_path / "runs/whole"
+    steps = [entry["phase"] for entry in records(whole)]
+    in_long = steps.count("long")
+    assert int(newest(whole).optimizer()["step/head.norm.weight"]) == in_long
+    border = len(steps) - in_long
+    for name, number in (("before", border), ("after", border + 1)):  # as if it had died right there
+        at = whole / "checkpoints" / f"step-{number:08d}"
+        assert train(tiny_run(*words, f"name={name}", f"start={{checkpoint: {at}, clock: keep}}")) == 0
+        end = newest(tmp_path / "runs" / name)
+        assert same(end.weights(), newest(whole).weights()) and same(end.optimizer(), newest(whole).optimizer()), name
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.hidden_size=64", "of another architecture:\n  model.hidden_size=64 here, 32 there"),
+        ("optim={name: adamw, lr: 1e-3}", "its moments are of optim.name=stable_adamw, this run has adamw"),
+        ("start.clock=keep", "stands at 6,0"),
+        ("start.checkpoint=nowhere", "nowhere"),
+    ],
+)
+def test_what_cannot_go_on_from_a_checkpoint_is_refused_before_the_run_has_a_folder(
+    tiny_run: TinyRun, tmp_path: Path, override: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tiny_run("name=first")) == 0
+    capsys.readouterr()
+    assert train(tiny_run("name=second", f"start.checkpoint={tmp_path}/runs/first", override)) != 0
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs/second").exists()
