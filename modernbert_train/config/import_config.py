@@ -1,0 +1,318 @@
+"""A run file of AnswerDotAI/ModernBERT as a run of ours, key by key, with nothing passed over in silence.
+
+Every key of the old file ends in one of three ways: it becomes one of ours; it is named with the reason why it has none
+(LEFT); or the file is refused, because its model is another architecture (FIXED) or a value has no counterpart.
+The tables below are also the page docs/moving.md.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from modernbert_train.config.read import read_yaml
+from modernbert_train.errors import ConfigError
+
+# Their key -> ours, for a value that is taken as it is.
+SAME = {
+    "seed": "seed",
+    "mlm_probability": "objective.mask_rate",
+    "model.model_config.vocab_size": "model.vocab_size",
+    "model.model_config.hidden_size": "model.hidden_size",
+    "model.model_config.num_hidden_layers": "model.num_layers",
+    "model.model_config.num_attention_heads": "model.num_heads",
+    "model.model_config.intermediate_size": "model.intermediate_size",
+    "model.model_config.global_attn_every_n_layers": "model.global_attn_every_n_layers",
+    "model.model_config.sliding_window": "model.local_attention",
+    "model.model_config.norm_kwargs.eps": "model.norm_eps",
+    "model.model_config.attn_out_dropout_prob": "model.attention_out_dropout",
+    "model.model_config.init_std": "model.init_std",
+    "model.model_config.init_cutoff_factor": "model.init_cutoff",
+    "model.model_config.compile_model": "model.compile",
+    "model.gradient_checkpointing": "model.activation_checkpointing",
+    "optimizer.lr": "optim.lr",
+    "optimizer.betas": "optim.betas",
+    "optimizer.eps": "optim.eps",
+    "optimizer.weight_decay": "optim.weight_decay",
+    "eval_loader.dataset.mlm_probability": "objective.eval_mask_rate",
+    "train_loader.num_workers": "data.num_workers",
+}
+
+# What their model can be and this encoder is not; the value it must have. Their defaults differ, so a missing key counts.
+FIXED: dict[str, tuple[Any, Any]] = {  # key of model.model_config -> (needed, what a file without the key gets)
+    "attention_layer": ("rope", "base"),
+    "bert_layer": ("prenorm", "prenorm"),
+    "mlp_layer": ("glu", "mlp"),
+    "embedding_layer": ("sans_pos", "absolute_pos"),
+    "normalization": ("layernorm", "rmsnorm"),
+    "hidden_act": ("gelu", "gelu"),
+    "head_pred_act": ("gelu", "gelu"),
+    "init_method": ("full_megatron", "default"),
+    "attn_qkv_bias": (False, False),
+    "attn_out_bias": (False, False),
+    "mlp_in_bias": (False, False),
+    "mlp_out_bias": (False, False),
+    "norm_kwargs.bias": (False, True),
+    "embed_norm": (True, True),
+    "final_norm": (True, False),
+    "skip_first_prenorm": (True, False),
+    "attention_probs_dropout_prob": (0.0, 0.0),
+    "embed_dropout_prob": (0.0, 0.0),
+    "mlp_dropout_prob": (0.0, 0.0),
+    "rotary_emb_interleaved": (False, False),
+    "rotary_emb_scale_base": (None, None),
+    "rotary_emb_dim": (None, None),
+    "local_attn_rotary_emb_dim": (None, None),
+}
+
+# Keys (or sections) without a counterpart, and why.
+LEFT = {
+    "model.name": "there is one model",
+    "model.pretrained_model_name": "nothing is taken from another model's configuration",
+    "model.tokenizer_name": "data.tokenizer",
+    "tokenizer_name": "data.tokenizer names a folder; data_prep/prepare.py writes it beside the shards",
+    "model.recompute_metric_loss": "metrics are the forward's",
+    "model.disable_train_metrics": "metrics are the forward's",
+    "model.model_config.padding": "rows are always packed",
+    "model.model_config.unpad_embeddings": "rows are always packed",
+    "model.model_config.pad_logits": "logits exist where something is predicted",
+    "model.model_config.masked_prediction": "logits exist where something is predicted",
+    "model.model_config.sparse_prediction": "logits exist where something is predicted",
+    "model.model_config.loss_function": "cross-entropy in fp32",
+    "model.model_config.loss_kwargs": "cross-entropy in fp32; for a z-loss set model.z_loss",
+    "model.model_config.activation_function": "read by nothing there either",
+    "model.model_config.allow_embedding_resizing": "model.vocab_size is the size",
+    "model.model_config.use_fa2": "model.attention chooses the kernel",
+    "model.model_config.use_sdpa_attn_mask": "model.attention chooses the kernel",
+    "optimizer.filter_bias_norm_wd": "norms and biases are never decayed",
+    "optimizer.log_grad_norm": "gradient and update norms are always logged",
+    "train_loader": "data: prepare the text with data_prep/prepare.py, then data.train or data.streams",
+    "eval_loader": "data.validation",
+    "data_local": "data.train",
+    "data_remote": "data.train takes s3:// and gs://",
+    "count_padding_tokens": "padding is never counted",
+    "callbacks": "speed, memory, norms and packing are always measured; Composer's own go into callbacks",
+    "algorithms.gradient_clipping": "StableAdamW clips each tensor's update instead",
+    "algorithms.rope_schedule": "did nothing; global_rope_theta belongs to the phase",
+    "global_eval_batch_size": "validation has the training's microbatch",
+    "device_eval_batch_size": "validation has the training's microbatch",
+    "device_eval_microbatch_size": "validation has the training's microbatch",
+    "eval_subset_num_batches": "eval.max_tokens",
+    "train_subset_num_batches": "a phase ends by tokens",
+    "save_folder": "checkpoints lie in the run's folder",
+    "save_num_checkpoints_to_keep": "checkpoint.keep",
+    "save_overwrite": "a whole checkpoint is never overwritten",
+    "autoresume": "the same command always goes on",
+    "load_weights_only": "model.init_from",
+    "restart_override": "rates are computed from the YAML at every step, never restored",
+    "progress_bar": "logging.progress_bar",
+    "log_to_console": "progress is always told",
+    "console_log_interval": "logging.line_seconds",
+    "python_log_level": "errors have one form",
+    "fsdp_config": "distributed.strategy",
+    "compile_config": "model.compile",
+    "device": "device: auto",
+}
+_ABSENT = object()
+
+
+def import_config(file: Path) -> tuple[str, list[str]]:
+    """Translate one of their run files.
+
+    Args:
+        file: YAML as their main.py takes it; `${name}` of its own keys is resolved.
+
+    Returns:
+        Our YAML, and a note for each key that has no counterpart or must be looked at.
+
+    Raises:
+        ConfigError: the file cannot be read, or asks for something that does not exist here; lists everything.
+    """
+    theirs = _Keys(file)
+    ours: dict[str, Any] = {"name": re.sub(r"[^A-Za-z0-9._-]", "-", str(theirs.take("run_name", file.stem)))}
+    for old, new in SAME.items():
+        value = theirs.take(old)
+        if value is not _ABSENT and value is not None:
+            _put(ours, new, value)
+    _put(ours, "data.train", "data/my_text/train")
+    _put(ours, "data.validation", "data/my_text/validation")
+    _put(ours, "data.tokenizer", "data/my_text/tokenizer")
+    _architecture(theirs)
+    _optimizer(theirs, ours)
+    _put(ours, "phases.main", _phase(theirs))
+    _start(theirs, ours)
+    _rest(theirs, ours)
+    if theirs.problems:
+        raise ConfigError("\n".join(theirs.problems))
+    notes = [
+        *theirs.notes,
+        "data: the folders are placeholders; prepare the text first, see docs/data.md",
+        *theirs.left(),
+    ]
+    return yaml.safe_dump(ours, sort_keys=False), notes
+
+
+class _Keys:
+    """Their keys, dotted, each to be taken once."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+        self._values: dict[str, Any] = {}
+        tree = read_yaml(file, {}, self.problems)
+        if self.problems:
+            raise ConfigError("\n".join(self.problems))
+        self._flatten("", tree)
+        for key, value in self._values.items():
+            if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
+                self._values[key] = self._values.get(match[1], value)
+
+    def _flatten(self, path: str, tree: dict[str, Any]) -> None:
+        for key, value in tree.items():
+            here = f"{path}.{key}" if path else key
+            if isinstance(value, dict):
+                self._flatten(here, value)
+            else:
+                self._values[here] = value
+
+    def take(self, key: str, default: Any = _ABSENT) -> Any:
+        return self._values.pop(key, default)
+
+    def whole(self, key: str, unit: str, default: Any = _ABSENT) -> Any:
+        """A number with a unit, such as `3_000_000_000tok`; without a unit, samples or rows."""
+        value = self.take(key, default)
+        match = re.fullmatch(r"([\d_]+)\s*(\w*)", str(value))
+        if value is default or value is None:
+            return default
+        if match is None or match[2] not in ("", unit):
+            self.problems.append(f"{key}={value} ({self.file}): not a number of {unit}, the only unit read here.")
+            return default
+        return int(match[1].replace("_", ""))
+
+    def left(self) -> list[str]:
+        """A note for each key that nothing took."""
+        notes = {}
+        for key in self._values:
+            reason = next((LEFT[part] for part in _parents(key) if part in LEFT), None)
+            where = next((part for part in _parents(key) if part in LEFT), key)
+            notes[where] = f"{where}: {reason or 'not known here, not carried over'}"
+        return list(notes.values())
+
+
+def _parents(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+
+
+def _put(tree: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+    tree[last] = value
+
+
+def _architecture(theirs: _Keys) -> None:
+    for key, (needed, default) in FIXED.items():
+        found = theirs.take(f"model.model_config.{key}", default)
+        if found != needed:
+            theirs.problems.append(
+                f"model.model_config.{key}={found} ({theirs.file}): this encoder has {needed}. It cannot be trained here."
+            )
+
+
+def _optimizer(theirs: _Keys, ours: dict[str, Any]) -> None:
+    name = theirs.take("optimizer.name", "decoupled_stableadamw")
+    known = {"decoupled_stableadamw": "stable_adamw", "adamw": "adamw"}
+    if name not in known:
+        theirs.problems.append(f"optimizer.name={name} ({theirs.file}): only {' and '.join(known)} exist here.")
+    ours["optim"] = {"name": known.get(name, name), **ours.get("optim", {})}
+
+
+def _phase(theirs: _Keys) -> dict[str, Any]:
+    row_tokens = theirs.take("max_seq_len", 1024)
+    tokens = theirs.whole("max_duration", "tok")
+    if tokens is _ABSENT:
+        theirs.problems.append(f"max_duration ({theirs.file}): a phase here is counted in tokens. Give it as ...tok.")
+        tokens = 0
+    micro = theirs.take("device_train_microbatch_size", 1)
+    if not isinstance(micro, int):
+        theirs.notes.append(f"device_train_microbatch_size={micro}: set to one row; `plan` says what fits")
+        micro = 1
+    phase: dict[str, Any] = {
+        "tokens": tokens,
+        "row_tokens": row_tokens,
+        "batch_rows": theirs.take("global_train_batch_size", micro),
+        "microbatch_tokens": micro * row_tokens,
+    }
+    smallest = theirs.whole("train_loader.dataset.batch_size_warmup_min_size", "sp")
+    over = theirs.whole("train_loader.dataset.batch_size_warmup_tokens", "tok")
+    if smallest is not _ABSENT and over is not _ABSENT:
+        phase["batch_warmup"] = {"start_rows": smallest, "step_rows": smallest, "tokens": over}
+        theirs.notes.append("batch_warmup.step_rows: there it was the microbatch times the GPUs; here it is start_rows")
+    phase["schedule"] = _schedule(theirs, tokens)
+    theta = theirs.take("model.model_config.rotary_emb_base", 10_000.0)
+    local = theirs.take("model.model_config.local_attn_rotary_emb_base", -1)
+    phase["global_rope_theta"] = theta
+    phase["local_rope_theta"] = theta if local in (-1, None) else local
+    return phase
+
+
+def _schedule(theirs: _Keys, tokens: int) -> dict[str, Any]:
+    name = theirs.take("scheduler.name", "constant_with_warmup")
+    warmup = theirs.whole("scheduler.t_warmup", "tok", 0)
+    final = theirs.take("scheduler.alpha_f", 0.0)
+    decay = theirs.whole("scheduler.t_decay", "tok", 0)
+    theirs.take("scheduler.t_max")
+    kinds = {
+        "warmup_stable_decay": ("linear", decay),
+        "one_minus_sqrt": ("one_minus_sqrt", decay),
+        "constant_with_warmup": ("linear", 0),
+        "linear_decay_with_warmup": ("linear", tokens - warmup),
+        "cosine_with_warmup": ("cosine", tokens - warmup),
+    }
+    if name not in kinds:
+        theirs.problems.append(f"scheduler.name={name} ({theirs.file}): known are {', '.join(kinds)}.")
+        return {}
+    kind, length = kinds[name]
+    schedule: dict[str, Any] = {"warmup_tokens": warmup}
+    return schedule | ({"decay_tokens": length, "decay": kind, "final_lr_ratio": final} if length else {})
+
+
+def _start(theirs: _Keys, ours: dict[str, Any]) -> None:
+    path, reset = theirs.take("load_path", None), theirs.take("reset_time", False)
+    if path is not None:
+        theirs.notes.append(
+            f"load_path={path}: a checkpoint of theirs gives weights alone, as model.init_from; to go on from a run of "
+            f"ours use start.checkpoint{', with start.clock=reset as reset_time said' if reset else ''}"
+        )
+        _put(ours, "model.init_from", path)
+    grown = theirs.take("init_from_checkpoint.checkpoint_load_path", None)
+    if grown is not None:
+        mode = theirs.take("init_from_checkpoint.mode", "tile_weights_from_middle")
+        if mode != "tile_weights_from_middle":
+            theirs.problems.append(f"init_from_checkpoint.mode={mode} ({theirs.file}): only center tiling exists here.")
+        run = theirs.take("init_from_checkpoint.checkpoint_run_name", None)
+        theirs.take("init_from_checkpoint.checkpoint_cfg")
+        _put(ours, "model.grow_from", f"{grown}/{run}/latest-rank0.pt" if run else grown)
+        _put(ours, "model.grow_mode", "paper")
+
+
+def _rest(theirs: _Keys, ours: dict[str, Any]) -> None:
+    precision = theirs.take("precision", "amp_bf16")
+    if precision not in ("amp_bf16", "fp32"):
+        theirs.problems.append(f"precision={precision} ({theirs.file}): amp_bf16 and fp32 exist here.")
+    ours["precision"] = {"amp_bf16": "auto", "fp32": "fp32"}.get(precision, "auto")
+    phase = ours["phases"]["main"]
+    steps = theirs.whole("save_interval", "ba", None)
+    if steps is not None:
+        _put(ours, "checkpoint.interval_steps", steps)
+    steps = theirs.whole("eval_interval", "ba", None)
+    if steps is not None:
+        _put(ours, "eval.interval_tokens", steps * phase["batch_rows"] * phase["row_tokens"])
+    wandb = {key: theirs.take(f"loggers.wandb.{key}", None) for key in ("project", "entity")}
+    if wandb["project"] is not None:
+        _put(ours, "loggers.wandb", {key: value for key, value in wandb.items() if value is not None})
