@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 from modernbert_train.errors import DataError
-from modernbert_train.export.hf import CONFIG, EXPORTED_FILES
+from modernbert_train.export.hf import EXPORTED_FILES, INDEX
+from modernbert_train.export.hf_config import CONFIG
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_FETCHED = [*sorted(EXPORTED_FILES), INDEX, "model-*.safetensors"]
 
 
 def local_model(name: str) -> Path:
@@ -28,7 +30,7 @@ def local_model(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=sorted(EXPORTED_FILES)))
+        return Path(snapshot_download(name, allow_patterns=_FETCHED))
     except (OSError, ValueError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from modernbert_train import __version__
-from modernbert_train.clock import position_at
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.dataset_card import read_card
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.export.hf import export
-from modernbert_train.models.init import count_parameters
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.build import build_validation, choose_device, resolve_precision
-from modernbert_train.train.checkpoint import CONFIG, Checkpoint, newest_valid
+from modernbert_train.train.card import run_card
+from modernbert_train.train.checkpoint import CONFIG, Checkpoint, newest_valid, verify
 from modernbert_train.train.evaluate import Evaluation
+from modernbert_train.train.origin import last_phase
 from modernbert_train.train.ranks import joined
 from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.train.state import load_weights
@@ -46,12 +45,12 @@ def evaluate_run(config: RunConfig) -> Evaluation:
     if config.data.validation is None:
         raise ConfigError("data.validation: not set, so there is nothing to measure on. Name held-out shards.")
     found = newest_checkpoint(config)
-    tokens = int(found.state()["tokens"])
-    phase = position_at(config, max(0, tokens - 1)).phase
+    phase = last_phase(found)
     device = choose_device(config)
     model = ModernBertForMaskedLM(config.model)
     load_weights(model, found.weights())
     model.set_global_rope_theta(phase.global_rope_theta)
+    model.set_local_rope_theta(phase.local_theta(config.model))
     with joined(device, config.distributed.timeout_seconds):
         validation = build_validation(config, read_vocabulary(config.data.tokenizer))
         bf16 = resolve_precision(config, device) == "amp_bf16"
@@ -71,92 +70,43 @@ def describe(result: Evaluation, mask_rate: float, checkpoint: str) -> str:
     )
 
 
-def export_run(config: RunConfig, out: Path | None = None) -> Path:
-    """Write the newest checkpoint as a Hugging Face model.
+def export_run(
+    config: RunConfig, out: Path | None = None, *, checkpoint: Path | None = None, licence: str | None = None
+) -> Path:
+    """Write a checkpoint as a Hugging Face model.
 
     Args:
         config: the run.
-        out: where to; None is the run's folder/hf.
+        out: where to; None is hf in the run's folder, or hf-step-... if a checkpoint is named.
+        checkpoint: its folder; None is the run's newest.
+        licence: see `model_card`.
 
     Returns:
         The model's folder.
     """
-    found = newest_checkpoint(config)
+    found = newest_checkpoint(config) if checkpoint is None else verify(checkpoint)
     trained = load_run([found.folder / CONFIG])  # the architecture is the checkpoint's, whatever the YAML says today
     tokens = int(found.state()["tokens"])
-    position = position_at(trained, max(0, tokens - 1))
-    folder = out or Path(config.folder) / "hf"
+    phase = last_phase(found)
+    folder = out or Path(config.folder) / ("hf" if checkpoint is None else f"hf-{found.folder.name}")
+    streams, metrics = config.data.all_streams, RunFolder(config).read_metrics()
+    average = found.state().get("average", ())
     export(
         found.weights(),
-        trained.model,
-        global_rope_theta=position.phase.global_rope_theta,
-        max_tokens=position.phase.row_tokens,
+        replace(trained.model, local_rope_theta=phase.local_theta(trained.model)),
+        global_rope_theta=phase.global_rope_theta,
+        max_tokens=phase.row_tokens,
         tokenizer_folder=Path(config.data.tokenizer),
         out=folder,
-        card=_model_card(trained, config, found, tokens),
+        card=run_card(
+            trained,
+            streams,
+            step=found.step,
+            tokens=tokens,
+            metrics=metrics,
+            licence=licence,
+            average=average,
+        ),
     )
     print(folder)
     return folder
-
-
-def _model_card(trained: RunConfig, config: RunConfig, found: Checkpoint, tokens: int) -> str:
-    card = read_card(config.data.train)
-    model = ModernBertForMaskedLM(trained.model)
-    metrics = [entry for entry in RunFolder(config).read_metrics() if entry.get("kind") == "validation"]
-    evaluation = "No held-out text was named."
-    if metrics:
-        last = metrics[-1]
-        evaluation = (
-            f"At {last['tokens']:,} tokens, {trained.objective.eval_mask_rate:.0%} of held-out tokens masked: loss "
-            f"{last['loss']:.3f} nats, accuracy {last['accuracy']:.1%} (unigram baseline {last['unigram_loss']:.3f} "
-            f"nats, {last['unigram_accuracy']:.1%})."
-        )
-    phases = "\n".join(
-        f"| {name} | {phase.tokens:,} | {phase.row_tokens:,} | {phase.batch_rows:,} | "
-        f"{trained.optim.lr * phase.lr_ratio:.2e} | {phase.global_rope_theta:,.0f} |"
-        for name, phase in trained.phases.items()
-    )
-    return f"""---
-library_name: transformers
-pipeline_tag: fill-mask
-tags:
-- modernbert
-- fill-mask
----
-
-# {trained.name}
-
-A ModernBERT encoder ([arXiv 2412.13663](https://arxiv.org/abs/2412.13663)) with {count_parameters(model):,} parameters,
-pretrained by masked-language modelling with modernbert-train {__version__}.
-
-## Data
-
-{card.documents:,} documents, {card.tokens:,} tokens of text, tokenizer with {card.vocab_size:,} entries. Say here what
-the text is, where it comes from and under which licence; the model inherits its limits.
-
-## Training
-
-{tokens:,} tokens, {found.step:,} steps, {trained.objective.mask_rate:.0%} of the tokens masked, optimizer
-{trained.optim.name}, checkpoint {found.folder.name}.
-
-| phase | tokens | context | rows in a batch | peak learning rate | global RoPE theta |
-| --- | --- | --- | --- | --- | --- |
-{phases}
-
-## Evaluation
-
-{evaluation}
-
-## Use
-
-```python
-from transformers import AutoModelForMaskedLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("PATH")
-model = AutoModelForMaskedLM.from_pretrained("PATH")
-```
-
-## Licence
-
-Not chosen yet: set it here and as `license:` in the header before publishing.
-"""

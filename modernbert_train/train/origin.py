@@ -1,4 +1,4 @@
-"""First weights that come from elsewhere: a run, a checkpoint or a Hugging Face model, as it is or grown.
+"""First weights from elsewhere: a run, a checkpoint, a Hugging Face model, a file of Composer; as they are or grown.
 
 They are found and compared with the run before anything is built, and put into the model when it is there, before it
 is sharded, so that ranks and strategy do not matter to them.
@@ -6,39 +6,41 @@ is sharded, so that ranks and strategy do not matter to them.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+import hashlib
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from modernbert_train.clock import position_at
 from modernbert_train.config.load import load_run
-from modernbert_train.config.schema import ModelConfig, RunConfig
-from modernbert_train.errors import ConfigError, StorageError
-from modernbert_train.export.hf import DECODER, load_weights, model_config_from_hf
+from modernbert_train.config.schema import ModelConfig, PhaseConfig, RunConfig
+from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.export import hf_config
+from modernbert_train.export.composer import ComposerFile, open_composer
+from modernbert_train.export.hf import DECODER, TOKENIZER, load_weights
 from modernbert_train.export.hub import local_model
+from modernbert_train.models.sharding import like
 from modernbert_train.models.tiling import EQUAL, GROWING, check_growth, grow_each
 from modernbert_train.train.checkpoint import CONFIG, MANIFEST, Checkpoint, newest_valid, verify
 from modernbert_train.vocabulary import read_vocabulary, token_ids
 
-TOKENIZER = "tokenizer.json"
-
 
 @dataclass(frozen=True)
 class Source:
-    """Weights on disk and what must be known about them.
+    """Weights on disk and what must be known about them; plain values, because rank 0 tells them to the others.
 
     Attributes:
-        folder: a checkpoint or a Hugging Face model.
+        folder: a checkpoint or a Hugging Face model; of Composer, the file.
         checkpoint: the checkpoint, if it is one.
-        model: the architecture.
-        global_rope_theta: RoPE base of global layers that the weights were last trained with.
+        model: the architecture, with the RoPE base of local layers that the weights were last trained with.
+        global_rope_theta: the same of global layers.
         max_tokens: longest sequence they were trained on.
-        tokenizer: folder of the tokenizer.
-        tokenizer_sha256: its hash; None where none lies beside the weights.
+        tokenizer: folder of the tokenizer; None where it is in Composer's file, or nowhere.
+        tokenizer_sha256: its hash; None where there is none.
     """
 
     folder: Path
@@ -46,24 +48,44 @@ class Source:
     model: ModelConfig
     global_rope_theta: float
     max_tokens: int
-    tokenizer: Path
+    tokenizer: Path | None
     tokenizer_sha256: str | None
 
     def weights(self) -> dict[str, Tensor]:
         """Every parameter, whole, in fp32; mapped from the file, so only what is being copied need be in memory.
 
         Raises:
-            DataError: the file of a Hugging Face model is missing, damaged or cut short.
+            DataError: the file of a Hugging Face model or of Composer is damaged, or does not fit its configuration.
         """
-        return load_weights(self.folder) if self.checkpoint is None else self.checkpoint.weights()
+        if self.checkpoint is not None:
+            return self.checkpoint.weights()
+        return open_composer(self.folder).weights() if self.folder.is_file() else load_weights(self.folder)
+
+    @contextmanager
+    def tokenizer_folder(self) -> Iterator[Path]:
+        """The folder of the tokenizer, there as long as the block runs.
+
+        Raises:
+            DataError: no tokenizer comes with the weights.
+        """
+        if self.tokenizer is not None:
+            yield self.tokenizer
+        elif self.tokenizer_sha256 is None:
+            beside = self.folder.parent if self.folder.is_file() else self.folder
+            raise DataError(f"{beside / TOKENIZER}: no such file. Put the tokenizer of the weights there.")
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, text in open_composer(self.folder).tokenizer_files.items():
+                    (Path(folder) / name).write_text(text, encoding="utf-8")
+                yield Path(folder)
 
 
 def open_source(name: str | Path) -> Source:
     """Find weights.
 
     Args:
-        name: the folder of a run (its newest whole checkpoint counts), of a checkpoint, or of a Hugging Face model, or
-            the id of one on the hub.
+        name: the folder of a run (its newest whole checkpoint counts), of a checkpoint, or of a Hugging Face model; the
+            id of one on the hub; or a checkpoint file of Composer, as AnswerDotAI's training code writes them.
 
     Raises:
         DataError: there is no such model, or its files are damaged or describe another architecture.
@@ -79,19 +101,38 @@ def open_source(name: str | Path) -> Source:
         if found is None:
             raise StorageError(f"{folder}: a run without a checkpoint. Train it first, or name another.")
         return _from_checkpoint(found)
+    if folder.suffix == ".safetensors":
+        raise DataError(f"{folder}: weights alone. Name the folder that holds them and their {hf_config.CONFIG}.")
+    if folder.is_file() or folder.suffix == ".pt":
+        return _from_composer(open_composer(folder))
     folder = local_model(str(name))
-    model, theta = model_config_from_hf(folder)
-    max_tokens = json.loads((folder / "config.json").read_bytes()).get("max_position_embeddings", 8192)
-    sha256 = read_vocabulary(folder).sha256 if (folder / TOKENIZER).is_file() else None
-    return Source(folder, None, model, theta, max_tokens, folder, sha256)
+    raw = hf_config.read_json(folder / hf_config.CONFIG)
+    model, theta = hf_config.architecture(raw, str(folder / hf_config.CONFIG))
+    return Source(folder, None, model, theta, hf_config.max_tokens_of(raw), *_tokenizer_in(folder))
+
+
+def _from_composer(file: ComposerFile) -> Source:
+    text = file.tokenizer_files.get(TOKENIZER)
+    tokenizer = (None, hashlib.sha256(text.encode()).hexdigest()) if text else _tokenizer_in(file.path.parent)
+    return Source(file.path, None, file.model, file.global_rope_theta, file.max_tokens, *tokenizer)
+
+
+def _tokenizer_in(folder: Path) -> tuple[Path | None, str | None]:
+    return (folder, read_vocabulary(folder).sha256) if (folder / TOKENIZER).is_file() else (None, None)
+
+
+def last_phase(found: Checkpoint) -> PhaseConfig:
+    """The phase of the last step before a checkpoint. Its tokens do not tell: the last batch passes the phase's end."""
+    return load_run([found.folder / CONFIG]).phases[found.state()["phase"]]
 
 
 def _from_checkpoint(found: Checkpoint) -> Source:
     config, state = load_run([found.folder / CONFIG]), found.state()
-    phase = position_at(config, max(0, int(state["tokens"]) - 1)).phase
+    phase = last_phase(found)
+    model = replace(config.model, local_rope_theta=phase.local_theta(config.model))
     tokenizer = Path(config.data.tokenizer)
     sha256 = state["data"]["tokenizer"]
-    return Source(found.folder, found, config.model, phase.global_rope_theta, phase.row_tokens, tokenizer, sha256)
+    return Source(found.folder, found, model, phase.global_rope_theta, phase.row_tokens, tokenizer, sha256)
 
 
 @dataclass(frozen=True)
@@ -114,10 +155,12 @@ class Origin:
             text = f"model.grow_from={self.source.folder} ({model.grow_mode}): " + ", ".join(
                 f"{key} {getattr(old, key):,} -> {getattr(model, key):,}" for key in GROWING
             )
-        theta = next(iter(self.config.phases.values())).global_rope_theta
+        if self.source.tokenizer_sha256 is None:
+            text += "; no tokenizer comes with it, so nobody could tell whether it is yours"
+        phase = next(iter(self.config.phases.values()))
         bases = {
-            "global": (self.source.global_rope_theta, theta),
-            "local": (old.local_rope_theta, model.local_rope_theta),
+            "global": (self.source.global_rope_theta, phase.global_rope_theta),
+            "local": (old.local_rope_theta, phase.local_theta(model)),
         }
         return text + "".join(
             f"; {kind} RoPE base {there:,.0f} there, {here:,.0f} here"
@@ -127,7 +170,7 @@ class Origin:
 
     @torch.no_grad()
     def fill(self, model: nn.Module) -> None:
-        """Put the weights into a model that is not sharded yet, one tensor after the other.
+        """Put the weights into a model, sharded or not, one tensor after the other; every rank reads its own share.
 
         Raises:
             DataError: see `Source.weights`.
@@ -139,7 +182,8 @@ class Origin:
         targets = dict(model.named_parameters())
         for name, tensor in tensors:
             if name != DECODER:  # tied, and therefore already there
-                targets.pop(name).copy_(tensor)
+                target = targets.pop(name)
+                target.copy_(like(tensor, target))
         assert not targets, f"left without weights: {sorted(targets)}"
 
 
@@ -194,7 +238,8 @@ def check_same_tokenizer(source: Source, config: RunConfig, key: str) -> None:
         return
     difference = f"its sha256 is {str(source.tokenizer_sha256)[:12]}, ours {ours[:12]}"
     if source.checkpoint is None:  # the same tokenizer may be written in several ways; what counts are the ids
-        here, there = token_ids(config.data.tokenizer), token_ids(source.folder)
+        with source.tokenizer_folder() as folder:
+            here, there = token_ids(config.data.tokenizer), token_ids(folder)
         differing = [token for token in here.keys() | there.keys() if here.get(token) != there.get(token)]
         if not differing:
             return

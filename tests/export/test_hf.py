@@ -16,7 +16,8 @@ from torch import Tensor
 from modernbert_train.batch import Batch
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import ConfigError, DataError, StorageError
-from modernbert_train.export.hf import export, load_weights, model_config_from_hf
+from modernbert_train.export.hf import export, load_weights
+from modernbert_train.export.hf_config import model_config_from_hf
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
@@ -86,13 +87,18 @@ def one_sequence(ids: Tensor) -> Batch:
     return Batch(ids, line, borders, count, line, ids, count, count, 1)
 
 
-def test_transformers_computes_the_same_logits(model: ModernBertForMaskedLM, exported: Path) -> None:
-    """The whole point: AutoModelForMaskedLM without remote code predicts what we trained."""
+@pytest.mark.parametrize("theta", [10_000.0, 80_000.0])  # of phase 1, where both bases are small, and of a later one
+def test_transformers_computes_the_same(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path, theta: float
+) -> None:
+    """The whole point: AutoModelForMaskedLM and AutoModel, without remote code, compute what we trained."""
+    exported = write(model, tokenizer_folder, tmp_path / "hf", global_rope_theta=theta)
     ids = torch.randint(0, 8, (100,), generator=torch.Generator().manual_seed(0))
     twin = transformers.AutoModelForMaskedLM.from_pretrained(exported).eval()
+    encoder = transformers.AutoModel.from_pretrained(exported).eval()
+    model.set_global_rope_theta(theta)
     with torch.no_grad():
         torch.testing.assert_close(twin(ids[None]).logits[0], model(one_sequence(ids)).logits_MV, atol=1e-5, rtol=1e-5)
-        encoder = transformers.AutoModel.from_pretrained(exported).eval()
         hidden_TD = model.encode(one_sequence(ids))
         torch.testing.assert_close(encoder(ids[None]).last_hidden_state[0], hidden_TD, atol=1e-5, rtol=1e-5)
     assert all(parameter.dtype == torch.float32 for parameter in twin.parameters())
@@ -162,21 +168,41 @@ def test_a_new_config_without_the_old_keys_can_be_read(exported: Path) -> None:
     assert model_config_from_hf(exported) == (CONFIG, 80_000.0)
 
 
-@pytest.mark.parametrize("prefix", ["model.", ""])
-def test_composer_names_of_the_reference_code_are_understood(
-    exported: Path, model: ModernBertForMaskedLM, prefix: str
-) -> None:
-    """AnswerDotAI's own checkpoints, with the names that their training code gives."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_become_fp32(exported: Path, model: ModernBertForMaskedLM, dtype: torch.dtype) -> None:
+    """Many models are published in bf16; training on those very tensors would round every update away."""
     path = exported / "model.safetensors"
-    renamed = {}
-    for name, tensor in load_file(path).items():
-        name = name.replace("model.layers.", "bert.encoder.layers.").replace("model.", "bert.")
-        renamed[prefix + name] = tensor
-    assert f"{prefix}bert.encoder.layers.1.attn.Wqkv.weight" in renamed and f"{prefix}head.norm.weight" in renamed
-    assert f"{prefix}bert.embeddings.norm.weight" in renamed and f"{prefix}bert.final_norm.weight" in renamed
-    save_file(renamed, path)
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path)
     weights = load_weights(exported)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert all(torch.equal(weights[name], tensor.to(dtype).float()) for name, tensor in model.state_dict().items())
+
+
+def test_weights_in_several_files_are_read(exported: Path, tmp_path: Path, model: ModernBertForMaskedLM) -> None:
+    """transformers splits what is larger than a limit; a missing part must not pass for a smaller model."""
+    sharded = tmp_path / "sharded"
+    transformers.AutoModelForMaskedLM.from_pretrained(exported).save_pretrained(sharded, max_shard_size="60KB")
+    shards = sorted(sharded.glob("model-*.safetensors"))
+    assert len(shards) > 2 and not (sharded / "model.safetensors").exists()
+    weights = load_weights(sharded)
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+    whole = shards[1].read_bytes()
+    shards[1].write_bytes(whole[:-8])
+    with pytest.raises(DataError, match=rf"{shards[1].name}: cannot be read"):
+        load_weights(sharded)
+    shards[1].unlink()
+    with pytest.raises(DataError, match=rf"{shards[1].name}: cannot be read"):
+        load_weights(sharded)
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../elsewhere"}}))
+    with pytest.raises(DataError, match=r"index\.json: its weight_map does not name files there"):
+        load_weights(sharded)
+
+
+def test_other_formats_are_named_with_the_way_to_convert_them(exported: Path) -> None:
+    """Old models exist only as pytorch_model.bin; "no such file" would send the user on a search."""
+    (exported / "model.safetensors").rename(exported / "pytorch_model.bin")
+    with pytest.raises(DataError, match=r"only pytorch_model\.bin.*from_pretrained\(old\)\.save_pretrained\(new\)"):
+        load_weights(exported)
 
 
 @pytest.mark.parametrize("theta", [float("nan"), float("inf"), -1.0, 0.0])
@@ -194,13 +220,19 @@ def test_a_senseless_theta_is_not_exported(
     [
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "model_type=bert"),
         ({"architectures": ["ModernBertForSequenceClassification"]}, "ModernBertForSequenceClassification"),
+        ({"architectures": None}, "architectures=None"),
+        ({"hidden_size": "64"}, "hidden_size='64', not a number above 0"),
+        ({"vocab_size": 64.5}, "vocab_size=64.5, not a number above 0"),
+        ({"num_attention_heads": 3}, "hidden_size=64 is not a multiple of num_attention_heads=3"),
+        ({"global_attn_every_n_layers": 0, "layer_types": "absent"}, "global_attn_every_n_layers=0"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type=default"),
         ({"hidden_activation": "silu"}, "hidden_activation=silu"),
         ({"mlp_bias": True}, "mlp_bias=True"),
         ({"decoder_bias": False}, "decoder_bias=False"),
         ({"rope_parameters": "absent", "local_rope_theta": -1}, "RoPE base is -1"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scaled rotary positions"),
-        ({"layer_types": ["sliding_attention"] * 5}, "layer_types"),
-        ({"global_attn_every_n_layers": 3}, "layer_types"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scaled positions"),
+        ({"layer_types": ["sliding_attention"] * 5}, r"layer_types makes layers \[\] of 5 global"),
+        ({"global_attn_every_n_layers": 3}, r"layers \[0, 2, 4\] of 5 global.*global_attn_every_n_layers=3"),
     ],
 )
 def test_another_architecture_is_refused(exported: Path, changes: dict[str, Any], message: str) -> None:
@@ -218,7 +250,7 @@ def test_damaged_files_are_named(exported: Path) -> None:
     with pytest.raises(DataError, match=r"model\.safetensors: cannot be read"):
         load_weights(exported)
     weights.unlink()
-    with pytest.raises(DataError, match=r"model\.safetensors: cannot be read"):
+    with pytest.raises(DataError, match=r"model\.safetensors: no such file"):
         load_weights(exported)
     (exported / "config.json").write_text('{"model_type": ')
     with pytest.raises(DataError, match=r"config\.json: cannot be read"):

@@ -1,0 +1,188 @@
+"""config.json of a ModernBERT, written and read.
+
+It states the architecture twice: in the keys of transformers 5 (layer_types, rope_parameters) and in those of 4.48 to
+4.57 (global_attn_every_n_layers and the two *_rope_theta), so that one folder loads in both without remote code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from modernbert_train import __version__
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import Vocabulary
+
+CONFIG = "config.json"
+
+# What ModernBERT's configuration can say and this encoder does not do otherwise.
+FIXED = {
+    "hidden_activation": "gelu",
+    "classifier_activation": "gelu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "norm_bias": False,
+    "classifier_bias": False,
+    "decoder_bias": True,
+    "tie_word_embeddings": True,
+}
+
+# ModelConfig -> config.json, where one number is one key.
+KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "local_attention": "local_attention",
+    "norm_eps": "norm_eps",
+    "init_std": "initializer_range",
+    "init_cutoff": "initializer_cutoff_factor",
+}
+
+
+def hf_config(config: ModelConfig, global_theta: float, max_tokens: int, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The content of config.json; see `export` for the arguments."""
+    thetas = {"full_attention": global_theta, "sliding_attention": config.local_rope_theta}
+    return {
+        "architectures": ["ModernBertForMaskedLM"],
+        "model_type": "modernbert",
+        "exported_by": f"modernbert_train {__version__}",
+        "dtype": "float32",
+        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
+        **FIXED,
+        "max_position_embeddings": max_tokens,
+        "layer_types": _layer_types(config.global_attn_every_n_layers, config.num_layers),
+        "global_attn_every_n_layers": config.global_attn_every_n_layers,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": float(t)} for kind, t in thetas.items()},
+        "global_rope_theta": float(global_theta),
+        "local_rope_theta": float(config.local_rope_theta),
+        "attention_dropout": 0.0,
+        "embedding_dropout": 0.0,
+        "mlp_dropout": 0.0,
+        "classifier_dropout": 0.0,
+        "classifier_pooling": "mean",
+        "bos_token_id": vocabulary.cls_id,
+        "cls_token_id": vocabulary.cls_id,
+        "eos_token_id": vocabulary.sep_id,
+        "sep_token_id": vocabulary.sep_id,
+        "pad_token_id": vocabulary.pad_id,
+    }
+
+
+def model_config_from_hf(folder: Path) -> tuple[ModelConfig, float]:
+    """Read config.json of a masked-LM ModernBERT, ours or any other; see `architecture`.
+
+    Raises:
+        DataError: the file is missing or damaged, or describes another architecture; names what differs.
+    """
+    path = folder / CONFIG
+    return architecture(read_json(path), str(path))
+
+
+def architecture(raw: dict[str, Any], where: str) -> tuple[ModelConfig, float]:
+    """What a config.json says.
+
+    Args:
+        raw: its content.
+        where: how messages name it.
+
+    Returns:
+        The architecture, and the RoPE base of its global layers. What only concerns training (dropout, z-loss, kernel)
+        is not in the file and has the schema's defaults.
+
+    Raises:
+        DataError: it describes another architecture, or none; names what differs.
+    """
+    named = raw.get("architectures")
+    if raw.get("model_type") != "modernbert" or "ModernBertForMaskedLM" not in (named or ()):
+        raise DataError(
+            f"{where}: model_type={raw.get('model_type')}, architectures={named}; only model_type=modernbert, "
+            "architectures=['ModernBertForMaskedLM'] can be read. Name such a model."
+        )
+    for key, value in FIXED.items():
+        if raw.get(key, value) != value:
+            raise DataError(f"{where}: {key}={raw[key]}; this encoder only knows {value}. Name another model.")
+    given = {ours: raw[theirs] for ours, theirs in KEYS.items() if raw.get(theirs) is not None}
+    for ours, value in given.items():
+        kinds = (int,) if isinstance(getattr(ModelConfig, ours), int) else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
+            raise DataError(f"{where}: {KEYS[ours]}={value!r}, not a number above 0. Restore the file from a copy.")
+    global_theta, local_theta = _rope_thetas(raw, where)
+    config = ModelConfig(**given, local_rope_theta=local_theta)
+    if config.hidden_size % config.num_heads:
+        raise DataError(
+            f"{where}: hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}. "
+            "Restore the file from a copy."
+        )
+    every_n = _global_attn_every_n_layers(raw, config.num_layers, where)
+    return replace(config, global_attn_every_n_layers=every_n), global_theta
+
+
+def max_tokens_of(raw: dict[str, Any]) -> int:
+    """Longest sequence that a config.json states; transformers' default for ModernBERT if it states none."""
+    stated = raw.get("max_position_embeddings")
+    return stated if isinstance(stated, int) and stated > 0 else 8192
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        DataError: the file is missing, cut short or holds something else.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}). Restore it from a copy.") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: not a JSON object. Restore it from a copy.")
+    return content
+
+
+def _layer_types(every_n: int, num_layers: int) -> list[str]:
+    return ["sliding_attention" if layer % every_n else "full_attention" for layer in range(num_layers)]
+
+
+def _global_attn_every_n_layers(raw: dict[str, Any], num_layers: int, where: str) -> int:
+    stated = raw.get("global_attn_every_n_layers")
+    if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int) or stated < 1):
+        raise DataError(f"{where}: global_attn_every_n_layers={stated!r}, not a whole number above 0. Name another.")
+    types = raw.get("layer_types")
+    if types is None:
+        return stated or ModelConfig.global_attn_every_n_layers
+    for every_n in [stated] if stated else range(1, num_layers + 1):
+        if types == _layer_types(every_n, num_layers):
+            return every_n
+    found = [layer for layer, kind in enumerate(types) if kind == "full_attention"]
+    raise DataError(
+        f"{where}: layer_types makes layers {found} of {len(types)} global, with num_hidden_layers={num_layers} and "
+        f"global_attn_every_n_layers={stated}. This encoder knows one in every n, from layer 0. Name another model."
+    )
+
+
+def _rope_thetas(raw: dict[str, Any], where: str) -> tuple[float, float]:
+    """Bases of global and local layers: from transformers 5's key if it is there, else from the older two."""
+    rope = raw.get("rope_parameters") or {}
+    types = {kind.get("rope_type", "default") if isinstance(kind, dict) else str(kind) for kind in rope.values()}
+    if raw.get("rope_scaling") or types - {"default"}:
+        raise DataError(
+            f"{where}: rope_parameters={rope}, rope_scaling={raw.get('rope_scaling')}; this encoder only knows "
+            "rope_type=default, for each kind of layer. Name a model without scaled positions."
+        )
+    old_global = raw.get("global_rope_theta", 160_000.0)  # transformers' defaults for ModernBERT
+    old_local = raw.get("local_rope_theta", 10_000.0)
+    thetas = (
+        (rope.get("full_attention") or {}).get("rope_theta", old_global),
+        (rope.get("sliding_attention") or {}).get("rope_theta", old_global if old_local is None else old_local),
+    )
+    for theta in thetas:
+        if not (isinstance(theta, int | float) and math.isfinite(theta) and theta > 0):
+            raise DataError(
+                f"{where}: a RoPE base is {theta}, which gives NaN. Write the bases that the model was trained with."
+            )
+    return float(thetas[0]), float(thetas[1])
