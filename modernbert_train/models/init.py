@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from modernbert_train.config.schema import ModelConfig
+from modernbert_train.models.sharding import like
 
 
 @torch.no_grad()
@@ -21,15 +22,19 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
 
     Matrices have mean 0 and standard deviation init_std before truncation at init_cutoff of it; the output projections
     (attn.Wo, mlp.Wo) are divided by sqrt(2 num_layers). Truncation at 2 leaves 0.88 of the deviation, as in the
-    release. A tied parameter is drawn once, under its first name. Draw before sharding, on any device but meta.
+    release. A tied parameter is drawn once, under its first name.
+
+    The parameters may be whole, on any device, or shards of FSDP2: a rank draws every tensor whole, one at a time, and
+    keeps its share. So a model that is built on the meta device, sharded and only then given memory (`to_empty`) starts
+    with the same weights as any other, and no rank ever holds all of it.
 
     Raises:
-        ValueError: a parameter is on the meta device.
+        ValueError: a parameter is still on the meta device.
     """
     out_std = config.init_std / math.sqrt(2 * config.num_layers)
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
-            raise ValueError(f"{name} is on the meta device. Build the model on a real device.")
+            raise ValueError(f"{name} is on the meta device. Give the model memory first: model.to_empty(device=...).")
         if parameter.dim() == 1:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
@@ -37,7 +42,7 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
         cutoff = config.init_cutoff * std
         drawn = torch.empty(parameter.shape)
         nn.init.trunc_normal_(drawn, std=std, a=-cutoff, b=cutoff, generator=_generator(seed, name))
-        parameter.copy_(drawn)
+        parameter.copy_(like(drawn, parameter))
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

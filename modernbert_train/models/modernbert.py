@@ -62,6 +62,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.global_rope_theta: float = PhaseConfig.global_rope_theta
+        self.local_rope_theta = config.local_rope_theta
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_layers))
         self.final_norm = layer_norm(config)
@@ -71,7 +72,7 @@ class Encoder(nn.Module):
         size = self.config.head_size
         return {
             True: rotary_tables(position_ids_T, self.global_rope_theta, size, dtype),
-            False: rotary_tables(position_ids_T, self.config.local_rope_theta, size, dtype),
+            False: rotary_tables(position_ids_T, self.local_rope_theta, size, dtype),
         }
 
     def forward(self, batch: Batch) -> Tensor:
@@ -113,9 +114,11 @@ class ModernBertForMaskedLM(nn.Module):
         Raises:
             ValueError: theta is not a positive finite number.
         """
-        if not (math.isfinite(theta) and theta > 0):
-            raise ValueError(f"global_rope_theta={theta}: a RoPE base must be positive and finite.")
-        self.model.global_rope_theta = theta
+        self.model.global_rope_theta = _checked_theta("global_rope_theta", theta)
+
+    def set_local_rope_theta(self, theta: float) -> None:
+        """The same for local layers, which begin with the configuration's."""
+        self.model.local_rope_theta = _checked_theta("local_rope_theta", theta)
 
     def compile_layers(self) -> None:
         """torch.compile each layer, and the loss, in place; parameter names stay. Call it once, before sharding.
@@ -146,3 +149,9 @@ class ModernBertForMaskedLM(nn.Module):
         loss_sum = self._loss_sum(logits_MV, batch.labels_M, self.config.z_loss)
         correct = (logits_MV.detach().argmax(dim=-1) == batch.labels_M).sum()
         return MlmOutput(loss_sum / max(1, batch.num_predicted), correct, logits_MV)
+
+
+def _checked_theta(name: str, theta: float) -> float:
+    if not (math.isfinite(theta) and theta > 0):
+        raise ValueError(f"{name}={theta}: a RoPE base must be positive and finite.")
+    return theta

@@ -1,0 +1,1 @@
+"""`python -m modernbert_train inspect`: what a run is fed, before it is run. No Composer, no model, no GPU."""

@@ -1,0 +1,151 @@
+"""Packed rows as text: borders of documents, and what became of each predicted token.
+
+The marks are text, so that they survive a pipe, a bug report and a reader who does not see colours; colours come on
+top. What stands between the marks is the original text, never what the model reads in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.data.mixture import TokenStreams
+from modernbert_train.data.packing import SPECIAL_TOKENS, Piece
+from modernbert_train.data.planner import BatchPlan
+from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import Vocabulary
+
+PLAIN, MASKED, RANDOM, KEPT = "plain", "masked", "random", "kept"
+_FORMS = {PLAIN: "{0}", MASKED: "[-{0}-]", RANDOM: "[-{0}-]{{+{1}+}}", KEPT: "[={0}=]"}
+_COLORS = {MASKED: "1;31", RANDOM: "1;33", KEPT: "1;32", "special": "36", "border": "2"}
+
+
+class Painter:
+    """Colours text by its kind, or leaves it."""
+
+    def __init__(self, color: bool) -> None:
+        self._color = color
+
+    def __call__(self, kind: str, text: str) -> str:
+        return f"\x1b[{_COLORS[kind]}m{text}\x1b[0m" if self._color and text else text
+
+
+def legend(paint: Painter) -> str:
+    """What the marks mean."""
+    masked, random, kept = (paint(kind, _FORMS[kind].format("word", "other")) for kind in (MASKED, RANDOM, KEPT))
+    return f"predicted: {masked} read as [MASK]   {random} read as another token   {kept} read as it is"
+
+
+def marks(batch: Batch, mask_id: int) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
+    """What each token was, and what became of it.
+
+    Returns:
+        original_T: ids before masking. Padding that `masking: reference` has overwritten shows as the model reads it.
+        kind_T: PLAIN for what is not predicted; else MASKED, RANDOM or KEPT.
+    """
+    real = batch.labels_M.numpy() != IGNORED_LABEL
+    positions, labels = batch.positions_M.numpy()[real], batch.labels_M.numpy()[real]
+    original_T = batch.input_ids_T.numpy().copy()
+    read = original_T[positions]
+    kind_T = np.full(len(original_T), PLAIN, dtype="<U6")
+    kind_T[positions] = np.where(read == labels, KEPT, np.where(read == mask_id, MASKED, RANDOM))
+    original_T[positions] = labels
+    return original_T, kind_T
+
+
+def count_marks(batches: Sequence[Batch], mask_id: int) -> dict[str, int]:
+    """How many predicted tokens are of each kind."""
+    kinds = np.concatenate([marks(batch, mask_id)[1] for batch in batches])
+    return {kind: int((kinds == kind).sum()) for kind in (MASKED, RANDOM, KEPT)}
+
+
+class RowWriter:
+    """Writes rows as text.
+
+    Args:
+        tokenizer_folder: the run's tokenizer.
+        vocabulary: of the same.
+        streams: names the documents.
+        paint: colours.
+
+    Raises:
+        DataError: the tokenizer cannot be loaded.
+    """
+
+    def __init__(self, tokenizer_folder: str, vocabulary: Vocabulary, streams: TokenStreams, paint: Painter) -> None:
+        path = Path(tokenizer_folder) / "tokenizer.json"
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare exceptions
+            raise DataError(f"{path}: cannot be loaded ({error}). Restore it from a copy.") from None
+        self._vocabulary = vocabulary
+        self._special = {vocabulary.cls_id, vocabulary.sep_id, vocabulary.pad_id, vocabulary.mask_id}
+        self._streams = streams
+        self._paint = paint
+
+    def rows(self, batches: Sequence[Batch], plan: BatchPlan) -> Iterator[str]:
+        """Each row of the microbatches, which hold the first rows of the plan."""
+        numbered = iter(enumerate(plan.rows, start=1))
+        for batch in batches:
+            original_T, kind_T = marks(batch, self._vocabulary.mask_id)
+            input_T = batch.input_ids_T.numpy()
+            for first in range(0, len(input_T), plan.row_tokens):
+                number, pieces = next(numbered)
+                title = f"row {number:,} of {plan.num_rows:,}"
+                span = slice(first, first + plan.row_tokens)
+                yield self._row(title, pieces, original_T[span], input_T[span], kind_T[span])
+
+    def _row(
+        self,
+        title: str,
+        pieces: Sequence[Piece],
+        original: NDArray[np.int64],
+        read: NDArray[np.int64],
+        kinds: NDArray[np.str_],
+    ) -> str:
+        used = sum(piece.length + SPECIAL_TOKENS for piece in pieces)
+        count = "1 sequence" if len(pieces) == 1 else f"{len(pieces)} sequences"
+        lines = [self._paint("border", f"=== {title}: {count}, {used:,} of {len(original):,} tokens")]
+        at = 0
+        for piece in pieces:
+            span = slice(at, at + piece.length + SPECIAL_TOKENS)
+            at = span.stop
+            whole = f"tokens {piece.start:,} to {piece.start + piece.length:,}"
+            about = f"--- {self._streams.describe(piece.document)}, {whole}, pass {piece.epoch + 1}"
+            lines += [self._paint("border", about), self._text(original[span], read[span], kinds[span])]
+        if at < len(original):
+            changed = int((read[at:] != self._vocabulary.pad_id).sum())
+            overwritten = f", {changed:,} of them overwritten" if changed else ""
+            lines.append(self._paint("border", f"--- [PAD] x {len(original) - at:,}{overwritten}"))
+        return "\n".join(lines)
+
+    def _text(self, original: NDArray[np.int64], read: NDArray[np.int64], kinds: NDArray[np.str_]) -> str:
+        """One sequence; unpredicted text is decoded in one go, so that only marks can part a character's bytes."""
+        parts = []
+        predicted = (kinds != PLAIN) | np.isin(original, list(self._special))
+        for single, group in groupby(range(len(original)), key=lambda i: (True, i) if predicted[i] else (False, -1)):
+            indices = list(group)
+            if not single[0]:
+                parts.append(visible(self._decode(original[indices])).replace("↵", "↵\n"))
+                continue
+            index = indices[0]
+            was, now, kind = self._decode(original[[index]]), self._decode(read[[index]]), str(kinds[index])
+            text = _FORMS[kind].format(visible(was), visible(now))
+            parts.append(self._paint("special" if kind == PLAIN else kind, text))
+        return "".join(parts)
+
+    def _decode(self, ids: NDArray[np.int64]) -> str:
+        if len(ids) == 1 and int(ids[0]) in self._special:
+            return str(self._tokenizer.id_to_token(int(ids[0])))
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
+
+def visible(text: str) -> str:
+    """Line ends as a sign, everything else that a terminal would act on as an escape."""
+    return "".join("↵" if c == "\n" else c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,0 +1,94 @@
+"""First weights of a model that is built without memory and sharded before it gets any, as a run under FSDP2 does.
+
+If this breaks, a run's start depends on how many GPUs it had, or a large model has to fit whole beside each of them.
+How a grown start comes to sharded ranks is in test_start_ranks.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from modernbert_train.batch import Batch
+from modernbert_train.config.schema import ModelConfig, PhaseConfig, RunConfig, StableAdamWConfig
+from modernbert_train.models.init import initialize
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from tests.distributed.gloo import run_ranks
+
+# widths that 4 ranks cannot share evenly
+MODEL = ModelConfig(
+    vocab_size=192,
+    hidden_size=36,
+    num_layers=4,
+    num_heads=2,
+    intermediate_size=22,
+    local_attention=8,
+    attention_out_dropout=0.0,
+)
+
+
+def batch() -> Batch:
+    ids = torch.randint(0, 128, (32,), generator=torch.Generator().manual_seed(1))
+    positions = torch.tensor([1, 5, 14, 30])
+    return Batch(
+        input_ids_T=ids,
+        position_ids_T=torch.cat([torch.arange(20), torch.arange(12)]),
+        cu_seqlens_S=torch.tensor([0, 20, 32], dtype=torch.int32),
+        max_seqlen=32,
+        positions_M=positions,
+        labels_M=ids[positions],
+        num_tokens=32,
+        num_predicted=4,
+        num_rows=1,
+    )
+
+
+def start_sharded() -> dict[str, Any]:
+    """What a rank has after its share of a model without memory got some, and the weights were drawn."""
+    with torch.device("meta"):
+        model = ModernBertForMaskedLM(MODEL)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model).to_empty(device="cpu")
+    initialize(model, MODEL, seed=9)
+    parameters = dict(model.named_parameters())
+    assert all(isinstance(parameter, DTensor) for parameter in parameters.values())
+    return {
+        "tied": model.decoder.weight is model.model.embeddings.tok_embeddings.weight,
+        "buffers": [name for name, _ in model.named_buffers()],
+        "held": sum(parameter.to_local().numel() for parameter in parameters.values()),
+        "weights": {name: parameter.full_tensor().detach() for name, parameter in parameters.items()},
+        "loss": model(batch()).loss.detach(),
+    }
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_weights_do_not_depend_on_how_a_model_was_sharded(num_ranks: int) -> None:
+    """Bit-equal to those of one process; and the forward pass, with its angles, is the same."""
+    whole = ModernBertForMaskedLM(MODEL)
+    initialize(whole, MODEL, seed=9)
+    expected = dict(whole.named_parameters())
+    total = sum(parameter.numel() for parameter in expected.values())
+    for found in run_ranks(start_sharded, num_ranks):
+        assert found["weights"].keys() == expected.keys()
+        assert all(torch.equal(weight, expected[name]) for name, weight in found["weights"].items())
+        torch.testing.assert_close(found["loss"], whole(batch()).loss.detach(), rtol=1e-6, atol=1e-6)
+        assert found["tied"]
+        assert found["buffers"] == []  # nothing that `to_empty` could have left undefined
+        assert found["held"] < 1.1 * total / num_ranks  # a share of an uneven axis is up to a row larger
+
+
+def test_a_run_builds_what_it_will_shard_without_memory() -> None:
+    """The launched runs of test_start_ranks.py go this way; that they take no memory there cannot be seen from them."""
+    from modernbert_train.train.build import build_model
+
+    phase = PhaseConfig(tokens=100, row_tokens=32, batch_rows=4, microbatch_tokens=32)
+    config = RunConfig(name="start", model=MODEL, optim=StableAdamWConfig(lr=1.0), phases={"only": phase})
+    for sharded in (True, False):
+        model = build_model(config, sharded=sharded)
+        assert {parameter.is_meta for parameter in model.parameters()} == {sharded}

@@ -1,0 +1,230 @@
+"""`bernoulli` and `reference` masking against numbers worked out from the published rule.
+
+If this breaks, an ablation against the released recipe compares something else than it says, or a batch does not fit
+into its fixed shape. Bounds are five sigma of a binomial, or six of chi-square; all draws are keyed, so none flickers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from modernbert_train.batch import Masked
+from modernbert_train.config.schema import ObjectiveConfig
+from modernbert_train.keyed import derive, derive_each
+from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.vocabulary import Vocabulary
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+VOCABULARY = Vocabulary(
+    num_entries=100, cls_id=CLS, sep_id=SEP, pad_id=PAD, mask_id=MASK, ordinary=np.arange(5, 100), sha256=""
+)
+# as the released tokenizer: special entries last, unused ones after them
+LAST = Vocabulary(num_entries=110, cls_id=91, sep_id=92, pad_id=93, mask_id=94, ordinary=np.arange(90), sha256="")
+BERNOULLI, REFERENCE = (ObjectiveConfig(masking=name) for name in ("bernoulli", "reference"))
+Line = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+def line(lengths: Sequence[int], tail: int = 0, vocabulary: Vocabulary = VOCABULARY) -> Line:
+    """[CLS] text [SEP] and a tail of pads for each length: each is a row of its own."""
+    draw = np.random.default_rng(7)
+    ids: list[int] = []
+    starts = []
+    for length in lengths:
+        starts.append(len(ids) + 1)
+        text = draw.choice(vocabulary.ordinary, length).tolist()
+        ids += [vocabulary.cls_id, *text, vocabulary.sep_id, *[vocabulary.pad_id] * tail]
+    return np.array(ids, np.int64), np.array(starts, np.int64), np.array(lengths, np.int64)
+
+
+def keys(numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint64]:
+    return derive_each(derive(17, 3), np.asarray(numbers, np.int64))
+
+
+def corrupt(config: ObjectiveConfig, at: Line, rate: float = 0.3, vocabulary: Vocabulary = VOCABULARY) -> Masked:
+    return MaskedLM(config, vocabulary).corrupt(*at, keys(range(len(at[1]))), rate)
+
+
+def five_sigma(share: float, number: int) -> float:
+    return 5 * math.sqrt(share * (1 - share) / number)
+
+
+def chi_square(counts: NDArray[np.integer], expected: NDArray[np.float64] | float) -> float:
+    """In sigmas above what is expected of chance."""
+    degrees = len(counts) - 1
+    return float((((counts - expected) ** 2 / expected).sum() - degrees) / math.sqrt(2 * degrees))
+
+
+def test_bernoulli_counts_are_binomial_where_exact_ones_are_all_equal() -> None:
+    at = line([20] * 4000)
+    counts = {}
+    for name in ("exact", "bernoulli"):
+        found = corrupt(ObjectiveConfig(masking=name), at)  # type: ignore[arg-type]
+        counts[name] = np.bincount(found.positions_M // 22, minlength=4000)
+    assert (counts["exact"] == 6).all()
+    binomial = np.array([math.comb(20, k) * 0.3**k * 0.7 ** (20 - k) for k in range(21)]) * 4000
+    histogram = np.bincount(counts["bernoulli"], minlength=21)
+    likely = binomial > 5
+    assert abs(chi_square(histogram[likely], binomial[likely])) < 6
+    assert histogram[~likely].sum() < 40  # 12.6 expected
+
+
+def test_bernoulli_draws_know_nothing_of_their_neighbours_or_their_place() -> None:
+    at = line([20] * 4000)
+    chosen = np.zeros((4000, 22), bool)
+    chosen.flat[corrupt(BERNOULLI, at).positions_M] = True
+    assert not chosen[:, [0, 21]].any()
+    text = chosen[:, 1:21]
+    assert abs(chi_square(text.sum(axis=0), 1200.0)) < 6
+    both = (text[:, 1:] & text[:, :-1]).mean()
+    assert abs(both - 0.09) < 2 * five_sigma(0.09, 4000 * 19)  # neighbouring pairs share a token
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 1.0])
+def test_bernoulli_leaves_special_tokens_and_padding_alone(rate: float) -> None:
+    at = line([1, 2, 50, 400], tail=9)
+    only_random = replace(BERNOULLI, mask_token_share=0.0, random_token_share=1.0)
+    masked = corrupt(only_random, at, rate)
+    special = at[0] < 5
+    assert (masked.input_ids_T[special] == at[0][special]).all()
+    assert (masked.labels_M >= 5).all() and (masked.input_ids_T[masked.positions_M] >= 5).all()
+    assert len(masked.labels_M) == 453 or rate < 1
+
+
+def test_reference_predicts_special_tokens_like_any_other() -> None:
+    """The facts measured 29.7 % of [CLS] at a rate of 0.3."""
+    at = line([30] * 4000, tail=4)
+    masked = corrupt(REFERENCE, at)
+    labels = masked.labels_M
+    for special in (CLS, SEP):
+        share = (labels == special).sum() / 4000
+        assert abs(share - 0.3) < five_sigma(0.3, 4000)
+    assert abs((labels >= 5).sum() / 120_000 - 0.3) < five_sigma(0.3, 120_000)
+    assert (labels == at[0][masked.positions_M]).all()
+    assert (np.diff(masked.positions_M) > 0).all()
+
+
+def test_reference_overwrites_padding_and_never_predicts_it() -> None:
+    """At a rate of 0.3: 24 % become [MASK], and 3 % a random id, which is the pad itself in one of 100."""
+    at = line([3] * 1000, tail=40)
+    masked = corrupt(REFERENCE, at)
+    pads = at[0] == PAD
+    assert not (masked.labels_M == PAD).any() and not pads[masked.positions_M].any()
+    changed = masked.input_ids_T[pads]
+    number = len(changed)
+    assert number == 40_000
+    assert abs((changed == MASK).mean() - (0.24 + 0.0003)) < five_sigma(0.24, number)
+    assert abs((changed != PAD).mean() - 0.2697) < five_sigma(0.27, number)
+
+
+@pytest.mark.parametrize("config", [BERNOULLI, REFERENCE], ids=["bernoulli", "reference"])
+def test_eighty_ten_ten(config: ObjectiveConfig) -> None:
+    """A random id is [MASK] or the original itself in one of 100 draws (reference) or the original in one of 95."""
+    masked = corrupt(config, line([400] * 500))
+    inputs, number = masked.input_ids_T[masked.positions_M], len(masked.labels_M)
+    hits = 0.1 / (100 if config is REFERENCE else 95)
+    share = {"mask": 0.8 + (hits if config is REFERENCE else 0.0), "kept": 0.1 + hits}
+    assert abs((inputs == MASK).mean() - share["mask"]) < five_sigma(share["mask"], number)
+    assert abs((inputs == masked.labels_M).mean() - share["kept"]) < five_sigma(share["kept"], number)
+
+
+@pytest.mark.parametrize(("vocabulary", "largest"), [(VOCABULARY, 99), (LAST, 94)], ids=["first", "last"])
+def test_reference_draws_any_id_up_to_the_largest_that_occurs(vocabulary: Vocabulary, largest: int) -> None:
+    """Special ones too; entries that no text holds, as the unused ones of the released tokenizer, are beyond it."""
+    only_random = replace(REFERENCE, mask_token_share=0.0, random_token_share=1.0)
+    masked = corrupt(only_random, line([200] * 500, 0, vocabulary), 0.5, vocabulary)
+    counts = np.bincount(masked.input_ids_T[masked.positions_M])
+    assert len(counts) == largest + 1
+    assert abs(chi_square(counts, len(masked.positions_M) / (largest + 1))) < 6
+
+
+@pytest.mark.parametrize("config", [BERNOULLI, REFERENCE], ids=["bernoulli", "reference"])
+def test_a_sequence_is_masked_the_same_wherever_it_lies(config: ObjectiveConfig) -> None:
+    """Its padding too: so masks depend on neither ranks nor workers."""
+    objective = MaskedLM(config, VOCABULARY)
+    ids, starts, lengths = line([40, 1, 17, 90], tail=6)
+    together = objective.corrupt(ids, starts, lengths, keys(range(4)), 0.3)
+    for number in range(4):
+        first = starts[number] - 1
+        span = slice(first, first + lengths[number] + 8)
+        alone = objective.corrupt(ids[span], np.array([1]), lengths[number : number + 1], keys([number]), 0.3)
+        assert together.input_ids_T[span].tolist() == alone.input_ids_T.tolist()
+        inside = (together.positions_M >= first) & (together.positions_M < span.stop)
+        assert (together.positions_M[inside] - first).tolist() == alone.positions_M.tolist()
+
+
+def test_pinned_masks_never_change() -> None:
+    """A change here changes the masks of every run that is under way."""
+    ids = np.array([CLS, *range(10, 22), SEP, PAD, PAD, CLS, *range(30, 35), SEP, PAD, PAD, PAD])
+    for config, positions, inputs in (
+        (BERNOULLI, [5, 6, 18], [14, 65, MASK]),
+        (REFERENCE, [4, 5, 12, 17, 22], [13, 55, MASK, MASK, MASK]),  # 22 is a [SEP]; the pad at 24 is [MASK] as well
+    ):
+        masked = MaskedLM(config, VOCABULARY).corrupt(ids, np.array([1, 17]), np.array([12, 5]), keys(range(2)), 0.3)
+        assert masked.positions_M.tolist() == positions
+        assert masked.input_ids_T[masked.positions_M].tolist() == inputs
+
+
+def log_binomial_tail(number: int, rate: float, above: int) -> float:
+    """Natural logarithm of P(X > above); the terms fall so fast beyond the mean that 2,000 of them are all."""
+    count = np.arange(above + 1, min(number, above + 2000) + 1)
+    if not len(count):
+        return -math.inf
+    lgamma = np.vectorize(math.lgamma)
+    terms = lgamma(number + 1.0) - lgamma(count + 1.0) - lgamma(number - count + 1.0)
+    terms = terms + count * math.log(rate) + (number - count) * math.log1p(-rate)
+    return float(terms.max() + math.log(np.exp(terms - terms.max()).sum()))
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.05, 0.15, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("tokens", [64, 1024, 4096, 98_304])
+def test_the_bound_of_independent_draws_fails_less_than_once_in_10_to_the_19(tokens: int, rate: float) -> None:
+    """By the binomial itself: the bound comes from an inequality, and neither may be wasteful nor wrong."""
+    for config in (BERNOULLI, REFERENCE):
+        bound = MaskedLM(config, VOCABULARY).max_predicted(rate, tokens)
+        assert bound % 8 == 0
+        assert log_binomial_tail(tokens, rate, bound) < -45
+        assert bound < rate * tokens + 12 * math.sqrt(tokens * rate * (1 - rate)) + 48
+
+
+def test_bounds_by_hand() -> None:
+    """1228.8 + 15 + sqrt(225 + 90 * 860.16) = 1522.4; 29491.2 + 15 + sqrt(225 + 90 * 20643.84) = 30869.3."""
+    assert MaskedLM(BERNOULLI, VOCABULARY).max_predicted(0.3, 4096) == 1528
+    assert MaskedLM(REFERENCE, VOCABULARY).max_predicted(0.3, 98_304) == 30_872
+
+
+@pytest.mark.parametrize("name", ["exact", "bernoulli", "reference"])
+def test_more_predictions_than_fit_are_left_out_and_counted(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It never happens by chance, so the bound is lowered by hand. What stays is a part of what there was."""
+
+    class Narrow(MaskedLM):
+        def max_predicted(self, mask_rate: float, tokens: int) -> int:
+            return 16
+
+    config = ObjectiveConfig(masking=name)  # type: ignore[arg-type]
+    at = line([60, 60], tail=5)
+    whole = corrupt(config, at)
+    with caplog.at_level(logging.WARNING):
+        narrow = Narrow(config, VOCABULARY).corrupt(*at, keys(range(2)), 0.3)
+    excess = len(whole.positions_M) - 16
+    assert excess > 0 and f"masking: {excess} positions more" in caplog.text
+    assert len(narrow.positions_M) == len(narrow.labels_M) == 16
+    left = np.setdiff1d(whole.positions_M, narrow.positions_M)
+    assert len(left) == excess and (narrow.input_ids_T[left] == at[0][left]).all()
+    others = np.setdiff1d(np.arange(len(at[0])), left)
+    assert (narrow.input_ids_T[others] == whole.input_ids_T[others]).all()
+    assert (narrow.labels_M == at[0][narrow.positions_M]).all()
+
+
+@pytest.mark.parametrize("config", [BERNOULLI, REFERENCE], ids=["bernoulli", "reference"])
+def test_a_line_without_sequences_predicts_nothing(config: ObjectiveConfig) -> None:
+    nothing = np.zeros(0, np.int64)
+    ids = np.full(16, PAD, np.int64)
+    masked = MaskedLM(config, VOCABULARY).corrupt(ids, nothing, nothing, nothing.astype(np.uint64), 0.3)
+    assert (masked.input_ids_T == ids).all() and len(masked.positions_M) == 0

@@ -1,0 +1,68 @@
+"""RoPE base of local layers as a value of the phase: applied in training, written by export, remembered by an origin.
+
+If this breaks, a model is trained with one angle and used with another: everything runs, and everything is worse.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.train.adapters import ComposerMaskedLM
+from modernbert_train.train.callbacks import SetClock
+from modernbert_train.train.origin import Origin, open_source
+from tests.conftest import TinyRun
+
+LONG = "phases.long.local_rope_theta=40_000"
+
+
+def first_angles(model: ModernBertForMaskedLM) -> dict[bool, list[float]]:
+    """Angle between neighbours in each pair of a head, of global (True) and local (False) layers."""
+    tables = model.model.rotary(torch.tensor([1]), torch.float32)
+    return {kind: torch.atan2(sin, cos)[0].tolist() for kind, (cos, sin) in tables.items()}
+
+
+def test_the_clock_sets_the_angles_of_local_layers(tiny_run: TinyRun) -> None:
+    """Before, in and (after a rollback) out of the phase that has its own base; heads of 16 have 8 pairs."""
+    config = read_run(tiny_run(LONG, "model.local_rope_theta=5_000"))
+    model = ModernBertForMaskedLM(config.model)
+    parameters = [{"params": list(model.parameters()), "lr": 1.0, "weight_decay": 0.0, "decays": True}]
+    clock = SetClock(config, None)
+    for tokens, local, whole in ((0, 5_000, 10_000), (4_100, 40_000, 160_000), (3_000, 5_000, 10_000)):
+        token, batch = SimpleNamespace(value=tokens), SimpleNamespace(value=1)
+        state = SimpleNamespace(
+            model=ComposerMaskedLM(model),
+            batch=SimpleNamespace(plan=SimpleNamespace(tokens_before=tokens)),
+            timestamp=SimpleNamespace(token=token, batch=batch),
+            optimizers=[torch.optim.SGD(parameters)],
+            device_train_microbatch_size=None,
+        )
+        clock.batch_start(cast(Any, state), cast(Any, None))
+        angles = first_angles(model)
+        assert angles[False] == pytest.approx([local ** (-2 * pair / 16) for pair in range(8)], rel=1e-5)
+        assert angles[True] == pytest.approx([whole ** (-2 * pair / 16) for pair in range(8)], rel=1e-5)
+
+
+def test_export_and_a_later_run_take_the_base_of_the_last_phase(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """And a run that begins with other bases says so in its banner."""
+    short = ("phases.short.tokens=300", "phases.long.tokens=300", "phases.short.batch_warmup=null")
+    rest = ("phases.short.schedule.warmup_tokens=0", "phases.long.schedule.decay_tokens=0", "data.validation=null")
+    words = tiny_run(LONG, *short, *rest)
+    assert main(["train", *words]) == 0
+    assert main(["export", *words]) == 0
+    written = json.loads((tmp_path / "runs/tiny/hf/config.json").read_text())
+    assert written["local_rope_theta"] == 40_000
+    assert written["rope_parameters"]["sliding_attention"]["rope_theta"] == 40_000
+    for place in ("runs/tiny", "runs/tiny/hf"):
+        source = open_source(tmp_path / place)
+        assert source.model.local_rope_theta == 40_000
+        assert "local RoPE base 40,000 there, 10,000 here" in Origin(source, read_run(tiny_run())).describe()
+        kept = read_run(tiny_run("phases.short.local_rope_theta=40_000"))
+        assert "local RoPE base" not in Origin(source, kept).describe()
