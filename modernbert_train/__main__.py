@@ -6,6 +6,8 @@ Nothing heavy is imported before the configuration has been checked, so a mistak
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,16 +17,20 @@ from modernbert_train import __version__
 from modernbert_train.config.check import check, check_model
 from modernbert_train.config.load import load_model, load_run
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.errors import RunError, StoppedEarly
+from modernbert_train.errors import ConfigError, RunError, StoppedEarly
 
 EPILOG = """\
 RUN is one or more YAML files, merged left to right, or the folder of a run. Overrides are section.key=value.
 
   python -m modernbert_train check yamls/quickstart.yaml optim.lr=1e-3
+  python -m modernbert_train inspect yamls/quickstart.yaml --rows 1
+  python -m modernbert_train plan yamls/quickstart.yaml --gpu h100 rtx4090
   python -m modernbert_train train yamls/quickstart.yaml
   python -m modernbert_train eval runs/quickstart
   python -m modernbert_train export runs/quickstart
   python -m modernbert_train fill runs/quickstart/hf "def __init__([MASK], name):"
+  python -m modernbert_train average runs/quickstart --last 4 --out runs/averaged
+  python -m modernbert_train import-config their.yaml --out mine.yaml
   python -m modernbert_train grow --from answerdotai/ModernBERT-base --to yamls/model/large.yaml --out grown
 
 Training goes on from the newest whole checkpoint of the run's folder by itself. Exit codes: 0 finished, 64 wrong
@@ -83,24 +89,52 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help="YAML files or a run's folder, overrides")
         return verb
 
+    def with_licence(verb: argparse.ArgumentParser) -> None:
+        words = "licence of the model for its card, as the hub names it: apache-2.0, cc-by-4.0, other; default: unknown"
+        verb.add_argument("--licence", "--license", metavar="ID", help=words)
+
     verb = with_run(add("train", _train, "train a run, or go on with it"))
     verb.add_argument("--fresh", action="store_true", help="start from scratch; what the folder holds is put aside")
     verb = with_run(add("check", _check, "everything the configuration alone can tell, without torch"))
     verb.add_argument("--ranks", type=_positive, default=1, help="processes that would train")
+    verb = with_run(add("inspect", _inspect, "a packed, masked batch as text, document lengths, packing and mixture"))
+    verb.add_argument("--batch", type=_positive, default=1, metavar="N", help="number of the batch, from 1")
+    verb.add_argument("--rows", type=_positive, default=2, metavar="K", help="rows of it to show, default 2")
+    verb.add_argument("--no-color", action="store_true", help="also NO_COLOR, or an output that is no terminal")
+    verb = with_run(add("plan", _plan, "parameters, FLOPs, memory, steps, disk, hours and cost, without a GPU"))
+    verb.add_argument("--ranks", type=_positive, default=1, help="GPUs that would train; default: 1")
+    words = "kinds of GPU, the first for memory, advice and scaling; default: h100, and all for time and cost"
+    verb.add_argument("--gpu", nargs="+", type=_gpu, metavar="NAME", help=words)
+    words = "dollars an hour for one GPU, in place of the assumed price; may be repeated"
+    verb.add_argument("--price", action="append", type=_price, default=[], metavar="NAME=DOLLARS", help=words)
+    words = "median length of documents, in place of the data's"
+    verb.add_argument("--median", type=_positive, metavar="TOKENS", help=words)
+    verb.add_argument("--html", type=Path, metavar="FILE", help="write it as a page too; FILE.svg: the picture alone")
     with_run(add("eval", _eval, "held-out loss and accuracy of the newest checkpoint, beside the unigram baseline"))
-    verb = with_run(add("export", _export, "write the newest checkpoint as a Hugging Face model"))
+    verb = with_run(add("export", _export, "write a run's newest checkpoint, one named, or FILE.pt for Hugging Face"))
     verb.add_argument("--out", type=Path, help="folder of the model; default: the run's folder/hf")
+    with_licence(verb)
     verb = add("grow", _grow, "enlarge a model by center tiling, for model.init_from of a run")
-    words = "a run's folder, a checkpoint, a Hugging Face folder or hub id"
+    words = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
     verb.add_argument("--from", dest="source", required=True, metavar="MODEL", help=words)
     words = "YAML files with the larger model: section, a run's or one of yamls/model, and overrides"
     verb.add_argument("--to", nargs="+", required=True, metavar="YAML [KEY=VALUE]", help=words)
     verb.add_argument("--mode", choices=("fitted", "paper"), help="default: model.grow_mode, which is fitted")
     verb.add_argument("--out", type=Path, required=True, help="folder of the grown model")
+    with_licence(verb)
+    verb = add("average", _average, "the mean of several checkpoints, for eval, export and model.init_from")
+    words = "checkpoints, or runs, whose newest checkpoint counts; with --last one run"
+    verb.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=words)
+    verb.add_argument("--last", type=_positive, metavar="K", help="the K newest checkpoints of the run's decay")
+    verb.add_argument("--weights", nargs="+", type=float, metavar="W", help="one for each; default: all the same")
+    verb.add_argument("--out", type=Path, required=True, help="folder of the average")
     with_run(add("report", _report, "draw report.html from the run's metrics"))
     verb = add("fill", _fill, "print the five likeliest tokens for each [MASK]")
     verb.add_argument("model", type=Path, help="folder of an exported model")
     verb.add_argument("text", nargs="+", help="text with one [MASK]")
+    verb = add("import-config", _import_config, "a run file of AnswerDotAI/ModernBERT as one of ours")
+    verb.add_argument("file", type=Path, help="their YAML")
+    verb.add_argument("--out", type=Path, help="file to write; default: standard output")
     add("doctor", _doctor, "versions, kernels, memory and disk, as a block for a bug report")
     return parser
 
@@ -109,6 +143,25 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text}: a whole number above 0 is expected")
     return int(text)
+
+
+def _gpu(text: str) -> str:
+    from modernbert_train.plan.gpus import GPUS
+
+    if text not in GPUS and "=" not in text:
+        raise argparse.ArgumentTypeError(f"{text}: an unknown GPU. Known: {', '.join(GPUS)}")
+    return text
+
+
+def _price(text: str) -> tuple[str, float]:
+    name, _, dollars = text.partition("=")
+    try:
+        price = float(dollars)
+    except ValueError:
+        price = math.nan
+    if _gpu(name) and not (math.isfinite(price) and price >= 0):
+        raise argparse.ArgumentTypeError(f"{text}: write NAME=DOLLARS, for example h100=2.50")
+    return name, price
 
 
 def read_run(arguments: list[str]) -> RunConfig:
@@ -125,9 +178,10 @@ def _files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
 def _train(options: argparse.Namespace) -> None:
     config = read_run(options.run)
     check(config)
-    from modernbert_train.data.check import check_data
+    if os.environ.get("WORLD_SIZE", "1") == "1":  # of several ranks, one that finds a mistake must tell the others
+        from modernbert_train.data.check import check_data
 
-    check_data(config)
+        check_data(config)
     from modernbert_train.train.build import train
 
     train(config, fresh=options.fresh)
@@ -137,10 +191,40 @@ def _check(options: argparse.Namespace) -> None:
     config = read_run(options.run)
     check(config, options.ranks)
     from modernbert_train.config.describe import describe
-    from modernbert_train.data.check import check_data
+    from modernbert_train.data.check import check_data, describe_streams
+    from modernbert_train.plan.picture import picture_text
 
     check_data(config)
     print(describe(config))
+    if config.data.streams:
+        print(describe_streams(config))
+    print(f"\n{picture_text(config)}")
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    config = read_run(options.run)
+    check(config)
+    from modernbert_train.inspection.show import inspect_run
+    from modernbert_train.inspection.terminal import print_text, wants_color
+
+    print_text(inspect_run(config, options.batch, options.rows, color=wants_color(options.no_color)))
+
+
+def _plan(options: argparse.Namespace) -> None:
+    words = options.gpu or []
+    config = read_run(options.run + [word for word in words if "=" in word])  # overrides may follow --gpu
+    check(config, options.ranks)
+    from modernbert_train.plan.gpus import GPUS
+    from modernbert_train.plan.make import make_plan
+    from modernbert_train.plan.output import as_text, write
+    from modernbert_train.plan.sections import sections
+
+    named = [word for word in words if "=" not in word]
+    plan = make_plan(config, options.ranks, options.median)
+    found = sections(plan, (named or ["h100"])[0], named or list(GPUS), dict(options.price))
+    if options.html is not None:
+        write(options.html, config, found)
+    print(as_text(config, found))
 
 
 def _eval(options: argparse.Namespace) -> None:
@@ -152,11 +236,20 @@ def _eval(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
+    if Path(options.run[0]).suffix == ".pt":
+        if options.out is None or len(options.run) > 1:
+            raise ConfigError(f"{' '.join(options.run)}: such a file is exported alone, as FILE.pt --out FOLDER.")
+        from modernbert_train.train.convert import convert_model
+
+        convert_model(options.run[0], options.out, options.licence)
+        return
     config = read_run(options.run)
     check(config)
+    from modernbert_train.train.checkpoint import MANIFEST
     from modernbert_train.train.finished import export_run
 
-    export_run(config, options.out)
+    named = next((Path(word) for word in options.run if (Path(word) / MANIFEST).is_file()), None)
+    export_run(config, options.out, checkpoint=named, licence=options.licence)
 
 
 def _grow(options: argparse.Namespace) -> None:
@@ -166,7 +259,13 @@ def _grow(options: argparse.Namespace) -> None:
     check_model(model)
     from modernbert_train.train.grow import grow_model
 
-    grow_model(options.source, model, options.out)
+    grow_model(options.source, model, options.out, options.licence)
+
+
+def _average(options: argparse.Namespace) -> None:
+    from modernbert_train.train.average import average_checkpoints
+
+    average_checkpoints(options.checkpoints, options.out, last=options.last, weights=options.weights)
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -180,6 +279,19 @@ def _fill(options: argparse.Namespace) -> None:
     from modernbert_train.export.fill import fill
 
     print(fill(options.model, options.text))
+
+
+def _import_config(options: argparse.Namespace) -> None:
+    from modernbert_train.config.import_config import import_config
+
+    text, notes = import_config(options.file)
+    if options.out is None:
+        print(text, end="")
+    elif options.out.exists():
+        raise ConfigError(f"--out={options.out}: exists already. Name a file that does not.")
+    else:
+        options.out.write_text(text, encoding="utf-8")
+    print("not carried over, or to be looked at:", *notes, sep="\n  ", file=sys.stderr)
 
 
 def _doctor(options: argparse.Namespace) -> None:

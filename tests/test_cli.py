@@ -22,7 +22,20 @@ from modernbert_train.data.dataset_card import read_card, write_card
 from tests.conftest import TinyRun
 
 ROOT = Path(__file__).parents[1]
-VERBS = ["train", "check", "eval", "export", "grow", "report", "fill", "doctor"]
+VERBS = [
+    "train",
+    "check",
+    "inspect",
+    "plan",
+    "eval",
+    "export",
+    "grow",
+    "average",
+    "report",
+    "fill",
+    "import-config",
+    "doctor",
+]
 HEAVY = ["torch", "composer", "streaming", "transformers", "datasets"]
 PROBE = """\
 import sys
@@ -86,7 +99,8 @@ def test_a_good_run_is_described_without_torch(tiny_run: TinyRun) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("tiny: good. 6,000 tokens into ") and lines[-1] == "loaded:"
-    assert [line.split()[0] for line in lines[1:-1]] == ["phase", "short", "long"]
+    assert [line.split()[0] for line in lines[1 : lines.index("")]] == ["phase", "short", "long"]
+    assert "learning rate: up to 5e-3" in lines
 
 
 def test_a_broken_run_is_refused_without_torch(broken: list[str]) -> None:

@@ -17,7 +17,7 @@ from modernbert_train.config.schema import (
     ScheduleConfig,
     StableAdamWConfig,
 )
-from modernbert_train.optim import OPTIMIZERS, apply_clock, build_optimizer
+from modernbert_train.optim.build import OPTIMIZERS, apply_clock, build_optimizer
 from modernbert_train.optim.groups import decay_groups
 from modernbert_train.optim.stable_adamw import StableAdamW
 

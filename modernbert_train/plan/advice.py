@@ -1,0 +1,125 @@
+"""The largest microbatch that fits a GPU, and the sharding that makes the fastest step with it."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from modernbert_train.plan.gpus import GPUS
+from modernbert_train.plan.make import Phase, Plan
+from modernbert_train.plan.memory import Memory, Strategy, memory, sharing_ranks, usable_bytes
+from modernbert_train.plan.speed import StepTime, step_time
+
+STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "hsdp")
+SHARDING_GAIN = 1.02  # what is to be gained before weights are sharded that fit whole
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A way to run a phase, with its memory and time.
+
+    Attributes:
+        strategy: how ranks share the model.
+        microbatch_rows: the most that fit and divide a rank's rows.
+        fitting_rows: the most that fit.
+        microbatches: of one step on one rank.
+        memory: of one GPU.
+        step: its time.
+    """
+
+    strategy: Strategy
+    microbatch_rows: int
+    fitting_rows: int
+    microbatches: int
+    memory: Memory
+    step: StepTime
+
+
+def phase_memory(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: int, microbatch_rows: int) -> Memory:
+    """Memory of one GPU in a phase.
+
+    Args:
+        plan, phase: what runs.
+        gpu: key of GPUS.
+        strategy: how ranks share the model.
+        ranks: GPUs.
+        microbatch_rows: rows of one forward pass.
+    """
+    tokens = microbatch_rows * phase.config.row_tokens
+    return memory(
+        plan.config.model,
+        plan.parameters,
+        optimizer=plan.config.optim.name,
+        bf16=plan.bf16,
+        strategy=strategy,
+        shards=sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu]),
+        ranks=ranks,
+        tokens=tokens,
+        predicted=math.ceil(phase.mask_rate * tokens) + 32,  # a bound as MaskedLM.max_predicted
+    )
+
+
+def settings(plan: Plan, phase: Phase, gpu: str, ranks: int) -> list[Setting]:
+    """For each strategy that makes sense, the largest microbatch that fits and divides a rank's rows; best first.
+
+    Returns:
+        By time of a step, sharding that gains less than 2 % over ddp after it; nothing if not even one row fits.
+    """
+    found = []
+    for strategy in STRATEGIES:
+        shards = sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu])
+        if (strategy != "ddp" and shards == 1) or (strategy == "hsdp" and shards == ranks):
+            continue  # the same as ddp, or as fsdp2
+        own_rows = -(-phase.config.batch_rows // ranks)
+        fitting = _most_rows(plan, phase, gpu, strategy, ranks, own_rows)
+        if fitting:
+            rows = max(rows for rows in range(1, fitting + 1) if own_rows % rows == 0)
+            found.append(_setting(plan, phase, gpu, strategy, ranks, rows, fitting))
+    return sorted(
+        found, key=lambda setting: setting.step.seconds * (1.0 if setting.strategy == "ddp" else SHARDING_GAIN)
+    )
+
+
+def _most_rows(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: int, most: int) -> int:
+    """The largest microbatch that fits, in rows, at most `most`; 0 if not even one row fits. Memory grows with rows."""
+    room = usable_bytes(GPUS[gpu])
+    return bisect_right(
+        range(1, most + 1), room, key=lambda rows: phase_memory(plan, phase, gpu, strategy, ranks, rows).peak
+    )
+
+
+def _setting(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: int, rows: int, fitting: int) -> Setting:
+    step = step_time(
+        gpu,
+        plan.work(phase),
+        strategy=strategy,
+        ranks=ranks,
+        rows=phase.config.batch_rows,
+        microbatch_rows=rows,
+        bf16=plan.bf16,
+        shard_ranks=plan.config.distributed.shard_ranks,
+    )
+    return Setting(
+        strategy=strategy,
+        microbatch_rows=rows,
+        fitting_rows=fitting,
+        microbatches=-(-phase.config.batch_rows // ranks // rows),
+        memory=phase_memory(plan, phase, gpu, strategy, ranks, rows),
+        step=step,
+    )
+
+
+def fits(plan: Plan, phase: Phase, gpu: str) -> bool:
+    """Whether the phase fits the GPU as it is configured."""
+    return phase_memory(plan, phase, gpu, *_configured(plan, phase)).peak <= usable_bytes(GPUS[gpu])
+
+
+def _configured(plan: Plan, phase: Phase) -> tuple[Strategy, int, int]:
+    own_rows = -(-phase.config.batch_rows // plan.ranks)
+    return plan.config.distributed.strategy, plan.ranks, min(own_rows, phase.config.microbatch_rows)
+
+
+def configured_memory(plan: Plan, phase: Phase, gpu: str) -> Memory:
+    """Memory of one GPU in a phase as it is configured."""
+    return phase_memory(plan, phase, gpu, *_configured(plan, phase))

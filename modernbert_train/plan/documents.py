@@ -1,0 +1,197 @@
+"""How long the sequences of a run are: read from the data if it is there, else assumed and said so.
+
+Attention costs what sequences are long, and rows cost what packing leaves empty; both follow from document lengths.
+Of a mixture each stream counts with its share of the phase's text. Data in a store is not fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.data.check import check_data
+from modernbert_train.data.dataset_card import INDEX, LENGTHS
+from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, GreedyPacker, Piece
+from modernbert_train.data.shares import phase_weights
+from modernbert_train.errors import DataError
+from modernbert_train.plan.flops import Spans, mean_spans
+
+SPREAD = 0.8  # of assumed documents: standard deviation of the logarithm of their length
+_ASSUMED = 4096  # documents that stand for an assumed distribution
+_SAMPLE = 1 << 22  # documents of a large stream that are looked at, evenly spaced
+_PACKED = 10_000  # pieces that are packed to see how full rows get
+
+
+@dataclass(frozen=True)
+class StreamLengths:
+    """Documents of one stream.
+
+    Attributes:
+        lengths: tokens of each document, special tokens not included, or of an even sample of them.
+        documents: how many there are.
+        shard_documents: in each shard.
+    """
+
+    lengths: NDArray[np.integer]
+    documents: int
+    shard_documents: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.lengths) == self.documents
+
+    @property
+    def tokens(self) -> int:
+        return round(int(self.lengths.sum(dtype=np.int64)) * self.documents / len(self.lengths))
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Lengths of documents.
+
+    Attributes:
+        source: where they come from, for people.
+        streams: of the data, by name; empty if it is not there.
+        assumed: lengths taken in their place; None then stands for rows that are one sequence each.
+    """
+
+    source: str
+    streams: Mapping[str, StreamLengths] = field(default_factory=dict)
+    assumed: NDArray[np.integer] | None = None
+
+
+@dataclass(frozen=True)
+class RowText:
+    """What the rows of a phase hold.
+
+    Attributes:
+        spans: keys that a token sees, the mean over tokens.
+        fill: tokens that are not padding over all tokens of a row.
+        sequence_tokens: mean length of a sequence, special tokens included.
+        passes: of a phase over each stream, by its name; empty if the data is not there.
+    """
+
+    spans: Spans
+    fill: float
+    sequence_tokens: float
+    passes: Mapping[str, float]
+
+
+def read_documents(config: RunConfig, median: int | None) -> Documents:
+    """The lengths of the run's documents.
+
+    Args:
+        config: the run; its data need not exist.
+        median: assumed median length in tokens, in place of the data; the logarithms of the lengths are then normal
+            with a standard deviation of 0.8. None reads the data; where there is none, every row is one sequence.
+
+    Raises:
+        DataError: the data exists and is damaged, or does not belong to the tokenizer.
+        ConfigError: it does not fit the model.
+    """
+    if median is not None:
+        normal = NormalDist(math.log(median), SPREAD)
+        drawn = np.exp([normal.inv_cdf((i + 0.5) / _ASSUMED) for i in range(_ASSUMED)])
+        text = f"assumed, a median of {median:,} tokens and a log-normal spread of {SPREAD}"
+        return Documents(text, assumed=np.maximum(1, np.round(drawn)).astype(np.int64))
+    paths = {name: stream.path for name, stream in config.data.all_streams.items()}
+    missing = next((path for path in paths.values() if not Path(path).is_dir()), None)
+    if missing is not None:
+        return Documents(f"assumed, since {missing} is not here: every row one sequence, which costs most")
+    check_data(config)
+    streams = {name: _read(Path(path)) for name, path in paths.items()}
+    parts = (
+        f"{paths[name]} with {stream.documents:,} documents of median {np.median(stream.lengths):,.0f} tokens"
+        for name, stream in streams.items()
+    )
+    return Documents(", ".join(parts), streams)
+
+
+def _read(folder: Path) -> StreamLengths:
+    try:
+        lengths = np.load(folder / LENGTHS, mmap_mode="r", allow_pickle=False)
+        shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["shards"]
+        shard_documents = tuple(int(shard["samples"]) for shard in shards)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}: {LENGTHS} or {INDEX} cannot be read ({error}). Prepare the data again.") from None
+    stride = -(-len(lengths) // _SAMPLE)
+    return StreamLengths(np.asarray(lengths[::stride]), len(lengths), shard_documents)
+
+
+def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig) -> RowText:
+    """Cut documents into sequences as training does, and pack a sample of them.
+
+    Args:
+        config: the run.
+        documents: what there is.
+        phase: whose row length and shares of streams count.
+    """
+    row, side = phase.row_tokens, config.model.half_window
+    if documents.streams:
+        own = {
+            name: stream.documents if config.data.mix_by == "documents" else stream.tokens
+            for name, stream in documents.streams.items()
+        }
+        weights = {name: weight for name, weight in phase_weights(config, phase, own).items() if weight}
+        cut = {name: _sequences(documents.streams[name].lengths, row) for name in weights}
+    else:
+        weights = {"": 1}
+        whole = np.array([row], dtype=np.int64)
+        cut = {"": whole if documents.assumed is None else _sequences(documents.assumed, row)}
+    # tokens of each stream's documents weigh what the phase asks for; by documents, their mean length comes in
+    by_documents = bool(documents.streams) and config.data.mix_by == "documents"
+    asked = {
+        name: weight * (documents.streams[name].tokens / documents.streams[name].documents if by_documents else 1.0)
+        for name, weight in weights.items()
+    }
+    shares = {name: weight / sum(asked.values()) for name, weight in asked.items()}
+    spans = {name: mean_spans(lengths, side) for name, lengths in cut.items()}
+    sequences = {name: share / float(cut[name].mean()) for name, share in shares.items()}  # for each token
+    passes = {
+        name: phase.tokens * share * len(stream.lengths) / stream.documents / int(cut[name].sum())
+        for name, share in shares.items()
+        if (stream := documents.streams.get(name)) is not None
+    }
+    return RowText(
+        Spans(
+            whole=sum(share * spans[name].whole for name, share in shares.items()),
+            local=sum(share * spans[name].local for name, share in shares.items()),
+        ),
+        _fill(config, cut, sequences, row) if documents.streams or documents.assumed is not None else 1.0,
+        1 / sum(sequences.values()),
+        passes,
+    )
+
+
+def _sequences(lengths: NDArray[np.integer], row_tokens: int) -> NDArray[np.int64]:
+    """Lengths of the sequences that documents are cut into, special tokens included."""
+    whole, rest = np.divmod(lengths.astype(np.int64), row_tokens - SPECIAL_TOKENS)
+    full: NDArray[np.int64] = np.full(int(whole.sum()), row_tokens, dtype=np.int64)
+    return np.concatenate([full, rest[rest > 0] + SPECIAL_TOKENS])
+
+
+def _fill(
+    config: RunConfig, cut: Mapping[str, NDArray[np.int64]], sequences: Mapping[str, float], row_tokens: int
+) -> float:
+    """Pack a sample in random order; pieces still waiting at its end do not count, unless no row is finished."""
+    rng = np.random.default_rng(0)
+    total = sum(sequences.values())
+    drawn = np.concatenate(
+        [rng.choice(lengths, math.ceil(_PACKED * sequences[name] / total)) for name, lengths in cut.items()]
+    )
+    packer = GreedyPacker(row_tokens, config.data.packing_window, config.data.max_wait_rows)
+    for index, length in enumerate(rng.permutation(drawn).tolist()):
+        if length >= SMALLEST_SEQUENCE:
+            packer.place(Piece(0, index, 0, length - SPECIAL_TOKENS))
+    if not packer.ready:
+        packer.flush()
+    tokens = sum(piece.length + SPECIAL_TOKENS for row in packer.ready for piece in row)
+    return tokens / (len(packer.ready) * row_tokens)

@@ -1,0 +1,92 @@
+"""GPUs and what is assumed of them: datasheet rates, link speeds, prices, and throughput that somebody measured.
+
+Peaks are the datasheets' dense bf16 rates with fp32 accumulation; memory is what nvidia-smi shows. Links are one way.
+Prices are round numbers for on-demand rental, assumed in 2026-11: override them with --price.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modernbert_train.config.schema import ModelConfig
+
+PRICE_DATE = "2026-11"
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of GPU, in nodes of `per_node`.
+
+    Attributes:
+        label: as people write it.
+        peak_flops: dense bf16 FLOP/s.
+        memory_bytes: of one GPU.
+        memory_rate: bytes/s of its memory.
+        node_link: bytes/s, one way, of one GPU to its node's others.
+        network_link: bytes/s, one way, of one GPU's share of the network between nodes.
+        price: US dollars for one GPU for one hour; an assumption.
+        per_node: GPUs in a node.
+    """
+
+    label: str
+    peak_flops: float
+    memory_bytes: int
+    memory_rate: float
+    node_link: float
+    network_link: float
+    price: float
+    per_node: int = 8
+
+
+GPUS: dict[str, Gpu] = {
+    "b200": Gpu("B200", 2250e12, 183_359 * MIB, 8.0e12, 900e9, 50e9, 5.00),
+    "h200": Gpu("H200", 989e12, 143_771 * MIB, 4.8e12, 450e9, 50e9, 3.50),
+    "h100": Gpu("H100 SXM", 989e12, 81_559 * MIB, 3.35e12, 450e9, 50e9, 2.50),
+    "h100-pcie": Gpu("H100 PCIe", 756e12, 81_559 * MIB, 2.0e12, 64e9, 25e9, 2.20),
+    "a100": Gpu("A100 80GB", 312e12, 81_920 * MIB, 2.04e12, 300e9, 25e9, 1.50),
+    "l40s": Gpu("L40S", 362e12, 46_068 * MIB, 0.864e12, 32e9, 12.5e9, 1.00),
+    "rtx4090": Gpu("RTX 4090", 165e12, 24_564 * MIB, 1.008e12, 16e9, 3.1e9, 0.40),
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Tokens a second of one GPU, averaged over whole runs."""
+
+    gpu: str
+    hidden_size: int
+    num_layers: int
+    intermediate_size: int
+    vocab_size: int
+    row_tokens: int
+    tokens_per_second: float
+    source: str
+
+
+_REFERENCE = "the published run on 8 H100: arXiv 2412.13663, AnswerDotAI/ModernBERT issue 236"
+
+# A figure of our own replaces the reference's row of the same GPU, shape and row length.
+MEASUREMENTS = (
+    Measurement("h100", 768, 22, 1152, 50368, 1024, 305_000, _REFERENCE),
+    Measurement("h100", 768, 22, 1152, 50368, 8192, 218_000, _REFERENCE),
+    Measurement("h100", 1024, 28, 2624, 50368, 1024, 140_000, _REFERENCE),
+    Measurement("h100", 1024, 28, 2624, 50368, 8192, 108_000, _REFERENCE),
+)
+
+
+def find_measurement(gpu: str, model: ModelConfig, row_tokens: int) -> Measurement | None:
+    """What was measured with this GPU, this shape of the encoder and this length of rows, or None.
+
+    All were measured with compiled layers, so a model that is not compiled has none.
+    """
+    if not model.compile or model.activation_checkpointing:
+        return None
+    names = ("hidden_size", "num_layers", "intermediate_size", "vocab_size")
+    fits = (
+        found
+        for found in MEASUREMENTS
+        if (found.gpu, found.row_tokens) == (gpu, row_tokens)
+        and all(getattr(found, name) == getattr(model, name) for name in names)
+    )
+    return next(fits, None)

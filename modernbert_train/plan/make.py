@@ -1,0 +1,173 @@
+"""A configuration becomes a plan: its parameters, its documents, and for each phase its steps and FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.data.dataset_card import read_card
+from modernbert_train.data.packing import SPECIAL_TOKENS
+from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
+from modernbert_train.plan.flops import Flops, flops_per_token
+from modernbert_train.plan.parameters import Parameters, count_parameters
+from modernbert_train.plan.speed import StepTime, Work, step_time
+from modernbert_train.plan.steps import Stretch, crossings, crossings_or_ends, run_stretches
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a plan.
+
+    Attributes:
+        name: its key in the YAML.
+        config: its configuration.
+        text: what its rows hold.
+        flops: of a token that is not padding.
+        mask_rate: share of the maskable tokens that are predicted.
+        stretches: its steps.
+    """
+
+    name: str
+    config: PhaseConfig
+    text: RowText
+    flops: Flops
+    mask_rate: float
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def steps(self) -> int:
+        return sum(stretch.steps for stretch in self.stretches)
+
+    @property
+    def tokens(self) -> int:
+        """Trained, up to one batch more or less than the phase's nominal length."""
+        return sum(stretch.steps * stretch.step_tokens for stretch in self.stretches)
+
+    @property
+    def fill(self) -> float:
+        """Share of its rows that is not padding."""
+        places = sum(stretch.steps * stretch.rows for stretch in self.stretches) * self.config.row_tokens
+        return self.tokens / places if places else self.text.fill
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that does not depend on a GPU.
+
+    Attributes:
+        config: the run.
+        ranks: GPUs that would train.
+        parameters: of the model.
+        documents: of the data.
+        phases: in order.
+        exact: steps are the very batches of the run.
+        validations: passes over the held-out text.
+        validation_tokens: of one such pass; None if nothing bounds them and the data is not there.
+        milestones: checkpoints that checkpoint.interval_tokens asks for, kept for good.
+    """
+
+    config: RunConfig
+    ranks: int
+    parameters: Parameters
+    documents: Documents
+    phases: tuple[Phase, ...]
+    exact: bool
+    validations: int
+    validation_tokens: int | None
+    milestones: int
+
+    @property
+    def bf16(self) -> bool:
+        return self.config.precision != "fp32"
+
+    @property
+    def steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    @property
+    def tokens(self) -> int:
+        return sum(phase.tokens for phase in self.phases)
+
+    def work(self, phase: Phase) -> Work:
+        """What one rank computes in a phase."""
+        return Work(self.config.model, phase.config.row_tokens, phase.flops, phase.mask_rate, phase.fill)
+
+    def step(self, gpu: str, phase: Phase, rows: int) -> StepTime:
+        """Time of a step of the run as it is configured.
+
+        Args:
+            gpu: key of GPUS.
+            phase: the step is of.
+            rows: of the global batch.
+        """
+        return step_time(
+            gpu,
+            self.work(phase),
+            strategy=self.config.distributed.strategy,
+            ranks=self.ranks,
+            rows=rows,
+            microbatch_rows=phase.config.microbatch_rows,
+            bf16=self.bf16,
+            shard_ranks=self.config.distributed.shard_ranks,
+        )
+
+    def phase_seconds(self, gpu: str, phase: Phase) -> float:
+        """Time of all steps of a phase."""
+        rows: dict[int, int] = {}
+        for stretch in phase.stretches:
+            rows[stretch.rows] = rows.get(stretch.rows, 0) + stretch.steps
+        return sum(steps * self.step(gpu, phase, size).seconds for size, steps in rows.items())
+
+    def validation_seconds(self, gpu: str) -> float:
+        """Time of all validations: forward passes only, at the rate of the last phase."""
+        last = self.phases[-1]
+        rate = self.step(gpu, last, last.config.batch_rows).tokens_per_second * self.ranks
+        return self.validations * (self.validation_tokens or 0) / 3 / rate
+
+
+def make_plan(config: RunConfig, ranks: int, median: int | None = None) -> Plan:
+    """Work out everything that does not depend on a GPU.
+
+    Args:
+        config: the run, checked.
+        ranks: GPUs that would train.
+        median: assumed median length of documents; None reads the data where it exists.
+
+    Raises:
+        DataError, ConfigError: the data exists and does not belong to the run.
+    """
+    documents = read_documents(config, median)
+    texts = [rows_of(config, documents, phase) for phase in config.phases.values()]
+    stretches, exact = run_stretches(config, documents, [text.fill for text in texts])
+    phases = tuple(
+        _phase(config, name, phase, texts[index], [s for s in stretches if s.phase == index])
+        for index, (name, phase) in enumerate(config.phases.items())
+    )
+    held_out = config.data.validation is not None
+    return Plan(
+        config=config,
+        ranks=ranks,
+        parameters=count_parameters(config.model),
+        documents=documents,
+        phases=phases,
+        exact=exact,
+        validations=crossings_or_ends(stretches, config.eval.interval_tokens) if held_out else 0,
+        milestones=crossings(stretches, config.checkpoint.interval_tokens),
+        validation_tokens=_validation_tokens(config),
+    )
+
+
+def _validation_tokens(config: RunConfig) -> int | None:
+    folder, most = config.data.validation, config.eval.max_tokens
+    if folder is None or not Path(folder).is_dir():
+        return most
+    there = read_card(folder).tokens
+    return there if most is None else min(most, there)
+
+
+def _phase(config: RunConfig, name: str, phase: PhaseConfig, text: RowText, stretches: Sequence[Stretch]) -> Phase:
+    rate = config.objective.mask_rate if phase.mask_rate is None else phase.mask_rate
+    predicted = rate * (1 - SPECIAL_TOKENS / text.sequence_tokens)
+    return Phase(name, phase, text, flops_per_token(config.model, text.spans, predicted), rate, tuple(stretches))

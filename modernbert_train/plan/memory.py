@@ -1,0 +1,167 @@
+"""Memory of one GPU by part, counted from what the model's own layers keep for the backward pass.
+
+The counts follow models/layers.py line by line: every tensor that autograd saves, with its precision under bf16
+autocast, where residuals and norms stay fp32. Tests add up what autograd really saves, eager at ModernBERT-base's size
+and compiled at a small one, and fail when the two part. Kernels other than sdpa, which keeps more, are meant.
+
+Shape legend: T packed tokens, M predicted positions (padded), D model width, F hidden width, H head width, N heads,
+V vocabulary, L layers, P parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.plan.gpus import Gpu
+from modernbert_train.plan.parameters import Parameters
+
+Strategy = Literal["ddp", "fsdp2", "hsdp"]
+RESERVED_SHARE = 0.08  # of a GPU's memory: fragments of the allocator, kernels' workspaces
+RESERVED_BYTES = 1_500_000_000  # the CUDA context, NCCL, cuBLAS
+
+
+def sharing_ranks(strategy: Strategy, ranks: int, shard_ranks: int | None, gpu: Gpu) -> int:
+    """Ranks that share one copy of the weights: one under ddp, all under fsdp2, under hsdp `shard_ranks` or a node."""
+    return {"ddp": 1, "fsdp2": ranks, "hsdp": min(ranks, shard_ranks or gpu.per_node)}[strategy]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU when most is in use, by part.
+
+    Attributes:
+        weights: fp32 master weights.
+        gradients: fp32.
+        moments: two in fp32.
+        copies: weights in the precision of the matrix products, and under sharding those gathered for a layer.
+        buffers: of communication.
+        layers: what all layers keep for the backward pass; with checkpointing their inputs, and one layer at work.
+        head: embedding and norms outside the layers, head, logits and their gradient.
+        step: temporaries of the optimizer, which come when layers and head are gone.
+    """
+
+    weights: int
+    gradients: int
+    moments: int
+    copies: int
+    buffers: int
+    layers: int
+    head: int
+    step: int
+
+    @property
+    def peak(self) -> int:
+        """The sum of what exists at the same time."""
+        lasting = self.weights + self.gradients + self.moments + self.buffers
+        return lasting + max(self.copies + self.layers + self.head, self.step)
+
+    def parts(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def usable_bytes(gpu: Gpu) -> int:
+    """What a run may plan with: all but 8 % and 1.5 GB."""
+    return int((1 - RESERVED_SHARE) * gpu.memory_bytes) - RESERVED_BYTES
+
+
+def layer_bytes(model: ModelConfig, bf16: bool) -> int:
+    """Bytes per token that one layer keeps for its backward pass; c is 2 in bf16 and 4 in fp32.
+
+    Attention: the residual 4D and its norm's statistics 8; the norm's output cD; q, k and v as projected 3cD, q and k
+    as rotated 2cD; the kernel's output cD and fp32 log-sum-exp 4N; dropout's mask D; in bf16 cosines and sines in fp32
+    4H. Feed-forward: the residual 4D and statistics 8; the norm's output cD; Wi's output 2cF, its GELU cF and the
+    product with the gate cF. Compiled, cosines and GELU are computed again, and the second residual from the first and
+    the attention's output, which is kept in its place, cD.
+    """
+    c, width, hidden = (2 if bf16 else 4), model.hidden_size, model.intermediate_size
+    dropout = width if model.attention_out_dropout > 0 else 0
+    common = 4 * width + 8 + c * 7 * width + 4 * model.num_heads + dropout + 8 + c * width
+    if model.compile:
+        return common + c * width + c * 3 * hidden
+    return common + 4 * width + c * 4 * hidden + (4 * model.head_size if bf16 else 0)
+
+
+def layers_bytes(model: ModelConfig, bf16: bool, tokens: int) -> int:
+    """What autograd keeps of all layers; with activation checkpointing their inputs alone. The first has no norm."""
+    residual = 4 * model.hidden_size
+    if model.activation_checkpointing:
+        return model.num_layers * residual * tokens
+    first = 8 + (0 if model.compile else residual)
+    return (model.num_layers * layer_bytes(model, bf16) - first) * tokens
+
+
+def outside_bytes(model: ModelConfig, bf16: bool, tokens: int, predicted: int) -> int:
+    """What autograd keeps outside the layers.
+
+    Per token the inputs and statistics of the first and the last norm, the id, and in fp32 the rotary tables; per
+    predicted position the head's three inputs and its norm's, position and label, and fp32 log-probabilities, or the
+    logits themselves where the loss is compiled.
+    """
+    c, width = (2 if bf16 else 4), model.hidden_size
+    per_token = 2 * (4 * width + 8) + 8 + (0 if bf16 else 8 * model.head_size)
+    logit = c if model.compile else 4
+    per_prediction = 3 * c * width + 4 * width + 8 + 16 + logit * model.vocab_size
+    return per_token * tokens + per_prediction * predicted
+
+
+def head_peak_bytes(model: ModelConfig, bf16: bool, predicted: int) -> int:
+    """Logits and what is computed from them, when most is there, beyond what `outside_bytes` has of them.
+
+    That is early in the backward pass. Eager: the logits cV, the gradients of the loss with respect to the
+    log-probabilities and to the logits in fp32, 4V each. Compiled: the gradient cV.
+    """
+    c = 2 if bf16 else 4
+    return (c if model.compile else c + 8) * model.vocab_size * predicted
+
+
+def memory(
+    model: ModelConfig,
+    parameters: Parameters,
+    *,
+    optimizer: str,
+    bf16: bool,
+    strategy: Strategy,
+    shards: int,
+    ranks: int,
+    tokens: int,
+    predicted: int,
+) -> Memory:
+    """Memory of one GPU by part.
+
+    Args:
+        model, parameters: the encoder and its counts.
+        optimizer: its name; StableAdamW needs two copies of the local weights for a moment, AdamW one.
+        bf16: autocast over fp32 weights.
+        strategy: how ranks share the model.
+        shards: ranks that share one copy of the weights, see `sharing_ranks`.
+        ranks: of the run; with one there is no communication.
+        tokens, predicted: of one microbatch, T and M.
+    """
+    c, total = (2 if bf16 else 4), parameters.total
+    own = -(-total // shards)
+    if strategy == "ddp" or ranks == 1:
+        copies = 2 * parameters.matrices if bf16 else 0  # autocast casts each matrix once for the whole pass
+        buffers = 4 * total if ranks > 1 else 0  # DDP's buckets hold a second copy of the gradients
+    else:
+        # the root stays gathered; of the layers one computes while the next arrives
+        copies = c * (parameters.root + 2 * parameters.layer)
+        # flat buffers: two layers arriving; the root's gradient whole, and in fp32 to be reduced
+        buffers = 2 * c * parameters.layer + (c + 4) * parameters.root
+    layers = layers_bytes(model, bf16, tokens)
+    head = outside_bytes(model, bf16, tokens, predicted) + head_peak_bytes(model, bf16, predicted)
+    if model.activation_checkpointing:
+        # when the head is done a layer is computed again, and gradients of the residual and of the gate's product pass
+        again = layer_bytes(model, bf16) + 4 * model.hidden_size + c * model.intermediate_size
+        layers += max(0, again * tokens - head)
+    return Memory(
+        weights=4 * own,
+        gradients=4 * own,
+        moments=8 * own,
+        copies=copies,
+        buffers=buffers,
+        layers=layers,
+        head=head,
+        step=(8 if optimizer == "stable_adamw" else 4) * own,
+    )

@@ -1,0 +1,57 @@
+"""How many numbers a model learns, counted from its shape; equal to the real model's, which a test builds.
+
+Shape legend: D model width, F hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modernbert_train.config.schema import ModelConfig
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Counts of parameters.
+
+    Attributes:
+        embedding: V * D, the table that the decoder shares; a lookup in the input, a matrix product in the head.
+        layer: of one layer, its two norms included; the first layer has only one.
+        layers: of all layers.
+        rest: norms before and after the layers, the head's dense matrix and norm, the decoder's bias.
+        matrices: entries of all matrices that are multiplied with, the shared table included.
+    """
+
+    embedding: int
+    layer: int
+    layers: int
+    rest: int
+    matrices: int
+
+    @property
+    def total(self) -> int:
+        return self.embedding + self.layers + self.rest
+
+    @property
+    def active(self) -> int:
+        """All but the embedding table."""
+        return self.layers + self.rest
+
+    @property
+    def root(self) -> int:
+        """What lies outside the layers: FSDP2 keeps it together, and whole from forward to backward."""
+        return self.embedding + self.rest
+
+
+def count_parameters(model: ModelConfig) -> Parameters:
+    """Count a model's parameters: 149,655,232 for ModernBERT-base, 395,881,664 for large."""
+    width, hidden = model.hidden_size, model.intermediate_size
+    matrices = 4 * width**2 + 3 * width * hidden  # Wqkv, attn.Wo; Wi, mlp.Wo
+    embedding = model.vocab_size * width
+    return Parameters(
+        embedding=embedding,
+        layer=matrices + 2 * width,
+        layers=model.num_layers * (matrices + 2 * width) - width,
+        rest=2 * width + width**2 + width + model.vocab_size,
+        matrices=model.num_layers * matrices + width**2 + embedding,
+    )

@@ -1,0 +1,292 @@
+"""A plan as tables and sentences: what is printed and what stands on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from modernbert_train.plan.advice import Setting, configured_memory, fits, settings
+from modernbert_train.plan.gpus import GPUS, PRICE_DATE, find_measurement
+from modernbert_train.plan.make import Phase, Plan
+from modernbert_train.plan.memory import usable_bytes
+from modernbert_train.report.text import duration, percent, plural, tokens_text
+
+GB = 1e9
+SCALES = (8, 16, 32, 64, 128, 256, 512, 1024)
+SHARE = percent(1)
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, a table (the first row is its head, and may be all there is), and sentences below it."""
+
+    title: str
+    rows: Sequence[Row] = ()
+    notes: Sequence[str] = ()
+
+
+def sections(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float]) -> list[Section]:
+    """Everything that a plan says.
+
+    Args:
+        plan: the run.
+        gpu: key of GPUS for memory, advice and scaling.
+        shown: keys of GPUS for the table of hours and cost.
+        prices: dollars an hour for one GPU, where they are not the assumed ones.
+    """
+    return [
+        _model(plan),
+        _phases(plan),
+        _flops(plan),
+        _memory(plan, gpu),
+        _advice(plan, gpu),
+        _storage(plan, gpu),
+        _gpus(plan, shown, prices),
+        _scaling(plan, gpu),
+    ]
+
+
+def gb(count: float) -> str:
+    """Bytes as GB, three digits."""
+    value = count / GB
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _model(plan: Plan) -> Section:
+    counts, model = plan.parameters, plan.config.model
+    num_global = sum(model.is_global(index) for index in range(model.num_layers))
+    return Section(
+        "Model",
+        [
+            ("parameters", f"{counts.total:,}"),
+            ("embedding, shared with the decoder", f"{counts.embedding:,}"),
+            ("active in every token, all the rest", f"{counts.active:,}"),
+        ],
+        [
+            f"{model.num_layers} layers of width {model.hidden_size}, {num_global} of them global, the others within "
+            f"{model.half_window} tokens on each side."
+        ],
+    )
+
+
+def _phases(plan: Plan) -> Section:
+    rows = [("phase", "tokens", "steps", "batch rows", "row tokens", "full", "microbatches", "passes")]
+    for phase in plan.phases:
+        sizes = sorted({stretch.rows for stretch in phase.stretches}) or [phase.config.batch_rows]
+        own = -(-phase.config.batch_rows // plan.ranks)
+        cut = min(own, phase.config.microbatch_rows)
+        rows.append(
+            (
+                phase.name,
+                tokens_text(phase.tokens),
+                f"{phase.steps:,}",
+                f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}",
+                f"{phase.config.row_tokens:,}",
+                SHARE(phase.fill),
+                f"{-(-own // cut):,} of {plural(cut, 'row')}",
+                ", ".join(f"{passes:.2f}" for passes in phase.text.passes.values()) or "unknown",
+            )
+        )
+    rows.append(("all", tokens_text(plan.tokens), f"{plan.steps:,}", "", "", "", "", ""))
+    how = "the very batches of the run" if plan.exact else "counted with batches of mean size"
+    return Section(
+        "Training",
+        rows,
+        [
+            f"Documents: {plan.documents.source}.",
+            f"Steps are {how}. Microbatches are those of each of {plural(plan.ranks, 'rank')} at the full batch; "
+            "passes are over the data.",
+        ],
+    )
+
+
+def _flops(plan: Plan) -> Section:
+    rows: list[Row] = [
+        ("phase", "keys global", "keys local", "layers", "global", "local", "head", "forward", "training", "total")
+    ]
+    for phase in plan.phases:
+        flops, spans = phase.flops, phase.text.spans
+        parts = (flops.layers, flops.global_attention, flops.local_attention, flops.head, flops.forward, flops.training)
+        rows.append(
+            (
+                phase.name,
+                f"{spans.whole:,.0f}",
+                f"{spans.local:,.0f}",
+                *(f"{part / 1e9:.4f}" for part in parts),
+                f"{phase.tokens * flops.training:.3g}",
+            )
+        )
+    return Section(
+        "GFLOP per token",
+        rows,
+        [
+            "Keys are what a token truly sees, on average: its own document, in local layers within the window. "
+            "Training is three times forward; the head counts the predicted tokens; the total is that of the whole "
+            "phase, in FLOPs."
+        ],
+    )
+
+
+def _memory(plan: Plan, gpu: str) -> Section:
+    head = ("phase", "microbatch", *configured_memory(plan, plan.phases[0], gpu).parts(), "peak", "fits")
+    rows = [head]
+    for phase in plan.phases:
+        found = configured_memory(plan, phase, gpu)
+        own = min(-(-phase.config.batch_rows // plan.ranks), phase.config.microbatch_rows) * phase.config.row_tokens
+        sizes = (*found.parts().values(), found.peak)
+        rows.append((phase.name, f"{own:,}", *(gb(size) for size in sizes), "yes" if fits(plan, phase, gpu) else "NO"))
+    kept = "layer inputs only" if plan.config.model.activation_checkpointing else "no activation checkpointing"
+    compiled = "compiled" if plan.config.model.compile else "not compiled"
+    precision = "bf16 over fp32 weights" if plan.bf16 else "fp32"
+    return Section(
+        f"Memory of one {GPUS[gpu].label}, GB",
+        rows,
+        [
+            f"{plan.config.distributed.strategy} on {plural(plan.ranks, 'rank')}, {precision}, {compiled}, {kept}. "
+            f"Usable are {gb(usable_bytes(GPUS[gpu]))} of {gb(GPUS[gpu].memory_bytes)} GB. copies and buffers are "
+            "weights for the matrix products and communication; step is the optimizer's and comes when layers and head "
+            "are gone."
+        ],
+    )
+
+
+def _advice(plan: Plan, gpu: str) -> Section:
+    rows: list[Row] = [
+        ("phase", "strategy", "microbatch_tokens", "of at most", "accumulation", "peak GB", "step", "efficiency")
+    ]
+    notes = ["The largest that divides the rows of a rank, and the largest that fits; sharding must gain 2 % over ddp."]
+    best: dict[str, list[str]] = {}
+    model = plan.config.model
+    ways = [] if model.compile else ["model.compile=true"]
+    ways += [] if model.activation_checkpointing else ["model.activation_checkpointing=true"]
+    for phase in plan.phases:
+        found = settings(plan, phase, gpu, plan.ranks)
+        rows += [_setting_row(phase, setting) for setting in found]
+        if not found:
+            remedy = " and ".join(ways) or "a larger GPU or shorter rows"
+            notes.append(f"{phase.name}: not even one row of {phase.config.row_tokens:,} tokens fits. Try {remedy}.")
+            continue
+        if len(found) > 1:
+            best.setdefault(found[0].strategy, []).append(phase.name)
+        if not fits(plan, phase, gpu):
+            smaller = found[0].microbatch_rows * phase.config.row_tokens
+            remedy = " or ".join([f"microbatch_tokens={smaller}", *ways])
+            notes.append(f"{phase.name} does not fit as configured. Set {remedy}.")
+    notes += [f"{strategy} is the best of those that fit: {', '.join(names)}." for strategy, names in best.items()]
+    return Section(f"Largest microbatch that fits {plan.ranks} x {GPUS[gpu].label}", rows, notes)
+
+
+def _setting_row(phase: Phase, setting: Setting) -> Row:
+    return (
+        phase.name,
+        setting.strategy,
+        f"{setting.microbatch_rows * phase.config.row_tokens:,}",
+        f"{setting.fitting_rows * phase.config.row_tokens:,}",
+        f"{setting.microbatches:,}",
+        gb(setting.memory.peak),
+        f"{setting.step.seconds:.3g} s",
+        SHARE(setting.step.efficiency),
+    )
+
+
+def _storage(plan: Plan, gpu: str) -> Section:
+    settings_ = plan.config.checkpoint
+    size = checkpoint_bytes(plan)
+    seconds = sum(plan.phase_seconds(gpu, phase) for phase in plan.phases)
+    timed = int(seconds // settings_.interval_seconds) if settings_.interval_seconds is not None else 0
+    stepped = plan.steps // settings_.interval_steps if settings_.interval_steps is not None else 0
+    written = len(plan.phases) + timed + stepped + plan.milestones
+    kept = min(written, settings_.keep + len(plan.phases) - 1 + plan.milestones)
+    validation = "none: data.validation is not set"
+    if plan.config.data.validation is not None:
+        tokens = "all its" if plan.validation_tokens is None else f"{plan.validation_tokens:,}"
+        validation = f"{plan.validations:,} passes over {tokens} tokens"
+    return Section(
+        "Checkpoints and validation",
+        [
+            ("one checkpoint", f"{gb(size)} GB"),
+            ("written", f"about {written:,}, {gb(written * size)} GB in all"),
+            ("kept", f"at most {kept:,}, {gb(kept * size)} GB; {gb((kept + 1) * size)} GB while one is written"),
+            ("validation", validation),
+        ],
+    )
+
+
+def checkpoint_bytes(plan: Plan) -> int:
+    """Bytes of tensors in one checkpoint: weights and two moments, fp32."""
+    return 3 * 4 * plan.parameters.total
+
+
+def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section:
+    rows = [("GPUs", "tokens/s each", "MFU", "rates", "time", "GPU hours", "dollars an hour", "cost", "fits")]
+    for name in shown:
+        gpu = GPUS[name]
+        seconds = sum(plan.phase_seconds(name, phase) for phase in plan.phases)
+        flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
+        rate = plan.tokens / seconds / plan.ranks
+        seconds_all = seconds + plan.validation_seconds(name)
+        hours = plan.ranks * seconds_all / 3600
+        price = prices.get(name, gpu.price)
+        measured = [find_measurement(name, plan.config.model, p.config.row_tokens) is not None for p in plan.phases]
+        rows.append(
+            (
+                f"{plan.ranks} x {gpu.label}",
+                f"{rate:,.0f}",
+                SHARE(flops / seconds / plan.ranks / gpu.peak_flops),
+                "measured" if all(measured) else "part measured" if any(measured) else "predicted",
+                duration(seconds_all),
+                f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}",
+                f"{price:.2f}" + ("" if name in prices else " assumed"),
+                f"{hours * price:,.2f}" if hours * price < 100 else f"{hours * price:,.0f}",
+                "yes" if all(fits(plan, phase, name) for phase in plan.phases) else "NO",
+            )
+        )
+    compiled = "compiled" if plan.config.model.compile else "NOT compiled (model.compile=true is faster)"
+    notes = [
+        "Predicted: matrix products at 55 % of the peak, attention at 27 %, elementwise work at 75 % of the memory's "
+        f"rate, {compiled}; against the published averages on H100 this is from -6 to +21 %. Prices are assumptions of "
+        f"{PRICE_DATE}; --price NAME=DOLLARS sets yours."
+    ]
+    sources = {
+        found.source
+        for name in shown
+        for phase in plan.phases
+        if (found := find_measurement(name, plan.config.model, phase.config.row_tokens)) is not None
+    }
+    notes += [f"Measured: {source}." for source in sorted(sources)]
+    if not plan.bf16:
+        notes.append("precision=fp32: predictions are for bf16; fp32 is several times slower.")
+    return Section("Time and cost", rows, notes)
+
+
+def _scaling(plan: Plan, gpu: str) -> Section:
+    phase = max(plan.phases, key=lambda p: p.tokens)
+    kind = GPUS[gpu]
+    rows = [("GPUs", "batch rows", "strategy", "microbatch_tokens", "GB sent", "exposed", "efficiency", "tokens/s all")]
+    for ranks in SCALES:
+        batch = -(-phase.config.batch_rows // ranks) * ranks
+        for setting in sorted(settings(plan, phase, gpu, ranks), key=lambda found: found.strategy):
+            step = setting.step
+            rows.append(
+                (
+                    f"{ranks:,}",
+                    f"{batch:,}",
+                    setting.strategy,
+                    f"{setting.microbatch_rows * phase.config.row_tokens:,}",
+                    gb(step.sent.payload),
+                    f"{1e3 * step.sent.exposed:.1f} ms",
+                    SHARE(step.efficiency),
+                    tokens_text(step.tokens_per_second * ranks),
+                )
+            )
+    return Section(
+        f"Scaling of phase {phase.name}: one step on many {kind.label}",
+        rows,
+        [
+            f"The same global batch, rounded up to whole rows on every GPU, in nodes of {kind.per_node}. GB sent are "
+            f"the tensors gathered and reduced in a step. Links reach 80 % of {kind.node_link / GB:.0f} GB/s in a node "
+            f"and {kind.network_link / GB:.0f} GB/s per GPU between nodes. Efficiency is computation over the whole "
+            "step.",
+        ],
+    )

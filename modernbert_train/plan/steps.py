@@ -1,0 +1,107 @@
+"""The steps of a run: every batch as the planner would make it where the data is small, else by the clock.
+
+A run is a list of stretches of equal batches. Batches are counted by the functions that training itself uses
+(position_at, batch_rows_at), so a batch that crosses a border belongs to the phase in which it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from modernbert_train.clock import position_at
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.batch_warmup import batch_rows_at
+from modernbert_train.data.planner import BatchPlanner
+from modernbert_train.data.shuffle import ShuffledPieces
+from modernbert_train.plan.documents import Documents, StreamLengths
+
+EXACT_TOKENS = 100_000_000  # longest run whose every batch is planned; takes about a second
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Equal steps in a row.
+
+    Attributes:
+        phase: number of the phase, from 0.
+        start: global tokens before the first of them.
+        steps: how many.
+        rows: rows of each, over all ranks.
+        step_tokens: tokens of each that are not padding.
+    """
+
+    phase: int
+    start: int
+    steps: int
+    rows: int
+    step_tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.steps * self.step_tokens
+
+
+def run_stretches(config: RunConfig, documents: Documents, fills: Sequence[float]) -> tuple[list[Stretch], bool]:
+    """All steps of a run, from its first token.
+
+    Args:
+        config: the run.
+        documents: its documents.
+        fills: for each phase, the share of a row that is not padding.
+
+    Returns:
+        The stretches in order, and whether they are the very batches of the run rather than batches of mean size.
+    """
+    only = documents.streams.get("train")
+    if config.data.train is not None and only is not None and only.is_whole and config.total_tokens <= EXACT_TOKENS:
+        return list(_planned(config, only)), True
+    return list(_by_clock(config, fills)), False
+
+
+def _planned(config: RunConfig, documents: StreamLengths) -> Iterator[Stretch]:
+    block = config.data.shuffle_block_shards
+    pieces = ShuffledPieces(documents.shard_documents, documents.lengths, block, config.seed)
+    numbers = {name: index for index, name in enumerate(config.phases)}
+    for plan in BatchPlanner(config, {"train": pieces}):
+        yield Stretch(numbers[plan.phase], plan.tokens_before, 1, plan.num_rows, plan.tokens)
+
+
+def _by_clock(config: RunConfig, fills: Sequence[float]) -> Iterator[Stretch]:
+    ends = np.cumsum([phase.tokens for phase in config.phases.values()]).tolist()
+    tokens = 0
+    while tokens < config.total_tokens:
+        position = position_at(config, tokens)
+        phase, warmup = position.phase, position.phase.batch_warmup
+        rows = batch_rows_at(phase, position.tokens)
+        step_tokens = max(1, round(rows * phase.row_tokens * fills[position.index]))
+        full = warmup is None or position.tokens >= warmup.tokens
+        steps = -(-(ends[position.index] - tokens) // step_tokens) if full else 1
+        stretch = Stretch(position.index, tokens, steps, rows, step_tokens)
+        yield stretch
+        tokens = stretch.end
+
+
+def crossings(stretches: Sequence[Stretch], interval_tokens: int | None) -> int:
+    """Steps of a run that pass a multiple of an interval; None is never."""
+    if interval_tokens is None:
+        return 0
+    return sum(
+        stretch.steps
+        if stretch.step_tokens >= interval_tokens
+        else stretch.end // interval_tokens - stretch.start // interval_tokens
+        for stretch in stretches
+    )
+
+
+def crossings_or_ends(stretches: Sequence[Stretch], interval_tokens: int | None) -> int:
+    """Steps that pass a multiple of an interval, or end a phase, or both: when validations happen."""
+    last_steps = [
+        stretch
+        for index, stretch in enumerate(stretches)
+        if index + 1 == len(stretches) or stretches[index + 1].phase != stretch.phase
+    ]
+    ends = [Stretch(last.phase, last.end - last.step_tokens, 1, last.rows, last.step_tokens) for last in last_steps]
+    return crossings(stretches, interval_tokens) + len(ends) - crossings(ends, interval_tokens)

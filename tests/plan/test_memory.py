@@ -1,0 +1,231 @@
+"""Memory by part, against what autograd and the allocator really hold: a plan that says "fits" must fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
+
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.models import modernbert
+from modernbert_train.models.attention import varlen
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.optim.stable_adamw import StableAdamW
+from modernbert_train.plan.gpus import GPUS
+from modernbert_train.plan.memory import Memory, layers_bytes, memory, outside_bytes, sharing_ranks, usable_bytes
+from modernbert_train.plan.parameters import count_parameters
+from tests.plan.batches import make_batch
+
+BASE = ModelConfig(attention_out_dropout=0.0)
+SMALL = ModelConfig(
+    vocab_size=8192, hidden_size=192, num_layers=5, num_heads=3, intermediate_size=288, attention_out_dropout=0.0
+)
+
+
+class _Attend(torch.autograd.Function):
+    """Keeps what FlashAttention keeps, and computes next to nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor) -> Tensor:
+        out_TNH = q_TNH.clone()
+        ctx.save_for_backward(q_TNH, k_TNH, v_TNH, out_TNH, torch.zeros(q_TNH.shape[1], q_TNH.shape[0]))
+        return out_TNH
+
+    @staticmethod
+    def backward(ctx: Any, grad_TNH: Tensor) -> tuple[Tensor, ...]:
+        return grad_TNH.clone(), grad_TNH.clone(), grad_TNH.clone()
+
+
+@torch.library.custom_op("plan_test::attend", mutates_args=())
+def _attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor) -> tuple[Tensor, Tensor]:
+    return q_TNH.clone(), torch.zeros(q_TNH.shape[1], q_TNH.shape[0])
+
+
+@torch.library.custom_op("plan_test::attend_backward", mutates_args=())
+def _attend_backward(grad_TNH: Tensor, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, lse: Tensor) -> Tensor:
+    return grad_TNH.clone()
+
+
+_attend.register_fake(lambda q, k, v: (torch.empty_like(q), torch.empty(q.shape[1], q.shape[0])))
+_attend_backward.register_fake(lambda grad, q, k, v, lse: torch.empty_like(grad))
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _backward(ctx: Any, grad_TNH: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, _out, lse = ctx.saved_tensors
+    grad = _attend_backward(grad_TNH.contiguous(), q, k, v, lse)
+    return grad, grad.clone(), grad.clone()
+
+
+_attend.register_autograd(_backward, setup_context=_setup)
+
+
+def use_kernel(monkeypatch: pytest.MonkeyPatch, attend: Any) -> None:
+    """Kernels for GPUs do not run here; what memory they take does not depend on what they compute."""
+    kernel = SimpleNamespace(prepare=lambda batch, side: None, attend=attend)
+    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_: kernel)
+
+
+def saved(model: nn.Module, batch: Any, bf16: bool) -> int:
+    """Bytes of all storages that autograd keeps of a forward pass, weights not included, bf16 copies of them are."""
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept.setdefault(storage._cdata, tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast(bf16):
+        output = model(batch)
+    assert output.loss.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@contextmanager
+def autocast(bf16: bool) -> Iterator[None]:
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        yield
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
+def test_base_with_98304_tokens_keeps_what_is_said(
+    monkeypatch: pytest.MonkeyPatch, bf16: bool, checkpointing: bool
+) -> None:
+    """At the published size, with the kernel GPUs use: fake tensors have shapes, storages and no memory."""
+    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_: varlen)
+    config = replace(BASE, activation_checkpointing=checkpointing)
+    tokens, predicted = 96 * 1024, 29_528
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = ModernBertForMaskedLM(config).train()
+        found = saved(model, make_batch([1024] * 96, predicted), bf16)
+    weights = count_parameters(config).matrices
+    if checkpointing:  # copies of the layers' weights are gone with what else they kept
+        weights = config.hidden_size * (config.hidden_size + config.vocab_size)
+    told = layers_bytes(config, bf16, tokens) + outside_bytes(config, bf16, tokens, predicted)
+    assert told + 2 * weights * bf16 == pytest.approx(found, rel=0.005)
+
+
+def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.compile decides to keep; the decision is made before any code is generated, by the same function."""
+    use_kernel(monkeypatch, lambda q, k, v, layout, window: _attend(q, k, v)[0])
+    config = replace(SMALL, num_layers=4, compile=True)
+    model = ModernBertForMaskedLM(config).train()
+    backend = "aot_eager_decomp_partition"
+    for layer in model.model.layers:
+        layer.compile(dynamic=False, backend=backend)
+    model._loss_sum = torch.compile(modernbert.masked_lm_loss_sum, dynamic=False, backend=backend)
+    batch = make_batch([512, 512], 312)
+    found = saved(model, batch, True)
+    told = layers_bytes(config, True, 1024) + outside_bytes(config, True, 1024, 312)
+    assert told + 2 * count_parameters(config).matrices == pytest.approx(found, rel=0.02)
+
+
+def planned(config: ModelConfig, bf16: bool, tokens: int = 0, predicted: int = 0, **more: Any) -> Memory:
+    settings: dict[str, Any] = {"optimizer": "stable_adamw", "strategy": "ddp", "shards": 1, "ranks": 1}
+    counts = count_parameters(config)
+    return memory(config, counts, bf16=bf16, tokens=tokens, predicted=predicted, **(settings | more))
+
+
+@pytest.mark.parametrize(
+    ("config", "bf16", "rel"),
+    [
+        (SMALL, True, 0.02),
+        (SMALL, False, 0.02),
+        (replace(SMALL, vocab_size=512), True, 0.02),
+        (replace(SMALL, activation_checkpointing=True), True, 0.1),
+        (replace(SMALL, vocab_size=512, activation_checkpointing=True), True, 0.1),
+    ],
+    ids=["bf16", "fp32", "small head", "checkpointed", "checkpointed, small head"],
+)
+def test_the_highest_point_of_a_step_is_what_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: ModelConfig, bf16: bool, rel: float
+) -> None:
+    """The allocator's own record of a second forward and backward pass, when gradients exist."""
+    use_kernel(monkeypatch, lambda q, k, v, layout, window: _Attend.apply(q, k, v))
+    model = ModernBertForMaskedLM(config).train()
+    batch = make_batch([512] * 4, 640)
+
+    def step() -> None:
+        with autocast(bf16):
+            output = model(batch)
+        output.loss.backward()
+
+    step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        step()
+    record.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    found = max(event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]")
+    told = planned(config, bf16, tokens=2048, predicted=640)
+    assert told.copies + told.layers + told.head == pytest.approx(found, rel=rel)
+
+
+def test_weights_gradients_moments_and_the_optimizers_step() -> None:
+    """What lasts from step to step, and the temporaries of the optimizer itself."""
+    model = ModernBertForMaskedLM(SMALL)
+    optimizer = StableAdamW(model.parameters(), 1e-3)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    told = planned(SMALL, True)
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    assert told.moments == sum(value.nbytes for value in states if value.ndim)
+    assert told.weights == sum(parameter.nbytes for parameter in model.parameters()) == told.gradients
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        optimizer.step()
+    assert max(running_total(record)) == pytest.approx(told.step, rel=0.05)
+
+
+def running_total(record: Any) -> list[int]:
+    """Bytes allocated during a profile, over time."""
+    total, out = 0, []
+    for event in record.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            total += event.nbytes()
+            out.append(total)
+    return out
+
+
+def test_sharding_divides_what_lasts() -> None:
+    whole = planned(BASE, True, ranks=16)
+    sharded = planned(BASE, True, strategy="fsdp2", shards=16, ranks=16)
+    assert sharded.weights == -(-4 * 149_655_232 // 16) and sharded.moments == 2 * sharded.weights
+    assert sharded.layers == whole.layers and sharded.head == whole.head
+    assert whole.buffers == whole.gradients and planned(BASE, True, ranks=1).buffers == 0
+    assert sharded.peak < whole.peak
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "shard_ranks", "expected"),
+    [("ddp", 16, None, 1), ("fsdp2", 16, None, 16), ("hsdp", 16, None, 8), ("hsdp", 16, 4, 4), ("hsdp", 4, None, 4)],
+)
+def test_ranks_that_share_the_weights(strategy: Any, ranks: int, shard_ranks: int | None, expected: int) -> None:
+    assert sharing_ranks(strategy, ranks, shard_ranks, GPUS["h100"]) == expected
+
+
+def test_a_step_is_at_its_highest_before_or_in_the_optimizer() -> None:
+    """Activations are gone when the optimizer needs room: the two do not add up."""
+    lasting = planned(SMALL, True)
+    few, many = planned(SMALL, True, tokens=8, predicted=3), planned(SMALL, True, tokens=8192, predicted=2500)
+    assert few.peak == lasting.weights + lasting.gradients + lasting.moments + few.step
+    assert many.peak == lasting.weights + lasting.gradients + lasting.moments + many.copies + many.layers + many.head
+
+
+def test_a_reserve_is_left() -> None:
+    assert usable_bytes(GPUS["h100"]) == pytest.approx(77.2e9, rel=0.01)

@@ -1,0 +1,141 @@
+"""`plan` as users call it: any run, quickly, without a GPU, and a picture that is the schedule."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.optim.schedules import lr_at
+from modernbert_train.plan.gpus import GPUS
+from modernbert_train.plan.picture import BLOCKS, COLUMNS, charts, picture_svg, picture_text
+from tests.conftest import TinyRun
+
+ROOT = Path(__file__).parents[2]
+RUNS = [path for path in (ROOT / "yamls").rglob("*.yaml") if re.search(r"^phases:|^include:\n", path.read_text(), re.M)]
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["plan", *words]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_run_that_is_shipped_can_be_planned(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where its data does not exist."""
+    out = told(capsys, str(path), "data.train=absent/train")
+    assert "absent/train is not here" in out and "Over tokens" in out
+    assert not re.search(r"\b(nan|inf)\b", out)
+
+
+def test_base_and_large_by_overrides(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["model.vocab_size=50368", "data.train=absent/train"]
+    base = ["hidden_size=768", "num_layers=22", "num_heads=12", "intermediate_size=1152", "local_attention=128"]
+    out = told(capsys, *tiny_run(*more, *(f"model.{word}" for word in base)))
+    assert "149,655,232" in out
+
+
+def test_it_is_there_within_seconds_and_without_a_gpu(tiny_run: TinyRun) -> None:
+    """One process as users start it: what it loads and prints, no traceback, nothing on the error stream."""
+    done = subprocess.run(
+        [sys.executable, "-m", "modernbert_train", "plan", *tiny_run(), "--ranks", "2"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    titles = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
+    assert titles[:3] == ["Model", "Training", "GFLOP per token"] and "Time and cost" in titles
+    assert "the very batches of the run" in done.stdout
+
+
+def test_gpus_and_prices_are_the_users(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """Named GPUs alone, the first for memory and advice; an override may follow them."""
+    words = [*tiny_run(), "--price", "l40s=7.25", "--gpu", "l40s", "a100", "model.compile=true"]
+    out = told(capsys, *words)
+    table = out[out.index("Time and cost") :]
+    assert (
+        "1 x L40S" in table and "1 x A100 80GB" in table and "H100" not in table.split("\n\n")[0].split("Predicted")[0]
+    )
+    assert "7.25 " in table and "1.50 assumed" in table and "compiled" in table
+    assert "Memory of one L40S, GB" in out and "many L40S" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "h300"], "h300: an unknown GPU. Known: b200, h200, h100"),
+        (["--price", "h100"], "h100: write NAME=DOLLARS"),
+        (["--price", "h100=-1"], "h100=-1: write NAME=DOLLARS"),
+        (["--price", "h300=1"], "h300: an unknown GPU"),
+        (["--ranks", "0"], "a whole number above 0"),
+        (["--median", "x"], "a whole number above 0"),
+    ],
+)
+def test_wrong_options_end_with_64(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "run.yaml", *words])
+    assert ended.value.code == 64 and message in capsys.readouterr().err
+
+
+def test_mistakes_are_told_before_anything_is_planned(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *tiny_run(), "--ranks", "3"]) == 78
+    assert "cannot be shared evenly by 3 ranks" in capsys.readouterr().err
+    assert main(["plan", *tiny_run("model.vocab_size=448")]) == 78  # the data exists and does not fit
+    assert "Set model.vocab_size=512." in capsys.readouterr().err
+    assert main(["plan", *tiny_run(), "--html", "/proc/no/page.html"]) == 74
+    assert "/proc/no/page.html: cannot be written" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_said_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml")
+    out = told(capsys, run, "data.train=absent/train", "--ranks", "8", "--gpu", "rtx4090")
+    found = re.search(r"stable does not fit as configured. Set microbatch_tokens=(\d+) or model.compile=true", out)
+    assert found is not None
+    more = [f"phases.stable.microbatch_tokens={found[1]}", "data.train=absent/train"]
+    assert "does not fit" not in told(capsys, run, *more, "--ranks", "8", "--gpu", "rtx4090")
+
+
+def test_the_picture_in_the_terminal_is_the_schedule(tiny_run: TinyRun) -> None:
+    """Each column is the value where it begins; phases stand where they begin."""
+    config = read_run(tiny_run("objective.mask_rate=0.2", "phases.long.mask_rate=0.1"))
+    lines = picture_text(config).splitlines()
+    assert lines[0] == "learning rate: up to 5e-3"
+    rows = [line[2:].ljust(COLUMNS) for line in lines[1:4]]
+    for column in range(COLUMNS):
+        height = sum(BLOCKS.index(row[column]) for row in rows)
+        value = lr_at(config, round(column * 5999 / (COLUMNS - 1)))
+        assert height == max(1, round(24 * value / 5e-3))
+    assert "batch size, rows: 4 to 8" in lines and "context length, tokens: 64 to 128" in lines
+    assert "masking rate: 10 % to 20 %" in lines
+    assert lines[-3].index("┬", 3) == lines[-2].index("long") == 2 + 4000 * COLUMNS // 6000
+    assert all(len(line) <= COLUMNS + 2 for line in lines)
+
+
+def test_the_drawn_curves_have_both_sides_of_every_joint(tiny_run: TinyRun) -> None:
+    config = read_run(tiny_run())
+    drawn, marks = charts(config)
+    rate, rows, context, masking = (dict(zip(chart.lines[0].x, chart.lines[0].y, strict=True)) for chart in drawn)
+    assert (context[3999], context[4000]) == (64, 128)
+    assert (rows[799], rows[800]) == (4, 8)
+    assert rate[500] == 5e-3 > rate[499] and rate[5000] == 5e-3 and rate[5999] < 1e-4
+    assert set(masking.values()) == {0.3}
+    assert (marks.end, marks.borders) == (6000.0, [(0.0, "short"), (4000.0, "long")])
+
+
+def test_pages_and_pictures_are_whole_and_ask_for_nothing(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = tiny_run()
+    page, picture = tmp_path / "new/plan.html", tmp_path / "plan.svg"
+    out = told(capsys, *words, "--html", str(page))
+    told(capsys, *words, "--html", str(picture))
+    html = page.read_text()
+    assert html.count("<svg") == html.count("</svg>") and html.count("<table") == out.count("\n\n")
+    assert "//" not in html.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert all(gpu.label in html for gpu in GPUS.values())
+    ElementTree.fromstring(picture.read_text())
+    assert picture.read_text() == picture_svg(read_run(words))

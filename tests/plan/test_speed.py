@@ -1,0 +1,124 @@
+"""Hours and advice: predictions beside what was published, and settings that hold what they promise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.__main__ import read_run
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.plan import gpus
+from modernbert_train.plan.advice import fits, phase_memory, settings
+from modernbert_train.plan.flops import flops_per_token, mean_spans
+from modernbert_train.plan.gpus import GPUS, MEASUREMENTS, Measurement
+from modernbert_train.plan.make import Plan, make_plan
+from modernbert_train.plan.memory import usable_bytes
+from modernbert_train.plan.speed import Work, microbatch_seconds
+
+ROOT = Path(__file__).parents[2]
+
+
+def base(*overrides: str, ranks: int = 8) -> Plan:
+    """Phase 1 of ModernBERT-base without its data."""
+    words = [str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml"), "data.train=absent/train", *overrides]
+    return make_plan(read_run(words), ranks)
+
+
+@pytest.mark.parametrize("found", MEASUREMENTS, ids=lambda m: f"{m.gpu}-{m.hidden_size}-{m.row_tokens}")
+def test_the_roofline_is_near_what_was_measured(found: Measurement, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no measurement the roofline stands alone; the plan says -6 to +21 %."""
+    model = ModelConfig(
+        hidden_size=found.hidden_size,
+        num_layers=found.num_layers,
+        num_heads=found.hidden_size // 64,
+        intermediate_size=found.intermediate_size,
+        compile=True,
+    )
+    flops = flops_per_token(model, mean_spans([found.row_tokens], model.half_window), 0.3)
+    work = Work(model, found.row_tokens, flops, mask_rate=0.3, fill=1.0)
+    seconds, basis = microbatch_seconds(found.gpu, work, 98_304)
+    assert basis == "measured" and 98_304 / seconds == pytest.approx(found.tokens_per_second)
+    monkeypatch.setattr(gpus, "MEASUREMENTS", ())
+    seconds, basis = microbatch_seconds(found.gpu, work, 98_304)
+    assert basis == "roofline"
+    assert -0.065 < 98_304 / seconds / found.tokens_per_second - 1 < 0.215
+
+
+def test_the_published_run_takes_its_published_hours() -> None:
+    """194 hours on 8 H100 for the first phase, of which these are the steps."""
+    plan = base("model.compile=true")
+    assert plan.phase_seconds("h100", plan.phases[0]) / 3600 == pytest.approx(194.2, rel=0.02)
+
+
+def test_more_bandwidth_more_speed_and_eager_is_slower() -> None:
+    compiled, eager = base("model.compile=true"), base()
+    times = [compiled.phase_seconds(name, compiled.phases[0]) for name in ("b200", "h200", "a100", "rtx4090")]
+    assert times == sorted(times)
+    assert eager.phase_seconds("h200", eager.phases[0]) > 1.5 * times[1]
+
+
+def test_small_microbatches_wait_for_launches() -> None:
+    """A quickstart is no faster on a B200 than on an RTX 4090: its kernels are shorter than their launch."""
+    plan = make_plan(read_run([str(ROOT / "yamls/quickstart.yaml"), "data.train=absent/train"]), ranks=1)
+    fast, slow = (plan.phase_seconds(name, plan.phases[0]) for name in ("b200", "rtx4090"))
+    assert fast == pytest.approx(slow, rel=0.1)
+
+
+@pytest.mark.parametrize("overrides", [[], ["model.compile=true"], ["model.activation_checkpointing=true"]])
+@pytest.mark.parametrize("gpu", ["h100", "rtx4090"])
+def test_advice_fits_divides_and_is_the_largest(gpu: str, overrides: list[str]) -> None:
+    plan = base(*overrides)
+    (phase,) = plan.phases
+    room = usable_bytes(GPUS[gpu])
+    own_rows = phase.config.batch_rows // plan.ranks
+    found = settings(plan, phase, gpu, plan.ranks)
+    assert {setting.strategy for setting in found} == {"ddp", "fsdp2"}  # a node is one shard group already
+    for setting in found:
+        rows = setting.microbatch_rows
+        assert own_rows % rows == 0 and setting.microbatches == own_rows // rows
+        assert setting.memory.peak <= room
+        larger = phase_memory(plan, phase, gpu, setting.strategy, plan.ranks, setting.fitting_rows + 1)
+        assert larger.peak > room or setting.fitting_rows == own_rows
+        assert not any(own_rows % more == 0 for more in range(rows + 1, setting.fitting_rows + 1))
+
+
+def test_no_advice_where_nothing_fits() -> None:
+    huge = ["model.hidden_size=8192", "model.num_heads=128", "model.intermediate_size=32768"]
+    plan = base(*huge, ranks=1)
+    assert settings(plan, plan.phases[0], "rtx4090", 1) == []
+    assert not fits(plan, plan.phases[0], "rtx4090")
+
+
+def test_the_first_advice_is_the_fastest_and_ddp_where_sharding_gains_nothing() -> None:
+    plan = base("model.compile=true")
+    (phase,) = plan.phases
+    few, many = (settings(plan, phase, "h100", ranks) for ranks in (8, 1024))
+    assert few[0].strategy == "ddp" and few[0].step.seconds < 1.02 * few[1].step.seconds
+    assert many[0].step.seconds == min(setting.step.seconds for setting in many)
+    assert many[0].strategy == "hsdp"  # each rank then updates an eighth of the weights
+
+
+def test_hsdp_beats_fsdp2_on_many_nodes() -> None:
+    """A ring over a thousand GPUs waits for a thousand hops in every call."""
+    plan = base("model.compile=true")
+    found = {setting.strategy: setting.step.efficiency for setting in settings(plan, plan.phases[0], "h100", 1024)}
+    assert found["ddp"] >= found["hsdp"] > 2 * found["fsdp2"]
+
+
+def test_the_configured_ranks_of_a_shard_are_respected() -> None:
+    plan = base("distributed.strategy=hsdp", "distributed.shard_ranks=4", ranks=16)
+    (phase,) = plan.phases
+    of_four, of_all = (phase_memory(plan, phase, "h100", s, 16, 1).weights for s in ("hsdp", "fsdp2"))
+    assert of_four == 4 * of_all
+
+
+def test_a_measurement_is_for_one_shape_only() -> None:
+    """Half the layers must not be given the speed of all."""
+    base_shape = ModelConfig(compile=True)
+    assert gpus.find_measurement("h100", base_shape, 1024) is not None
+    for other in (replace(base_shape, num_layers=10), replace(base_shape, compile=False)):
+        assert gpus.find_measurement("h100", other, 1024) is None
+    assert gpus.find_measurement("h200", base_shape, 1024) is None
+    assert gpus.find_measurement("h100", base_shape, 512) is None
