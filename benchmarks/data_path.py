@@ -1,15 +1,20 @@
 """Tokens a second on the way from shards to batches, one process, beside Streaming's own dataset in the same run.
 
-    python -m benchmarks.data_path                 # one minute
-    python -m benchmarks.data_path --documents 2000
+    python -m benchmarks.data_path                 # three minutes
+    python -m benchmarks.data_path --documents 4000
 
-Documents are synthetic: log-normal lengths with a median of about 330 tokens, ids of a vocabulary of 50,000. The
-planner is every rank's overhead for the whole job; reading, packing and masking is one worker's rate.
+Documents are synthetic: log-normal lengths with a median of about 330 tokens, ids of a vocabulary of 50,000 that are as
+frequent as words are, so that the zstd shards compress as text does. Every round reads a fresh copy of the shards, so
+each case decompresses them. StreamingDataset is timed from its first sample on, without its start-up. The planner is
+every rank's overhead for the whole job; reading, packing and masking is one worker's rate. The long documents have
+5,000,000 tokens each, cut into thousands of pieces.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +26,7 @@ from data_prep.shards import ShardWriter
 from modernbert_train.config.schema import DataConfig, ObjectiveConfig, OptimConfig, PhaseConfig, RunConfig
 from modernbert_train.data.loader import MicrobatchMaker, PackedLoader
 from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.mixture import Stream, TokenStreams
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.shuffle import ShuffledPieces
 from modernbert_train.objectives.mlm import MaskedLM
@@ -28,44 +34,65 @@ from modernbert_train.vocabulary import Vocabulary
 
 VOCAB_SIZE = 50_048
 ROUNDS = 3
+STREAMING = "StreamingDataset, shuffled, tokens only"
+Rate = tuple[int, float, float]  # tokens, and the seconds and the CPU seconds they took
+
+
+class Clock:
+    """Seconds since it was made, and CPU seconds of this process and its workers that have ended."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), sum(os.times()[:4])
+
+    def read(self) -> tuple[float, float]:
+        return time.perf_counter() - self._wall, sum(os.times()[:4]) - self._cpu
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=int, default=20_000)
+    parser.add_argument("--documents", type=int, default=30_000)
     documents = parser.parse_args().documents
     lengths = np.clip(np.random.default_rng(0).lognormal(5.8, 0.9, documents), 5, 20_000).astype(np.uint32)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "shards"
-        write_shards(folder, lengths)
-        cases: dict[str, Callable[[], int]] = {
-            "StreamingDataset, shuffled, tokens only": lambda: read_streaming(folder),
-            "TokenShards.read, shuffled, tokens only": lambda: read_tokens(folder),
-            "loader: read, pack, mask, rows of 1,024": lambda: load(folder, 1024),
-            "loader: read, pack, mask, rows of 8,192": lambda: load(folder, 8192),
-            "planner alone, rows of 1,024": lambda: plan(lengths, 1024),
-            "planner alone, rows of 8,192": lambda: plan(lengths, 8192),
+        short, long = Path(name) / "short", Path(name) / "long"
+        write_shards(short, lengths)
+        write_shards(long, np.full(3, 5_000_000, np.uint32))
+        cases: dict[str, tuple[Path, Callable[[Path], Rate]]] = {
+            STREAMING: (short, read_streaming),
+            "TokenShards.read, shuffled, tokens only": (short, read_tokens),
+            "loader: read, pack, mask, rows of 1,024": (short, lambda folder: load(folder, 1024)),
+            "the same in a worker process": (short, lambda folder: load(folder, 1024, num_workers=1)),
+            "the same, long documents": (long, lambda folder: load(folder, 1024)),
+            "loader: read, pack, mask, rows of 8,192": (short, lambda folder: load(folder, 8192)),
+            "planner alone, rows of 1,024": (short, lambda _: plan(lengths, 1024)),
+            "planner alone, rows of 8,192": (short, lambda _: plan(lengths, 8192)),
         }
-        rates: dict[str, list[float]] = {case: [] for case in cases}
+        rates: dict[str, list[tuple[float, float]]] = {case: [] for case in cases}
         for _ in range(ROUNDS):  # in turns, so that a busy machine disturbs all alike
-            for case, run in cases.items():
-                started = time.perf_counter()
-                tokens = run()
-                rates[case].append(tokens / (time.perf_counter() - started))
-    reference = sorted(rates["StreamingDataset, shuffled, tokens only"])[ROUNDS // 2]
-    print(f"{documents:,} documents, {int(lengths.sum()):,} tokens; median of {ROUNDS} rounds")
-    for case, measured in rates.items():
-        rate = sorted(measured)[ROUNDS // 2]
-        print(f"  {case:42} {rate / 1e6:8.2f} M tokens/s   {rate / reference:6.2f} x Streaming")
+            for case, (folder, run) in cases.items():
+                fresh = Path(shutil.copytree(folder, Path(name) / "fresh"))
+                tokens, seconds, cpu_seconds = run(fresh)
+                rates[case].append((tokens / seconds / 1e6, tokens / cpu_seconds / 1e6))
+                shutil.rmtree(fresh)
+        stored = sum(path.stat().st_size for path in short.glob("shard.*"))
+    middle = {case: [sorted(column)[ROUNDS // 2] for column in zip(*each, strict=True)] for case, each in rates.items()}
+    print(f"{documents:,} documents, {int(lengths.sum()):,} tokens, {stored / lengths.sum():.2f} bytes a token on disk")
+    print(f"median of {ROUNDS} rounds; M tokens a second, M tokens a CPU second, both over StreamingDataset's")
+    for case, (rate, cpu_rate) in middle.items():
+        times = [f"{rate / middle[STREAMING][0]:.1f} x", f"{cpu_rate / middle[STREAMING][1]:.1f} x"]
+        print(f"  {case:42} {rate:8.2f} {cpu_rate:8.2f}   {times[0]:>8} {times[1]:>8}")
     for row_tokens in (1024, 8192):
         print(f"  packing efficiency, rows of {row_tokens:,}: {efficiency(lengths, row_tokens):.2%}")
 
 
 def write_shards(folder: Path, lengths: np.ndarray) -> None:
+    """Ids as frequent as words are, by Zipf's law."""
     draw = np.random.default_rng(1)
+    frequency = 1 / (np.arange(5, VOCAB_SIZE) + 2.7)
+    borders = np.cumsum(frequency) / frequency.sum()
     writer = ShardWriter(folder, VOCAB_SIZE, "0" * 64, shard_bytes=1 << 24)
     for length in lengths:
-        writer.write(draw.integers(5, VOCAB_SIZE, int(length)).tolist())
+        writer.write((5 + np.searchsorted(borders, draw.random(int(length)))).clip(5, VOCAB_SIZE - 1).tolist())
     writer.finish()
 
 
@@ -82,19 +109,21 @@ def run_config(row_tokens: int) -> RunConfig:
 
 
 def plans(lengths: np.ndarray, row_tokens: int, shard_documents: list[int]) -> BatchPlanner:
-    return BatchPlanner(run_config(row_tokens), ShuffledPieces(shard_documents, lengths, 16, seed=17))
+    return BatchPlanner(run_config(row_tokens), {"train": ShuffledPieces(shard_documents, lengths, 16, seed=17)})
 
 
 def one_epoch(planner: BatchPlanner) -> Iterator[tuple[int, int]]:
     """Tokens and capacity of each batch until the planner begins its second pass."""
     for batch in planner:
-        if batch.epoch:
+        if batch.streams[0].epoch:
             return
         yield batch.tokens, batch.num_rows * batch.row_tokens
 
 
-def plan(lengths: np.ndarray, row_tokens: int) -> int:
-    return sum(tokens for tokens, _ in one_epoch(plans(lengths, row_tokens, [len(lengths)])))
+def plan(lengths: np.ndarray, row_tokens: int) -> Rate:
+    clock = Clock()
+    tokens = sum(tokens for tokens, _ in one_epoch(plans(lengths, row_tokens, [len(lengths)])))
+    return tokens, *clock.read()
 
 
 def efficiency(lengths: np.ndarray, row_tokens: int) -> float:
@@ -102,37 +131,45 @@ def efficiency(lengths: np.ndarray, row_tokens: int) -> float:
     return float(tokens / capacity)
 
 
-def read_tokens(folder: Path) -> int:
+def read_tokens(folder: Path) -> Rate:
+    clock = Clock()
     shards = TokenShards(folder, "tokens", VOCAB_SIZE, max_open_shards=64)
     order = np.random.default_rng(0).permutation(len(shards.lengths))
-    return sum(len(shards.read(int(document))) for document in order)
+    return sum(len(shards.read(int(document))) for document in order), *clock.read()
 
 
-def load(folder: Path, row_tokens: int) -> int:
+def load(folder: Path, row_tokens: int, num_workers: int = 0) -> Rate:
+    clock = Clock()
     shards = TokenShards(folder, "tokens", VOCAB_SIZE, max_open_shards=64)
     ids = dict(pad_id=0, cls_id=2, sep_id=3, mask_id=4)
     vocabulary = Vocabulary(num_entries=VOCAB_SIZE, ordinary=np.arange(5, VOCAB_SIZE), sha256="", **ids)
+    streams = TokenStreams([Stream("train", 17, shards)])
     loader = PackedLoader(
         plans(shards.lengths, row_tokens, shards.shard_documents),
-        MicrobatchMaker(shards, MaskedLM(ObjectiveConfig(), vocabulary), vocabulary, seed=17),
+        MicrobatchMaker(streams, MaskedLM(ObjectiveConfig(), vocabulary), vocabulary),
         rank=0,
         num_ranks=1,
-        num_workers=0,
-        prefetch_batches=1,
+        num_workers=num_workers,
+        prefetch_batches=2,
     )
     tokens = 0
-    for batch in loader:
-        if batch.plan.epoch:
+    batches = iter(loader)
+    for batch in batches:
+        if batch.plan.streams[0].epoch:
             break
         tokens += batch.plan.tokens
-    return tokens
+    seconds, _ = clock.read()
+    batches.close()  # ends the workers, whose time is known then
+    return tokens, seconds, clock.read()[1]
 
 
-def read_streaming(folder: Path) -> int:
+def read_streaming(folder: Path) -> Rate:
     from streaming import StreamingDataset
 
-    dataset = StreamingDataset(local=str(folder), shuffle=True, batch_size=1, num_canonical_nodes=1)
-    return sum(len(sample["tokens"]) for sample in dataset)
+    dataset = iter(StreamingDataset(local=str(folder), shuffle=True, batch_size=1, num_canonical_nodes=1))
+    next(dataset)
+    clock = Clock()
+    return sum(len(sample["tokens"]) for sample in dataset), *clock.read()
 
 
 if __name__ == "__main__":

@@ -79,34 +79,51 @@ def read_card(folder: str | Path) -> DatasetCard:
     """
     path = Path(folder) / CARD
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except FileNotFoundError:
         raise DataError(
             f"{folder}: no {CARD}, so this is not a folder of shards written by data_prep/prepare.py. "
             "Prepare the data, or give its train or validation folder."
         ) from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({error}). {_REMEDY}") from None
-    _require_fields(path, content)
-    card = DatasetCard(**content)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}). {_REMEDY}") from None
+    card = parse_card(content, str(path))
     for name, expected in ((INDEX, card.index_sha256), (LENGTHS, card.lengths_sha256)):
         _require_hash(path.with_name(name), expected)
     return card
 
 
-def _require_fields(path: Path, content: object) -> None:
+def parse_card(content: bytes, where: str) -> DatasetCard:
+    """A card out of its bytes; the files it names are not looked at.
+
+    Args:
+        content: of dataset.json.
+        where: its path or URL, for messages.
+
+    Raises:
+        DataError: it is not a card.
+    """
+    try:
+        card = json.loads(content)
+    except ValueError as error:
+        raise DataError(f"{where}: cannot be read as JSON ({error}). {_REMEDY}") from None
+    _require_fields(where, card)
+    return DatasetCard(**card)
+
+
+def _require_fields(where: str, content: object) -> None:
     if not isinstance(content, dict) or "schema" not in content:
-        raise DataError(f"{path}: holds no dataset card. {_REMEDY}")
+        raise DataError(f"{where}: holds no dataset card. {_REMEDY}")
     if content["schema"] != SCHEMA:
         raise DataError(
-            f"{path}: schema {content['schema']!r}, this version reads {SCHEMA}. "
+            f"{where}: schema {content['schema']!r}, this version reads {SCHEMA}. "
             "Prepare the data with this version, or train with the version that wrote it."
         )
     kinds = {field.name: _KINDS[str(field.type)] for field in fields(DatasetCard)}
     wrong = [name for name, kind in kinds.items() if type(content.get(name)) is not kind]
     wrong += [name for name in content if name not in kinds]
     if wrong:
-        raise DataError(f"{path}: missing, unknown or of the wrong type: {', '.join(wrong)}. {_REMEDY}")
+        raise DataError(f"{where}: missing, unknown or of the wrong type: {', '.join(wrong)}. {_REMEDY}")
 
 
 def _require_hash(path: Path, expected: str) -> None:

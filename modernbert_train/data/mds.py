@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train import compat
+from modernbert_train.data.remote import REMEDY as REMOTE_REMEDY
+from modernbert_train.data.remote import RemoteFolder
 from modernbert_train.errors import DataError
 
 compat.install()
@@ -28,6 +31,13 @@ from streaming.base.hashing import get_hash  # noqa: E402
 REMEDY = "Restore it from a copy, or prepare the data again with data_prep/prepare.py --overwrite."
 
 
+class _OpenShard(NamedTuple):
+    data: memoryview  # decompressed; a document is a view into it, so a piece of a long one costs nothing more
+    offsets: NDArray[np.uint32]  # where each document begins, and the last one ends
+    decode: Callable[[memoryview], dict[str, Any]]
+    sound: NDArray[np.bool_]  # documents that were found to be what they should be
+
+
 class TokenShards:
     """The documents of one folder of MDS shards, by number.
 
@@ -36,45 +46,79 @@ class TokenShards:
         column: the column that holds the tokens.
         vocab_size: one more than the largest token id allowed.
         max_open_shards: decompressed shards kept in memory.
+        remote: where the shards are fetched from; `folder` then has copies of the small files.
+
+    Attributes:
+        shard_documents: number of documents in each shard; documents are numbered through all shards in order.
+        shard_bytes: size of each shard as stored.
+        remote: as given.
+        lengths: tokens of each document.
 
     Raises:
         DataError: the index or the lengths are missing, damaged, or contradict each other.
     """
 
-    def __init__(self, folder: str | Path, column: str, vocab_size: int, max_open_shards: int) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        column: str,
+        vocab_size: int,
+        max_open_shards: int,
+        *,
+        remote: RemoteFolder | None = None,
+    ) -> None:
         self.folder = Path(folder)
+        self.remote = remote
         self._column = column
         self._vocab_size = vocab_size
         self._max_open = max_open_shards
         self._shards = self._read_index()
         self.shard_documents = [int(shard["samples"]) for shard in self._shards]
+        self.shard_bytes = [int(_stored(shard)["bytes"]) for shard in self._shards]
         self._first = np.concatenate([[0], np.cumsum(self.shard_documents)])
         self.lengths = self._read_lengths()
-        self._open: OrderedDict[int, tuple[bytes, NDArray[np.uint32], Any]] = OrderedDict()
+        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
 
     def read(self, document: int) -> NDArray[Any]:
-        """Token ids of one document, [CLS] and [SEP] not included.
+        """Token ids of one document, [CLS] and [SEP] not included; a view that must not be written to.
 
         Raises:
             DataError: its shard is missing or damaged, or the document is not what the lengths say.
+            ConfigError, StorageError: a remote shard cannot be fetched; see `RemoteFolder.read`.
         """
-        shard = int(np.searchsorted(self._first, document, side="right")) - 1
-        raw, offsets, reader = self._open_shard(shard)
-        at = document - int(self._first[shard])
+        number = self._shard_of(document)
+        shard = self._open_shard(number)
+        at = document - int(self._first[number])
         try:
-            tokens = reader.decode_sample(raw[offsets[at] : offsets[at + 1]])[self._column]
+            tokens = shard.decode(shard.data[shard.offsets[at] : shard.offsets[at + 1]])[self._column]
         except Exception as error:
-            raise self._broken(shard, f"document {at} cannot be decoded ({error})") from error
-        if len(tokens) != self.lengths[document]:
-            raise self._broken(
-                shard, f"document {at} has {len(tokens)} tokens, lengths.npy says {self.lengths[document]}"
-            )
-        if len(tokens) and int(tokens.max()) >= self._vocab_size:
-            raise DataError(
-                f"{self._path(shard)}: document {at} holds token id {int(tokens.max())}, the tokenizer has "
-                f"{self._vocab_size} entries. The shards belong to another tokenizer; name theirs in data.tokenizer."
-            )
+            raise self._broken(number, f"document {at} cannot be decoded ({error})") from error
+        if not shard.sound[at]:
+            self._require_sound(number, at, tokens)
+            shard.sound[at] = True
         return tokens
+
+    def fetch_ahead(self, shard: int) -> None:
+        """Have a remote shard in the cache; nothing is done for local ones. Raises as `read`."""
+        if self.remote is not None:
+            name, size = _stored(self._shards[shard])["basename"], self.shard_bytes[shard]
+            self.remote.fetch_ahead(name, size, lambda data: self._fault(shard, data))
+
+    def _shard_of(self, document: int) -> int:
+        return int(np.searchsorted(self._first, document, side="right")) - 1
+
+    def _require_sound(self, shard: int, at: int, tokens: object) -> None:
+        if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise self._broken(shard, f"document {at} is no line of token ids")
+        length = self.lengths[int(self._first[shard]) + at]
+        if len(tokens) != length:
+            raise self._broken(shard, f"document {at} has {len(tokens)} tokens, lengths.npy says {length}")
+        for id in (int(tokens.min()), int(tokens.max())) if len(tokens) else ():
+            if not 0 <= id < self._vocab_size:
+                raise DataError(
+                    f"{self._name(shard)}: document {at} holds token id {id}, the tokenizer has {self._vocab_size} "
+                    "entries. The shards belong to another tokenizer; name theirs in data.tokenizer."
+                )
 
     def _read_index(self) -> list[dict[str, Any]]:
         path = self.folder / "index.json"
@@ -82,11 +126,11 @@ class TokenShards:
             shards = list(json.loads(path.read_text(encoding="utf-8"))["shards"])
             for shard in shards:
                 for info in (shard["raw_data"], shard["zip_data"]):
-                    if info is not None and Path(info["basename"]).name != info["basename"]:
+                    if info is not None and not _is_file_name(info["basename"]):
                         raise DataError(f"{path}: names a file outside its folder: {info['basename']!r}. {REMEDY}")
                 if shard["format"] != "mds" or self._column not in shard["column_names"]:
                     raise DataError(f"{path}: no MDS column {self._column!r} in {shard['column_names']}. {REMEDY}")
-                stored = shard["zip_data"] or shard["raw_data"]
+                stored = _stored(shard)
                 if int(shard["samples"]) < 0 or int(stored["bytes"]) < 0 or not dict(stored["hashes"]):
                     raise DataError(f"{path}: {stored['basename']} has no size or no hash to be checked by. {REMEDY}")
                 if any(encoding == "pkl" for encoding in shard["column_encodings"]):
@@ -111,37 +155,30 @@ class TokenShards:
             raise DataError(f"{path}: has {len(lengths)} lengths, index.json has {self._first[-1]} documents. {REMEDY}")
         return lengths
 
-    def _path(self, shard: int) -> Path:
-        info = self._shards[shard]["zip_data"] or self._shards[shard]["raw_data"]
-        return self.folder / info["basename"]
+    def _name(self, shard: int) -> str:
+        """Path or URL of a shard, for messages."""
+        basename = _stored(self._shards[shard])["basename"]
+        return f"{self.folder if self.remote is None else self.remote.url}/{basename}"
 
     def _broken(self, shard: int, found: str) -> DataError:
-        return DataError(f"{self._path(shard)}: {found}. {REMEDY}")
+        return DataError(f"{self._name(shard)}: {found}. {REMEDY if self.remote is None else REMOTE_REMEDY}")
 
-    def _open_shard(self, shard: int) -> tuple[bytes, NDArray[np.uint32], Any]:
+    def _open_shard(self, shard: int) -> _OpenShard:
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]
-        info = self._shards[shard]
-        stored = info["zip_data"] or info["raw_data"]
+        info, data = self._shards[shard], self._read_file(shard)
         try:
-            data = self._path(shard).read_bytes()
-        except OSError as error:
-            raise self._broken(shard, f"cannot be read ({error.strerror})") from None
-        if len(data) != stored["bytes"]:
-            raise self._broken(shard, f"has {len(data)} bytes, index.json says {stored['bytes']}")
-        algorithm, expected = next(iter(stored["hashes"].items()))
-        try:
-            found = get_hash(algorithm, data)
-            if found != expected:
-                raise self._broken(shard, f"is damaged: its {algorithm} is {found}, index.json says {expected}")
             if info["zip_data"]:
                 data = decompress(info["compression"], data)
+            if len(data) != info["raw_data"]["bytes"]:
+                raise self._broken(shard, f"unpacks to {len(data)} bytes, index.json says {info['raw_data']['bytes']}")
             count = int(np.frombuffer(data, np.uint32, 1)[0])
             if count != info["samples"]:
                 raise self._broken(shard, f"holds {count} documents, index.json says {info['samples']}")
+            reader = reader_from_json(str(self.folder), None, dict(info))
             offsets = np.frombuffer(data, np.uint32, count + 1, offset=4)
-            opened = (data, offsets, reader_from_json(str(self.folder), None, dict(info)))
+            opened = _OpenShard(memoryview(data), offsets, reader.decode_sample, np.zeros(count, np.bool_))
         except DataError:
             raise
         except Exception as error:  # an index that does not tell the truth about the shard
@@ -150,3 +187,38 @@ class TokenShards:
         if len(self._open) > self._max_open:
             self._open.popitem(last=False)
         return opened
+
+    def _read_file(self, shard: int) -> bytes:
+        """The bytes of a shard as stored, found to be those that the index was written for."""
+        basename = _stored(self._shards[shard])["basename"]
+        if self.remote is not None:
+            return self.remote.read(basename, self.shard_bytes[shard], lambda data: self._fault(shard, data))
+        try:
+            data = (self.folder / basename).read_bytes()
+        except OSError as error:
+            raise self._broken(shard, f"cannot be read ({error.strerror})") from None
+        fault = self._fault(shard, data)
+        if fault is not None:
+            raise self._broken(shard, fault)
+        return data
+
+    def _fault(self, shard: int, data: bytes) -> str | None:
+        """What is wrong with the bytes of a shard, if anything."""
+        stored = _stored(self._shards[shard])
+        if len(data) != stored["bytes"]:
+            return f"has {len(data)} bytes, index.json says {stored['bytes']}"
+        algorithm, expected = next(iter(stored["hashes"].items()))
+        try:
+            found = get_hash(algorithm, data)
+        except Exception as error:
+            return f"cannot be opened as index.json says ({error})"
+        return None if found == expected else f"is damaged: its {algorithm} is {found}, index.json says {expected}"
+
+
+def _stored(shard: dict[str, Any]) -> dict[str, Any]:
+    """What the index says of a shard's file: the compressed one if there is one."""
+    return shard["zip_data"] or shard["raw_data"]
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & {"/", "\0"}

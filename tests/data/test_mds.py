@@ -6,6 +6,7 @@ If this breaks, damaged text is trained on, a foreign file is read, or a run end
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -122,11 +123,46 @@ def test_an_index_that_invents_a_document(folder: Path) -> None:
     assert refusal(folder).startswith("lengths.npy: has 60 lengths, index.json has 61 documents.")
 
 
-@pytest.mark.parametrize("basename", ["../outside", "/etc/passwd", "a/b"])
+@pytest.mark.parametrize("basename", ["../outside", "/etc/passwd", "a/b", "..", "", "a\0b"])
 @pytest.mark.parametrize("which", ["raw_data", "zip_data"])
 def test_an_index_that_climbs_out_of_its_folder(folder: Path, basename: str, which: str) -> None:
     edit_index(folder, lambda index: index["shards"][1][which].update(basename=basename))
-    assert refusal(folder).startswith(f"index.json: names a file outside its folder: '{basename}'.")
+    assert refusal(folder).startswith(f"index.json: names a file outside its folder: {basename!r}.")
+
+
+def test_an_index_that_lies_about_the_size_of_what_it_packed(folder: Path) -> None:
+    """A small file can unpack to all of the memory there is, or to less than its documents."""
+    edit_index(folder, lambda index: index["shards"][1]["raw_data"].update(bytes=7))
+    assert "shard.00001.mds.zstd: unpacks to " in refusal(folder)
+
+
+def test_a_column_that_holds_no_token_ids(folder: Path) -> None:
+    """They would be rounded to some ids without a word."""
+    from streaming import MDSWriter
+
+    shutil.rmtree(folder)
+    with MDSWriter(columns={"tokens": "ndarray:float32"}, out=str(folder), hashes=["xxh64"]) as writer:
+        writer.write({"tokens": np.array([1.5, 2.5], np.float32)})
+    np.save(folder / "lengths.npy", np.array([2], np.uint32))
+    assert refusal(folder).startswith("shard.00000.mds: document 0 is no line of token ids.")
+
+
+def test_a_negative_token(folder: Path) -> None:
+    from streaming import MDSWriter
+
+    shutil.rmtree(folder)
+    with MDSWriter(columns={"tokens": "ndarray:int32"}, out=str(folder), hashes=["xxh64"]) as writer:
+        writer.write({"tokens": np.array([5, -1], np.int32)})
+    np.save(folder / "lengths.npy", np.array([2], np.uint32))
+    assert refusal(folder).startswith("shard.00000.mds: document 0 holds token id -1, the tokenizer has 512 entries.")
+
+
+def test_pieces_of_a_long_document_cost_nothing_more(folder: Path) -> None:
+    """Each of its thousands of pieces asks for it; copying it whole each time would take hours."""
+    shards = TokenShards(folder, "tokens", 512, max_open_shards=2)
+    longest = int(np.argmax(shards.lengths))
+    one, other = shards.read(longest), shards.read(longest)
+    assert np.shares_memory(one, other) and not one.flags.writeable
 
 
 def test_a_pickled_column_is_not_unpickled(folder: Path) -> None:
@@ -209,3 +245,59 @@ def test_a_token_beyond_the_vocabulary(folder: Path) -> None:
     assert (
         "holds token id" in found and "the tokenizer has 300 entries. The shards belong to another tokenizer" in found
     )
+
+
+def test_no_damage_to_a_shard_goes_unseen(folder: Path) -> None:
+    """200 injuries of all kinds: a flipped bit, a lost end, zeros, bytes inserted, another shard in its place."""
+    draw = np.random.default_rng(4)
+    files = shard_files(folder)
+    firsts = np.cumsum([0, *TokenShards(folder, "tokens", 512, 2).shard_documents])
+    for number in range(200):
+        shard = int(draw.integers(len(files)))
+        whole = files[shard].read_bytes()
+        at, kind = int(draw.integers(len(whole))), number % 5
+        if kind == 0:
+            hurt = whole[:at] + bytes([whole[at] ^ 1 << int(draw.integers(8))]) + whole[at + 1 :]
+        elif kind == 1:
+            hurt = whole[:at]
+        elif kind == 2:
+            hurt = whole[:at] + b"\0" * (len(whole) - at) + (b"" if any(whole[at:]) else b"\0")
+        elif kind == 3:
+            hurt = whole[:at] + bytes(draw.integers(0, 256, 3, np.uint8)) + whole[at:]
+        else:
+            hurt = files[(shard + 1) % len(files)].read_bytes()
+        files[shard].write_bytes(hurt)
+        with pytest.raises(DataError, match=re.escape(files[shard].name)):
+            TokenShards(folder, "tokens", 512, 2).read(int(firsts[shard]))
+        files[shard].write_bytes(whole)
+
+
+JUNK = (None, -1, 0, 1, 10**9, 10**30, 1.5, "", "x", "../x", "a\0b", "pkl", "ndarray:int32", "str", [], ["x"], {}, True)
+
+
+def test_an_index_that_lies_in_any_place_is_refused_or_harmless(folder: Path) -> None:
+    """Every value of it replaced by every kind of junk: either an error for the user, or the very same documents."""
+    whole = json.loads((folder / "index.json").read_text())
+    expected = [tokens.tolist() for tokens in read_all(folder)]
+    refused = 0
+    for keys in paths_in(whole["shards"][1]):
+        for junk in JUNK:
+            index = json.loads(json.dumps(whole))
+            place = index["shards"][1]
+            for key in keys[:-1]:
+                place = place[key]
+            place[keys[-1]] = junk
+            (folder / "index.json").write_text(json.dumps(index))
+            try:
+                found = [tokens.tolist() for tokens in read_all(folder, max_open_shards=9)]
+            except DataError:
+                refused += 1
+            else:
+                assert found == expected, (keys, junk)
+    assert refused > 100
+
+
+def paths_in(tree: Any) -> list[list[Any]]:
+    """The keys that lead to each value of a tree, inner nodes included."""
+    items = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree)) if isinstance(tree, list) else []
+    return [path for key, value in items for path in [[key], *([key, *rest] for rest in paths_in(value))]]

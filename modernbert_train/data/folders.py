@@ -1,0 +1,69 @@
+"""A folder of shards by its path or URL: the one place that tells local from remote ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from modernbert_train.config.schema import DataConfig
+from modernbert_train.data.dataset_card import read_card
+from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.read_ahead import FetchedPieces
+from modernbert_train.data.remote import local_folder, remote_folder
+from modernbert_train.data.shuffle import ShuffledPieces
+from modernbert_train.errors import ConfigError
+
+
+def open_shards(path: str, data: DataConfig, num_entries: int) -> TokenShards:
+    """The shards of a folder; those of a remote one are fetched when they are read.
+
+    Args:
+        path: the folder, or its URL.
+        data: how much is kept in memory and in the cache.
+        num_entries: of the tokenizer.
+
+    Raises:
+        DataError, ConfigError, StorageError: the folder cannot be read, or is not what its card says.
+    """
+    folder = local_folder(path, data)
+    return TokenShards(
+        folder,
+        read_card(folder).column,
+        num_entries,
+        max_open_shards=2 * data.shuffle_block_shards,  # a block is finished while the next is begun
+        remote=remote_folder(path, data),
+    )
+
+
+def cache_holds_next_block(folders: Iterable[TokenShards], data: DataConfig) -> bool:
+    """Whether the cache has room for the next block of each remote training folder beside the one being read.
+
+    Raises:
+        ConfigError: not even the block being read fits: its shards would be fetched again and again. Names both sizes.
+    """
+    blocks = {
+        shards.remote.url: sum(sorted(shards.shard_bytes, reverse=True)[: data.shuffle_block_shards])
+        for shards in folders
+        if shards.remote is not None
+    }
+    needed, limit = sum(blocks.values()), data.cache_limit_bytes
+    if limit is not None and limit < needed:
+        raise ConfigError(
+            f"data.cache_limit_bytes={limit}: one block (data.shuffle_block_shards={data.shuffle_block_shards}) of "
+            f"{', '.join(blocks)} takes up to {needed} bytes, and its shards would be fetched again and again. Set "
+            f"data.cache_limit_bytes to at least {needed}, better {2 * needed}, or lower data.shuffle_block_shards."
+        )
+    return limit is None or limit >= 2 * needed
+
+
+def shuffle_pieces(shards: TokenShards, data: DataConfig, seed: int, *, next_block: bool) -> ShuffledPieces:
+    """The pieces of a training folder in their order; remote shards are fetched ahead of it.
+
+    Args:
+        shards: of the folder.
+        data: how much is shuffled together.
+        seed: keys the order.
+        next_block: fetch the next block too; what `cache_holds_next_block` said.
+    """
+    if shards.remote is None:
+        return ShuffledPieces(shards.shard_documents, shards.lengths, data.shuffle_block_shards, seed)
+    return FetchedPieces(shards, data.shuffle_block_shards, seed, next_block=next_block)

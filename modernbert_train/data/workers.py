@@ -1,0 +1,112 @@
+"""What the worker processes of a DataLoader deliver, in order; a worker that dies or falls silent ends the run by name.
+
+Torch notices a dead worker in a signal handler, which raises wherever the process happens to be: in a step, or in a
+garbage collection that swallows it. So its handler is told of the workers only while we wait for them; there it ends a
+read that a half-written message would block for ever. Before each wait we look ourselves. And torch's own timeout is
+short here and only wakes us up, so that dead and silent workers can be told apart.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from modernbert_train.errors import RunError
+
+LOOK_SECONDS = 1.0  # what a DataLoader given to `deliveries` must have as its timeout
+_END = object()
+
+
+def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]:
+    """The items of a DataLoader.
+
+    Args:
+        loader: with LOOK_SECONDS as its timeout, if it has workers; map-style and in order.
+        timeout_seconds: longest wait for one item.
+
+    Raises:
+        RunError: a worker is dead, or did not deliver in time; names it and its process.
+    """
+    batches: Any = iter(loader)
+    if loader.num_workers == 0:
+        yield from batches
+        return
+    _tell_torch(batches, False)
+    for number in count():
+        item = _wait(batches, number, timeout_seconds)
+        if item is _END:
+            return
+        yield item
+
+
+def _wait(batches: Any, number: int, timeout_seconds: float) -> Any:
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        _require_alive(batches, None)
+        try:
+            with _torch_looking(batches):
+                return next(batches, _END)
+        except Exception as error:
+            if isinstance(error, RunError) or str(error).startswith("Caught "):
+                raise  # raised by what runs in the worker
+            _require_alive(batches, error)
+            if not str(error).startswith("DataLoader timed out"):
+                time.sleep(LOOK_SECONDS)  # a worker on its way out breaks the connection first
+                _require_alive(batches, error)
+                raise
+        if time.monotonic() > deadline:
+            index = number % len(batches._workers)  # torch gives out the work in turn
+            process = batches._workers[index].pid
+            _abandon(batches)
+            raise RunError(
+                f"data worker {index} (process {process}): no batch for {timeout_seconds:g} s "
+                "(data.worker_timeout_seconds). See whether a disk or a network hangs, or raise the timeout; the same "
+                "command goes on from the newest checkpoint."
+            )
+
+
+def _require_alive(batches: Any, error: Exception | None) -> None:
+    for index, worker in enumerate(batches._workers):
+        if worker.is_alive():
+            continue
+        code, process = worker.exitcode, worker.pid
+        _abandon(batches)
+        how = f"killed by {signal.Signals(-code).name}" if code and code < 0 else f"gone with exit code {code}"
+        raise RunError(
+            f"data worker {index} (process {process}): {how}. If the machine ran out of memory (dmesg tells), lower "
+            "data.num_workers, data.prefetch_batches or data.shuffle_block_shards; the same command goes on from the "
+            "newest checkpoint."
+        ) from error
+
+
+@contextmanager
+def _torch_looking(batches: Any) -> Iterator[None]:
+    _tell_torch(batches, True)
+    try:
+        yield
+    finally:
+        _tell_torch(batches, False)
+
+
+def _tell_torch(batches: Any, looking: bool) -> None:
+    """Have torch's signal handler look after the workers, or not. It refuses to be told the same twice."""
+    if looking and not batches._worker_pids_set:
+        torch._C._set_worker_pids(id(batches), tuple(worker.pid for worker in batches._workers))
+    elif not looking and batches._worker_pids_set:
+        torch._C._remove_worker_pids(id(batches))
+    batches._worker_pids_set = looking
+
+
+def _abandon(batches: Any) -> None:
+    """Kill what is left of the workers; torch's orderly shutdown can wait for ever on a lock that a dead one held."""
+    _tell_torch(batches, False)
+    for worker in batches._workers:
+        worker.kill()
+    batches._shutdown = True

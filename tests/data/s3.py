@@ -1,0 +1,111 @@
+"""A real S3 API on loopback, moto's server, that counts what it is asked and can be made to fail."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+BUCKET = "shards"
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class Store:
+    """The server, in threads of this process.
+
+    Attributes:
+        downloads: times that each object was asked for, by key.
+        fault: None, or what is done with a GET of an object: "hang", "drop" (the connection, in the middle of the
+            body), "busy" (503).
+        faults_left: requests that the fault is still done to.
+    """
+
+    def __init__(self) -> None:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._moto: Application = DomainDispatcherApplication(create_backend_app)
+        self.downloads: Counter[str] = Counter()
+        self.fault: str | None = None
+        self.faults_left = 0
+        self._ended = threading.Event()
+        self.start(0)
+        self._client = self.connect()
+        self._client.create_bucket(Bucket=BUCKET)
+
+    def start(self, port: int) -> None:
+        from werkzeug.serving import make_server
+
+        self._ended.clear()
+        self._server = make_server("127.0.0.1", port, self._answer, threaded=True)
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Nobody answers on the port any more; what is stored stays, for another start."""
+        self._ended.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def connect(self) -> Any:
+        from boto3.session import Session
+
+        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+        return Session().client("s3", endpoint_url=self.url, **keys)
+
+    def upload(self, folder: Path, name: str) -> str:
+        """Store the files of a folder; returns its URL."""
+        for path in folder.iterdir():
+            self.put(f"{name}/{path.name}", path.read_bytes())
+        return f"s3://{BUCKET}/{name}"
+
+    def put(self, key: str, content: bytes) -> None:
+        self._client.put_object(Bucket=BUCKET, Key=key, Body=content)
+
+    def get(self, key: str) -> bytes:
+        content: bytes = self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        self.downloads[key] -= 1
+        return content
+
+    def delete(self, key: str) -> None:
+        self._client.delete_object(Bucket=BUCKET, Key=key)
+
+    def allow_anyone(self, anyone: bool) -> None:
+        """Accept any credentials, as moto does by itself, or only such as IAM knows, and it knows none."""
+        from urllib.request import Request, urlopen
+
+        count = b"1000000000" if anyone else b"0"
+        request = Request(f"{self.url}/moto-api/reset-auth", data=count, headers={"Content-Type": "text/plain"})
+        urlopen(request, timeout=10).read()
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        bucket, _, key = environ["PATH_INFO"].strip("/").partition("/")
+        if environ["REQUEST_METHOD"] != "GET" or bucket != BUCKET or not key:
+            return self._moto(environ, start_response)
+        self.downloads[key] += 1
+        if self.fault is None or self.faults_left <= 0:
+            return self._moto(environ, start_response)
+        self.faults_left -= 1
+        if self.fault == "hang":
+            self._ended.wait(60)
+        if self.fault in ("busy", "hang"):
+            start_response("503 Slow Down", [("Content-Length", "0")])
+            return []
+        body = b"".join(self._moto(environ, start_response))
+        return [body[: len(body) // 2]]  # the length was promised for the whole
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    """Whether a condition comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,206 @@
+"""What goes wrong beside the shards themselves: workers that die or hang, and a fault that only one rank meets.
+
+If this breaks, a machine full of GPUs waits for a process that is gone, or a job ends without a word why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from modernbert_train.data.workers import LOOK_SECONDS, deliveries
+from modernbert_train.errors import DataError, RunError
+from tests.conftest import TinyRun
+from tests.data.make_shards import make_documents, make_shards
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(60)
+
+
+class Work(Dataset[Any]):
+    """Items that tell who made them; some do harm."""
+
+    def __init__(self, harm: dict[int, str]) -> None:
+        self._harm = harm
+
+    def __getitem__(self, index: int) -> Any:
+        harm = self._harm.get(index)
+        if harm == "raise":
+            raise OSError(5, "a disk's error")
+        if harm == "exit":
+            os._exit(3)
+        if harm in ("SIGKILL", "SIGSTOP", "SIGSEGV"):
+            os.kill(os.getpid(), signal.Signals[harm])
+        return index, os.getpid()
+
+    def __len__(self) -> int:
+        return 40
+
+
+def items(harm: dict[int, str], num_workers: int = 2, timeout_seconds: float = 30.0) -> Iterator[Any]:
+    loader = DataLoader(Work(harm), batch_size=None, num_workers=num_workers, timeout=LOOK_SECONDS, prefetch_factor=2)
+    return deliveries(loader, timeout_seconds)
+
+
+def test_nothing_is_lost_or_reordered_where_nothing_is_wrong() -> None:
+    assert [item[0] for item in items({}, num_workers=2)] == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"), [("SIGKILL", "killed by SIGKILL"), ("SIGSEGV", "killed by SIGSEGV"), ("exit", "exit code 3")]
+)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_worker_that_dies_is_named(harm: str, told: str, num_workers: int) -> None:
+    with pytest.raises(RunError, match=rf"data worker {9 % num_workers} \(process \d+\): .*{told}.*data\.num_workers"):
+        list(items({9: harm}, num_workers))
+
+
+def test_a_worker_that_dies_while_nobody_waits_interrupts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch would raise in the middle of a step, where the error is taken for the step's, or swallowed."""
+    work = items({})
+    _, process = next(work)
+    os.kill(process, signal.SIGKILL)
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:  # a step: nothing is raised in it
+        time.sleep(0.01)
+    with pytest.raises(RunError, match=rf"\(process {process}\): killed by SIGKILL"):
+        list(work)
+
+
+def test_a_worker_that_hangs_is_named_after_the_time_stated() -> None:
+    with pytest.raises(RunError, match=r"data worker 1 \(process \d+\): no batch for 1\.5 s \(data\.worker_time"):
+        list(items({9: "SIGSTOP"}, timeout_seconds=1.5))
+
+
+def test_a_slow_worker_is_waited_for() -> None:
+    """The short timeout that torch is given must not end a run whose batches take longer than it."""
+    work = items({4: "SIGSTOP"}, num_workers=1)
+    processes = [next(work)[1] for _ in range(2)]
+    waker = subprocess.Popen(["sh", "-c", f"sleep {2.5 * LOOK_SECONDS}; kill -CONT {processes[0]}"])
+    assert [item[0] for item in work] == list(range(2, 40))
+    waker.wait()
+
+
+def test_an_error_raised_in_a_worker_is_not_taken_for_a_dead_one() -> None:
+    with pytest.raises(OSError, match="Caught OSError in DataLoader worker process"):
+        list(items({9: "raise"}))
+
+
+def one_bad_document(tiny_data: Path, folder: Path) -> str:
+    """Shards of which the damaged one holds a single short document, so that only one rank reads it; its name."""
+    lengths = [2000, 2000, 40, 2000, 2000]  # a long document fills a shard
+    make_shards(folder, make_documents(tiny_data / "tokenizer", lengths, seed=8), tiny_data / "tokenizer", 4250)
+    shards = json.loads((folder / "index.json").read_text())["shards"]
+    assert [shard["samples"] for shard in shards] == [1] * 5
+    path = folder / str(shards[2]["zip_data"]["basename"])
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return path.name
+
+
+FAIL = """
+import os, sys, time
+import torch, torch.distributed as dist
+from modernbert_train.errors import DataError
+from modernbert_train.train.failures import failing_together, tell_others
+failing, kind = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo")
+try:
+    with failing_together():
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == failing:
+            raise DataError("a shard is damaged") if kind == "data" else ZeroDivisionError("a bug")
+        dist.all_reduce(torch.ones(1))  # for ever
+except DataError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+except ZeroDivisionError:
+    sys.exit(70)
+"""
+
+
+def ranks_environment() -> list[dict[str, str]]:
+    """Two ranks without a launcher, so that nobody but themselves can end them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    common |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return [os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+
+
+def run_ranks(*command: str) -> list[tuple[int, str]]:
+    """Exit code and messages of two processes that no launcher watches over."""
+    started = [
+        subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        for environment in ranks_environment()
+    ]
+    try:
+        outputs = [process.communicate(timeout=50)[1] for process in started]
+        return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+    finally:
+        for process in started:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("failing", "kind", "code", "told"),
+    [(0, "data", 65, "a shard is damaged"), (1, "bug", 70, "ZeroDivisionError: a bug")],
+)
+def test_an_error_of_one_rank_ends_the_other_in_its_collective(failing: int, kind: str, code: int, told: str) -> None:
+    """Also if the rank that fails is the one that holds the common store."""
+    found = run_ranks("-c", FAIL, str(failing), kind)
+    assert [code for code, _ in found] == [code, code]
+    assert re.search(rf"^error: rank {failing} on \S+: {told}", found[1 - failing][1], re.M)
+
+
+@pytest.mark.timeout(120)
+def test_a_shard_that_one_rank_meets_ends_all_ranks_with_its_name(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path
+) -> None:
+    name = one_bad_document(tiny_data, tmp_path / "broken")
+    words = tiny_run(f"data.train={tmp_path / 'broken'}", "data.num_workers=1", "phases.short.tokens=40000")
+    found = run_ranks("-m", "modernbert_train", "train", *words)
+    assert [code for code, _ in found] == [DataError.exit_code] * 2, found
+    for _, output in found:
+        (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
+        assert re.search(rf"/broken/{name}: is damaged: its xxh64 is \w+, index.json says \w+\. Restore", line)
+        assert "Traceback" not in output
+    assert sum("error: rank " in output for _, output in found) == 1  # the other one met the shard itself
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_worker_ends_a_whole_run_with_a_message(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """As the kernel does when memory runs out: no traceback, the cause and what to do."""
+    words = tiny_run("data.num_workers=1", "phases.short.tokens=400000")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "modernbert_train", "train", *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    metrics = tmp_path / "runs/tiny/metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (metrics.exists() and '"step": 3,' in metrics.read_text()):
+        time.sleep(0.02)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    for worker in workers.split():
+        os.kill(int(worker), signal.SIGKILL)
+    _, output = process.communicate(timeout=50)
+    assert process.returncode == RunError.exit_code
+    assert re.search(r"^error: data worker 0 \(process \d+\): killed by SIGKILL\. If the machine ran out", output, re.M)
+    assert "Traceback" not in output

@@ -1,0 +1,363 @@
+"""Shards in a store, read through the cache, against a real S3 API on loopback.
+
+If this breaks, a run from s3:// trains on other text than one from a disk, downloads everything again, fills the disk,
+or hangs when the store does.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modernbert_train.__main__ import main
+from modernbert_train.config.schema import DataConfig
+from modernbert_train.data import remote
+from modernbert_train.data.folders import cache_holds_next_block, open_shards, shuffle_pieces
+from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.remote import local_folder
+from modernbert_train.errors import ConfigError, DataError, StorageError
+from tests.conftest import TIMES, TinyRun
+from tests.data.make_shards import make_documents, make_shards
+from tests.data.s3 import Store, wait_for
+
+pytestmark = pytest.mark.timeout(60)
+SMALL_FILES = ("dataset.json", "index.json", "lengths.npy", "token_counts.npy")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Store]:
+    store = Store()
+    yield store
+    store.stop()
+
+
+@pytest.fixture
+def store(server: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("S3_ENDPOINT_URL", server.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    server.fault, server.faults_left = None, 0
+    server.downloads.clear()
+    forget()
+    yield server
+    forget()
+
+
+@pytest.fixture
+def url(store: Store, tiny_data: Path, tmp_path: Path) -> str:
+    """The small training shards in the store, under a name of this test's own."""
+    return store.upload(tiny_data / "train", tmp_path.name)
+
+
+@pytest.fixture
+def data(tmp_path: Path, url: str) -> DataConfig:
+    return DataConfig(train=url, tokenizer="", cache_folder=str(tmp_path / "cache"), download_timeout_seconds=30.0)
+
+
+def forget() -> None:
+    """Begin as a new process does."""
+    remote._remote_folder.cache_clear()
+
+
+def read_all(shards: TokenShards) -> list[list[int]]:
+    return [shards.read(document).tolist() for document in range(len(shards.lengths))]
+
+
+def open_url(data: DataConfig) -> TokenShards:
+    return open_shards(data.train, data, 512)
+
+
+def expected(tiny_data: Path) -> list[list[int]]:
+    return read_all(TokenShards(tiny_data / "train", "tokens", 512, max_open_shards=2))
+
+
+def cached(data: DataConfig) -> list[Path]:
+    return sorted(Path(str(data.cache_folder)).glob("*/shards/*"))
+
+
+def refusal(data: DataConfig, kind: type[Exception] = DataError) -> str:
+    forget()
+    with pytest.raises(kind) as error:
+        read_all(open_url(data))
+    message = str(error.value)
+    assert len(message.splitlines()) == 1 and not list(Path(str(data.cache_folder)).glob("*/partial/*"))
+    return message.replace(f"{data.train}/", "")
+
+
+def test_remote_documents_are_the_local_ones_and_are_fetched_once(
+    store: Store, data: DataConfig, tiny_data: Path
+) -> None:
+    assert read_all(open_url(data)) == expected(tiny_data)
+    assert set(store.downloads.values()) == {1} and len(store.downloads) == len(cached(data)) + len(SMALL_FILES)
+    store.downloads.clear()
+    forget()
+    assert read_all(open_url(data)) == expected(tiny_data)
+    assert {key.rpartition("/")[2] for key in store.downloads} == {"dataset.json"}  # is it still the same data?
+
+
+def read_in_a_process(data: DataConfig, tell: Any) -> None:
+    tell.send(read_all(open_url(data)))
+
+
+def test_processes_of_a_machine_share_the_cache(store: Store, data: DataConfig, tiny_data: Path) -> None:
+    """Every rank's every worker reads every shard; a node must not pay for each."""
+    fork = multiprocessing.get_context("fork")
+    pipes = [fork.Pipe(duplex=False) for _ in range(3)]
+    processes = [fork.Process(target=read_in_a_process, args=(data, tell)) for _, tell in pipes]
+    for process, (_, tell) in zip(processes, pipes, strict=True):
+        process.start()
+        tell.close()  # the child has its own; if it dies, that shows as the end of the pipe
+    found = [told.recv() if told.poll(50) else None for told, _ in pipes]
+    for process in processes:
+        process.join()
+    assert found == [expected(tiny_data)] * 3
+    assert {store.downloads[key] for key in store.downloads if "shard." in key} == {1}
+
+
+def test_what_was_not_read_for_longest_makes_room(store: Store, data: DataConfig, tiny_data: Path) -> None:
+    sizes = TokenShards(tiny_data / "train", "tokens", 512, 2).shard_bytes
+    limited = replace(data, cache_limit_bytes=2 * max(sizes) + 1, shuffle_block_shards=1)
+    shards = open_shards(limited.train, limited, 512)
+    first = np.cumsum([0, *shards.shard_documents])
+    most = 0
+    for document, tokens in enumerate(expected(tiny_data)):
+        assert shards.read(document).tolist() == tokens
+        most = max(most, sum(path.stat().st_size for path in cached(data)))
+    assert max(sizes) < most <= 2 * max(sizes) + 1
+
+    forget()
+    shards = open_shards(limited.train, replace(limited, shuffle_block_shards=0), 512)  # nothing stays in memory
+    for shard in (0, 1, 0, 2):
+        shards.read(int(first[shard]))
+    names = {path.name[:11] for path in cached(data)}
+    assert "shard.00000" in names and "shard.00002" in names and "shard.00001" not in names
+
+
+def test_a_limit_that_no_block_fits_into_is_refused(data: DataConfig, tiny_data: Path) -> None:
+    """Else each shard would be fetched again for each of its pieces."""
+    local = TokenShards(tiny_data / "train", "tokens", 512, 2)
+    two = sum(sorted(local.shard_bytes)[-2:])
+    small = replace(data, cache_limit_bytes=two - 1, shuffle_block_shards=2)
+    with pytest.raises(ConfigError, match=rf"cache_limit_bytes={two - 1}: .* takes up to {two} bytes.* at least {two}"):
+        cache_holds_next_block([open_url(small)], small)
+    for limit, next_block in ((two, False), (2 * two, True), (None, True)):
+        enough = replace(small, cache_limit_bytes=limit)
+        assert cache_holds_next_block([open_url(enough), local], enough) is next_block
+    with pytest.raises(ConfigError, match="do not fit into data.cache_limit_bytes=5"):
+        open_url(replace(data, cache_limit_bytes=5)).read(0)
+
+
+@pytest.mark.parametrize("next_block", [False, True])
+def test_a_block_and_the_next_are_fetched_before_they_are_read(
+    data: DataConfig, tiny_data: Path, next_block: bool
+) -> None:
+    shards = open_url(data)
+    two = replace(data, shuffle_block_shards=2)
+    pieces = shuffle_pieces(shards, two, 5, next_block=next_block)
+    local = shuffle_pieces(TokenShards(tiny_data / "train", "tokens", 512, 2), two, 5, next_block=next_block)
+    last = pieces.num_blocks - 1
+    assert (pieces.block(0, last, 62) == local.block(0, last, 62)).all()
+    wanted = {*local.block(0, last, 62)[:, 0]} | ({*local.block(1, 0, 62)[:, 0]} if next_block else set())
+    ends = np.cumsum(shards.shard_documents)
+    names = {f"shard.{np.searchsorted(ends, document, side='right'):05}.mds.zstd" for document in wanted}
+    assert wait_for(lambda: {path.name for path in cached(data)} >= names)
+    assert {path.name for path in cached(data)} == names
+
+
+def test_a_missing_object(store: Store, data: DataConfig, tmp_path: Path) -> None:
+    store.delete(f"{tmp_path.name}/shard.00001.mds.zstd")
+    assert refusal(data).startswith("shard.00001.mds.zstd: no such object, or no such bucket. Correct the URL")
+    assert "dataset.json: no such object" in refusal(replace(data, train="s3://shards/nowhere"))
+    assert "dataset.json: no such object" in refusal(replace(data, train="s3://no-such-bucket/x"))
+
+
+@pytest.mark.parametrize("fault", ["truncated", "flipped", "swapped", "larger"])
+def test_an_object_that_is_not_what_the_index_says(store: Store, data: DataConfig, tmp_path: Path, fault: str) -> None:
+    """It is fetched once more, in case the way was to blame, and never seen by a reader."""
+    key = f"{tmp_path.name}/shard.00001.mds.zstd"
+    content = store.get(key)
+    middle = len(content) // 2
+    broken, message = {
+        "truncated": (content[:-7], f"has {len(content) - 7} bytes, index.json says {len(content)}"),
+        "flipped": (content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :], "is damaged: its xxh64"),
+        "swapped": (store.get(f"{tmp_path.name}/shard.00002.mds.zstd"), "shard.00001.mds.zstd: "),
+        "larger": (content * 1000, "bytes, index.json says"),
+    }[fault]
+    store.put(key, broken)
+    found = refusal(data)
+    assert found.startswith("shard.00001.mds.zstd: ") and message in found
+    assert "fetched twice. Upload the folder again from a whole copy" in found
+    assert store.downloads[key] == 2 and not any(path.name.startswith("shard.00001") for path in cached(data))
+    store.put(key, content)
+    assert len(read_all(open_url(data))) == 60
+
+
+def test_small_files_that_do_not_belong_to_the_card(store: Store, data: DataConfig, tmp_path: Path) -> None:
+    for name, message in (("index.json", "sha256"), ("lengths.npy", "sha256"), ("token_counts.npy", "cannot be read")):
+        key = f"{tmp_path.name}/{name}"
+        content = store.get(key)
+        store.put(key, content[:-3])
+        found = refusal(data)
+        assert found.startswith(f"{name}: {message}") and "fetched twice" in found
+        store.put(key, content)
+    store.put(f"{tmp_path.name}/dataset.json", b"{}")
+    assert refusal(data).startswith("dataset.json: holds no dataset card.")
+
+
+def test_a_folder_that_was_replaced_in_the_store_is_fetched_anew(
+    store: Store, data: DataConfig, tiny_data: Path, tmp_path: Path
+) -> None:
+    """The same names with other bytes: copies of an earlier run must not be trained on."""
+    read_all(open_url(data))
+    documents = make_documents(tiny_data / "tokenizer", [30] * 60, seed=77)
+    make_shards(tmp_path / "other", documents, tiny_data / "tokenizer")
+    store.upload(tmp_path / "other", tmp_path.name)
+    forget()
+    assert read_all(open_url(data)) == [document.tolist() for document in documents]
+
+
+def test_a_copy_that_has_gone_bad_on_the_disk_is_fetched_again(store: Store, data: DataConfig, tiny_data: Path) -> None:
+    read_all(open_url(data))
+    for path, content in zip(cached(data)[:3], (b"", b"junk", None), strict=True):
+        path.write_bytes(content) if content is not None else path.unlink()
+    store.downloads.clear()
+    assert read_all(open_url(data)) == expected(tiny_data)
+    assert sum("shard." in key for key in store.downloads) == 3
+
+
+@pytest.mark.parametrize("fault", ["drop", "busy"])
+def test_a_store_that_stumbles_is_asked_again(store: Store, data: DataConfig, tiny_data: Path, fault: str) -> None:
+    shards = open_url(data)
+    store.fault, store.faults_left = fault, 2
+    assert read_all(shards) == expected(tiny_data)
+    assert store.faults_left == 0
+
+
+def test_a_store_that_dies_ends_the_run_in_the_time_stated(store: Store, data: DataConfig) -> None:
+    shards = open_url(replace(data, download_timeout_seconds=1.5))
+    shards.read(0)
+    port = store.port
+    store.stop()
+    started = time.monotonic()
+    try:
+        with pytest.raises(StorageError, match=r"00001.*not fetched in \d+ attempts; .* 1\.5 s "):
+            read_all(shards)
+    finally:
+        store.start(port)
+    assert time.monotonic() - started < 10  # a bound that a user waits for, not a measurement
+    assert len(read_all(shards)) == 60  # and the same process could go on
+
+
+def test_a_store_that_falls_silent(store: Store, data: DataConfig) -> None:
+    shards = open_url(replace(data, download_timeout_seconds=1.0))
+    store.fault, store.faults_left = "hang", 100
+    with pytest.raises(StorageError, match="TimeoutError: the store does not answer, or stopped in the middle"):
+        shards.read(0)
+
+
+def test_refused_credentials(store: Store, data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.allow_anyone(False)
+    try:
+        found = refusal(data, ConfigError)
+    finally:
+        store.allow_anyone(True)
+    assert found.startswith("dataset.json: access refused (403). Give this machine credentials that may read it")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    assert "access refused (NoCredentialsError" in refusal(data, ConfigError)
+
+
+@pytest.mark.parametrize("train", ["foo://bucket/x", "oci://bucket/x"])
+def test_a_store_that_cannot_be_read_from_here(data: DataConfig, train: str) -> None:
+    assert "Streaming cannot read from this store here" in refusal(replace(data, train=train), ConfigError)
+
+
+def test_a_cache_that_cannot_be_written(data: DataConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="the cache of remote shards cannot be written .*data.cache_folder"):
+        local_folder(data.train, replace(data, cache_folder=str(tmp_path / "file")))
+
+
+def test_a_kill_leaves_nothing_in_the_way(store: Store, data: DataConfig, tiny_data: Path) -> None:
+    """kill -9 in the middle of a download: the next start takes over at once, and cleans up."""
+    limited = replace(data, cache_limit_bytes=1 << 20)
+    open_url(limited)
+    store.fault, store.faults_left = "hang", 100
+    process = multiprocessing.get_context("fork").Process(target=lambda: open_url(limited).read(0))
+    process.start()
+    root = Path(str(data.cache_folder))
+    assert wait_for(lambda: list(root.glob("*/partial/shard.00000*/reserved")) != [])
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert list(root.glob("*/partial/*")) != []
+    store.fault = None
+    forget()
+    assert read_all(open_url(limited)) == expected(tiny_data)
+    assert list(root.glob("*/partial/*")) == []
+
+
+def test_a_local_folder_is_never_written_to(tiny_data: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "train"))
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir()}
+    data = DataConfig(train=str(folder), tokenizer="", cache_folder=str(tmp_path / "cache"), cache_limit_bytes=1)
+    shards = open_url(data)
+    assert cache_holds_next_block([shards], data)
+    read_all(shards)
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir()} == before
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_url_of_a_broken_index_is_told(store: Store, data: DataConfig, tiny_data: Path, tmp_path: Path) -> None:
+    """An index that climbs out of its folder writes nothing outside the cache."""
+    folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "train"))
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"][1]["zip_data"]["basename"] = "../../../outside"
+    (folder / "index.json").write_text(json.dumps(index))
+    from modernbert_train.data.dataset_card import file_sha256, read_card, write_card
+
+    write_card(folder, replace(read_card(tiny_data / "train"), index_sha256=file_sha256(folder / "index.json")))
+    url = store.upload(folder, "climbs")
+    assert "names a file outside its folder: '../../../outside'" in refusal(replace(data, train=url))
+    assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.timeout(150)
+def test_a_run_from_a_store_is_the_run_from_a_disk(
+    store: Store, tiny_run: TinyRun, tiny_data: Path, url: str, tmp_path: Path
+) -> None:
+    """Batch for batch, validation and baseline included, with a cache for everything and for a single block."""
+    held_out = store.upload(tiny_data / "validation", "held-out")
+    common = ["phases.long=null", "phases.short.tokens=2500", "data.num_workers=1", "data.shuffle_block_shards=2"]
+    sizes = sorted(TokenShards(tiny_data / "train", "tokens", 512, 2).shard_bytes)
+    far = [f"data.train={url}", f"data.validation={held_out}", f"data.cache_folder={tmp_path / 'cache'}"]
+    runs = {
+        "near": common,
+        "far": [*common, *far],
+        "narrow": [*common, *far, f"data.cache_limit_bytes={sum(sizes[-2:])}"],
+    }
+    records = {}
+    for name, words in runs.items():
+        assert main(["train", *tiny_run(*words, f"name={name}")]) == 0
+        lines = [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+        kept = [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+        records[name] = [line for line in kept if line["kind"] in ("step", "validation")]
+        if name == "far":
+            assert sum("shard." in key for key in store.downloads) >= 4
+    assert records["far"] == records["narrow"] == records["near"] and len(records["near"]) > 5
