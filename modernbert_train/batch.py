@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 IGNORED_LABEL = -100
+_INDICES = ("input_ids_T", "position_ids_T", "positions_M", "labels_M")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Masked:
 @dataclass(frozen=True)
 class Batch:
     """One microbatch on one rank.
+
+    On its way from a worker to the device everything is int32, which halves what is copied; `to` widens on the device
+    what torch indexes by.
 
     Attributes:
         input_ids_T: int64 token ids after masking. The unused tail of each row is its own sequence of pad tokens.
@@ -54,12 +58,13 @@ class Batch:
     num_rows: int
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The batch on a device, ready for the model."""
         moved = {
             f.name: getattr(self, f.name).to(device, non_blocking=non_blocking)
             for f in fields(self)
             if isinstance(getattr(self, f.name), Tensor)
         }
-        return replace(self, **moved)
+        return replace(self, **{name: moved[name].long() if name in _INDICES else moved[name] for name in moved})
 
     def pin_memory(self) -> Batch:
         pinned = {

@@ -38,8 +38,10 @@ def derive(*parts: int) -> int:
     return int(key)
 
 
-def derive_each(key: int, *columns: NDArray[np.integer]) -> Keys:
-    """One key for each row of columns of integers, below `key`; the same as derive(key's parts..., row...)."""
+def derive_each(key: int | Keys, *columns: NDArray[np.integer]) -> Keys:
+    """One key for each row of columns of integers, below `key` (one, or one for each row); the same as derive(key's
+    parts..., row...).
+    """
     keys: Keys = np.full(np.shape(columns[0]), key, dtype=np.uint64)
     for column in columns:
         keys = hash64(keys, column.astype(np.uint64))

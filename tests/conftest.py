@@ -12,6 +12,12 @@ from tests.data.make_shards import make_documents, make_shards, make_tokenizer
 
 TinyRun = Callable[..., list[str]]
 
+# keys of metrics.jsonl in which two runs that train the same may differ: how long it took, and what it took
+TIMES = (
+    "time", "seconds", "tokens_per_second", "rank_flops_per_second", "data_wait_share", "peak_memory_bytes",
+    "seconds_left",
+)  # fmt: skip
+
 TINY_YAML = """\
 name: tiny
 runs_folder: {runs}
@@ -21,8 +27,8 @@ data:
   train: {data}/train
   validation: {data}/validation
   tokenizer: {data}/tokenizer
-  open_rows: 8
-  max_open_rows_age: 32
+  packing_window: 8
+  max_wait_rows: 32
   shuffle_block_shards: 2
   num_workers: 0
 model:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from modernbert_train.config.launch import launch_mistakes
+from modernbert_train.config.plugins import GPU_ONLY
 from modernbert_train.config.schema import BatchWarmupConfig, ModelConfig, PhaseConfig, RunConfig, StableAdamWConfig
+from modernbert_train.config.stream_rules import one_source, phase_shares, stream_shares
 from modernbert_train.errors import ConfigError
 
 Rule = Callable[[RunConfig, int], Iterator[str]]
@@ -69,19 +72,27 @@ def ranges(config: RunConfig, num_ranks: int) -> Iterator[str]:
         "model.norm_eps": model.norm_eps,
         "model.init_std": model.init_std,
         "model.init_cutoff": model.init_cutoff,
-        "data.open_rows": data.open_rows,
-        "data.max_open_rows_age": data.max_open_rows_age,
+        "data.packing_window": data.packing_window,
+        "data.max_wait_rows": data.max_wait_rows,
         "data.shuffle_block_shards": data.shuffle_block_shards,
         "data.prefetch_batches": data.prefetch_batches,
+        "data.worker_timeout_seconds": data.worker_timeout_seconds,
+        "data.cache_limit_bytes": data.cache_limit_bytes,
+        "data.download_timeout_seconds": data.download_timeout_seconds,
         "optim.lr": optim.lr,
         "optim.eps": optim.eps,
         "checkpoint.keep": config.checkpoint.keep,
         "checkpoint.interval_seconds": config.checkpoint.interval_seconds,
         "checkpoint.interval_steps": config.checkpoint.interval_steps,
+        "checkpoint.interval_tokens": config.checkpoint.interval_tokens,
         "eval.interval_tokens": config.eval.interval_tokens,
         "eval.max_tokens": config.eval.max_tokens,
         "distributed.timeout_seconds": config.distributed.timeout_seconds,
+        "stability.spike_deviations": config.stability.spike_deviations,
+        "stability.spike_min_rise": config.stability.spike_min_rise,
         "logging.line_seconds": config.logging.line_seconds,
+        "profile.steps": None if config.profile is None else config.profile.steps,
+        "profile.skip": None if config.profile is None else config.profile.skip,
     }
     for key, value in positive.items():
         if value is not None and not value > 0:
@@ -90,6 +101,9 @@ def ranges(config: RunConfig, num_ranks: int) -> Iterator[str]:
         "data.num_workers": data.num_workers,
         "optim.weight_decay": optim.weight_decay,
         "model.z_loss": model.z_loss,
+        "stability.spike_roll_back_batches": config.stability.spike_roll_back_batches,
+        "stability.max_skips": config.stability.max_skips,
+        "stability.max_roll_backs": config.stability.max_roll_backs,
     }.items():
         if value < 0:
             yield f"{key}={value}: must not be negative."
@@ -256,6 +270,16 @@ def validation_rows(config: RunConfig, num_ranks: int) -> Iterator[str]:
         yield "eval.interval_tokens is set but data.validation is not. Name the held-out shards or remove the interval."
 
 
+def worker_patience(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    data = config.data
+    if 0 < data.worker_timeout_seconds <= 2 * data.download_timeout_seconds and data.num_workers > 0:
+        yield (
+            f"data.worker_timeout_seconds={data.worker_timeout_seconds} is not above twice "
+            f"data.download_timeout_seconds={data.download_timeout_seconds}: a worker that waits for a remote shard, "
+            f"which may be fetched twice, would count as hung. Raise it to {3 * data.download_timeout_seconds}."
+        )
+
+
 def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if config.device == "cpu" and config.precision == "bf16":
         yield "precision=bf16 with device=cpu: Composer trains in fp32 on CPUs. Set precision=auto or fp32."
@@ -263,6 +287,36 @@ def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for key, kernel in kernels.items():
         if config.device == "cpu" and kernel in ("varlen", "flash", "flex"):
             yield f"{key}={kernel} with device=cpu: that kernel needs a GPU. Set {key}=auto or sdpa."
+    for name in GPU_ONLY:
+        if config.device == "cpu" and name in config.callbacks:
+            yield f"callbacks.{name} with device=cpu: it measures GPUs only. Set callbacks.{name}=false."
+
+
+def sharding(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    strategy, shard_ranks = config.distributed.strategy, config.distributed.shard_ranks
+    here = f"distributed.shard_ranks={shard_ranks}"
+    if strategy != "hsdp":
+        if shard_ranks is not None:
+            yield f"{here} with distributed.strategy={strategy}: only hsdp divides the ranks. Remove it, or set hsdp."
+    elif shard_ranks is None:
+        yield (
+            "distributed.strategy=hsdp without distributed.shard_ranks: how many ranks share one copy of the weights? "
+            "Usually those of one machine: distributed.shard_ranks=8."
+        )
+    elif shard_ranks < 2:
+        yield f"{here}: a copy on each rank is distributed.strategy=ddp. Use that, or at least 2."
+    elif num_ranks > 1 and num_ranks % shard_ranks:
+        yield f"{here} does not divide {num_ranks} ranks into equal groups. Use a divisor of {num_ranks}, or fsdp2."
+
+
+def stability(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    window = config.stability.spike_window_batches
+    if window < 8:
+        yield f"stability.spike_window_batches={window}: a spread of so few losses means nothing. Use at least 8."
+
+
+def launch(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    yield from launch_mistakes(config.launch)
 
 
 RULES: tuple[Rule, ...] = (
@@ -274,6 +328,13 @@ RULES: tuple[Rule, ...] = (
     phase_numbers,
     phase_schedule,
     phase_batch,
+    one_source,
+    stream_shares,
+    phase_shares,
     validation_rows,
+    worker_patience,
     precision_and_device,
+    sharding,
+    launch,
+    stability,
 )

@@ -41,7 +41,7 @@ SAME = {
     "train_loader.num_workers": "data.num_workers",
 }
 
-# What their model can be and this encoder is not; the value it must have. Their defaults differ, so a missing key counts.
+# What their model can be and this encoder is not. Their defaults are another model, so a missing key counts as one.
 FIXED: dict[str, tuple[Any, Any]] = {  # key of model.model_config -> (needed, what a file without the key gets)
     "attention_layer": ("rope", "base"),
     "bert_layer": ("prenorm", "prenorm"),
@@ -220,7 +220,8 @@ def _architecture(theirs: _Keys) -> None:
         found = theirs.take(f"model.model_config.{key}", default)
         if found != needed:
             theirs.problems.append(
-                f"model.model_config.{key}={found} ({theirs.file}): this encoder has {needed}. It cannot be trained here."
+                f"model.model_config.{key}={found} ({theirs.file}): this encoder has {needed}, so it cannot "
+                "be trained here."
             )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import types
 import typing
@@ -19,11 +20,14 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from modernbert_train.config.plugins import PLUGINS, REFUSED
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml
 from modernbert_train.config.schema import VARIANTS, ModelConfig, RunConfig
 from modernbert_train.errors import ConfigError
 
 T = TypeVar("T")
+
+_NO_RESOLVERS = "a value, or another key as ${section.key}; resolvers are not run"
 
 
 def load_run(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
@@ -72,10 +76,15 @@ def to_yaml(config: Any) -> str:
 
 def differences(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
     """Dotted keys whose values differ between two configurations, with both values (None where a key is absent)."""
-    trees = [OmegaConf.to_container(OmegaConf.structured(config)) for config in (old, new)]
-    flat = [{".".join(path): value for path, value in _leaves(typing.cast(dict[str, Any], tree))} for tree in trees]
-    keys = [*flat[0], *(key for key in flat[1] if key not in flat[0])]
-    return [(key, flat[0].get(key), flat[1].get(key)) for key in keys if flat[0].get(key) != flat[1].get(key)]
+    before, after = flat(old), flat(new)
+    keys = [*before, *(key for key in after if key not in before)]
+    return [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """Every value of a configuration by its dotted key."""
+    tree = typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(config)))
+    return {".".join(path): value for path, value in _leaves(tree)}
 
 
 # --- checking against the schema ---------------------------------------------------------------------------------
@@ -121,7 +130,9 @@ def _fill(config: Any, schema: type, tree: Any, path: tuple[str, ...], origins: 
             continue
         hint = _strip_optional(hints[key])
         inner: type | None = _dataclass_in_dict(hint)
-        if inner is not None:
+        if not path and key in PLUGINS:
+            _fill_plugins(config, key, value, origins, errors)
+        elif inner is not None:
             if not isinstance(value, Mapping):
                 errors.append(_bad(here, value, "a section with one entry for each name", origins))
                 continue
@@ -157,6 +168,38 @@ def _fill_section(
     _fill(config[key], schema, value, here, origins, errors)
 
 
+def _fill_plugins(config: Any, section: str, value: Any, origins: Origins, errors: list[str]) -> None:
+    """`callbacks:` and `loggers:`, whose entries are what Composer's constructors take; see config/plugins.py."""
+    if not isinstance(value, Mapping):
+        errors.append(_bad((section,), value, "a section with one entry for each name", origins))
+        return
+    known = PLUGINS[section]
+    for name, arguments in value.items():
+        here = (section, name)
+        if _refused(here, origins, errors):
+            continue
+        if name not in known:
+            errors.append(_unknown(here, list(known), origins))
+        elif isinstance(arguments, Mapping):
+            wrong = [key for key in arguments if key not in known[name] and not _refused((*here, key), origins, errors)]
+            errors.extend(_unknown((*here, key), list(known[name]), origins) for key in wrong)
+            texts = [(key, text) for key, value in arguments.items() for text in _texts(value)]
+            resolvers = [(key, text) for key, text in texts if "${" in text and ":" in text]
+            errors.extend(_bad((*here, key), text, _NO_RESOLVERS, origins) for key, text in resolvers)
+            if not wrong and not resolvers:
+                config[section][name] = arguments
+        elif arguments is not False:
+            wanted = "a section with its arguments, {} for none, or false to leave it out"
+            errors.append(_bad(here, arguments, wanted, origins))
+
+
+def _refused(here: tuple[str, ...], origins: Origins, errors: list[str]) -> bool:
+    reason = REFUSED.get(".".join(here))
+    if reason is not None:
+        errors.append(f"{'.'.join(here)} ({_origin(here, origins)}): cannot work here, {reason}. Remove it.")
+    return reason is not None
+
+
 def _variant(
     key: str, path: tuple[str, ...], value: Any, base: type, config: Any, origins: Origins, errors: list[str]
 ) -> type | None:
@@ -177,7 +220,7 @@ def _set_leaf(
     interpolations = [text for text in _texts(value) if "${" in text]
     if any(":" in text for text in interpolations):
         # a resolver such as oc.env would copy secrets of the environment into the saved configuration
-        errors.append(_bad(here, value, "a value, or another key as ${section.key}; resolvers are not run", origins))
+        errors.append(_bad(here, value, _NO_RESOLVERS, origins))
         return
     if hint is int and isinstance(value, float) and value.is_integer():
         value = int(value)  # 1e9 tokens is a whole number, whatever YAML thinks
@@ -185,6 +228,8 @@ def _set_leaf(
         value = float(value)
     elif typing.get_origin(hint) is tuple and isinstance(value, list):
         value = tuple(float(item) if isinstance(item, int) else item for item in value)
+    elif hint == dict[str, str] and isinstance(value, Mapping):
+        value = {name: item if isinstance(item, str) else json.dumps(item) for name, item in value.items()}
     wrong_kind = value is not None and not interpolations and not _fits(value, hint)
     try:
         if wrong_kind:
@@ -197,6 +242,8 @@ def _set_leaf(
 
 
 def _texts(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
     if isinstance(value, list):
         return [text for item in value for text in _texts(item)]
     return [value] if isinstance(value, str) else []
@@ -204,15 +251,13 @@ def _texts(value: Any) -> list[str]:
 
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a value is of the very type asked for, which OmegaConf would otherwise convert to; numbers are finite."""
-    if typing.get_origin(hint) is list:
-        return isinstance(value, list) and all(_fits(item, typing.get_args(hint)[0]) for item in value)
     if isinstance(value, float) and not math.isfinite(value):
         return False
     return hint not in (str, bool, int, float) or type(value) is hint
 
 
 def _unknown(here: tuple[str, ...], names: list[str], origins: Origins) -> str:
-    near = _nearest(here[-1], names, ".".join(here[:-1])) or f" Known here: {', '.join(names)}."
+    near = _nearest(here[-1], names, ".".join(here[:-1])) or f" Known here: {', '.join(names) or 'none'}."
     return f"{'.'.join(here)} ({_origin(here, origins)}): unknown key.{near}"
 
 
@@ -232,8 +277,10 @@ def _nearest(word: str, names: list[str], prefix: str = "") -> str:
 def _describe(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(str(choice) for choice in typing.get_args(hint))
-    if typing.get_origin(hint) in (list, tuple):
+    if typing.get_origin(hint) is tuple:
         return f"a list like [{', '.join(getattr(a, '__name__', str(a)) for a in typing.get_args(hint))}]"
+    if hint == dict[str, str]:
+        return "a section with a text for each name"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return words.get(hint, str(hint))
 

@@ -6,12 +6,14 @@ which keys a kind reads is the table FIELDS, and a key that the chosen kind woul
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from omegaconf import MISSING
 
 SMALLEST_VOCABULARY = 320  # 256 bytes and 5 special tokens, rounded up to a multiple of 64
+LANGUAGE_FILTER = "LanguageFilter"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +32,46 @@ class SourceConfig:
 class TokenizerConfig:
     """The tokenizer: one trained on the training documents, or one that exists."""
 
-    path: str | None = None  # tokenizer.json or its folder, to be used as it is; None trains one
-    vocab_size: int = 8192  # entries of a trained tokenizer, special tokens included; a multiple of 64
+    path: str | None = None  # tokenizer.json or its folder, to be used with the ids it has; None trains one
+    extend: bool = False  # add the special tokens that it lacks, and spare entries up to a multiple of 64
+    vocab_size: int = 8192  # entries of a trained tokenizer, special and spare ones included; a multiple of 64
+    spare_entries: int = 0  # entries [unused0], ... that no text gives; with `extend` at least so many
     training_share: float = 1.0  # share of the training documents, picked by hash, that a tokenizer is trained on
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterConfig:
+    """One of datatrove's filters: documents that it does not pass are left out and counted."""
+
+    filter: Literal[
+        "LanguageFilter",
+        "GopherQualityFilter",
+        "GopherRepetitionFilter",
+        "FineWebQualityFilter",
+        "C4QualityFilter",
+        "C4ParagraphFilter",
+        "RegexFilter",
+    ] = MISSING  # class of datatrove.pipeline.filters; C4QualityFilter also removes lines, which is counted too
+    model: str | None = None  # LanguageFilter only: the fastText model, a local file such as lid.176.bin
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the class, see datatrove
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearDuplicatesConfig:
+    """MinHash (Broder 1997): two documents are near duplicates if they agree on all hashes of any one bucket."""
+
+    ngram_words: int = 5  # words in a shingle; a document of fewer words is never a near duplicate
+    buckets: int = 14  # more buckets find less similar pairs
+    hashes_per_bucket: int = 8  # more hashes find only more similar pairs; 14 x 8 finds 92 % of those 80 % alike
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorConfig:
+    """Who runs the tasks: nothing here changes what is written."""
+
+    name: Literal["local", "slurm", "ray"] = "local"
+    workers: int | None = None  # tasks run at a time; None is one per core; slurm, ray: no limit
+    options: dict[str, Any] = field(default_factory=dict)  # slurm, ray: arguments of datatrove's executor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +80,17 @@ class PrepareConfig:
 
     out: str = MISSING  # folder of the dataset; appears only when it is complete
     sources: dict[str, SourceConfig] = field(default_factory=dict)  # read in this order; at least one
+    filters: dict[str, FilterConfig] = field(default_factory=dict)  # applied in this order
+    duplicates: Literal["keep", "exact", "near"] = "exact"  # left out: none, equal texts, near duplicates as well
+    near_duplicates: NearDuplicatesConfig = field(default_factory=NearDuplicatesConfig)  # how near, for `near`
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     validation_share: float = 0.05  # share of the documents, by hash of their text, that is held out; 0 holds out none
     min_characters: int = 1  # shorter documents are left out and counted
     max_characters: int = 5_000_000  # longer ones are damage: tokenising takes about 130 bytes of memory a character
     on_error: Literal["skip", "stop"] = "skip"  # damaged documents: leave out and count, or stop at the first
     shard_bytes: int = 1 << 24  # size of one shard before compression, in bytes
+    task_bytes: int = 1 << 27  # input read by one task, in bytes; a file that cannot be cut may be more
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
 
 
 # kind -> the keys of SourceConfig that it reads
@@ -68,48 +112,106 @@ GLOBS: dict[str, tuple[str, ...]] = {
 }
 
 
+# arguments of datatrove's executors that are not the user's to choose
+_OURS = ("pipeline", "tasks", "workers", "depends", "logging_dir", "skip_completed")
+
+
 def prepare_problems(config: PrepareConfig) -> list[str]:
     """Find what no single key shows: sources that lack or ignore a key, numbers out of range.
 
     Returns:
         One message per problem (what, where, what to do); empty when the spec can be run.
     """
-    problems = []
+    return [
+        *_source_problems(config),
+        *_filter_problems(config),
+        *_tokenizer_problems(config.tokenizer),
+        *_number_problems(config),
+        *_executor_problems(config.executor),
+    ]
+
+
+def _source_problems(config: PrepareConfig) -> Iterator[str]:
     if not config.sources:
-        problems.append("sources: empty. Add at least one, for example sources.mine={kind: text, path: folder}.")
+        yield "sources: empty. Add at least one, for example sources.mine={kind: text, path: folder}."
     for name, source in config.sources.items():
         reads = FIELDS[source.kind]
         if "path" in reads and not source.path:
-            problems.append(f"sources.{name}.path: missing. A source of kind {source.kind} needs one.")
-        problems.extend(
-            f"sources.{name}.{key}={getattr(source, key)}: a source of kind {source.kind} does not read it. Remove it."
-            for key in ("path", "glob", "text_field", "subset", "split")
-            if key not in reads and getattr(source, key) is not None
-        )
-    size = config.tokenizer.vocab_size
+            yield f"sources.{name}.path: missing. A source of kind {source.kind} needs one."
+        for key in ("path", "glob", "text_field", "subset", "split"):
+            if key not in reads and getattr(source, key) is not None:
+                yield (
+                    f"sources.{name}.{key}={getattr(source, key)}: a source of kind {source.kind} does not read it. "
+                    "Remove it."
+                )
+
+
+def _filter_problems(config: PrepareConfig) -> Iterator[str]:
+    for name, each in config.filters.items():
+        if each.filter == LANGUAGE_FILTER and each.model is None:
+            yield (
+                f"filters.{name}.model: missing. {LANGUAGE_FILTER} needs a fastText model for language "
+                "identification. Fetch lid.176.bin once where there is a network, and name the file here."
+            )
+        if each.filter != LANGUAGE_FILTER and each.model is not None:
+            yield f"filters.{name}.model={each.model}: {each.filter} does not read it. Remove it."
+        if "exclusion_writer" in each.arguments:
+            yield f"filters.{name}.arguments.exclusion_writer: not supported; what is left out is counted. Remove it."
+    near = config.near_duplicates
+    for key in ("ngram_words", "buckets", "hashes_per_bucket"):
+        if getattr(near, key) < 1:
+            yield f"near_duplicates.{key}={getattr(near, key)}: must be at least 1. Remove it to have the default."
+    if near != NearDuplicatesConfig() and config.duplicates != "near":
+        yield f"near_duplicates: not read with duplicates={config.duplicates}. Set duplicates=near, or remove it."
+
+
+def _tokenizer_problems(settings: TokenizerConfig) -> Iterator[str]:
+    size, spare = settings.vocab_size, settings.spare_entries
     if size % 64 or size < SMALLEST_VOCABULARY:
         nearest = max(SMALLEST_VOCABULARY, round(size / 64) * 64)
-        problems.append(
+        yield (
             f"tokenizer.vocab_size={size}: must be a multiple of 64 and at least {SMALLEST_VOCABULARY}. "
             f"The nearest is {nearest}."
         )
-    if not 0 < config.tokenizer.training_share <= 1:
-        problems.append(
-            f"tokenizer.training_share={config.tokenizer.training_share}: must be above 0 and at most 1. "
+    elif not 0 <= spare <= size - 261:
+        yield f"tokenizer.spare_entries={spare}: must be from 0 to {size - 261}, so that bytes and specials fit."
+    if settings.extend and settings.path is None:
+        yield "tokenizer.extend=true: there is no tokenizer.path to extend. Name one, or remove extend."
+    if spare and settings.path is not None and not settings.extend:
+        yield f"tokenizer.spare_entries={spare}: a given tokenizer stays as it is. Set tokenizer.extend=true."
+    if not 0 < settings.training_share <= 1:
+        yield (
+            f"tokenizer.training_share={settings.training_share}: must be above 0 and at most 1. "
             "1 trains the tokenizer on every training document."
         )
+
+
+def _number_problems(config: PrepareConfig) -> Iterator[str]:
     if not 0 <= config.validation_share < 1:
-        problems.append(
-            f"validation_share={config.validation_share}: must be at least 0 and below 1. 0.05 holds out 5 %."
-        )
+        yield f"validation_share={config.validation_share}: must be at least 0 and below 1. 0.05 holds out 5 %."
     if not 1 <= config.min_characters <= config.max_characters:
-        problems.append(
+        yield (
             f"min_characters={config.min_characters}: must be at least 1 and at most max_characters="
             f"{config.max_characters}. Change one of the two."
         )
     if not 1 << 16 <= config.shard_bytes <= 1 << 31:
-        problems.append(
+        yield (
             f"shard_bytes={config.shard_bytes}: must be from 65536 (64 KiB) to 2147483648 (2 GiB). "
             "16777216 suits local disks, 67108864 object stores."
         )
-    return problems
+    if config.task_bytes < 1024:
+        yield f"task_bytes={config.task_bytes}: must be at least 1024. 134217728 (128 MiB) suits most."
+
+
+def _executor_problems(executor: ExecutorConfig) -> Iterator[str]:
+    if executor.workers is not None and executor.workers < 1:
+        yield f"executor.workers={executor.workers}: must be at least 1. null takes one per core."
+    if executor.name == "local" and executor.options:
+        yield f"executor.options={executor.options}: the local executor has none. Remove them."
+    if executor.name == "slurm":
+        for key in ("time", "partition"):
+            if key not in executor.options:
+                yield f"executor.options.{key}: missing. Slurm needs it, for example executor.options.time=04:00:00."
+    for key in _OURS:
+        if key in executor.options:
+            yield f"executor.options.{key}: chosen by data_prep/prepare.py itself. Remove it."

@@ -8,23 +8,58 @@ node without torch can check a run.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from omegaconf import MISSING
+
+from modernbert_train.config.launch import LaunchConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamConfig:
+    """One of several folders of training shards, and how much of the training text it is; see docs/mixtures.md.
+
+    All streams have `proportion`, or none has. Without it a stream weighs `tokens`, or `repeat` times its own size.
+    """
+
+    path: str = MISSING  # folder of shards, local or in a store
+    proportion: float | None = None  # share of the training text; all shares add up to 1, and 0 keeps for later phases
+    repeat: float | None = None  # passes over it while a stream of repeat 1 is read once; None: 1
+    tokens: int | None = None  # tokens of it in a run as long as the tokens of all streams together
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseStreamConfig:
+    """What a phase changes about a stream."""
+
+    proportion: float = MISSING  # share of the phase's text
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Tokenised MDS shards, and how they become rows."""
 
-    train: str = MISSING  # folder of training shards, as written by data_prep/prepare.py
+    train: str | None = None  # folder of training shards, as written by data_prep/prepare.py; or else:
+    streams: dict[str, StreamConfig] = field(default_factory=dict)  # several of them, by names of your choice
+    mix_by: Literal["tokens", "documents"] = "tokens"  # what the shares of the streams are shares of
     validation: str | None = None  # folder of held-out shards; None trains without validation
     tokenizer: str = MISSING  # folder that AutoTokenizer loads; its hash must be the one recorded beside the shards
-    open_rows: int = 64  # rows kept open by the greedy packer; more packs tighter (64 fill rows of 1,024 to 99 %)
-    max_open_rows_age: int = 2048  # a row is closed once this many later rows were; bounds how long text waits
+    packing_window: int = 128  # stretches of text that wait for a row they fill well; more pack tighter
+    max_wait_rows: int = 2048  # a stretch waits while at most so many rows, and packing_window more, are made
     shuffle_block_shards: int = 16  # documents are shuffled within blocks of this many shuffled shards
     num_workers: int = 1  # processes per rank that read and mask; 0 reads in the training process
     prefetch_batches: int = 2  # batches each worker prepares ahead
+    worker_timeout_seconds: float = 300.0  # a batch that a worker does not deliver for so long ends the run
+    cache_folder: str | None = None  # local disk for copies of remote shards; None: ~/.cache/modernbert_train
+    cache_limit_bytes: int | None = None  # shards read longest ago make room beyond it; None keeps all
+    download_timeout_seconds: float = 60.0  # a file of which nothing new arrives for so long, retries included, is lost
+
+    @property
+    def all_streams(self) -> dict[str, StreamConfig]:
+        """The streams by name, in the order in which documents are numbered; `train` is one of that name."""
+        if self.train is not None:
+            return {"train": StreamConfig(path=self.train)}
+        return dict(sorted(self.streams.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +83,7 @@ class ModelConfig:
     global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = None  # global layers; None: same
     compile: bool = False  # torch.compile the layers
     activation_checkpointing: bool = False  # recompute each layer in the backward pass
-    init_from: str | None = None  # first weights, same architecture: a run, a checkpoint, a Hugging Face folder or id
+    init_from: str | None = None  # first weights, same architecture: run, checkpoint, Hugging Face folder or id, .pt
     grow_from: str | None = None  # the same of a smaller model, enlarged by center tiling
     grow_mode: Literal["fitted", "paper"] = "fitted"  # paper: the mapping as published; see models/tiling.py
 
@@ -145,10 +180,15 @@ class PhaseConfig:
     weight_decay: float | None = None  # None: optim.weight_decay
     reset_moments: bool = False  # start the phase with an empty optimizer; otherwise moments carry over
     restart_data: bool = False  # start the phase with a new pass over the data; otherwise it goes on where it stands
+    streams: dict[str, PhaseStreamConfig] = field(default_factory=dict)  # other shares; a stream not named has none
 
     @property
     def microbatch_rows(self) -> int:
         return self.microbatch_tokens // self.row_tokens
+
+    def local_theta(self, model: ModelConfig) -> float:
+        """RoPE base of local layers in this phase."""
+        return model.local_rope_theta if self.local_rope_theta is None else self.local_rope_theta
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,29 +218,49 @@ class EvalConfig:
 class CheckpointConfig:
     interval_seconds: float | None = 900.0  # a checkpoint when this much time has passed; None by steps only
     interval_steps: int | None = None  # a checkpoint every so many optimizer steps
-    keep: int = 3  # newest checkpoints kept; those at the end of a phase are always kept
+    interval_tokens: int | None = None  # a checkpoint every so many tokens, kept for good: to average, to branch from
+    keep: int = 3  # newest checkpoints kept; those at the end of a phase or of interval_tokens are always kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class StabilityConfig:
+    """What is done with a batch that would harm the weights. Its update is held back before it is applied.
+
+    stop ends the run; skip leaves the batch's update out; roll_back also takes weights and moments from a checkpoint
+    before it. Clock and data go on in both. See docs/stability.md.
+    """
+
+    non_finite: Literal["stop", "skip", "roll_back"] = "stop"  # the loss or a gradient is NaN or infinite
+    spike: Literal["ignore", "stop", "skip", "roll_back"] = "ignore"  # the loss jumps; ignore only records it
+    spike_window_batches: int = 128  # batches of the phase that a loss is compared with; no spike is seen before
+    spike_deviations: float = 8.0  # a spike is so many robust standard deviations above their median ...
+    spike_min_rise: float = 0.5  # ... and at least so many nats above it
+    spike_roll_back_batches: int = 0  # roll back from a spike by at least so many batches; PaLM: about 100
+    max_skips: int = 20  # skipped batches over the whole run; the next one stops it
+    max_roll_backs: int = 3  # the same for rolling back
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    strategy: Literal["ddp", "fsdp2"] = "ddp"  # used when there is more than one rank
+    strategy: Literal["ddp", "fsdp2", "hsdp"] = "ddp"  # with several ranks; hsdp: whole copies, each sharded by FSDP2
+    shard_ranks: int | None = None  # hsdp only: ranks that share one copy of the weights, usually those of one machine
     timeout_seconds: float = 300.0  # a collective that waits longer ends the job
-
-
-@dataclass(frozen=True, kw_only=True)
-class WandbConfig:
-    enabled: bool = False
-    project: str = "modernbert-train"
-    entity: str | None = None
-    mode: Literal["online", "offline"] = "offline"  # offline needs no account; `wandb sync` uploads later
-    tags: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
     progress_bar: bool = True  # a bar on a terminal, plain lines elsewhere
     line_seconds: float = 10.0  # time between plain progress lines
-    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileConfig:
+    """A look at where the time of a few steps goes: a trace and a table in <run folder>/profile; see docs/watching.md."""
+
+    steps: int = 3  # optimizer steps that are recorded, of rank 0
+    skip: int = 10  # steps of each start before them, at least 1: compilation and caches settle meanwhile
+    stacks: bool = False  # with the lines of Python that called; the recorded steps get slower
+    memory: bool = False  # with what is allocated and freed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +271,7 @@ class RunConfig:
     runs_folder: str = "runs"  # the run lives in <runs_folder>/<name>
     seed: int = 17
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast over fp32 weights on GPUs, fp32 on CPU
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast over fp32 weights, or fp32 without bf16
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -220,8 +280,13 @@ class RunConfig:
     start: StartConfig | None = None  # None: from scratch, or from model.init_from or model.grow_from
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    stability: StabilityConfig = field(default_factory=StabilityConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    profile: ProfileConfig | None = None  # None: off, and nothing of it is even built
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)  # Composer's, by name; see docs/composer.md
+    loggers: dict[str, dict[str, Any]] = field(default_factory=dict)  # the same: wandb, tensorboard, mlflow, file, ...
 
     @property
     def folder(self) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.dataset_card import read_card
+from modernbert_train.data.remote import local_folder
+from modernbert_train.data.shares import phase_weights, token_shares
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import read_vocabulary
 
@@ -29,8 +31,31 @@ def check_data(config: RunConfig) -> None:
         raise DataError("\n".join(mistakes))
 
 
+def describe_streams(config: RunConfig) -> str:
+    """A line for each stream: its size, its share of each phase, and the passes over it that makes in the run."""
+    cards = {name: read_card(local_folder(s.path, config.data)) for name, s in config.data.all_streams.items()}
+    tokens = {name: card.tokens for name, card in cards.items()}
+    documents = {name: card.documents for name, card in cards.items()}
+    own = documents if config.data.mix_by == "documents" else tokens
+    weights = {name: phase_weights(config, phase, own) for name, phase in config.phases.items()}
+    whole = token_shares(config, tokens, documents)
+    head = ("stream", "tokens", "documents", *(f"share of {name}" for name in weights), "passes")
+    rows = [head]
+    for name in cards:
+        shares = (f"{each[name] / sum(each.values()):.2%}" for each in weights.values())
+        passes = f"about {whole[name] * config.total_tokens / tokens[name]:.2f}"
+        rows.append((name, f"{tokens[name]:,}", f"{documents[name]:,}", *shares, passes))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, f"Shares are of {config.data.mix_by}."])
+
+
 def _folders(config: RunConfig) -> list[tuple[str, str]]:
-    folders = [("data.train", config.data.train)]
+    many = config.data.train is None
+    folders = [
+        (f"data.streams.{name}.path" if many else "data.train", stream.path)
+        for name, stream in config.data.all_streams.items()
+    ]
     if config.data.validation is not None:
         folders.append(("data.validation", config.data.validation))
     return folders
@@ -38,7 +63,7 @@ def _folders(config: RunConfig) -> list[tuple[str, str]]:
 
 def _mismatch(config: RunConfig, folder: tuple[str, str], sha256: str) -> Iterator[str]:
     key, path = folder
-    card = read_card(path)
+    card = read_card(local_folder(path, config.data))
     if card.tokenizer_sha256 != sha256:
         yield (
             f"{key}={path}: made with another tokenizer (sha256 {card.tokenizer_sha256[:12]}...) than data.tokenizer="

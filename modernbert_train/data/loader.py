@@ -20,15 +20,13 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from modernbert_train.batch import IGNORED_LABEL, Batch, Masked
-from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.data.packing import SPECIAL_TOKENS, Piece
 from modernbert_train.data.planner import BatchPlan, BatchPlanner, Row
-from modernbert_train.errors import DataError, RunError
-from modernbert_train.keyed import Keys, derive, derive_each
+from modernbert_train.data.workers import LOOK_SECONDS, deliveries
+from modernbert_train.errors import RunError
+from modernbert_train.keyed import Keys
 from modernbert_train.vocabulary import Vocabulary
-
-WORKER_TIMEOUT_SECONDS = 300
-_MASKS = 3
 
 
 class Objective(Protocol):
@@ -61,22 +59,24 @@ class MicrobatchMaker:
     """Reads, lays out and masks the rows of a plan.
 
     Args:
-        shards: where the tokens are.
+        streams: where the tokens are; masks are keyed by the seeds of the streams.
         objective: what is predicted.
         vocabulary: ids of the special tokens.
-        seed: the run's seed; masks are keyed by it.
     """
 
-    def __init__(self, shards: TokenShards, objective: Objective, vocabulary: Vocabulary, seed: int) -> None:
-        self._shards = shards
+    def __init__(self, streams: TokenStreams, objective: Objective, vocabulary: Vocabulary) -> None:
+        self._streams = streams
         self._objective = objective
         self._vocabulary = vocabulary
-        self._mask_key = derive(seed, _MASKS)
 
     def microbatches(self, rows: tuple[Row, ...], plan: BatchPlan) -> Iterator[Batch]:
         """The given rows in order, plan.microbatch_rows at a time."""
         for first in range(0, len(rows), plan.microbatch_rows):
             yield self._make(rows[first : first + plan.microbatch_rows], plan.row_tokens, plan.mask_rate)
+
+    def stream_of(self, document: int) -> str:
+        """Name of the stream that a document belongs to."""
+        return self._streams.stream_of(document)
 
     def _make(self, rows: tuple[Row, ...], row_tokens: int, mask_rate: float) -> Batch:
         total = len(rows) * row_tokens
@@ -87,7 +87,7 @@ class MicrobatchMaker:
         for number, row in enumerate(rows):
             at = number * row_tokens
             for piece in row:
-                text = self._shards.read(piece.document)[piece.start : piece.start + piece.length]
+                text = self._streams.read(piece.document)[piece.start : piece.start + piece.length]
                 ids[at] = self._vocabulary.cls_id
                 ids[at + 1 : at + 1 + len(text)] = text
                 ids[at + 1 + len(text)] = self._vocabulary.sep_id
@@ -97,9 +97,8 @@ class MicrobatchMaker:
                 borders.append(at)
             if at < (number + 1) * row_tokens:
                 borders.append((number + 1) * row_tokens)
-        columns = np.array(pieces, dtype=np.int64).reshape(-1, len(Piece._fields))
-        epochs, documents, piece_starts, lengths = columns.T
-        keys = derive_each(self._mask_key, epochs, documents, piece_starts)
+        lengths = np.array([piece.length for piece in pieces], dtype=np.int64)
+        keys = self._streams.mask_keys(pieces)
         masked = self._objective.corrupt(ids, np.array(starts, dtype=np.int64), lengths, keys, mask_rate)
 
         cu_seqlens = np.full(_next_power_of_two(len(borders)), total, dtype=np.int32)
@@ -110,22 +109,35 @@ class MicrobatchMaker:
         predicted = len(masked.labels_M)
         assert predicted <= bound, f"{predicted} predicted positions exceed the bound of {bound}"
         return Batch(
-            input_ids_T=torch.from_numpy(masked.input_ids_T),
-            position_ids_T=torch.from_numpy(positions),
+            input_ids_T=_narrow(masked.input_ids_T),
+            position_ids_T=_narrow(positions),
             cu_seqlens_S=torch.from_numpy(cu_seqlens),
             max_seqlen=row_tokens,
-            positions_M=torch.from_numpy(np.pad(masked.positions_M, (0, bound - predicted))),
-            labels_M=torch.from_numpy(
-                np.pad(masked.labels_M, (0, bound - predicted), constant_values=IGNORED_LABEL),
-            ),
+            positions_M=_narrow(np.pad(masked.positions_M, (0, bound - predicted))),
+            labels_M=_narrow(np.pad(masked.labels_M, (0, bound - predicted), constant_values=IGNORED_LABEL)),
             num_tokens=int(lengths.sum()) + SPECIAL_TOKENS * len(pieces),
             num_predicted=predicted,
             num_rows=len(rows),
         )
 
 
+def _narrow(values: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.int32))
+
+
 def _next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
+
+
+def share_of_rank(rows: tuple[Row, ...], rank: int, num_ranks: int, microbatch_rows: int) -> tuple[Row, ...]:
+    """One rank's rows of a global batch: every num_ranks-th microbatch of it.
+
+    So microbatches are the same for any number of ranks, and dropout keyed by them is too. Where they cannot be shared
+    evenly, every num_ranks-th row.
+    """
+    block = 1 if len(rows) % (microbatch_rows * num_ranks) else microbatch_rows
+    firsts = range(rank * block, len(rows), num_ranks * block)
+    return tuple(row for first in firsts for row in rows[first : first + block])
 
 
 class PackedLoader:
@@ -134,9 +146,13 @@ class PackedLoader:
     Args:
         planner: decides the global batches; every rank has its own equal one.
         maker: turns rows into microbatches.
-        rank, num_ranks: rows j of a batch with j mod num_ranks = rank are this rank's.
+        rank, num_ranks: see `share_of_rank`.
         num_workers: worker processes; 0 works in this process.
         prefetch_batches: batches each worker prepares ahead.
+        worker_timeout_seconds: longest wait for a batch of a worker.
+
+    Attributes:
+        rows: what this rank's share of the batch last taken is made of; for naming its documents.
     """
 
     def __init__(
@@ -148,6 +164,7 @@ class PackedLoader:
         num_ranks: int,
         num_workers: int,
         prefetch_batches: int,
+        worker_timeout_seconds: float = 300.0,
     ) -> None:
         self._planner = planner
         self._maker = maker
@@ -155,8 +172,10 @@ class PackedLoader:
         self._num_ranks = num_ranks
         self._num_workers = num_workers
         self._prefetch_batches = prefetch_batches
+        self._worker_timeout_seconds = worker_timeout_seconds
         self._taken = planner.state_dict()
-        self._planned: deque[dict[str, Any]] = deque()
+        self._planned: deque[tuple[dict[str, Any], tuple[Row, ...]]] = deque()
+        self.rows: tuple[Row, ...] = ()
 
     def __iter__(self) -> Iterator[StepBatch]:
         self._planner.load_state_dict(self._taken)
@@ -167,36 +186,27 @@ class PackedLoader:
             sampler=_Plans(self),
             num_workers=self._num_workers,
             prefetch_factor=self._prefetch_batches if self._num_workers else None,
-            timeout=WORKER_TIMEOUT_SECONDS if self._num_workers else 0,
+            timeout=LOOK_SECONDS if self._num_workers else 0,
             pin_memory=torch.cuda.is_available(),
             worker_init_fn=_leave_signals_to_the_run,
             generator=torch.Generator(),  # its own, so that starting to iterate draws nothing from the global one
         )
-        batches = iter(loader)
-        while True:
-            try:
-                batch = next(batches, None)
-            except (RuntimeError, OSError, EOFError) as error:
-                if self._num_workers == 0 or not _tells_of_a_lost_worker(error):
-                    raise
-                _abandon(batches)
-                raise RunError(
-                    f"a data worker is gone, or silent for {WORKER_TIMEOUT_SECONDS} s ({error}). If the machine ran "
-                    "out of memory, lower data.num_workers or data.prefetch_batches; the same command goes on from the "
-                    "newest checkpoint."
-                ) from error
-            if batch is None:
-                return
-            if isinstance(batch, DataError):
+        for batch in deliveries(loader, self._worker_timeout_seconds):
+            if isinstance(batch, RunError):
                 raise batch
-            self._taken = self._planned.popleft()
+            self._taken, self.rows = self._planned.popleft()
             yield batch
 
     def plans(self) -> Iterator[tuple[tuple[Row, ...], BatchPlan]]:
         """This rank's rows of each batch to come; remembers the state after each until the batch is taken."""
         for plan in self._planner:
-            self._planned.append(self._planner.state_dict())
-            yield plan.rows[self._rank :: self._num_ranks], replace(plan, rows=())
+            rows = share_of_rank(plan.rows, self._rank, self._num_ranks, plan.microbatch_rows)
+            self._planned.append((self._planner.state_dict(), rows))
+            yield rows, replace(plan, rows=())
+
+    def stream_of(self, document: int) -> str:
+        """Name of the stream that a document belongs to."""
+        return self._maker.stream_of(document)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the first batch that was not taken starts; the same on every rank."""
@@ -207,25 +217,16 @@ class PackedLoader:
         self._taken = state
 
 
-def _tells_of_a_lost_worker(error: Exception) -> bool:
-    """Torch says so itself, or the pipe to the worker breaks; an error raised in a worker reads `Caught ...`."""
-    return not isinstance(error, RuntimeError) or str(error).startswith("DataLoader")
-
-
-def _abandon(batches: Any) -> None:
-    """Kill what is left of the workers; torch's orderly shutdown can wait for ever on a lock that a dead one held."""
-    torch._C._remove_worker_pids(id(batches))  # or torch would report these deaths too
-    for worker in getattr(batches, "_workers", ()):
-        worker.kill()
-    batches._shutdown = True
-
-
 def _leave_signals_to_the_run(worker: int) -> None:
-    """Ctrl-C, or a signal to the whole group, must not take a worker away while the run finishes its step."""
+    """Ctrl-C, or a signal to all processes of a job, must not take a worker away while the run finishes its step.
+
+    Slurm sends SIGUSR1 before a time limit, and SIGTERM before it takes a machine away, to every process there is.
+    """
     os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_DFL)  # not the run's own handler, which a forked process inherits
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    # the first is the run's; whoever means this worker asks twice, as multiprocessing does at the end, or kills
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 class _Plans:
@@ -238,18 +239,18 @@ class _Plans:
         return self._loader.plans()
 
 
-class _RankRows(Dataset[StepBatch | DataError]):
+class _RankRows(Dataset[StepBatch | RunError]):
     """Turns a plan into microbatches; what runs in the workers.
 
-    Bad data is returned, not raised: torch would wrap the message for the user into a worker's traceback.
+    Errors for the user are returned, not raised: torch would wrap the message into a worker's traceback.
     """
 
     def __init__(self, maker: MicrobatchMaker) -> None:
         self._maker = maker
 
-    def __getitem__(self, item: tuple[tuple[Row, ...], BatchPlan]) -> StepBatch | DataError:
+    def __getitem__(self, item: tuple[tuple[Row, ...], BatchPlan]) -> StepBatch | RunError:
         rows, plan = item
         try:
             return StepBatch(tuple(self._maker.microbatches(rows, plan)), plan)
-        except DataError as error:
+        except RunError as error:
             return error

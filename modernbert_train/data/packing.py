@@ -1,14 +1,16 @@
 """Greedy packing: pieces of documents into rows. No I/O, no randomness, no tokens: lengths are all it sees.
 
-Best fit over a bounded set of open rows: a piece goes into the fullest open row that still takes it. This gives up
-less than 1 % of a row of 1,024 tokens against packing with unlimited memory, and it works on a stream.
+A small window of pieces waits. Each row begins with the piece that has waited longest, is filled in order of arrival
+while much room is left, and is finished with the one or two waiting pieces that leave the least room. To choose the
+last pieces of a row among many is what makes rows full: best fit, which must give a row to each piece as it comes,
+leaves 6 % of a row of 1,024 empty where documents are all about a third of it, and this 0.3 % (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 
@@ -16,8 +18,8 @@ class Piece(NamedTuple):
     """A stretch of a document that becomes one sequence.
 
     Attributes:
-        epoch: pass over the data in which the document was drawn.
-        document: its number.
+        epoch: pass over its stream in which the document was drawn.
+        document: its number, through all streams.
         start: first token of the stretch within the document.
         length: tokens of the stretch, special tokens not included.
     """
@@ -27,29 +29,35 @@ class Piece(NamedTuple):
     start: int
     length: int
 
+    def cut(self, most: int) -> Iterator[Piece]:
+        """The piece in stretches of at most so many tokens, in order."""
+        for offset in range(0, self.length, most):
+            yield self._replace(start=self.start + offset, length=min(most, self.length - offset))
+
 
 SPECIAL_TOKENS = 2  # [CLS] before and [SEP] after each sequence
 SMALLEST_SEQUENCE = 1 + SPECIAL_TOKENS
+WINDOW = 128  # pieces that wait, unless the configuration says otherwise
+_BULK = 3  # a row is filled in order of arrival while it has room for more than this many average pieces
+_SERIALS = 1 << 40  # lengths and arrival numbers share an integer, so that sorting by it sorts by length, then age
 
 
-def pack_greedy(lengths: Sequence[int], row_tokens: int, open_rows: int = 64) -> list[list[int]]:
-    """Place sequences into rows; the fullest open row with room wins and no sequence is split.
+def pack_greedy(lengths: Sequence[int], row_tokens: int, window: int = WINDOW) -> list[list[int]]:
+    """Place sequences into rows; no sequence is split.
 
     Args:
         lengths: tokens in each sequence, special tokens included, in arrival order.
         row_tokens: capacity of one row, in tokens.
-        open_rows: rows that may wait for a better fit at a time.
+        window: sequences that may wait for a row at a time.
 
     Returns:
-        One list of indices into `lengths` per row, in the order in which the rows were closed; every index appears
+        One list of indices into `lengths` per row, in the order in which the rows were made; every index appears
         exactly once.
 
     Raises:
         ValueError: a sequence is longer than a row or empty; names its index and both lengths.
-
-    Source: best fit as in Krell et al. 2021, arXiv:2107.02027, on a bounded window.
     """
-    packer = GreedyPacker(row_tokens, open_rows, max_age=len(lengths) + 1)
+    packer = GreedyPacker(row_tokens, window, max_wait=len(lengths) + 1)
     for index, length in enumerate(lengths):
         if not 0 < length <= row_tokens:
             raise ValueError(f"sequence {index} has {length} tokens, a row holds 1 to {row_tokens}. Split it first.")
@@ -59,92 +67,135 @@ def pack_greedy(lengths: Sequence[int], row_tokens: int, open_rows: int = 64) ->
 
 
 class GreedyPacker:
-    """Packs pieces one after the other; closed rows wait in `ready`.
+    """Packs pieces one after the other; finished rows wait in `ready`.
+
+    From the moment a piece is placed until its row is finished, at most `max_wait + window` other rows are: every row
+    that is made of waiting pieces takes the oldest, and no piece is passed over once max_wait rows were finished.
 
     Args:
         row_tokens: capacity of one row, in tokens.
-        open_rows: rows kept open at a time.
-        max_age: a row is closed once this many rows were closed since it was opened, full or not.
+        window: pieces kept waiting; more of them pack tighter.
+        max_wait: a row is made as soon as the oldest piece has seen so many rows go by. Pieces that fill a row alone
+            never wait, so without this bound a stream of them could hold up the others for ever.
     """
 
-    def __init__(self, row_tokens: int, open_rows: int, max_age: int) -> None:
+    def __init__(self, row_tokens: int, window: int, max_wait: int) -> None:
         self.row_tokens = row_tokens
         self.ready: deque[tuple[Piece, ...]] = deque()
-        self._max_open = open_rows
-        self._max_age = max_age
-        self._rows: dict[int, list[Piece]] = {}  # serial -> pieces, oldest first
-        self._room: dict[int, int] = {}  # serial -> free tokens
-        self._opened_at: dict[int, int] = {}  # serial -> rows closed before it was opened
-        self._by_room: list[tuple[int, int]] = []  # (free tokens, serial), sorted
+        self._window = window
+        self._max_wait = max_wait
+        self._tolerance = row_tokens // 256  # room at the end of a row that is not worth a longer search
+        # code -> waiting piece and the rows finished before it came, oldest first; a code is its length and a number
+        self._waiting: dict[int, tuple[Piece, int]] = {}
+        self._by_length: list[int] = []  # codes, sorted
+        self._tokens = 0  # of the waiting pieces, special tokens included
         self._next_serial = 0
-        self._num_closed = 0
+        self._num_finished = 0
 
     def add(self, epoch: int, document: int, length: int) -> None:
         """Cut the first `length` tokens of a document into pieces that fit a row, and place them."""
-        most = self.row_tokens - SPECIAL_TOKENS
-        for offset in range(0, length, most):
-            self.place(Piece(epoch, document, offset, min(most, length - offset)))
+        for piece in Piece(epoch, document, 0, length).cut(self.row_tokens - SPECIAL_TOKENS):
+            self.place(piece)
 
     def place(self, piece: Piece) -> None:
-        """Put one piece, no longer than a row, into the fullest open row that takes it."""
-        need = piece.length + SPECIAL_TOKENS
-        at = bisect_left(self._by_room, (need, -1))
-        if at < len(self._by_room):
-            room, serial = self._by_room.pop(at)
+        """Take one piece, no longer than a row; finish rows as they fall due."""
+        if piece.length + SPECIAL_TOKENS + SMALLEST_SEQUENCE > self.row_tokens:
+            self.ready.append((piece,))
+            self._num_finished += 1
         else:
-            if len(self._rows) == self._max_open:
-                self._close(self._by_room[0][1])
-            room, serial = self.row_tokens, self._next_serial
-            self._next_serial += 1
-            self._rows[serial] = []
-            self._opened_at[serial] = self._num_closed
-        self._rows[serial].append(piece)
-        self._room[serial] = room - need
-        insort(self._by_room, (room - need, serial))
-        if room - need < SMALLEST_SEQUENCE:
-            self._close(serial)
-        while self._rows:
-            oldest = next(iter(self._rows))
-            if self._num_closed - self._opened_at[oldest] <= self._max_age:
-                break
-            self._close(oldest)
+            self._wait(piece, self._num_finished)
+        while len(self._waiting) > self._window or self._overdue():
+            self._finish_row()
 
     def flush(self) -> None:
-        """Close every open row, oldest first."""
-        for serial in list(self._rows):
-            self._close(serial)
+        """Make rows of all that waits."""
+        while self._waiting:
+            self._finish_row()
 
-    def _close(self, serial: int) -> None:
-        room = self._room.pop(serial)
-        del self._by_room[bisect_left(self._by_room, (room, serial))]
-        del self._opened_at[serial]
-        self.ready.append(tuple(self._rows.pop(serial)))
-        self._num_closed += 1
-
-    def num_waiting_tokens(self) -> int:
-        """Tokens placed and not given out, special tokens not included."""
-        return sum(piece.length for row in [*self.ready, *self._rows.values()] for piece in row)
+    def waiting(self) -> list[Piece]:
+        """Pieces placed and not given out, in the order in which they would be packed anew."""
+        return [piece for row in self.ready for piece in row] + [piece for piece, _ in self._waiting.values()]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next rows depend on, as JSON."""
         return {
             "row_tokens": self.row_tokens,
-            "closed": self._num_closed,
             "ready": [[list(piece) for piece in row] for row in self.ready],
-            "open": [
-                [self._num_closed - self._opened_at[serial], [list(piece) for piece in row]]
-                for serial, row in self._rows.items()
-            ],
+            "waiting": [[self._num_finished - born, list(piece)] for piece, born in self._waiting.values()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state made with the same settings."""
-        self.__init__(state["row_tokens"], self._max_open, self._max_age)  # type: ignore[misc]
-        self._num_closed = state["closed"]
+        self.__init__(state["row_tokens"], self._window, self._max_wait)  # type: ignore[misc]
         self.ready.extend(tuple(Piece(*piece) for piece in row) for row in state["ready"])
-        for age, row in state["open"]:
-            serial, self._next_serial = self._next_serial, self._next_serial + 1
-            self._rows[serial] = [Piece(*piece) for piece in row]
-            self._opened_at[serial] = self._num_closed - age
-            self._room[serial] = self.row_tokens - sum(piece.length + SPECIAL_TOKENS for piece in self._rows[serial])
-            insort(self._by_room, (self._room[serial], serial))
+        for age, piece in state["waiting"]:
+            self._wait(Piece(*piece), -age)
+
+    def _wait(self, piece: Piece, born: int) -> None:
+        need = piece.length + SPECIAL_TOKENS
+        code = need * _SERIALS + self._next_serial
+        self._next_serial += 1
+        self._waiting[code] = (piece, born)
+        insort(self._by_length, code)
+        self._tokens += need
+
+    def _overdue(self) -> bool:
+        if not self._waiting:
+            return False
+        _, born = next(iter(self._waiting.values()))
+        return self._num_finished - born >= self._max_wait
+
+    def _finish_row(self) -> None:
+        """Make one row of waiting pieces, the oldest first."""
+        row: list[Piece] = []
+        room = self._take(self._in_order(), row, self.row_tokens)
+        while room >= SMALLEST_SEQUENCE and (found := self._best_fit(room)):
+            room = self._take(found, row, room)
+        self.ready.append(tuple(row))
+        self._num_finished += 1
+
+    def _in_order(self) -> list[int]:
+        """The oldest piece, and those after it that fit as long as much room is left."""
+        found: list[int] = []
+        room, tokens, number = self.row_tokens, self._tokens, len(self._waiting)
+        for code in self._waiting:
+            if found and room * number <= _BULK * tokens:
+                break
+            need = code // _SERIALS
+            if need <= room:
+                found.append(code)
+                room, tokens, number = room - need, tokens - need, number - 1
+        return found
+
+    def _take(self, codes: Sequence[int], row: list[Piece], room: int) -> int:
+        """Move pieces into a row; returns the room that is left."""
+        for code in codes:
+            row.append(self._waiting.pop(code)[0])
+            del self._by_length[bisect_left(self._by_length, code)]
+            need = code // _SERIALS
+            self._tokens -= need
+            room -= need
+        return room
+
+    def _best_fit(self, room: int) -> tuple[int, ...]:
+        """The one or two waiting pieces that leave the least room, or at most the tolerance; none if none fits.
+
+        Long pieces are tried first: what is short is easier to place later.
+        """
+        lengths = self._by_length
+        best: tuple[int, ...] = ()
+        least = room
+        at = bisect_left(lengths, (room + 1) * _SERIALS) - 1
+        while at >= 0 and least > self._tolerance:
+            long = lengths[at]
+            need = long // _SERIALS
+            if 2 * need < room - least:
+                break  # two of this length or less leave more room
+            left = room - need
+            if left < least:
+                best, least = (long,), left
+            other = bisect_right(lengths, (left + 1) * _SERIALS, 0, at) - 1
+            if other >= 0 and left - lengths[other] // _SERIALS < least:
+                best, least = (long, lengths[other]), left - lengths[other] // _SERIALS
+            at -= 1
+        return best

@@ -1,31 +1,48 @@
 """Decides, from document lengths alone, what every global batch is made of.
 
 This is what makes a run exact. The planner sees no ranks, no workers and no tokens: it walks the shuffled pieces of
-documents, packs their lengths into rows, and cuts the stream of rows into global batches by the clock. Every rank runs
-the same planner (more than 100 million tokens a second) and reads only its own rows of each batch, so the sequence of
-batches is the same for any number of ranks and workers, and the tokens of a batch are known everywhere without asking.
+each stream, takes the next from the stream whose turn it is, packs their lengths into rows, and cuts the sequence of
+rows into global batches by the clock. Every rank runs the same planner (more than 100 million tokens a second) and
+reads only its own rows of each batch, so the sequence of batches is the same for any number of ranks and workers, and
+the tokens of a batch are known everywhere without asking.
 
-A phase with another row length begins a new epoch, because its pieces are cut anew; what the epoch before had left is
-counted in `left_out`. Within a row length epochs follow each other without a seam.
+Nothing is left out: epochs follow each other without a seam, and where a phase has another row length, the pieces that
+wait are cut to it if they must be and packed anew, and the cursors go on where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from modernbert_train.clock import position_at
+from modernbert_train.clock import Position, position_at
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.packing import SPECIAL_TOKENS, GreedyPacker, Piece
-from modernbert_train.data.shuffle import ShuffledPieces
+from modernbert_train.data.shares import FairQueue, phase_weights
+from modernbert_train.data.shuffle import PieceCursor, ShuffledPieces
 
 Row = tuple[Piece, ...]
-_SLICE = 4096  # pieces taken from a block's layout at a time
+
+
+@dataclass(frozen=True)
+class StreamCount:
+    """What a batch has of one stream.
+
+    Attributes:
+        name: of the stream.
+        epoch: pass over the stream that the planner stands in.
+        tokens: of its text in the batch, special tokens not included.
+        documents: that begin in the batch.
+    """
+
+    name: str
+    epoch: int
+    tokens: int
+    documents: int
 
 
 @dataclass(frozen=True)
@@ -41,8 +58,8 @@ class BatchPlan:
         row_tokens: capacity of a row.
         microbatch_rows: rows in one forward on one rank.
         mask_rate: share of maskable tokens to predict.
-        epoch: pass over the data that the planner stands in.
-        left_out: tokens that passes still had when another row length ended them, over the run so far.
+        streams: what it has of each stream of the training data.
+        unused: tokens that had been drawn and still waited for a row, if this is the run's last batch; else 0.
     """
 
     phase: str
@@ -53,8 +70,8 @@ class BatchPlan:
     row_tokens: int
     microbatch_rows: int
     mask_rate: float
-    epoch: int = 0
-    left_out: int = 0
+    streams: tuple[StreamCount, ...] = ()
+    unused: int = 0
 
 
 class BatchPlanner:
@@ -62,24 +79,29 @@ class BatchPlanner:
 
     Args:
         config: the run.
-        pieces: the shuffled pieces of the training documents.
+        streams: the shuffled pieces of each stream, by name, in the order in which their documents are numbered.
 
     Attributes:
         tokens: global tokens before the next batch.
-        left_out: tokens that an epoch still had when another row length ended it, over the whole run.
     """
 
-    def __init__(self, config: RunConfig, pieces: ShuffledPieces) -> None:
+    def __init__(self, config: RunConfig, streams: Mapping[str, ShuffledPieces]) -> None:
         self._config = config
-        self._pieces = pieces
+        self._names = list(streams)
+        self._first: list[int] = []  # each stream's first document
+        self._cursors: list[PieceCursor] = []
+        documents = 0
+        for pieces in streams.values():
+            self._first.append(documents)
+            self._cursors.append(PieceCursor(pieces, documents))
+            documents += pieces.num_documents
+        self._by_documents = config.data.mix_by == "documents"
+        own = {n: p.num_documents if self._by_documents else p.num_tokens for n, p in streams.items()}
+        self._weights = [list(phase_weights(config, phase, own).values()) for phase in config.phases.values()]
         self.tokens = 0
-        self.left_out = 0
-        self._epoch, self._block = 0, 0
-        self._taken = 0  # pieces of the block already given to the packer
-        self._placed = 0  # tokens of the epoch already given to the packer
+        self._phase: str | None = None  # of the last batch
+        self._queue = FairQueue(self._weights[0])
         self._packer = self._new_packer(position_at(config, 0).phase.row_tokens)
-        self._layout: NDArray[np.int64] | None = None
-        self._next: list[list[int]] = []  # a slice of the layout, last first
 
     def __iter__(self) -> Iterator[BatchPlan]:
         return self
@@ -89,13 +111,14 @@ class BatchPlanner:
             raise StopIteration
         position = position_at(self._config, self.tokens)
         phase = position.phase
-        if phase.row_tokens != self._packer.row_tokens:
-            self._begin_row_tokens(phase.row_tokens)
+        self._enter(position)
         wanted = batch_rows_at(phase, position.tokens)
-        while len(self._packer.ready) < wanted:
-            self._packer.place(self._next_piece())
+        self._fill(wanted)
         rows = tuple(self._packer.ready.popleft() for _ in range(wanted))
-        tokens = sum(piece.length + SPECIAL_TOKENS for row in rows for piece in row)
+        pieces = [piece for row in rows for piece in row]
+        streams = self._count(pieces)
+        tokens = sum(stream.tokens for stream in streams) + SPECIAL_TOKENS * len(pieces)
+        last = self.tokens + tokens >= self._config.total_tokens
         plan = BatchPlan(
             phase=position.name,
             tokens_before=self.tokens,
@@ -105,8 +128,8 @@ class BatchPlanner:
             row_tokens=phase.row_tokens,
             microbatch_rows=phase.microbatch_rows,
             mask_rate=self._config.objective.mask_rate if phase.mask_rate is None else phase.mask_rate,
-            epoch=self._epoch,
-            left_out=self.left_out,
+            streams=streams,
+            unused=sum(piece.length for piece in self._packer.waiting()) if last else 0,
         )
         self.tokens += tokens
         return plan
@@ -115,46 +138,68 @@ class BatchPlanner:
         """Where the next batch starts, as JSON; its size does not grow with the position."""
         return {
             "tokens": self.tokens,
-            "left_out": self.left_out,
-            "epoch": self._epoch,
-            "block": self._block,
-            "taken": self._taken,
-            "placed": self._placed,
+            "phase": self._phase,
+            "streams": {name: cursor.state_dict() for name, cursor in zip(self._names, self._cursors, strict=True)},
+            "weights": list(self._queue.weights),
+            "lag": list(self._queue.lag),
             "packer": self._packer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state of the same data, seed and packing settings; takes the same time at any position."""
-        self.tokens, self.left_out = state["tokens"], state["left_out"]
-        self._epoch, self._block, self._taken = state["epoch"], state["block"], state["taken"]
-        self._placed = state["placed"]
+        self.tokens, self._phase = state["tokens"], state["phase"]
+        for name, cursor in zip(self._names, self._cursors, strict=True):
+            cursor.load_state_dict(state["streams"][name])
+        self._queue = FairQueue(state["weights"])
+        self._queue.lag = list(state["lag"])
         self._packer = self._new_packer(state["packer"]["row_tokens"])
         self._packer.load_state_dict(state["packer"])
-        self._layout, self._next = None, []
 
     def _new_packer(self, row_tokens: int) -> GreedyPacker:
-        return GreedyPacker(row_tokens, self._config.data.open_rows, self._config.data.max_open_rows_age)
+        return GreedyPacker(row_tokens, self._config.data.packing_window, self._config.data.max_wait_rows)
 
-    def _begin_row_tokens(self, row_tokens: int) -> None:
-        self.left_out += self._pieces.num_tokens - self._placed + self._packer.num_waiting_tokens()
-        self._packer = self._new_packer(row_tokens)
-        self._begin_epoch()
-        self._layout, self._next = None, []
+    def _enter(self, position: Position) -> None:
+        """Follow the phase that the next batch starts in: its passes, shares and row length."""
+        phase = position.phase
+        if position.name != self._phase:
+            if phase.restart_data and self._phase is not None:
+                for cursor in self._cursors:
+                    cursor.begin_epoch()
+            self._phase = position.name
+        if self._weights[position.index] != self._queue.weights:
+            self._queue = FairQueue(self._weights[position.index])
+        most = phase.row_tokens - SPECIAL_TOKENS
+        for cursor in self._cursors:
+            cursor.allow(most)
+        if phase.row_tokens != self._packer.row_tokens:
+            waiting = self._packer.waiting()
+            self._packer = self._new_packer(phase.row_tokens)
+            for piece in waiting:
+                for part in piece.cut(most):
+                    self._packer.place(part)
 
-    def _begin_epoch(self) -> None:
-        self._epoch, self._block, self._taken, self._placed = self._epoch + 1, 0, 0, 0
+    def _fill(self, wanted: int) -> None:
+        """Draw pieces until so many rows are ready."""
+        packer, cursors, queue = self._packer, self._cursors, self._queue
+        used = [index for index, weight in enumerate(queue.weights) if weight]
+        if len(used) == 1:
+            cursor = cursors[used[0]]
+            while len(packer.ready) < wanted:
+                packer.place(cursor.take())
+            return
+        unit = int(self._by_documents)  # what next_size tells: tokens, documents
+        sizes = [cursors[index].next_size()[unit] if index in used else 0 for index in range(len(cursors))]
+        while len(packer.ready) < wanted:
+            chosen = queue.give(sizes)
+            packer.place(cursors[chosen].take())
+            sizes[chosen] = cursors[chosen].next_size()[unit]
 
-    def _next_piece(self) -> Piece:
-        while not self._next:
-            if self._layout is None:
-                piece_tokens = self._packer.row_tokens - SPECIAL_TOKENS
-                self._layout = self._pieces.block(self._epoch, self._block, piece_tokens)
-            self._next = self._layout[self._taken : self._taken + _SLICE].tolist()[::-1]
-            if not self._next:
-                self._layout, self._taken, self._block = None, 0, self._block + 1
-                if self._block == self._pieces.num_blocks:
-                    self._begin_epoch()
-        self._taken += 1
-        piece = Piece(self._epoch, *self._next.pop())
-        self._placed += piece.length
-        return piece
+    def _count(self, pieces: Sequence[Piece]) -> tuple[StreamCount, ...]:
+        _, documents, starts, lengths = zip(*pieces, strict=True)
+        if len(self._names) == 1:
+            return (StreamCount(self._names[0], self._cursors[0].epoch, sum(lengths), starts.count(0)),)
+        streams = np.searchsorted(self._first, documents, side="right") - 1
+        tokens = np.bincount(streams, lengths, len(self._names)).astype(int).tolist()
+        begun = np.bincount(streams, np.equal(starts, 0), len(self._names)).astype(int).tolist()
+        columns = zip(self._names, self._cursors, tokens, begun, strict=True)
+        return tuple(StreamCount(name, cursor.epoch, *counts) for name, cursor, *counts in columns)

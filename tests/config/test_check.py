@@ -51,11 +51,22 @@ BROKEN = {
     "model.init_cutoff=0": "model.init_cutoff=0.0: must be above 0.",
     "model.z_loss=-1": "model.z_loss=-1.0: must not be negative.",
     "model.attention_out_dropout=1": "model.attention_out_dropout=1.0: must be at least 0 and below 1.",
-    "data.open_rows=0": "data.open_rows=0: must be above 0.",
-    "data.max_open_rows_age=0": "data.max_open_rows_age=0: must be above 0.",
+    "data.packing_window=0": "data.packing_window=0: must be above 0.",
+    "data.max_wait_rows=0": "data.max_wait_rows=0: must be above 0.",
     "data.shuffle_block_shards=0": "data.shuffle_block_shards=0: must be above 0.",
     "data.prefetch_batches=0": "data.prefetch_batches=0: must be above 0.",
     "data.num_workers=-1": "data.num_workers=-1: must not be negative.",
+    "data.cache_limit_bytes=0": "data.cache_limit_bytes=0: must be above 0.",
+    "data={download_timeout_seconds: 0, num_workers: 0}": "data.download_timeout_seconds=0.0: must be above 0.",
+    "data={worker_timeout_seconds: 0}": "data.worker_timeout_seconds=0.0: must be above 0.",
+    "data={worker_timeout_seconds: 120}": "data.worker_timeout_seconds=120.0 is not above twice "
+    "data.download_timeout_seconds=60.0: a worker that waits for a remote shard",
+    "stability.spike_deviations=0": "stability.spike_deviations=0.0: must be above 0.",
+    "stability.spike_min_rise=0": "stability.spike_min_rise=0.0: must be above 0.",
+    "stability.spike_roll_back_batches=-1": "stability.spike_roll_back_batches=-1: must not be negative.",
+    "stability.max_skips=-1": "stability.max_skips=-1: must not be negative.",
+    "stability.max_roll_backs=-1": "stability.max_roll_backs=-1: must not be negative.",
+    "stability.spike_window_batches=7": "stability.spike_window_batches=7: a spread of so few losses",
     "optim.lr=0": "optim.lr=0.0: must be above 0.",
     "optim.eps=0": "optim.eps=0.0: must be above 0.",
     "optim.weight_decay=-1e-5": "optim.weight_decay=-1e-05: must not be negative.",
@@ -66,11 +77,18 @@ BROKEN = {
     "checkpoint.keep=0": "checkpoint.keep=0: must be above 0.",
     "checkpoint.interval_seconds=0": "checkpoint.interval_seconds=0.0: must be above 0.",
     "checkpoint.interval_steps=0": "checkpoint.interval_steps=0: must be above 0.",
+    "checkpoint.interval_tokens=0": "checkpoint.interval_tokens=0: must be above 0.",
     "eval.interval_tokens=0": "eval.interval_tokens=0: must be above 0.",
     "eval.max_tokens=0": "eval.max_tokens=0: must be above 0.",
     "eval.row_tokens=7": "eval.row_tokens=7: at least 8",
     "distributed.timeout_seconds=0": "distributed.timeout_seconds=0.0: must be above 0.",
+    "distributed.strategy=hsdp": "distributed.strategy=hsdp without distributed.shard_ranks: how many ranks share",
+    "distributed.shard_ranks=2": "distributed.shard_ranks=2 with distributed.strategy=ddp: only hsdp divides the",
+    "distributed={strategy: hsdp, shard_ranks: 1}": "distributed.shard_ranks=1: a copy on each rank is",
+    "callbacks.memory_monitor={}": "callbacks.memory_monitor with device=cpu: it measures GPUs only.",
     "logging.line_seconds=0": "logging.line_seconds=0.0: must be above 0.",
+    "profile.steps=0": "profile.steps=0: must be above 0.",
+    "profile.skip=0": "profile.skip=0: must be above 0.",
     "objective.mask_rate=0": "objective.mask_rate=0.0: a share of the tokens, above 0 and at most 1.",
     "objective.eval_mask_rate=1.1": "objective.eval_mask_rate=1.1: a share of the tokens, above 0 and at most 1.",
     "objective.random_token_share=0.3": "objective.mask_token_share=0.8 and objective.random_token_share=0.3:",
@@ -89,6 +107,9 @@ BROKEN = {
     ),
     "model={init_from: a, grow_from: b}": "model.init_from=a and model.grow_from=b: both would give the first weights.",
     "phases.one=null": "phases: empty, so there is nothing to train.",
+    "data.train=null": "data.train: missing, and so is data.streams.",
+    "data.streams={web: {path: a}}": "data.train=shards/train and data.streams (web): both name the training text.",
+    "phases.one.streams={web: {proportion: 1}}": "phases.one.streams is set and data.streams is not:",
     "phases.one.lr_ratio=0": "phases.one.lr_ratio=0.0: must be above 0.",
     "phases.one.global_rope_theta=0": "phases.one.global_rope_theta=0.0: must be above 0.",
     "phases.one.local_rope_theta=0": "phases.one.local_rope_theta=0.0: must be above 0.",
@@ -118,6 +139,26 @@ def load(tmp_path: Path) -> Load:
     return lambda *overrides: load_run([file], ["device=cpu", *overrides])
 
 
+MIXED = ("data.train=null", "data.streams={web: {path: a}, books: {path: b}}")
+# overrides of MIXED -> how the only message starts
+BROKEN_STREAMS = {
+    "data.streams.web.repeat=-1": "data.streams.web.repeat=-1.0: must not be negative.",
+    "data.streams.web.tokens=-1": "data.streams.web.tokens=-1: must not be negative.",
+    "data.streams.web={repeat: 2, tokens: 5}": "data.streams.web: repeat=2.0 and tokens=5 are different ways",
+    "data.streams.web.proportion=0.5": "data.streams.books has no proportion and data.streams.web has one:",
+    "data.streams={web: {proportion: 0.5}, books: {proportion: 0.4}}": "data.streams: the proportions add up to 0.9 (",
+    "data.streams={web: {proportion: 1.5}, books: {proportion: -0.5}}": "data.streams.books.proportion=-0.5: must not",
+    "data.streams={web: {repeat: 0}, books: {tokens: 0}}": "data.streams: every stream weighs 0,",
+    "data={mix_by: documents, streams: {web: {tokens: 5}}}": "data.streams.web.tokens=5 with data.mix_by=documents:",
+    "data.streams={'a b': {path: c}}": "data.streams.a b: a name of a stream",
+    "phases.one.streams={book: {proportion: 1}}": "phases.one.streams.book: no stream of data.streams. Did you mean "
+    "phases.one.streams.books?",
+    "phases.one.streams={xyz: {proportion: 1}}": "phases.one.streams.xyz: no stream of data.streams. Known: web, books",
+    "phases.one.streams={web: {proportion: 0.9}}": "phases.one.streams: the proportions add up to 0.9 (web 0.9)",
+    "phases.one.streams={web: {proportion: -0.5}, books: {proportion: 1.5}}": "phases.one.streams.web.proportion=-0.5:",
+}
+
+
 def messages(config: RunConfig, num_ranks: int = 1) -> list[str]:
     with pytest.raises(ConfigError) as error:
         check(config, num_ranks)
@@ -141,9 +182,30 @@ def test_a_run_that_goes_on_from_a_checkpoint_takes_its_weights_from_nowhere_els
     assert message.startswith("start.checkpoint=c and model.grow_from=a: both would give the first weights.")
 
 
+@pytest.mark.parametrize("override", BROKEN_STREAMS)
+def test_one_mistake_in_a_mixture_gives_one_message(load: Load, override: str) -> None:
+    """A wrong share would train a model of other text than was asked for, and nothing later would tell."""
+    (line,) = messages(load(*MIXED, override))
+    assert line.startswith(BROKEN_STREAMS[override])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["data.streams.web.repeat=2.5", "data.streams.books.tokens=1000"],
+        ["data.streams={web: {proportion: 0.3333333}, books: {proportion: 0.6666667}}"],  # within 1e-6
+        ["data.streams.books.repeat=0", "phases.one.streams={web: {proportion: 0}, books: {proportion: 1}}"],
+        ["phases.one.streams={books: {proportion: 1}}", "data.mix_by=documents"],
+    ],
+)
+def test_mixtures_that_can_be_trained_pass(load: Load, overrides: list[str]) -> None:
+    check(load(*MIXED, *overrides))
+
+
 def test_every_rule_is_broken_by_one_of_the_cases(load: Load) -> None:
     """A rule without a case here could stop working unseen."""
-    configs = [load(override) for override in BROKEN]
+    configs = [load(override) for override in BROKEN] + [load(*MIXED, override) for override in BROKEN_STREAMS]
     broken = {rule for rule in RULES for config in configs if list(rule(config, 1))}
     assert broken == set(RULES)
 
@@ -152,6 +214,15 @@ def test_every_broken_rule_is_told_at_once(load: Load) -> None:
     found = messages(load("name=a b", "model.num_heads=10", "phases.one.tokens=0", "optim.lr=-1", "precision=bf16"))
     assert {line.split("=")[0] for line in found} >= {"name", "model.hidden_size", "phases.one.tokens", "optim.lr"}
     assert len(found) >= 5
+
+
+def test_groups_that_share_the_weights_divide_the_ranks(load: Load) -> None:
+    """And where the number of ranks is not known yet, as in `check` on a login node, nothing is said of it."""
+    config = load("distributed={strategy: hsdp, shard_ranks: 2}", "phases.one={batch_rows: 6, batch_warmup: null}")
+    for num_ranks in (1, 2, 6):
+        check(config, num_ranks)
+    (line,) = messages(config, 3)
+    assert line.startswith("distributed.shard_ranks=2 does not divide 3 ranks into equal groups.")
 
 
 @pytest.mark.parametrize("num_ranks", [3, 4, 5, 8])

@@ -1,4 +1,4 @@
-"""A run file of AnswerDotAI's repository becomes one of ours, or is refused; if this breaks, a key is lost in silence."""
+"""A run file of AnswerDotAI's repository becomes one of ours, or is refused; else keys are lost in silence."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def test_another_architecture_is_refused_with_every_difference(theirs: Path) -> 
 
 
 def test_tiling_and_decay_are_understood(theirs: Path) -> None:
-    grown = "init_from_checkpoint: {checkpoint_load_path: ckpts, checkpoint_run_name: base, mode: tile_weights_from_middle}\n"
+    keys = "checkpoint_load_path: ckpts, checkpoint_run_name: base, mode: tile_weights_from_middle"
+    grown = f"init_from_checkpoint: {{{keys}}}\n"
     decay = THEIRS.replace("name: warmup_stable_decay, t_warmup: 3_000_000_000tok, alpha_f: 0.0, t_decay: 0tok", "X")
     decay = decay.replace("{X}", "{name: one_minus_sqrt, t_decay: 50_000tok, alpha_f: 0.001}")
     theirs.write_text(decay + grown)

@@ -93,7 +93,8 @@ def test_mistakes_of_every_kind_and_place_are_told_together(refused: Callable[..
 
 def test_a_key_like_no_other_lists_the_known_ones(refused: Callable[..., list[str]]) -> None:
     (line,) = refused("checkpoint: {zzz: 1}")
-    assert line == "checkpoint.zzz (extra.yaml:1): unknown key. Known here: interval_seconds, interval_steps, keep."
+    known = "interval_seconds, interval_steps, interval_tokens, keep"
+    assert line == f"checkpoint.zzz (extra.yaml:1): unknown key. Known here: {known}."
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,10 @@ def test_a_key_like_no_other_lists_the_known_ones(refused: Callable[..., list[st
         ("eval: {max_tokens:}", "eval.max_tokens", None),
         ("phases: {stable: {mask_rate: 1}}", "phases.stable.mask_rate", 1.0),
         ("device: cuda", "device", "cuda"),
-        ("logging: {wandb: {tags: [a, b]}}", "logging.wandb.tags", ["a", "b"]),
+        ("loggers: {wandb: {tags: [a, 1e-3]}}", "loggers.wandb.tags", ["a", 1e-3]),
+        ("callbacks: {speed_monitor: {window_size: 10}}", "callbacks.speed_monitor.window_size", 10),
+        ("callbacks: {lr_monitor: {}}", "callbacks.lr_monitor", {}),
+        ("callbacks: {lr_monitor: false}", "callbacks", {}),
     ],
 )
 def test_values_mean_what_people_mean(load: Load, text: str, key: str, value: object) -> None:
@@ -146,8 +150,9 @@ def test_values_mean_what_people_mean(load: Load, text: str, key: str, value: ob
         ("optim: {betas: 0.9}", "optim.betas=0.9 (extra.yaml:1): expected a list like [float, float]."),
         ("optim: {betas: [0.9]}", "optim.betas=(0.9,) (extra.yaml:1): expected a list like [float, float]."),
         ("optim: {betas: [010, 0.9]}", "optim.betas=010 (extra.yaml:1): a leading zero means octal. Write it without."),
-        ("logging: {wandb: {tags: a}}", "logging.wandb.tags='a' (extra.yaml:1): expected a list like [str]."),
-        ("logging: {wandb: {tags: [1]}}", "logging.wandb.tags=[1] (extra.yaml:1): expected a list like [str]."),
+        ("callbacks: 3", "callbacks=3 (extra.yaml:1): expected a section with one entry for each name."),
+        ("callbacks: {lr_monitor:}", "callbacks.lr_monitor=None (extra.yaml:1): expected a section with its arg"),
+        ("callbacks: {lr_monitor: true}", "callbacks.lr_monitor=True (extra.yaml:1): expected a section with its"),
         ("phases: {my one: {tokens: 'a  b'}}", "phases.my one.tokens='a  b' (extra.yaml:1): expected a whole number."),
         ("phases: null", "phases=None (extra.yaml:1): expected a section with one entry for each name."),
         ("\n\ncheckpoint: 3", "checkpoint=3 (extra.yaml:3): expected a section with keys interval_seconds,"),
@@ -200,7 +205,6 @@ def test_every_missing_value_is_named(tmp_path: Path) -> None:
     lines = str(error.value).splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "data.tokenizer",
-        "data.train",
         "name",
         "optim.lr",
         "phases.a.batch_rows",
@@ -209,7 +213,7 @@ def test_every_missing_value_is_named(tmp_path: Path) -> None:
         "phases.a.microbatch_tokens",
         "phases.a.row_tokens",
     ]
-    assert lines[3] == "optim.lr: missing. It has no default; set it in the YAML or as optim.lr=..."
+    assert lines[2] == "optim.lr: missing. It has no default; set it in the YAML or as optim.lr=..."
 
 
 def test_later_files_win_and_overrides_win_over_them(load: Load) -> None:
@@ -257,6 +261,37 @@ def test_an_unknown_variant_lists_the_known_ones(refused: Callable[..., list[str
     assert line == "optim.name='adamww' (extra.yaml:2): expected one of stable_adamw, adamw. Did you mean adamw?"
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "callbacks: {speed_monitr: {}}",
+            "callbacks.speed_monitr (extra.yaml:1): unknown key. Did you mean callbacks.speed_monitor?",
+        ),
+        (
+            "callbacks: {speed_monitor: {windowsize: 3}}",
+            "callbacks.speed_monitor.windowsize (extra.yaml:1): unknown key. Did you mean callbacks.speed_monitor.window",
+        ),
+        ("callbacks: {lr_monitor: {x: 1}}", "callbacks.lr_monitor.x (extra.yaml:1): unknown key. Known here: none."),
+        ("loggers: {wandbb: {}}", "loggers.wandbb (extra.yaml:1): unknown key. Did you mean loggers.wandb?"),
+        (
+            "callbacks: {checkpoint_saver: {}}",
+            "callbacks.checkpoint_saver (extra.yaml:1): cannot work here, checkpoints here are written and",
+        ),
+        (
+            "loggers: {neptune: {api_token: abc}}",
+            "loggers.neptune.api_token (extra.yaml:1): cannot work here, it would be saved with the run's c",
+        ),
+    ],
+)
+def test_an_unknown_or_unfit_plugin_of_composer_is_refused_without_composer(
+    refused: Callable[..., list[str]], text: str, message: str
+) -> None:
+    """A misspelt monitor must not be found out after a week without its figures."""
+    (line,) = refused(text)
+    assert line.startswith(message)
+
+
 def test_a_phase_is_removed_with_null_and_an_optional_section_too(load: Load) -> None:
     text = "phases: {stable: null, decay: {batch_warmup: {start_rows: 1, step_rows: 1, tokens: 9}}}"
     config = load(text)
@@ -268,12 +303,12 @@ def test_interpolations_stand_for_other_keys_and_keep_types_checked(
     load: Load, refused: Callable[..., list[str]]
 ) -> None:
     config = load(
-        "phases: {decay: {schedule: {decay_tokens: '${phases.decay.tokens}'}}}\nlogging: {wandb: {tags: ['${name}']}}",
+        "phases: {decay: {schedule: {decay_tokens: '${phases.decay.tokens}'}}}\nloggers: {wandb: {tags: ['${name}']}}",
         "runs_folder=out/${name}",
         "optim.eps=${seed}",
     )
     assert config.phases["decay"].schedule.decay_tokens == 500_000
-    assert (config.runs_folder, config.logging.wandb.tags) == ("out/base", ["base"])
+    assert (config.runs_folder, config.loggers["wandb"]["tags"]) == ("out/base", ["base"])
     assert config.optim.eps == 17.0 and type(config.optim.eps) is float
     for text in ("seed: ${name}", "seed: ${no.such}", "seed: ${seed}", "device: ${name}", "name: ${data}"):
         (line,) = refused(text)
@@ -287,8 +322,9 @@ def test_interpolations_stand_for_other_keys_and_keep_types_checked(
         "data.train=${oc.${model.attention}:TRAINING_SECRET}",
         "data.train=x/${oc.env:TRAINING_SECRET}/y",
         "seed=${oc.env:TRAINING_SECRET}",
-        "logging.wandb.tags=['${oc.env:TRAINING_SECRET}']",
-        "logging.wandb.tags=[['${oc.env:TRAINING_SECRET}']]",
+        "loggers.wandb.tags=['${oc.env:TRAINING_SECRET}']",
+        "loggers.wandb.tags=[['${oc.env:TRAINING_SECRET}']]",
+        "loggers.wandb.init_kwargs={settings: {x: '${oc.env:TRAINING_SECRET}'}}",
         "optim.betas=['${oc.env:TRAINING_SECRET}', 0.9]",
         "optim.name=${oc.env:TRAINING_SECRET}",
         "model=${oc.env:TRAINING_SECRET}",
@@ -307,7 +343,8 @@ def test_the_resolved_configuration_is_a_runnable_yaml_that_loads_to_itself(load
     config = load(
         "name: '1e3'\ndata: {validation: on, num_workers: 0}\noptim: {name: adamw, betas: [0.8, 0.9], eps: 1e-12}\n"
         "phases: {stable: {batch_warmup: {start_rows: 2, step_rows: 2, tokens: 1e4}, mask_rate: 0.2}}\n"
-        "logging: {wandb: {tags: ['true', '010']}}\neval: {max_tokens: null}\nruns_folder: ${name}/x\n"
+        "loggers: {wandb: {tags: ['true', '010']}}\ncallbacks: {lr_monitor: {}}\n"
+        "eval: {max_tokens: null}\nruns_folder: ${name}/x\n"
     )
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config), encoding="utf-8")

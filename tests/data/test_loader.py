@@ -5,17 +5,11 @@ If this breaks, a run depends on the machine it ran on, or resuming repeats or s
 
 from __future__ import annotations
 
-import gc
 import json
-import multiprocessing
-import os
 import shutil
-import signal
-import time
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +20,11 @@ import torch
 from modernbert_train.__main__ import read_run
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.loader import MicrobatchMaker, PackedLoader, StepBatch
-from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.dataset_card import file_sha256
+from modernbert_train.data.loader import MicrobatchMaker, PackedLoader, StepBatch, share_of_rank
+from modernbert_train.data.mixture import TokenStreams, open_streams
 from modernbert_train.data.packing import Piece
 from modernbert_train.data.planner import BatchPlanner
-from modernbert_train.data.shuffle import ShuffledPieces
 from modernbert_train.errors import DataError
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.vocabulary import read_vocabulary
@@ -53,19 +47,17 @@ class Row(NamedTuple):
     labels: list[int]
 
 
-def open_shards(config: RunConfig) -> TokenShards:
-    return TokenShards(config.data.train, "tokens", read_vocabulary(config.data.tokenizer).num_entries, 4)
+def make_streams(config: RunConfig) -> TokenStreams:
+    return open_streams(config, read_vocabulary(config.data.tokenizer).num_entries)
 
 
 def make_planner(config: RunConfig) -> BatchPlanner:
-    shards = open_shards(config)
-    block = config.data.shuffle_block_shards
-    return BatchPlanner(config, ShuffledPieces(shards.shard_documents, shards.lengths, block, config.seed))
+    return BatchPlanner(config, make_streams(config).shuffled(config.data))
 
 
 def make_maker(config: RunConfig) -> MicrobatchMaker:
     vocabulary = read_vocabulary(config.data.tokenizer)
-    return MicrobatchMaker(open_shards(config), MaskedLM(config.objective, vocabulary), vocabulary, config.seed)
+    return MicrobatchMaker(make_streams(config), MaskedLM(config.objective, vocabulary), vocabulary)
 
 
 def make_loader(config: RunConfig, rank: int = 0, num_ranks: int = 1, num_workers: int = 0) -> PackedLoader:
@@ -111,8 +103,16 @@ def global_batches(
     for steps in zip(*loaders, strict=True):
         assert len({json.dumps(loader.state_dict()) for loader in loaders}) == 1
         assert all(step.plan == steps[0].plan for step in steps)
-        ranks = [rows_of(step) for step in steps]
-        yield [row for together in zip(*ranks, strict=True) for row in together], loaders[0].state_dict()
+        plan = steps[0].plan
+        numbers = tuple(range(plan.num_rows))
+        shares = [share_of_rank(numbers, rank, num_ranks, plan.microbatch_rows) for rank in range(num_ranks)]
+        assert len({len(share) for share in shares}) == 1
+        found = {
+            number: row
+            for share, step in zip(shares, steps, strict=True)
+            for number, row in zip(share, rows_of(step), strict=True)
+        }
+        yield [found[number] for number in numbers], loaders[0].state_dict()
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -120,9 +120,9 @@ def same(one: Batch, other: Batch) -> bool:
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
-@pytest.fixture
-def config(tiny_run: TinyRun) -> RunConfig:
-    return read_run(tiny_run())
+@pytest.fixture(params=["one stream", "three streams"])
+def config(request: pytest.FixtureRequest, tiny_run: TinyRun, three_streams: list[str]) -> RunConfig:
+    return read_run(tiny_run(*(three_streams if request.param == "three streams" else [])))
 
 
 @pytest.fixture
@@ -139,9 +139,13 @@ def test_the_small_run_shows_everything(config: RunConfig, whole: list[Any]) -> 
         ("short", 8),
     ]
     assert plans[-1].phase == "long" and plans[-1].num_rows == 4
-    assert [plan.epoch for plan in plans if plan.phase == "short"][-1] == 1  # and the longer rows begin another
-    assert whole[-1][1]["epoch"] == 2 and whole[-1][1]["left_out"] > 0
-    assert len(open_shards(config).shard_documents) >= 4
+    assert max(stream.epoch for plan in plans for stream in plan.streams if plan.phase == "short") >= 1
+    assert plans[-1].unused > 0
+    assert len(whole[0][1]["streams"]) == len(config.data.all_streams)
+    blocks = [stream["block"] for _, state in whole for stream in state["streams"].values()]
+    assert max(blocks) >= 1
+    used = {tuple(stream.tokens > 0 for stream in plan.streams) for plan in plans}
+    assert (True,) in used or {(True, True, True), (True, True, False)} <= used
 
 
 @pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 1), (1, 3), (2, 0), (2, 3), (4, 0), (4, 1)])
@@ -149,6 +153,17 @@ def test_ranks_and_workers_do_not_change_the_global_batches(
     config: RunConfig, whole: list[Any], num_ranks: int, num_workers: int
 ) -> None:
     assert list(global_batches(config, num_ranks, num_workers)) == whole
+
+
+def test_microbatches_are_the_same_for_any_number_of_ranks(config: RunConfig) -> None:
+    """Dropout is keyed by the microbatch's number in the global batch, so it must be the same text."""
+    compared = 0
+    for one, *two in zip(make_loader(config), make_loader(config, 0, 2), make_loader(config, 1, 2), strict=True):
+        if one.plan.num_rows % (2 * one.plan.microbatch_rows) == 0:
+            together = [batch for pair in zip(*(step.microbatches for step in two), strict=True) for batch in pair]
+            assert all(same(here, there) for here, there in zip(one.microbatches, together, strict=True))
+            compared += 1
+    assert compared > 10
 
 
 def test_workers_give_the_very_same_tensors(config: RunConfig) -> None:
@@ -193,14 +208,14 @@ def test_nothing_is_drawn_from_the_global_generator(config: RunConfig) -> None:
 
 def test_rows_are_laid_out_as_the_model_expects(config: RunConfig) -> None:
     """[CLS] text [SEP] for each piece, positions from 0 in each, the tail a sequence of pads of its own."""
-    vocabulary, shards = read_vocabulary(config.data.tokenizer), open_shards(config)
+    vocabulary, streams = read_vocabulary(config.data.tokenizer), make_streams(config)
     tails = 0
     for plan, step in zip(make_planner(config), make_loader(config), strict=True):
         for pieces, row in zip(plan.rows, rows_of(step), strict=True):
             ids: list[int] = []
             borders = [0]
             for piece in pieces:
-                text = shards.read(piece.document)[piece.start : piece.start + piece.length]
+                text = streams.read(piece.document)[piece.start : piece.start + piece.length]
                 ids += [vocabulary.cls_id, *text.tolist(), vocabulary.sep_id]
                 borders.append(len(ids))
             if len(ids) < plan.row_tokens:
@@ -254,7 +269,7 @@ def masks_by_piece(config: RunConfig) -> dict[Piece, tuple[list[int], list[int]]
 def test_masks_of_a_document_depend_on_neither_row_nor_company(tiny_run: TinyRun) -> None:
     one = masks_by_piece(read_run(tiny_run()))
     other = masks_by_piece(
-        read_run(tiny_run("data.open_rows=1", "data.shuffle_block_shards=5", "phases.short.batch_rows=12"))
+        read_run(tiny_run("data.packing_window=1", "data.shuffle_block_shards=5", "phases.short.batch_rows=12"))
     )
     both = one.keys() & other.keys()
     assert len(both) > 50
@@ -309,6 +324,9 @@ def broken_copy(tiny_data: Path, folder: Path, fault: str) -> list[str]:
     elif fault == "lengths":
         lengths = np.load(folder / "lengths.npy")
         np.save(folder / "lengths.npy", lengths[::-1])
+        card = json.loads((folder / "dataset.json").read_text())
+        card["lengths_sha256"] = file_sha256(folder / "lengths.npy")
+        (folder / "dataset.json").write_text(json.dumps(card))
     return [f"data.train={folder}"]
 
 
@@ -332,33 +350,3 @@ def test_bad_shards_end_a_run_with_their_name_and_never_hang_it(
         list(make_loader(config, num_workers=num_workers))
     assert message in str(error.value) and str(tmp_path / "broken") in str(error.value)
     assert len(str(error.value).splitlines()) == 1  # what a worker met is told without its traceback
-
-
-def lose_a_worker(config: RunConfig, told: Connection) -> None:
-    """Kill the worker while it waits for work, and tell what comes of it."""
-    gc.disable()  # torch raises from a signal handler, and Python drops what is raised while it collects
-    try:
-        batches = iter(make_loader(config, num_workers=1))
-        next(batches)
-        (worker,) = multiprocessing.active_children()
-        assert worker.pid is not None
-        time.sleep(0.5)  # until it has prefetched; killed in its work it may take a lock of torch along
-        os.kill(worker.pid, signal.SIGKILL)
-        time.sleep(20)  # ends at once, with the error
-        told.send(f"went on for {len(list(batches))} batches")
-    except RuntimeError as error:
-        told.send(str(error))
-
-
-def test_a_worker_that_is_killed_ends_the_run(config: RunConfig) -> None:
-    """The kernel kills workers when memory runs out; waiting for them would waste the whole allocation.
-
-    In a process of its own, because torch raises its error wherever that process happens to be.
-    """
-    fork = multiprocessing.get_context("fork")
-    told, tell = fork.Pipe(duplex=False)
-    process = fork.Process(target=lose_a_worker, args=(config, tell))
-    process.start()
-    assert told.poll(50)
-    assert "DataLoader worker" in told.recv()
-    process.join()

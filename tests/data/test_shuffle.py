@@ -5,12 +5,16 @@ If this breaks, a resumed run sees other text than it would have, some never, or
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modernbert_train.data.shuffle import ShuffledPieces
+from modernbert_train.data.packing import Piece
+from modernbert_train.data.shuffle import PieceCursor, ShuffledPieces
 
 Shards = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=10)
 
@@ -90,3 +94,54 @@ def test_pinned_order_never_changes() -> None:
 def test_empty_shards_and_documents_are_passed_over(block: int) -> None:
     found = walk(make([[], [3, 0], [], [0], [4]], block), 0, 10)
     assert sorted(found) == [(0, 0, 3), (3, 0, 4)]
+
+
+def tokens_of(pieces: list[Piece]) -> Counter[tuple[int, int, int]]:
+    """How often each (epoch, document, token) occurs."""
+    return Counter((p.epoch, p.document, token) for p in pieces for token in range(p.start, p.start + p.length))
+
+
+@settings(max_examples=100, deadline=None)
+@given(Shards, st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=8), st.data())
+def test_a_cursor_gives_every_token_once_whatever_lengths_are_asked_for(
+    shards: list[list[int]], asked: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Longest pieces that grow and shrink at any place: an epoch loses nothing, and resuming changes nothing."""
+    pieces = make(shards, 2)
+    if pieces.num_tokens == 0:
+        return
+    cursor = PieceCursor(pieces, first_document=100)
+    stop = data.draw(st.integers(0, sum(number for _, number in asked)))
+    given_out: list[Piece] = []
+    for most, number in asked:
+        cursor.allow(most)
+        for _ in range(number):
+            if len(given_out) == stop:
+                state = json.loads(json.dumps(cursor.state_dict()))
+                cursor = PieceCursor(make(shards, 2), first_document=100)
+                cursor.load_state_dict(state)
+                cursor.allow(most)
+            if data.draw(st.booleans()):
+                size = cursor.next_size()  # looking changes nothing
+                assert size == cursor.next_size()
+                given_out.append(cursor.take())
+                assert size == (given_out[-1].length, int(given_out[-1].start == 0))
+            else:
+                given_out.append(cursor.take())
+            assert 0 < given_out[-1].length <= most
+    last = given_out[-1].epoch
+    while given_out[-1].epoch == last:
+        given_out.append(cursor.take())
+    lengths = [length for shard in shards for length in shard]
+    every = ((e, 100 + d, t) for e in range(last + 1) for d, length in enumerate(lengths) for t in range(length))
+    assert tokens_of(given_out[:-1]) == Counter(every)
+
+
+def test_a_cursor_starts_the_next_pass_where_it_is_told_to() -> None:
+    cursor = PieceCursor(make([[9, 9], [9]], 1), 0)
+    cursor.allow(4)
+    cursor.begin_epoch()
+    assert cursor.take().epoch == 0  # an epoch that has not begun is not left out
+    cursor.begin_epoch()
+    cursor.begin_epoch()
+    assert cursor.take().epoch == 1

@@ -1,0 +1,100 @@
+"""How full rows get and how fast batches are planned, from document lengths alone; beside best fit on open rows.
+
+    python -m benchmarks.packing                                   # half a minute, log-normal lengths
+    python -m benchmarks.packing data/mine/train/lengths.npy ...   # each file, and all of them together
+
+Best fit gives each piece the fullest of 64 open rows that takes it, as the published packers do. Streams have equal
+documents, and shares of 60, 30 and 10 % of the text where there are three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.config.schema import DataConfig, OptimConfig, PhaseConfig, RunConfig, StreamConfig
+from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, WINDOW, GreedyPacker, Piece
+from modernbert_train.data.planner import BatchPlanner
+from modernbert_train.data.shuffle import ShuffledPieces
+
+PIECES = 30_000  # packed for each figure; documents are repeated in another order until there are as many
+ROUNDS = 5
+SHARES = {1: (1.0,), 3: (0.6, 0.3, 0.1), 10: (0.1,) * 10}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lengths", nargs="*", type=Path, help="files of documents' lengths in tokens")
+    files = parser.parse_args().lengths
+    synthetic = np.clip(np.random.default_rng(0).lognormal(5.8, 0.9, 20_000), 5, 20_000).astype(np.uint32)
+    sets = {file.stem if file.stem != "lengths" else str(file): np.load(file) for file in files}
+    if len(sets) > 1:
+        sets["together"] = np.concatenate(list(sets.values()))
+    print(f"{'share of the rows that is text':34} {'1,024':>8} {'best fit':>9} {'8,192':>8} {'best fit':>9}")
+    for name, lengths in (sets or {"log-normal": synthetic}).items():
+        found = [fill(lengths, row) for row in (1024, 8192)]
+        print(f"{name[-34:]:34} " + " ".join(f"{ours:8.2%} {fitted:9.2%}" for ours, fitted in found))
+    if not sets:
+        for row_tokens in (1024, 8192):
+            for number in SHARES:
+                rate = max(planned_per_second(synthetic, row_tokens, number) for _ in range(ROUNDS))
+                print(f"planner, rows of {row_tokens:,}, {number:2} stream(s): {rate / 1e6:4.0f} M tokens a CPU second")
+
+
+def fill(lengths: NDArray[np.integer], row_tokens: int) -> tuple[float, float]:
+    """Share of the rows that is not padding, by our packer and by best fit, without what still waits at the end."""
+    order = ShuffledPieces([len(lengths)], lengths, 1, seed=17)
+    pieces: list[Piece] = []
+    while len(pieces) < PIECES:
+        pieces += [Piece(0, *piece) for piece in order.block(len(pieces), 0, row_tokens - SPECIAL_TOKENS).tolist()]
+    packer = GreedyPacker(row_tokens, WINDOW, DataConfig().max_wait_rows)
+    for piece in pieces:
+        packer.place(piece)
+    used = sum(piece.length + SPECIAL_TOKENS for row in packer.ready for piece in row)
+    return used / (len(packer.ready) * row_tokens), best_fit([piece.length for piece in pieces], row_tokens)
+
+
+def best_fit(lengths: Sequence[int], row_tokens: int, open_rows: int = 64) -> float:
+    rooms: list[int] = []
+    left: list[int] = []  # empty at the end of each closed row
+    for length in lengths:
+        need = length + SPECIAL_TOKENS
+        at = bisect_left(rooms, need)
+        if at == len(rooms) and len(rooms) == open_rows:
+            left.append(rooms.pop(0))
+        room = (rooms.pop(at) if at < len(rooms) else row_tokens) - need
+        if room < SMALLEST_SEQUENCE:
+            left.append(room)
+        else:
+            insort(rooms, room)
+    return 1 - sum(left) / (len(left) * row_tokens)
+
+
+def planned_per_second(lengths: NDArray[np.integer], row_tokens: int, streams: int) -> float:
+    names = [f"s{index}" for index in range(streams)]
+    shares = dict(zip(names, SHARES[streams], strict=True))
+    rows = 98_304 // row_tokens
+    phase = PhaseConfig(tokens=1 << 60, row_tokens=row_tokens, batch_rows=rows, microbatch_tokens=98_304)
+    asked = {name: StreamConfig(path="", proportion=share) for name, share in shares.items()}
+    config = RunConfig(
+        name="benchmark",
+        data=DataConfig(streams=asked, tokenizer=""),
+        optim=OptimConfig(name="none", lr=1.0),
+        phases={"only": phase},
+    )
+    order = {name: ShuffledPieces([len(lengths)], lengths, 1, seed) for seed, name in enumerate(names)}
+    planner = BatchPlanner(config, order)
+    started = time.process_time()  # it has one thread, and other work on the machine is not its own
+    tokens = sum(batch.tokens for batch in islice(planner, 200))
+    return tokens / (time.process_time() - started)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Where a run's processes are: read by launch/run.py and by nothing that trains, so it may change between starts.
+
+The command line and a scheduler's environment win over it; see docs/clusters.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """Machines of the run, and what a job file asks a scheduler for; see docs/clusters.md."""
+
+    nodes: int = 1  # machines
+    ranks_per_node: int | None = None  # processes on each; None: one per GPU, or one. A job file needs the number
+    rendezvous: str | None = None  # HOST:PORT of the first machine, where the others meet it
+    rendezvous_seconds: float = 600.0  # a machine that has not come for so long ends the start
+    save_seconds: int = 120  # before the time limit, the run is asked to save and end; longer than a step and a save
+    time_limit_minutes: int | None = None  # of one job; a run that needs more goes on in the next
+    retries: int = 3  # new starts after failures, where the scheduler counts; after code 75 it always starts again
+    cpus_per_rank: int = 8  # cores that a job file asks for: for the rank, its data workers and torch's threads
+    memory_gib: int | None = None  # of one machine; None: what the scheduler gives
+    gpu: str | None = None  # kind of GPU, as the scheduler calls it
+    image: str | None = None  # container with this project, see Dockerfile; docker and kubernetes need it
+    partition: str | None = None  # slurm
+    account: str | None = None  # slurm
+    namespace: str | None = None  # kubernetes
+    volume_claim: str | None = None  # kubernetes: a disk that all machines share, mounted as /work
+    setup: str | None = None  # shell commands before the start on each machine: modules, a virtual environment
+    env: dict[str, str] = field(default_factory=dict)  # environment of the ranks; no secrets, it is saved with the run
+
+
+def launch_mistakes(launch: LaunchConfig) -> Iterator[str]:
+    """One message for each value that cannot be."""
+    for key in ("nodes", "ranks_per_node", "rendezvous_seconds", "time_limit_minutes", "cpus_per_rank", "memory_gib"):
+        value = getattr(launch, key)
+        if value is not None and not value > 0:
+            yield f"launch.{key}={value}: must be above 0."
+    if launch.retries < 0:
+        yield f"launch.retries={launch.retries}: must not be negative."
+    if launch.save_seconds < 1:
+        yield f"launch.save_seconds={launch.save_seconds}: a step and a checkpoint take time. Use at least 1."
+    limit = launch.time_limit_minutes
+    if limit is not None and launch.save_seconds >= 60 * limit:
+        yield (
+            f"launch.save_seconds={launch.save_seconds} leaves nothing of launch.time_limit_minutes={limit}. Lower it, "
+            "or raise the limit."
+        )
+    if launch.rendezvous is not None and split_endpoint(launch.rendezvous) is None:
+        yield f"launch.rendezvous={launch.rendezvous!r}: HOST:PORT is expected, for example node-1:29500."
+    for name in launch.env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield f"launch.env.{name}: not a name of an environment variable. Use letters, digits and '_'."
+
+
+def split_endpoint(text: str) -> tuple[str, int] | None:
+    """HOST:PORT as its two parts, None if it is anything else; an IPv6 address stands in brackets."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,5})", text)
+    if found is None or not 0 < int(found[3]) < 1 << 16:
+        return None
+    return found[1] or found[2], int(found[3])

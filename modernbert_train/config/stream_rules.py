@@ -1,0 +1,88 @@
+"""Rules about the streams of training text and their shares; config/check.py runs them with the others."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from modernbert_train.config.schema import RunConfig
+
+_CLOSE = 1e-6  # shares that add up to 1 within this do; the rest is rounding of the one who wrote them
+
+
+def one_source(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    train, streams = config.data.train, config.data.streams
+    if train is not None and streams:
+        yield (
+            f"data.train={train} and data.streams ({', '.join(streams)}): both name the training text. Keep data.train "
+            "for one folder of shards, data.streams for several."
+        )
+    elif train is None and not streams:
+        yield (
+            "data.train: missing, and so is data.streams. Name the folder of shards in data.train, or several in "
+            "data.streams."
+        )
+
+
+def stream_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    proportions: dict[str, float] = {}
+    weights: list[float] = []
+    for name, stream in config.data.streams.items():
+        here = f"data.streams.{name}"
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+            yield f"{here}: a name of a stream stands in keys and records. Use letters, digits, '_' and '-'."
+        asked = {"proportion": stream.proportion, "repeat": stream.repeat, "tokens": stream.tokens}
+        given = {key: value for key, value in asked.items() if value is not None}
+        if len(given) > 1:
+            yield (
+                f"{here}: " + " and ".join(f"{key}={value}" for key, value in given.items()) + " are different ways to "
+                "say how much of it. Keep one."
+            )
+        for key, value in given.items():
+            if not 0 <= value < math.inf:
+                yield f"{here}.{key}={value}: must not be negative. 0 leaves it to phases that name it."
+        if stream.tokens is not None and config.data.mix_by == "documents":
+            yield f"{here}.tokens={stream.tokens} with data.mix_by=documents: shares of documents. Use proportion."
+        if stream.proportion is not None:
+            proportions[name] = stream.proportion
+        else:
+            weights.append(next(iter(given.values()), 1.0))
+    if proportions and weights:
+        without = [name for name in config.data.streams if name not in proportions]
+        yield (
+            f"data.streams.{without[0]} has no proportion and data.streams.{next(iter(proportions))} has one: all "
+            "streams have it, or none has. Give it to each, or use repeat or tokens."
+        )
+    elif proportions:
+        yield from _sum("data.streams", proportions)
+    elif weights and max(weights) == 0:
+        yield "data.streams: every stream weighs 0, so there is nothing to train on. Raise one."
+
+
+def phase_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    known = list(config.data.streams)
+    for phase_name, phase in config.phases.items():
+        here = f"phases.{phase_name}.streams"
+        if phase.streams and not known:
+            yield f"{here} is set and data.streams is not: there are no shares to change. Name the streams there."
+            continue
+        for name in phase.streams:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                hint = f"Did you mean {here}.{near[0]}?" if near else f"Known: {', '.join(known)}."
+                yield f"{here}.{name}: no stream of data.streams. {hint}"
+        proportions = {name: stream.proportion for name, stream in phase.streams.items()}
+        for name, proportion in proportions.items():
+            if not 0 <= proportion < math.inf:
+                yield f"{here}.{name}.proportion={proportion}: must not be negative. 0 leaves the stream out."
+        if proportions:
+            yield from _sum(here, proportions)
+
+
+def _sum(here: str, proportions: Mapping[str, float]) -> Iterator[str]:
+    total = math.fsum(proportions.values())
+    if abs(total - 1) > _CLOSE and min(proportions.values()) >= 0:
+        listed = ", ".join(f"{name} {proportion:g}" for name, proportion in proportions.items())
+        yield f"{here}: the proportions add up to {total:.6g} ({listed}), and should to 1. Change one of them."

@@ -1,0 +1,178 @@
+"""Every knob of a sweep: what is searched, how, for which figure, and how trials are run; read by launch/sweep.py.
+
+Keys of the space are keys of a run, written with their dots (`optim.lr`). Whether a run has them, and whether their
+values fit, is asked of the run's own loader; here stands what no single key shows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from omegaconf import MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
+class DimensionConfig:
+    """Values that one key of the run may take: choices, or all from low to high."""
+
+    choices: list[Any] | None = None  # also null, lists, and sections, which are laid over the run's own
+    low: float | None = None  # smallest value, itself included
+    high: float | None = None  # largest value, itself included
+    log: bool = False  # search by factors, not by differences
+    step: float | None = None  # distance between values; None: any number, or every whole number
+    points: int | None = None  # values from low to high that sampler=grid tries
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneConfig:
+    """Ending trials whose held-out loss lags behind that of others at the same number of tokens."""
+
+    # median (Golovin et al. 2017): worse than half of them; hyperband (arXiv 1603.06560): not in the best third,
+    # asked at min_tokens, three times that, nine times, ...
+    name: Literal["none", "median", "hyperband"] = "none"
+    interval_tokens: int | None = None  # tokens between validations; becomes eval.interval_tokens of every trial
+    min_tokens: int = 0  # no trial ends before
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """Many runs that differ in a few keys, and the search for the best."""
+
+    name: str = MISSING  # letters, digits, '.', '_' and '-'
+    runs_folder: str = "runs"  # the sweep lives in <runs_folder>/<name>, each trial in a folder of its own therein
+    storage: str | None = None  # database URL, for several machines; None: a SQLite file in the sweep's folder
+    run: list[str] = field(default_factory=list)  # YAML files of the run that is varied; later ones win
+    overrides: list[str] = field(default_factory=list)  # of all trials, as on a command line: a.b=c
+    space: dict[str, DimensionConfig] = field(default_factory=dict)  # key of the run -> its values
+    # what is compared: the last held-out figure, or the median over the second half of the steps
+    objective: Literal["validation.loss", "validation.accuracy", "step.loss", "step.tokens_per_second"] = (
+        "validation.loss"
+    )
+    direction: Literal["minimize", "maximize"] = "minimize"
+    sampler: Literal["tpe", "random", "grid"] = "tpe"  # tpe learns from earlier trials; grid tries every combination
+    seed: int = 17  # of the sampler; trials have the seed of the run
+    trials: int | None = None  # trials in all, may be raised later; None: every point of the grid
+    startup_trials: int = 8  # at random before tpe begins; completed before median ends any
+    prune: PruneConfig = field(default_factory=PruneConfig)
+    workers: int = 1  # trials at a time on this machine, each with its share of the GPUs
+    ranks: int | None = None  # processes of a trial; None: one for each GPU of its share, or one
+    attempts: int = 3  # starts of a trial that crashes before it counts as failed
+    heartbeat_seconds: int = 30  # a worker that is silent for three times as long has died; others go on with its trial
+
+    @property
+    def folder(self) -> str:
+        return f"{self.runs_folder}/{self.name}"
+
+
+# Keys whose change makes the held-out figures of two trials incomparable.
+_YARDSTICK = ("eval", "data.validation", "data.tokenizer", "objective.eval_mask_rate")
+
+
+def sweep_problems(config: SweepConfig) -> list[str]:
+    """Find what can be told without the run: an empty space, impossible ranges, a search that could not work.
+
+    Returns:
+        One message per problem (what, where, what to do); empty when there is none.
+    """
+    return [*_number_problems(config), *_space_problems(config), *_search_problems(config)]
+
+
+def _number_problems(config: SweepConfig) -> Iterator[str]:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", config.name) or config.name in (".", ".."):
+        yield f"name={config.name!r}: a sweep's name becomes its folder. Use letters, digits, '.', '_' and '-'."
+    for key in ("workers", "ranks", "attempts", "heartbeat_seconds", "trials"):
+        value = getattr(config, key)
+        if value is not None and value < 1:
+            yield f"{key}={value}: must be at least 1."
+    if config.startup_trials < 0:
+        yield f"startup_trials={config.startup_trials}: must not be negative."
+    if config.seed < 0:
+        yield f"seed={config.seed}: must not be negative."
+    if config.storage is not None and "://" not in config.storage:
+        yield (
+            f"storage={config.storage}: not a database URL. Write for example postgresql://user@host/database or "
+            "sqlite:///path/of/file.db, or remove it for a file in the sweep's folder."
+        )
+
+
+def _space_problems(config: SweepConfig) -> Iterator[str]:
+    if not config.run:
+        yield "run: empty, so there is nothing to vary. Name the run's YAML, for example run: [yamls/quickstart.yaml]."
+    if not config.space:
+        yield "space: empty. Add at least one key of the run, for example optim.lr: {low: 1e-4, high: 3e-3, log: true}."
+    for key, dimension in config.space.items():
+        here = f"space.{key}"
+        yield from _dimension_problems(here, dimension, config.sampler)
+        if key in ("name", "runs_folder"):
+            yield f"{here}: every trial has a folder of its own, which the sweep names. Remove it."
+        within = [section for section in _YARDSTICK if key == section or key.startswith(f"{section}.")]
+        if within and config.objective.startswith("validation."):
+            yield (
+                f"{here}: changes what objective={config.objective} is measured on, so trials could not be compared. "
+                "Remove it from the space; overrides may set it for all trials."
+            )
+
+
+def _dimension_problems(here: str, dimension: DimensionConfig, sampler: str) -> Iterator[str]:
+    low, high, step = dimension.low, dimension.high, dimension.step
+    if dimension.choices is not None:
+        given = [key for key in ("low", "high", "step", "points") if getattr(dimension, key) is not None]
+        if given or dimension.log:
+            yield f"{here}: has choices and {', '.join(given or ['log'])}. Keep the choices, or the range."
+        if not dimension.choices:
+            yield f"{here}.choices: empty. Name the values to try."
+        elif len({str(choice) for choice in dimension.choices}) < len(dimension.choices):
+            yield f"{here}.choices={dimension.choices}: a value stands there twice. Remove one."
+        return
+    if low is None or high is None:
+        yield f"{here}: needs choices, or low and high. For example {here}: {{low: 1e-4, high: 1e-2, log: true}}."
+        return
+    if not low < high:
+        yield f"{here}: low={low:g} is not below high={high:g}. Swap them, or set the key in overrides."
+    if dimension.log and low <= 0:
+        yield f"{here}.low={low:g} with log: a range by factors begins above 0. Raise low, or remove log."
+    if dimension.log and step is not None:
+        yield f"{here}: has log and step, which exclude each other. Remove one; choices gives exact values."
+    if step is not None and step <= 0:
+        yield f"{here}.step={step:g}: must be above 0."
+    if sampler == "grid" and step is None and (dimension.points is None or dimension.points < 2):
+        yield f"{here}.points={dimension.points}: sampler=grid needs to know how many values to try. Set at least 2."
+    if dimension.points is not None and (sampler != "grid" or step is not None):
+        yield f"{here}.points={dimension.points}: only sampler=grid reads it, and only without step. Remove it."
+
+
+def _search_problems(config: SweepConfig) -> Iterator[str]:
+    if config.trials is None and config.sampler != "grid":
+        yield f"trials: not set, and sampler={config.sampler} never ends by itself. Set it, for example trials=30."
+    if config.direction == "minimize" and config.objective in ("validation.accuracy", "step.tokens_per_second"):
+        yield f"direction=minimize with objective={config.objective} looks for the worst. Set direction=maximize."
+    if config.direction == "maximize" and config.objective.endswith(".loss"):
+        yield f"direction=maximize with objective={config.objective} looks for the worst. Set direction=minimize."
+    prune = config.prune
+    if prune.name == "none":
+        if prune.interval_tokens is not None or prune.min_tokens:
+            yield "prune: has interval_tokens or min_tokens but name=none. Set prune.name to median or hyperband."
+        return
+    if not config.objective.startswith("validation."):
+        yield f"prune.name={prune.name} with objective={config.objective}: only held-out figures are compared."
+    if prune.interval_tokens is None or prune.interval_tokens < 1:
+        yield f"prune.interval_tokens={prune.interval_tokens}: trials are compared every so many tokens. Set it."
+    if prune.min_tokens < (1 if prune.name == "hyperband" else 0):
+        yield f"prune.min_tokens={prune.min_tokens}: hyperband first asks there, median never below 0. Raise it."
+
+
+def grid_values(dimension: DimensionConfig) -> list[float]:
+    """The values of a range that a grid tries: `points` of them, or every step."""
+    assert dimension.low is not None and dimension.high is not None
+    low, high = dimension.low, dimension.high
+    if dimension.step is not None:
+        return [low + index * dimension.step for index in range(math.floor((high - low) / dimension.step + 1e-9) + 1)]
+    assert dimension.points is not None
+    shares = [index / (dimension.points - 1) for index in range(dimension.points)]
+    if dimension.log:
+        return [low if share == 0 else high if share == 1 else low * (high / low) ** share for share in shares]
+    return [low + share * (high - low) for share in shares]

@@ -1,0 +1,140 @@
+"""Several folders of shards as one numbered collection of documents.
+
+A stream keeps its own order and its own masks, keyed by the run's seed and the stream's name: adding a stream, or
+giving it another share, changes neither for the others. Documents are numbered through all streams, in the order of
+the streams' names, so that the order in a YAML file means nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.config.schema import DataConfig, RunConfig
+from modernbert_train.data.folders import cache_holds_next_block, open_shards, shuffle_pieces
+from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.packing import Piece
+from modernbert_train.data.shuffle import ShuffledPieces
+from modernbert_train.errors import RunError
+from modernbert_train.keyed import Keys, derive, derive_each
+
+_MASKS, _STREAMS = 3, 5
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One source of documents.
+
+    Attributes:
+        name: its name in the configuration.
+        seed: its order and its masks are keyed by it.
+        shards: its documents, numbered from 0.
+    """
+
+    name: str
+    seed: int
+    shards: TokenShards
+
+
+def stream_seed(config: RunConfig, name: str) -> int:
+    """The seed of one of data.streams; the only stream of data.train has the run's own."""
+    if config.data.train is not None:
+        return config.seed
+    return derive(config.seed, _STREAMS, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
+
+
+def open_streams(config: RunConfig, num_entries: int) -> TokenStreams:
+    """The training documents of a run.
+
+    Args:
+        config: the run.
+        num_entries: of the tokenizer.
+
+    Raises:
+        RunError: as open_shards, with the stream's name.
+    """
+    streams = []
+    for name, stream in config.data.all_streams.items():
+        with _named(name):
+            streams.append(Stream(name, stream_seed(config, name), open_shards(stream.path, config.data, num_entries)))
+    return TokenStreams(streams)
+
+
+@contextmanager
+def _named(stream: str) -> Iterator[None]:
+    """Put a stream's name before what is wrong with its shards."""
+    try:
+        yield
+    except RunError as error:
+        raise type(error)(f"stream {stream}: {error}") from error
+
+
+class TokenStreams:
+    """The documents of several streams by one number each.
+
+    Args:
+        streams: at least one, in the order of numbering.
+
+    Attributes:
+        names: of the streams.
+    """
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self._streams = tuple(streams)
+        self.names = tuple(stream.name for stream in streams)
+        self._first = np.cumsum([0, *(len(stream.shards.lengths) for stream in streams)])
+        self._mask_keys: Keys = np.array([derive(stream.seed, _MASKS) for stream in streams], dtype=np.uint64)
+
+    @property
+    def lengths(self) -> NDArray[Any]:
+        """Tokens of each document. Copies those of several streams into memory, 4 bytes a document."""
+        lengths = [stream.shards.lengths for stream in self._streams]
+        return lengths[0] if len(lengths) == 1 else np.concatenate(lengths)
+
+    def read(self, document: int) -> NDArray[Any]:
+        """Token ids of one document, [CLS] and [SEP] not included.
+
+        Raises:
+            RunError: as TokenShards.read, with the stream's name.
+        """
+        stream, number = self._find(document)
+        with _named(stream.name):
+            return stream.shards.read(number)
+
+    def stream_of(self, document: int) -> str:
+        """Name of the stream that a document belongs to."""
+        return self._find(document)[0].name
+
+    def describe(self, document: int) -> str:
+        """A document in words: its stream, and its number among those of the stream's shards."""
+        stream, number = self._find(document)
+        return f"{stream.name}, document {number:,} of {len(stream.shards.lengths):,}"
+
+    def mask_keys(self, pieces: Sequence[Piece]) -> Keys:
+        """One key for each piece: its stream's seed, epoch, document within the stream, and start; nothing else."""
+        columns = np.array(pieces, dtype=np.int64).reshape(-1, len(Piece._fields))
+        epochs, documents, starts, _ = columns.T
+        streams = np.searchsorted(self._first, documents, side="right") - 1
+        return derive_each(self._mask_keys[streams], epochs, documents - self._first[streams], starts)
+
+    def shuffled(self, data: DataConfig) -> dict[str, ShuffledPieces]:
+        """The order of each stream, by name; what a planner walks.
+
+        Raises:
+            ConfigError: the cache cannot hold what is read of remote streams at a time.
+        """
+        next_block = cache_holds_next_block([stream.shards for stream in self._streams], data)
+        return {
+            stream.name: shuffle_pieces(stream.shards, data, stream.seed, next_block=next_block)
+            for stream in self._streams
+        }
+
+    def _find(self, document: int) -> tuple[Stream, int]:
+        index = int(np.searchsorted(self._first, document, side="right")) - 1 if len(self._streams) > 1 else 0
+        return self._streams[index], document - int(self._first[index])

@@ -1,0 +1,423 @@
+"""Several streams: each in its own order with its own masks, mixed by the clock, whole over its own epochs.
+
+If this breaks, adding a stream changes what a model sees of the others, a small stream is read unevenly, or a mixture
+depends on the machines it is trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.batch import Batch
+from modernbert_train.config.schema import (
+    BatchWarmupConfig,
+    DataConfig,
+    ObjectiveConfig,
+    PhaseConfig,
+    PhaseStreamConfig,
+    RunConfig,
+    StableAdamWConfig,
+    StreamConfig,
+)
+from modernbert_train.data.check import check_data, describe_streams
+from modernbert_train.data.loader import MicrobatchMaker, PackedLoader, share_of_rank
+from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.mixture import Stream, TokenStreams, open_streams, stream_seed
+from modernbert_train.data.packing import Piece
+from modernbert_train.data.planner import BatchPlan, BatchPlanner
+from modernbert_train.data.shares import phase_weights
+from modernbert_train.data.shuffle import PieceCursor
+from modernbert_train.errors import DataError
+from modernbert_train.keyed import derive
+from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.vocabulary import Vocabulary, read_vocabulary
+from tests.conftest import TinyRun
+from tests.data.make_shards import make_documents, make_shards, make_texts, make_tokenizer
+
+# shards of each stream, as the lengths of their documents
+Sizes = st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=6), min_size=1, max_size=4)
+Mixture = dict[str, list[list[int]]]
+Mixtures = st.dictionaries(st.sampled_from("abcd"), Sizes, min_size=2, max_size=4)
+IDS = dict(pad_id=0, cls_id=1, sep_id=2, mask_id=3)
+VOCABULARY = Vocabulary(num_entries=100, ordinary=np.arange(4, 100), sha256="", **IDS)
+
+
+def run(
+    mixture: Mapping[str, Any],
+    shares: Sequence[Mapping[str, int]],
+    row_tokens: Sequence[int] = (64,),
+    tokens: int = 1000,
+    mix_by: str = "tokens",
+) -> RunConfig:
+    """One phase for each row length, with the shares given (as whole numbers); the first has a growing batch."""
+    phases = {}
+    for index, row in enumerate(row_tokens):
+        asked = shares[index % len(shares)]
+        phases[f"p{index}"] = PhaseConfig(
+            tokens=tokens,
+            row_tokens=row,
+            batch_rows=8,
+            microbatch_tokens=2 * row,
+            batch_warmup=BatchWarmupConfig(start_rows=4, step_rows=4, tokens=tokens // 2) if index == 0 else None,
+            streams={n: PhaseStreamConfig(proportion=weight / sum(asked.values())) for n, weight in asked.items()},
+        )
+    return RunConfig(
+        name="t",
+        data=DataConfig(
+            streams={name: StreamConfig(path="") for name in mixture},
+            tokenizer="",
+            packing_window=5,
+            max_wait_rows=6,
+            shuffle_block_shards=2,
+            mix_by=mix_by,  # type: ignore[arg-type]
+        ),
+        optim=StableAdamWConfig(lr=1e-3),
+        phases=phases,
+    )
+
+
+class Memory:
+    """Shards without files: the tokens of a document are a function of its name and number."""
+
+    remote, shard_bytes = None, ()
+
+    def __init__(self, shards: list[list[int]], name: str) -> None:
+        self.shard_documents = [len(shard) for shard in shards]
+        self.lengths = np.array([length for shard in shards for length in shard])
+        self._salt = sum(name.encode())
+
+    def read(self, document: int) -> NDArray[np.int64]:
+        return 4 + (np.arange(self.lengths[document]) * 7 + document * 13 + self._salt) % 96
+
+
+def streams_of(config: RunConfig, mixture: Mixture) -> TokenStreams:
+    return TokenStreams(
+        [
+            Stream(name, stream_seed(config, name), cast(TokenShards, Memory(mixture[name], name)))
+            for name in config.data.all_streams
+        ]
+    )
+
+
+def planner(config: RunConfig, mixture: Mixture) -> BatchPlanner:
+    return BatchPlanner(config, streams_of(config, mixture).shuffled(config.data))
+
+
+def pieces_of(plans: Iterable[BatchPlan]) -> list[Piece]:
+    return [piece for plan in plans for row in plan.rows for piece in row]
+
+
+def waiting(state: dict[str, Any]) -> list[Piece]:
+    packer = state["packer"]
+    pieces = [piece for row in packer["ready"] for piece in row] + [piece for _, piece in packer["waiting"]]
+    return [Piece(*piece) for piece in pieces]
+
+
+def draw_shares(data: st.DataObject, mixture: Mixture) -> dict[str, int]:
+    weights = {name: data.draw(st.integers(0, 5), label=f"weight of {name}") for name in sorted(mixture)}
+    return weights if any(weights.values()) else dict.fromkeys(mixture, 1)
+
+
+# --- the mixture ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(Mixtures, st.sampled_from(["tokens", "documents"]), st.data())
+def test_what_is_drawn_keeps_to_the_shares_after_every_batch(mixture: Mixture, by: str, data: st.DataObject) -> None:
+    """By tokens as well as by documents: within one piece or document of what was asked for; the packer holds some of
+    it back, and no more than its window.
+    """
+    asked = draw_shares(data, mixture)
+    config = run(mixture, [asked], mix_by=by)
+    own = {name: 1 for name in sorted(mixture)}
+    weights = phase_weights(config, config.phases["p0"], own)
+    streams, plan = streams_of(config, mixture), planner(config, mixture)
+    most = 1 if by == "documents" else 62
+    given_out: list[Piece] = []
+    for batch in plan:
+        given_out += pieces_of([batch])
+        held = waiting(plan.state_dict())
+        drawn = Counter(dict.fromkeys(weights, 0))
+        for piece in given_out + held:
+            drawn[streams.stream_of(piece.document)] += piece.length if by == "tokens" else piece.start == 0
+        for name, weight in weights.items():
+            excess = drawn[name] - weight * drawn.total() / sum(weights.values())
+            assert -most - 1e-9 <= excess <= most + 1e-9
+        assert len(plan.state_dict()["packer"]["waiting"]) <= config.data.packing_window
+
+
+@settings(max_examples=60, deadline=None)
+@given(Mixtures, st.sampled_from(["tokens", "documents"]), st.data())
+def test_the_counts_of_a_batch_say_what_it_has_of_each_stream(mixture: Mixture, by: str, data: st.DataObject) -> None:
+    """They are the record of what a model was trained on."""
+    config = run(mixture, [draw_shares(data, mixture), draw_shares(data, mixture)], (64, 256), mix_by=by)
+    streams = streams_of(config, mixture)
+    for batch in planner(config, mixture):
+        pieces = pieces_of([batch])
+        assert [stream.name for stream in batch.streams] == sorted(mixture)
+        for stream in batch.streams:
+            mine = [piece for piece in pieces if streams.stream_of(piece.document) == stream.name]
+            assert (stream.tokens, stream.documents) == (
+                sum(piece.length for piece in mine),
+                sum(piece.start == 0 for piece in mine),
+            )
+            assert all(piece.epoch <= stream.epoch for piece in mine)
+        assert sum(stream.tokens for stream in batch.streams) + 2 * len(pieces) == batch.tokens
+
+
+@settings(max_examples=60, deadline=None)
+@given(Mixtures, st.sampled_from([(64,), (64, 256, 64), (256, 16), (16, 64)]), st.data())
+def test_every_token_of_each_streams_epochs_once(
+    mixture: Mixture, row_tokens: tuple[int, ...], data: st.DataObject
+) -> None:
+    """Streams end their epochs at different times, rows change their length, shares change with the phase."""
+    config = run(mixture, [draw_shares(data, mixture) for _ in row_tokens], row_tokens)
+    plan = planner(config, mixture)
+    found = pieces_of(plan)
+    state = plan.state_dict()
+    found += waiting(state)
+    first = 0
+    for name, pieces in streams_of(config, mixture).shuffled(config.data).items():
+        cursor = PieceCursor(pieces, first)
+        cursor.load_state_dict(state["streams"][name])
+        cursor.allow(40)
+        last = first + pieces.num_documents
+        mine = [piece for piece in found if first <= piece.document < last]
+        epoch = cursor.epoch
+        while (piece := cursor.take()).epoch == epoch:
+            mine.append(piece)
+        lengths = enumerate(chain(*mixture[name]), start=first)
+        every = [(document, token) for document, length in lengths for token in range(length)]
+        counted = Counter((p.epoch, p.document, t) for p in mine for t in range(p.start, p.start + p.length))
+        assert counted == Counter((e, *token) for e in range(epoch + 1) for token in every)
+        first = last
+
+
+@settings(max_examples=60, deadline=None)
+@given(Mixtures, st.sampled_from([(64,), (64, 256, 64), (64, 16)]), st.sampled_from(["tokens", "documents"]), st.data())
+def test_stopping_anywhere_leaves_the_same_plans(
+    mixture: Mixture, row_tokens: tuple[int, ...], by: str, data: st.DataObject
+) -> None:
+    config = run(mixture, [draw_shares(data, mixture) for _ in row_tokens], row_tokens, mix_by=by)
+    whole = list(planner(config, mixture))
+    stop = data.draw(st.integers(0, len(whole)))
+    first = planner(config, mixture)
+    begun = [next(first) for _ in range(stop)]
+    state = json.loads(json.dumps(first.state_dict()))
+    second = planner(config, mixture)
+    next(second)
+    second.load_state_dict(state)
+    assert second.state_dict() == first.state_dict()
+    assert begun + list(second) == whole
+
+
+@settings(max_examples=30, deadline=None)
+@given(Mixtures, Sizes)
+def test_another_stream_does_not_change_the_order_of_the_others(mixture: Mixture, more: list[list[int]]) -> None:
+    """Experiments with mixtures compare only if what they share is the same."""
+
+    def order(config: RunConfig, mixture: Mixture, name: str) -> list[tuple[int, ...]]:
+        streams = streams_of(config, mixture)
+        first = sum(sum(map(len, mixture[other])) for other in sorted(mixture) if other < name)
+        cursor = PieceCursor(streams.shuffled(config.data)[name], first)
+        cursor.allow(62)
+        pieces = [cursor.take() for _ in range(40)]
+        keys = streams.mask_keys(pieces)
+        return [(p.epoch, p.document - first, *p[2:], int(k)) for p, k in zip(pieces, keys, strict=True)]
+
+    larger = {"0": more, **mixture}
+    for name in mixture:
+        alone, among = run(mixture, [{"a": 1}]), run(larger, [{"a": 1}])
+        assert order(alone, mixture, name) == order(among, larger, name)
+
+
+def test_streams_of_the_same_shards_have_orders_and_masks_of_their_own() -> None:
+    """Named alike but for the name: two passes over the same text must not be the same twice."""
+    same = [[30] * 10] * 3
+    config = run({"a": 0, "b": 0}, [{"a": 1, "b": 1}])
+    streams = streams_of(config, {"a": same, "b": same})
+    one, other = (pieces.block(0, 0, 62)[:, 0].tolist() for pieces in streams.shuffled(config.data).values())
+    assert one != other
+    keys = streams.mask_keys([Piece(0, 5, 0, 30), Piece(0, 30 + 5, 0, 30), Piece(1, 5, 0, 30), Piece(0, 5, 3, 27)])
+    assert len(set(keys.tolist())) == 4
+
+
+def test_the_order_in_the_yaml_means_nothing() -> None:
+    mixture: Mixture = {"b": [[30] * 20], "a": [[40] * 20]}
+    shares = {"b": 1, "a": 2}
+    assert list(planner(run(mixture, [shares]), mixture)) == list(
+        planner(run(dict(sorted(mixture.items())), [dict(sorted(shares.items()))]), mixture)
+    )
+
+
+def test_repeat_is_the_number_of_passes() -> None:
+    """A run as long as once over a and twice over b ends at the ends of both."""
+    mixture: Mixture = {"a": [[62] * 48], "b": [[62] * 8]}
+    config = run(mixture, [{}], tokens=64 * 64)
+    data = DataConfig(**{**vars(config.data), "streams": {"a": StreamConfig(path=""), "b": StreamConfig(repeat=2.0)}})
+    config = RunConfig(**{**vars(config), "data": data})
+    counts = Counter(
+        (streams_of(config, mixture).stream_of(p.document), p.epoch) for p in pieces_of(planner(config, mixture))
+    )
+    assert counts == {("a", 0): 48, ("b", 0): 8, ("b", 1): 8}
+
+
+def test_a_later_phase_reads_what_the_first_left_aside() -> None:
+    mixture: Mixture = {"a": [[62] * 40], "b": [[62] * 40]}
+    config = run(mixture, [{"a": 1}, {"a": 1, "b": 3}], (64, 64), tokens=32 * 64)
+    plans = list(planner(config, mixture))
+    shares = {
+        phase: Counter({s.name: 0 for s in plans[0].streams})
+        + Counter({n: sum(s.tokens for p in plans if p.phase == phase for s in p.streams if s.name == n) for n in "ab"})
+        for phase in ("p0", "p1")
+    }
+    assert shares == {"p0": {"a": 32 * 62}, "p1": {"a": 8 * 62, "b": 24 * 62}}
+
+
+# --- ranks, workers, restarts --------------------------------------------------------------------------------------
+
+
+def loaders(config: RunConfig, mixture: Mixture, num_ranks: int) -> list[PackedLoader]:
+    maker = MicrobatchMaker(streams_of(config, mixture), MaskedLM(ObjectiveConfig(), VOCABULARY), VOCABULARY)
+    settings = {"num_workers": 0, "prefetch_batches": 1}
+    return [
+        PackedLoader(planner(config, mixture), maker, rank=rank, num_ranks=num_ranks, **settings)
+        for rank in range(num_ranks)
+    ]
+
+
+def rows_of(batch: Batch) -> Iterable[tuple[Any, ...]]:
+    """What a row is made of, however it was grouped: inputs, positions, and its labels at their places."""
+    width = len(batch.input_ids_T) // batch.num_rows
+    labels_T = torch.full_like(batch.input_ids_T, -100)
+    labels_T[batch.positions_M[: batch.num_predicted]] = batch.labels_M[: batch.num_predicted]
+    lines = torch.stack([batch.input_ids_T, batch.position_ids_T, labels_T]).reshape(3, batch.num_rows, width)
+    return [tuple(lines[:, row].flatten().tolist()) for row in range(batch.num_rows)]
+
+
+def take(group: list[PackedLoader], most: int) -> list[list[Any]]:
+    """The rows of the next global batches in their order, out of every rank's own loader."""
+    taken = []
+    for steps in zip(*group, strict=True):
+        plan = steps[0].plan
+        assert all(step.plan == plan for step in steps)
+        rows: list[Any] = [None] * plan.num_rows
+        for rank, step in enumerate(steps):
+            numbers = share_of_rank(tuple(range(plan.num_rows)), rank, len(group), plan.microbatch_rows)
+            mine = [row for batch in step.microbatches for row in rows_of(batch)]
+            for number, row in zip(numbers, mine, strict=True):
+                rows[number] = row
+        taken.append([plan.phase, plan.tokens_before, *rows])
+        if len(taken) == most:
+            break
+    return taken
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    Mixtures,
+    st.sampled_from([(64,), (32, 128), (64, 16), (64, 256, 64)]),
+    st.sampled_from(["tokens", "documents"]),
+    st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 12)), min_size=1, max_size=4),
+    st.data(),
+)
+def test_any_ranks_and_any_restarts_give_the_same_batches(
+    mixture: Mixture, row_tokens: tuple[int, ...], by: str, legs: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """To the token and the mask: mid-epoch, at epoch borders, while the batch grows, across phases, and with another
+    number of ranks after each restart.
+    """
+    config = run(mixture, [draw_shares(data, mixture) for _ in row_tokens], row_tokens, 600, by)
+    whole = take(loaders(config, mixture, 1), 10**6)
+    assert len({tuple(batch) for batch in map(tuple, whole)}) == len(whole)
+    state, found = None, []
+    for num_ranks, batches in [*legs, (1, 10**6)]:
+        group = loaders(config, mixture, num_ranks)
+        for loader in group:
+            if state is not None:
+                loader.load_state_dict(state)
+        found += take(group, batches)
+        states = {json.dumps(loader.state_dict()) for loader in group}
+        assert len(states) == 1
+        state = json.loads(states.pop())
+    assert found == whole
+
+
+# --- folders of shards ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tiny_run: TinyRun, three_streams: list[str]) -> RunConfig:
+    return read_run(tiny_run(*three_streams))
+
+
+def opened(config: RunConfig) -> TokenStreams:
+    return open_streams(config, read_vocabulary(config.data.tokenizer).num_entries)
+
+
+def test_documents_are_numbered_through_the_streams(config: RunConfig) -> None:
+    streams = opened(config)
+    assert streams.names == ("books", "mails", "web")
+    names = [streams.stream_of(document) for document in (0, 1, 2, 41, 42, 71)]
+    assert names == ["books", "books", "mails", "mails", "web", "web"]
+    assert len(streams.lengths) == 72 and streams.lengths[:2].tolist() == [700, 900]
+    assert all(len(streams.read(document)) == streams.lengths[document] for document in range(72))
+    assert streams.describe(43) == "web, document 1 of 30"
+
+
+def test_one_folder_is_numbered_and_masked_as_it_always_was(tiny_run: TinyRun) -> None:
+    """Runs of one folder go on as they began when streams came; the keys are pinned."""
+    streams = opened(read_run(tiny_run()))
+    assert streams.names == ("train",)
+    masks, epoch, document, start = 3, 1, 7, 2
+    assert streams.mask_keys([Piece(epoch, document, start, 5)]).tolist() == [derive(5, masks, epoch, document, start)]
+
+
+def test_a_broken_shard_is_told_with_its_stream(config: RunConfig, tmp_path: Path) -> None:
+    books = tmp_path / "books"
+    shutil.copytree(config.data.streams["books"].path, books)
+    (books / "shard.00001.mds.zstd").write_bytes(b"")
+    streams = {**config.data.streams, "books": StreamConfig(path=str(books), proportion=0.2)}
+    broken = RunConfig(**{**vars(config), "data": DataConfig(**{**vars(config.data), "streams": streams})})
+    with pytest.raises(DataError, match=rf"^stream books: {books}/shard.00001.mds.zstd"):
+        opened(broken).read(0)
+    shutil.rmtree(books)
+    with pytest.raises(DataError, match=rf"{books}: no dataset.json"):
+        check_data(broken)
+
+
+def test_a_stream_of_another_tokenizer_is_named(config: RunConfig, tmp_path: Path) -> None:
+    """Its ids would be other words; the loss would look normal for a while."""
+    other = make_tokenizer(tmp_path / "tokenizer", make_texts(40, seed=12))
+    make_shards(tmp_path / "shards", make_documents(other, [30, 40]), other)
+    streams = {**config.data.streams, "mails": StreamConfig(path=str(tmp_path / "shards"), proportion=0.3)}
+    mixed = RunConfig(**{**vars(config), "data": DataConfig(**{**vars(config.data), "streams": streams})})
+    with pytest.raises(DataError) as error:
+        check_data(mixed)
+    assert str(error.value).startswith(f"data.streams.mails.path={tmp_path}/shards: made with another tokenizer")
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_check_tells_the_shares_and_the_passes(
+    config: RunConfig, tiny_run: TinyRun, three_streams: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """4,000 tokens at 20 % and 2,000 at 90 % of books, which are 1,600: 1.6 passes."""
+    assert main(["check", *tiny_run(*three_streams)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    at = next(number for number, line in enumerate(lines) if line[:3] == ["stream", "tokens", "documents"])
+    assert lines[at + 1] == ["books", "1,600", "2", "20.00%", "90.00%", "about", "1.62"]
+    assert describe_streams(config).splitlines()[-1] == "Shares are of tokens."

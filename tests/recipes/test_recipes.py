@@ -1,0 +1,128 @@
+"""The published recipe, as numbers and as runs: the tiny one has the same files and is trained from end to end.
+
+If this breaks, a team launches a run of six figures that trains something else than the paper's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.__main__ import main
+from modernbert_train.clock import position_at
+from modernbert_train.config.check import check
+from modernbert_train.config.load import differences, load_run
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.batch_warmup import batch_rows_at
+from modernbert_train.optim.schedules import lr_at, max_lr_at, weight_decay_at
+from tests.train.test_run import records
+
+RECIPES = Path(__file__).parents[2] / "yamls/recipes"
+G = 1_000_000_000
+# tokens seen -> rate, decay, its maximum rate, RoPE base, rows of a batch, tokens of a row (arXiv 2412.13663, table 3)
+BASE = {
+    1.5 * G: (4e-4, 1e-5, 8e-4, 10_000, 768, 1024),  # half of the rate's warmup
+    49 * G: (8e-4, 1e-5, 8e-4, 10_000, 3840, 1024),  # the last stage of the batch's
+    51 * G: (8e-4, 1e-5, 8e-4, 10_000, 4608, 1024),
+    1720 * G: (3e-4, 1e-5, 3e-4, 160_000, 576, 8192),
+    1970 * G: (3e-4 * (0.001 + 0.999 * (1 - 0.02**0.5)), 1e-5, 3e-4, 160_000, 576, 8192),  # 1 of 50 G into the decay
+    2019 * G: (3e-7, 1e-5, 3e-4, 160_000, 576, 8192),
+}
+LARGE = {
+    1 * G: (2.5e-4, 1e-5, 5e-4, 10_000, 1344, 1024),
+    11 * G: (5e-4, 1e-5, 5e-4, 10_000, 4928, 1024),
+    901 * G: (5e-5, 1e-6, 5e-5, 10_000, 4928, 1024),
+    1720 * G: (5e-5, 1e-6, 5e-5, 160_000, 616, 8192),
+    1969 * G: (5e-5, 1e-6, 5e-5, 160_000, 624, 8192),
+    2019 * G: (5e-8, 1e-6, 5e-5, 160_000, 624, 8192),
+}
+
+
+@pytest.mark.parametrize(("name", "table"), [("modernbert-base", BASE), ("modernbert-large", LARGE)])
+def test_the_recipe_is_the_published_one(name: str, table: dict[float, tuple[float, ...]]) -> None:
+    config = load_run([RECIPES / f"{name}.yaml"])
+    check(config, num_ranks=8)
+    assert config.total_tokens == 2019 * G
+    assert (config.objective.mask_rate, config.objective.eval_mask_rate) == (0.3, 0.15)
+    assert (config.optim.betas, config.optim.eps, config.model.attention_out_dropout) == ((0.9, 0.98), 1e-6, 0.1)
+    for tokens, expected in table.items():
+        position = position_at(config, int(tokens))
+        found = (
+            lr_at(config, int(tokens)),
+            weight_decay_at(config, int(tokens)),
+            max_lr_at(config, int(tokens)),
+            position.phase.global_rope_theta,
+            batch_rows_at(position.phase, position.tokens),
+            position.phase.row_tokens,
+        )
+        assert found == pytest.approx(expected, rel=1e-6), f"{tokens:,} tokens"
+
+
+@pytest.mark.parametrize("name", ["modernbert-base", "modernbert-large", "tiny"])
+def test_the_phases_alone_are_the_phases_of_the_whole(name: str) -> None:
+    whole = load_run([RECIPES / f"{name}.yaml"])
+    parts = [load_run([file]) for file in sorted((RECIPES / name).glob("[0-9]*.yaml"))]
+    assert {key: phase for part in parts for key, phase in part.phases.items()} == whole.phases
+    for before, part in zip([None, *parts], parts, strict=False):
+        differing = {key.split(".")[0] for key, _, _ in differences(whole, part)}
+        assert differing <= {"name", "phases", "start", "model"}
+        assert (part.start is None) == (before is None)
+        if part.start is not None and before is not None:
+            assert part.start.checkpoint == before.folder
+
+
+@pytest.mark.parametrize("name", ["modernbert-base", "modernbert-large"])
+def test_tiny_has_the_keys_of_the_real_one(name: str) -> None:
+    """What the tests train stands for what a team launches: same files, same sections, same kinds of values."""
+    real = {file.name for file in (RECIPES / name).iterdir()}
+    assert real == {file.name for file in (RECIPES / "tiny").iterdir()}
+    for key in ("context", "decay"):
+        ours = load_run([RECIPES / "tiny.yaml"]).phases[key]
+        theirs = load_run([RECIPES / "modernbert-base.yaml"]).phases[key]
+        assert {ours.lr_ratio, ours.global_rope_theta} == {theirs.lr_ratio, theirs.global_rope_theta}
+        assert ours.schedule.decay == theirs.schedule.decay
+        assert ours.schedule.final_lr_ratio == theirs.schedule.final_lr_ratio
+
+
+def words(data: Path, runs: Path, file: str, *overrides: str) -> list[str]:
+    """A recipe with a tenth of its tokens, on the tests' own text."""
+    config: RunConfig = load_run([RECIPES / file])
+    shorter = []
+    for name, phase in config.phases.items():
+        warmup, decay = phase.schedule.warmup_tokens // 10, phase.schedule.decay_tokens // 10
+        shorter += [
+            f"phases.{name}.tokens={phase.tokens // 10}",
+            f"phases.{name}.schedule={{warmup_tokens: {warmup}, decay_tokens: {decay}}}",
+        ]
+    return [
+        str(RECIPES / file),
+        *shorter,
+        *(f"phases.{n}.batch_warmup.tokens=3000" for n, p in config.phases.items() if p.batch_warmup),
+        *(f"data.{key}={data / key}" for key in ("train", "validation", "tokenizer")),
+        *(f"runs_folder={runs}", "data.num_workers=0", "eval={interval_tokens: null, max_tokens: 1000}", "device=cpu"),
+        *overrides,
+    ]
+
+
+@pytest.mark.timeout(240)
+def test_the_tiny_recipe_runs_whole_and_phase_by_phase_and_grows(
+    tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words(tiny_data, tmp_path, "tiny.yaml")]) == 0
+    for file, before in (("1-stable", None), ("2-context", "tiny-1-stable"), ("3-decay", "tiny-2-context")):
+        start = [] if before is None else [f"start.checkpoint={tmp_path}/{before}"]
+        assert main(["train", *words(tiny_data, tmp_path, f"tiny/{file}.yaml", *start)]) == 0, capsys.readouterr().err
+    whole = records(tmp_path / "tiny")
+    parts = [records(tmp_path / f"tiny-{name}") for name in ("1-stable", "2-context", "3-decay")]
+    assert parts[0] == [entry for entry in whole if entry["phase"] == "stable"], "the first phase is the same run"
+    first = next(entry for entry in whole if entry["phase"] == "context")
+    assert parts[1][0]["loss"] == first["loss"], "the second goes on with the same weights and the same text"
+    assert parts[2][-1]["lr"] < 0.5 * parts[2][0]["lr"]
+    losses = [entry["loss"] for entry in records(tmp_path / "tiny", "validation")]
+    assert len(losses) == 3 and losses[-1] < losses[0]
+
+    grown = f"model.grow_from={tmp_path}/tiny-1-stable"
+    assert main(["train", *words(tiny_data, tmp_path, "tiny-large.yaml", grown)]) == 0
+    start_of_large = records(tmp_path / "tiny-large", "start")[0]["from"]
+    assert "hidden_size 128 -> 192, num_layers 4 -> 7" in start_of_large, start_of_large

@@ -1,0 +1,134 @@
+"""Runs on several streams: recorded, validated, resumed, and never mixed otherwise than they began.
+
+If this breaks, a mixture is trained that nobody can check afterwards, or that changes when a job is restarted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.data.dataset_card import TOKEN_COUNTS
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.train.build import build_unigram, data_fingerprint
+from modernbert_train.train.evaluate import Unigram
+from modernbert_train.train.run_folder import RunFolder
+from modernbert_train.vocabulary import read_vocabulary
+from tests.conftest import TIMES, TinyRun
+from tests.data.make_shards import make_documents, make_shards
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of shards, a and b."""
+    folder = tmp_path_factory.mktemp("streams")
+    for seed, (name, lengths) in enumerate({"a": [60] * 40, "b": [300, 500]}.items(), start=41):
+        make_shards(folder / name, make_documents(tiny_data / "tokenizer", lengths, seed), tiny_data / "tokenizer")
+    return folder
+
+
+@pytest.fixture
+def words(tiny_run: TinyRun, folders: Path) -> TinyRun:
+    """tiny_run on a, and b, which the second phase reads four times as much of."""
+
+    def mixed(*overrides: str) -> list[str]:
+        return tiny_run(
+            "data.train=null",
+            f"data.streams={{a: {{path: {folders}/a, proportion: 0.8}}, b: {{path: {folders}/b, proportion: 0.2}}}}",
+            "phases.long.streams={a: {proportion: 0.2}, b: {proportion: 0.8}}",
+            *overrides,
+        )
+
+    return mixed
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in entry.items() if k not in TIMES} for entry in entries if entry["kind"] == "step"]
+
+
+def test_a_run_records_its_mixture(words: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether a model was trained on what was asked for can be read from the record."""
+    assert main(["train", *words("name=whole")]) == 0
+    assert "tokens of text were waiting for a row and are not trained on" in capsys.readouterr().err
+    whole = steps(tmp_path / "runs/whole")
+    for phase, share in (("short", 0.8), ("long", 0.2)):
+        mine = [entry["stream_tokens"] for entry in whole if entry["phase"] == phase]
+        found = sum(entry["a"] for entry in mine) / sum(sum(entry.values()) for entry in mine)
+        assert abs(found - share) < 0.12  # some 5,000 tokens, of which the packer holds back a few hundred
+    assert whole[0]["epochs"] == {"a": 0, "b": 0} and whole[-1]["epochs"]["b"] >= 2
+    assert sum(entry["stream_documents"]["b"] for entry in whole) >= 4 and "epoch" not in whole[0]
+
+
+def test_a_stopped_mixture_goes_on_to_the_same_losses_and_never_over_another(
+    words: TinyRun, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a checkpoint in each phase; a folder may move, but what is in it may not change."""
+    often = ("checkpoint.interval_steps=1", "checkpoint.keep=99")
+    assert main(["train", *words("name=whole", *often)]) == 0
+    whole = steps(tmp_path / "runs/whole")
+    for kept in (3, len(whole) - 2):
+        copy = tmp_path / f"runs/kept{kept}"
+        shutil.copytree(tmp_path / "runs/whole", copy)
+        for number, checkpoint in enumerate(sorted((copy / "checkpoints").glob("step-*")), start=1):
+            if number > kept:
+                shutil.rmtree(checkpoint)
+        swapped = words(f"name=kept{kept}", *often, f"data.streams.b.path={folders}/a")
+        capsys.readouterr()
+        assert main(["train", *swapped]) == 65
+        assert "trained on other data: its hash of lengths of b is" in capsys.readouterr().err
+        assert main(["train", *words(f"name=kept{kept}", *often)]) == 0
+        assert steps(copy) == whole
+
+
+def test_what_may_change_between_the_starts_of_a_mixture(words: TinyRun, folders: Path, tmp_path: Path) -> None:
+    """A folder may move. Another share, another stream or one less would be another run."""
+    moved = tmp_path / "moved"
+    moved.symlink_to(folders / "a")
+    for number, allowed in enumerate(([], [], [f"data.streams.a.path={moved}"])):
+        folder = RunFolder(read_run(words(*allowed)))
+        assert len(folder.open()) == (number == 2)
+        folder.close()
+    for key, override in (
+        ("data.streams.a.proportion", "data.streams.a.proportion=0.7"),
+        ("data.streams.c.path", f"data.streams.c={{path: {folders}/a}}"),
+        ("data.streams.b.path", "data.streams.b=null"),
+        ("phases.long.streams.a.proportion", "phases.long.streams.a.proportion=0.3"),
+        ("data.mix_by", "data.mix_by=documents"),
+    ):
+        with pytest.raises(ConfigError, match=rf"(?m)^  {key}: "):
+            RunFolder(read_run(words(override))).open()
+
+
+def test_the_fingerprint_covers_every_stream(words: TinyRun, tiny_run: TinyRun, folders: Path) -> None:
+    config = read_run(words())
+    vocabulary = read_vocabulary(config.data.tokenizer)
+    mixed = data_fingerprint(config, vocabulary)
+    assert mixed.keys() == {"tokenizer", "shards of a", "lengths of a", "shards of b", "lengths of b"}
+    swapped = data_fingerprint(
+        read_run(words(f"data.streams.a.path={folders}/b", f"data.streams.b.path={folders}/a")), vocabulary
+    )
+    assert all(swapped[key] != value for key, value in mixed.items() if key != "tokenizer")
+    assert data_fingerprint(read_run(tiny_run()), vocabulary).keys() == {"tokenizer", "shards", "lengths"}
+
+
+def test_the_unigram_baseline_counts_streams_by_their_shares(words: TinyRun, tiny_run: TinyRun, folders: Path) -> None:
+    """Of 6,000 tokens 0.8 * 4,000 + 0.2 * 2,000 are asked of a. One folder counts as it always did."""
+    found = build_unigram(read_run(words()))
+    counts = {name: np.load(folders / name / TOKEN_COUNTS) for name in "ab"}
+    share = {"a": 0.6, "b": 0.4}
+    total = sum(each.sum() for each in counts.values())
+    expected = 1 + total * sum(share[name] * each / each.sum() for name, each in counts.items())
+    assert np.allclose(np.exp(found.log_probability_V[: len(expected)]) * (total + 512), expected)
+    config = read_run(tiny_run())
+    assert config.data.train is not None
+    plain = Unigram.from_counts({Path(config.data.train) / TOKEN_COUNTS: 1.0}, 512)
+    assert np.array_equal(build_unigram(config).log_probability_V, plain.log_probability_V)
+    with pytest.raises(DataError, match="no dataset.json"):
+        build_unigram(read_run(words(f"data.streams.b.path={folders}/none")))
