@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart test lint clean
+.PHONY: help venv quickstart test lint docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ lint: venv ## style and types
 test: lint ## style, types and the tests that need no GPU
 	$(PYTHON_IN_VENV) -m pytest
 
+docs: venv ## the documentation as a site, in .site
+	$(PYTHON_IN_VENV) -m mkdocs build --strict -f .mkdocs.yml
+
 clean: ## remove caches and builds; the environment and the runs stay
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist .site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path './$(VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,8 +18,8 @@ class LaunchConfig:
     ranks_per_node: int | None = None  # processes on each; None: one per GPU, or one. A job file needs the number
     rendezvous: str | None = None  # HOST:PORT of the first machine, where the others meet it
     rendezvous_seconds: float = 600.0  # a machine that has not come for so long ends the start
-    save_seconds: int = 120  # before the time limit, the run is asked to save and end; longer than a step and a save
-    time_limit_minutes: int | None = None  # of one job; a run that needs more goes on in the next
+    save_seconds: int = 120  # so long before the time limit the run saves and ends; longer than a step and a save
+    time_limit_minutes: int | None = None  # of one job, which then ends with code 75; the next one goes on
     retries: int = 3  # new starts after failures, where the scheduler counts; after code 75 it always starts again
     cpus_per_rank: int = 8  # cores that a job file asks for: for the rank, its data workers and torch's threads
     memory_gib: int | None = None  # of one machine; None: what the scheduler gives
@@ -44,7 +44,7 @@ def launch_mistakes(launch: LaunchConfig) -> Iterator[str]:
     if launch.save_seconds < 1:
         yield f"launch.save_seconds={launch.save_seconds}: a step and a checkpoint take time. Use at least 1."
     limit = launch.time_limit_minutes
-    if limit is not None and launch.save_seconds >= 60 * limit:
+    if limit is not None and 0 < 60 * limit <= launch.save_seconds:
         yield (
             f"launch.save_seconds={launch.save_seconds} leaves nothing of launch.time_limit_minutes={limit}. Lower it, "
             "or raise the limit."

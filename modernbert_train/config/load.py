@@ -229,7 +229,8 @@ def _set_leaf(
     elif typing.get_origin(hint) is tuple and isinstance(value, list):
         value = tuple(float(item) if isinstance(item, int) else item for item in value)
     elif hint == dict[str, str] and isinstance(value, Mapping):
-        value = {name: item if isinstance(item, str) else json.dumps(item) for name, item in value.items()}
+        simple = (bool, int, float)  # true and 1 are what someone writes who means the texts
+        value = {name: json.dumps(item) if isinstance(item, simple) else item for name, item in value.items()}
     wrong_kind = value is not None and not interpolations and not _fits(value, hint)
     try:
         if wrong_kind:

@@ -1,4 +1,4 @@
-"""Every key of a run and of data preparation as Markdown tables, read from the dataclasses and their comments.
+"""Every key of runs, data preparation and sweeps as Markdown tables, read from the dataclasses and their comments.
 
     python -m modernbert_train.config.reference > docs/config.md
 
@@ -20,6 +20,7 @@ from omegaconf import MISSING
 
 from modernbert_train.config.prepare import PrepareConfig
 from modernbert_train.config.schema import VARIANTS, RunConfig
+from modernbert_train.config.sweep import SweepConfig
 
 _HEAD = """\
 # Every key
@@ -35,6 +36,7 @@ def reference() -> str:
     """The whole page."""
     parts = [_HEAD, "## A run\n", *_section("", RunConfig)]
     parts += ["## Data preparation: the spec of data_prep/prepare.py\n", *_section("", PrepareConfig)]
+    parts += ["## Sweeps: the spec of launch/sweep.py\n", *_section("", SweepConfig)]
     return "\n".join(parts)
 
 

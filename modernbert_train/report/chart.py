@@ -17,17 +17,26 @@ from modernbert_train.report.text import tokens_text
 
 UNITS = 10_000  # side of the square that curves are drawn in
 LABEL_ROW = 15  # height of one row of phase labels above the plot, in px
+COLOURS = 8  # of runs that share a chart; compare.css
 NARROW = 300  # plot width on a phone in px: phase labels must not touch even there
 
 
 @dataclass(frozen=True)
 class Line:
-    """One series. `kind` is also its CSS class: faint and main are curves, dashed a reference, points are dots."""
+    """One series. `kind` is also its CSS class: faint and main are curves, dashed a reference, points are dots.
+
+    `run` is the number of the run that it is of, where several share a chart; it gives the colour.
+    """
 
     name: str
     kind: Literal["faint", "main", "dashed", "points"]
     x: Sequence[float]
     y: Sequence[float]
+    run: int | None = None
+
+    @property
+    def css(self) -> str:
+        return f"{self.kind} {run_css(self.run)}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -43,13 +52,21 @@ class Chart:
     high: float | None = None
 
 
+class Restarted(NamedTuple):
+    """A restart of a run, and the number of the run where several share a chart."""
+
+    tokens: float
+    label: str
+    run: int | None = None
+
+
 @dataclass(frozen=True)
 class Marks:
     """What all charts share: the end of the x axis in tokens, phase borders, restarts, losses that are not numbers."""
 
     end: float
     borders: Sequence[tuple[float, str]] = ()
-    restarts: Sequence[tuple[float, str]] = ()
+    restarts: Sequence[Restarted] = ()
     broken: Sequence[float] = ()
 
 
@@ -139,16 +156,16 @@ def draw(chart: Chart, marks: Marks, width: float = NARROW) -> tuple[str, list[P
     out += _borders(marks, width)
     placed = [place(line, scale, chart, marks.end) for line in chart.lines]
     curves = [
-        f'<path class="{line.kind}" d="{_path(points, line.kind == "points")}"/>'
+        f'<path class="{line.css}" d="{_path(points, line.kind == "points")}"/>'
         for line, points in zip(chart.lines, placed, strict=True)
         if points.x
     ]
     out.append(f'<svg viewBox="0 0 {UNITS} {UNITS}" preserveAspectRatio="none" width="100%" height="100%"'
                f' overflow="visible">{"".join(curves)}</svg>')  # fmt: skip
-    for position, label in marks.restarts:
-        x = f"{_percent(position, marks.end)}%"
+    for restart in marks.restarts:
+        x, css = f"{_percent(restart.tokens, marks.end)}%", f"restart {run_css(restart.run)}".rstrip()
         out.append(
-            f'<g class="restart"><title>{escape(label)}</title><line x1="{x}" x2="{x}" y1="100%" y2="93%"/>'
+            f'<g class="{css}"><title>{escape(restart.label)}</title><line x1="{x}" x2="{x}" y1="100%" y2="93%"/>'
             f'<circle cx="{x}" cy="93%" r="3"/></g>'
         )
     for x in sorted({f"{_percent(position, marks.end):.1f}%" for position in marks.broken}):
@@ -184,16 +201,23 @@ def standalone(chart: Chart, marks: Marks, subtitle: str, style: str, width: int
 
 
 def legend_entries(chart: Chart, marks: Marks) -> list[tuple[str, str]]:
-    """(kind, name) of everything the chart shows that needs a name."""
-    entries: list[tuple[str, str]] = [(line.kind, line.name) for line in chart.lines if line.x]
+    """(CSS class, name) of everything the chart shows that needs a name."""
+    entries: list[tuple[str, str]] = [(line.css, line.name) for line in chart.lines if line.x]
     return entries + [("restart", "restart")] * bool(marks.restarts)
 
 
-def key_mark(kind: str) -> str:
+def run_css(run: int | None) -> str:
+    """CSS classes of a run among several: eight colours, then the same again with dashes; empty for a run alone."""
+    if run is None:
+        return ""
+    return f"run r{run % COLOURS}{' again' if run // COLOURS % 2 else ''}"
+
+
+def key_mark(css: str) -> str:
     """The little picture of a series in a legend, 22 px wide, centred on y = 0."""
-    if kind == "restart":
+    if css == "restart":
         return '<g class="restart"><line x1="11" x2="11" y1="-3" y2="6"/><circle cx="11" cy="-3" r="3"/></g>'
-    return f'<path class="{kind}" d="M11 0h0"/>' if kind == "points" else f'<path class="{kind}" d="M0 0H22"/>'
+    return f'<path class="{css}" d="{"M11 0h0" if css.startswith("points") else "M0 0H22"}"/>'
 
 
 def _x_axis(marks: Marks) -> list[str]:

@@ -31,6 +31,8 @@ class StepRecord(NamedTuple):
     grad_norm: float
     tokens_per_second: float
     packing_efficiency: float
+    mfu: float
+    data_wait_share: float
 
 
 class ValidationRecord(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from modernbert_train.report.curves import History, StepRecord, ValidationRecord
@@ -29,13 +29,44 @@ def tiles(history: History) -> str:
         ("Validation loss", LOSS(last.loss) if last else "none", _validated(last)),
         ("Unigram baseline", LOSS(last.unigram_loss) if last else "none", "loss of guessing"),
         ("Accuracy", ACCURACY(last.accuracy) if last else "none", _accuracy_to_beat(last)),
-        ("Tokens per second", _median_speed(steps), "median over steps"),
-        ("Packing efficiency", _median_packing(steps), "median over steps"),
+        ("Tokens per second", _median(steps, "tokens_per_second", whole), "median over steps"),
+        ("Packing efficiency", _median(steps, "packing_efficiency", percent(2)), "median over steps"),
         ("Wall time", duration(history.running_seconds), f"and {duration(pause)} paused" if pause >= 1 else "no pause"),
         ("Restarts", whole(len(history.restarts)), _last_restart(history)),
     ]
     found = "".join(f"<div><dt>{a}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>" for a, b, c in facts)
     return f'<dl class="summary box">{found}</dl>'
+
+
+FIGURES = (
+    "Tokens",
+    "Steps",
+    "Training loss",
+    "Validation loss",
+    "Accuracy",
+    "Tokens/s",
+    "MFU",
+    "Data wait",
+    "Wall time",
+    "Restarts",
+)
+
+
+def figures(history: History) -> tuple[str, ...]:
+    """What a run came to, one text for each of FIGURES."""
+    steps, last = history.steps, history.validations[-1] if history.validations else None
+    return (
+        tokens_text(steps[-1].tokens) if steps else "0",
+        whole(steps[-1].step) if steps else "0",
+        _final_loss(steps),
+        LOSS(last.loss) if last else "none",
+        ACCURACY(last.accuracy) if last else "none",
+        _median(steps, "tokens_per_second", whole),
+        _median(steps, "mfu", percent(1)),
+        _median(steps, "data_wait_share", percent(1)),
+        duration(history.running_seconds),
+        whole(len(history.restarts)),
+    )
 
 
 def phase_table(history: History) -> str:
@@ -64,7 +95,7 @@ def phase_table(history: History) -> str:
             _final_loss(phase.steps),
             LOSS(checks[-1].loss) if checks else "none",
             ACCURACY(checks[-1].accuracy) if checks else "none",
-            _median_speed(phase.steps),
+            _median(phase.steps, "tokens_per_second", whole),
         )
         lines.append("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>")
     if not lines:
@@ -73,8 +104,9 @@ def phase_table(history: History) -> str:
     return f'<div class="box wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 
 
-def warnings(history: History) -> str:
-    """What the curves could hide: losses that are not numbers, damaged lines."""
+def warnings(history: History, name: str = "") -> str:
+    """What the curves could hide: losses that are not numbers, damaged lines; of a run by name among several."""
+    prefix = f"{name}: " if name else ""
     notes = []
     if broken := [s for s in history.steps if not math.isfinite(s.loss)]:
         notes.append(
@@ -86,15 +118,15 @@ def warnings(history: History) -> str:
             f"{plural(history.unreadable_lines, 'line')} of metrics.jsonl could not be read and was left out; "
             "a process killed while writing leaves one."
         )
-    return "".join(f'<p class="box note warn">{escape(n)}</p>' for n in notes)
+    return "".join(f'<p class="box note warn">{escape(prefix + n)}</p>' for n in notes)
 
 
 def where_text(record: StepRecord) -> str:
     return f"step {record.step:,} · {tokens_text(record.tokens, 4)} tokens · {record.phase}"
 
 
-def header_note(history: History) -> str:
-    last = date(history.last_time)
+def header_note(last_time: float) -> str:
+    last = date(last_time)
     return f"All charts over tokens seen, padding not counted. {f'Last log line {last}.' if last else ''}"
 
 
@@ -108,14 +140,9 @@ def _final_loss(steps: Sequence[StepRecord]) -> str:
     return LOSS(statistics.fmean(losses)) if losses else "none"
 
 
-def _median_speed(steps: Sequence[StepRecord]) -> str:
-    speeds = [s.tokens_per_second for s in steps if math.isfinite(s.tokens_per_second)]
-    return whole(statistics.median(speeds)) if speeds else "none"
-
-
-def _median_packing(steps: Sequence[StepRecord]) -> str:
-    shares = [s.packing_efficiency for s in steps if math.isfinite(s.packing_efficiency)]
-    return percent(2)(statistics.median(shares)) if shares else "none"
+def _median(steps: Sequence[StepRecord], name: str, text: Callable[[float], str]) -> str:
+    values = [value for step in steps if math.isfinite(value := getattr(step, name))]
+    return text(statistics.median(values)) if values else "none"
 
 
 def _validated(last: ValidationRecord | None) -> str:

@@ -9,6 +9,7 @@ however it was cut into microbatches and ranks.
 from __future__ import annotations
 
 import math
+import platform
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from composer.core import DataSpec
 from composer.distributed import prepare_distributed
 from composer.models import ComposerModel
-from composer.utils import dist
+from composer.utils import collect_env, dist
 from composer.utils.parallelism import FSDP2Config, ParallelismConfig
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -29,6 +30,10 @@ from modernbert_train.errors import RunError
 from modernbert_train.keyed import derive
 from modernbert_train.models.layers import EncoderLayer
 from modernbert_train.models.modernbert import MlmOutput, ModernBertForMaskedLM
+
+# A Trainer asks for the processor's name, which nothing here uses, by starting another Python that searches the machine
+# for it: a second at each start of each rank.
+collect_env.get_cpu_model = platform.machine
 
 
 class ComposerMaskedLM(ComposerModel):

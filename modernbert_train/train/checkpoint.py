@@ -29,6 +29,7 @@ WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 CONFIG = "config.yaml"
+SCHEMA = 2  # of state.json
 _NAME = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial"
 
@@ -49,7 +50,18 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """Clock, data position and everything else that is not a tensor."""
-        return json.loads((self.folder / STATE).read_text(encoding="utf-8"))
+        state: dict[str, Any] = json.loads((self.folder / STATE).read_text(encoding="utf-8"))
+        if state.get("schema") != SCHEMA:
+            raise StorageError(
+                f"{self.folder}: of schema {state.get('schema')}, this version reads {SCHEMA}. Go on with the version "
+                "that wrote it, or export it there and start from its weights with model.init_from."
+            )
+        return state
+
+    @property
+    def is_average(self) -> bool:
+        """Whether it is the mean of others (average.py): weights alone, so that no training goes on from it."""
+        return "average" in self.state()
 
     def weights(self) -> dict[str, Tensor]:
         """Every parameter, whole, by name."""
@@ -75,6 +87,7 @@ def commit(
     state: Mapping[str, Any],
     config_yaml: str,
     phase_end: bool,
+    milestone: bool = False,
 ) -> Checkpoint:
     """Write a checkpoint; it becomes visible only once it is complete and on disk.
 
@@ -84,7 +97,7 @@ def commit(
         weights, optimizer: whole tensors on the CPU.
         state: JSON.
         config_yaml: the run's configuration.
-        phase_end: keep it for good.
+        phase_end, milestone: keep it for good, as the end of a phase or because checkpoint.interval_tokens asks for it.
 
     Raises:
         StorageError: no space, no permission, or any other refusal of the disk; nothing visible is left behind.
@@ -101,9 +114,9 @@ def commit(
                 "checkpoint.keep; the checkpoints already there are untouched and the same command goes on from them."
             )
         partial.mkdir()
-        _write_files(partial, weights, optimizer, state, config_yaml)
+        _write_files(partial, weights, optimizer, {"schema": SCHEMA, **state}, config_yaml)
         files = {path.name: _fingerprint(path) for path in sorted(partial.iterdir())}
-        manifest = {"schema": 1, "step": step, "phase_end": phase_end, "files": files}
+        manifest = {"schema": 1, "step": step, "phase_end": phase_end, "milestone": milestone, "files": files}
         _write_text(partial / MANIFEST, json.dumps(manifest, indent=1))
         _sync(partial)
         if final.exists():  # a damaged one that resuming passed over
@@ -162,8 +175,12 @@ def verify(folder: Path) -> Checkpoint:
     return Checkpoint(folder, step, phase_end)
 
 
-def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+def newest_valid(folder: Path, last_step: int | None = None) -> tuple[Checkpoint | None, list[str]]:
     """Find the newest checkpoint whose hashes hold.
+
+    Args:
+        folder: the run's checkpoint folder.
+        last_step: leave out those of later steps.
 
     Returns:
         The checkpoint, or None if there is none at all; and why each newer one was passed over.
@@ -173,9 +190,10 @@ def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """
     if not folder.is_dir():
         return None, []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    steps = {path: int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
+    found = [path for path, step in steps.items() if last_step is None or step <= last_step]
     passed_over: list[str] = []
-    for path in sorted(found, key=lambda p: int(p.name.removeprefix("step-")), reverse=True):
+    for path in sorted(found, key=steps.__getitem__, reverse=True):
         try:
             return verify(path), passed_over
         except StorageError as error:
@@ -190,7 +208,7 @@ def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def clean(folder: Path, keep: int) -> None:
-    """Remove what crashed writes left, and all but the newest `keep` checkpoints and the ends of phases.
+    """Remove what crashed writes left, and all but the newest `keep` checkpoints, ends of phases and milestones.
 
     Only folders that this module made are touched: partial ones, and whole ones with our manifest.
     """
@@ -204,10 +222,10 @@ def clean(folder: Path, keep: int) -> None:
             whole.append((int(path.name.removeprefix("step-")), path))
     for _, path in sorted(whole, reverse=True)[keep:]:
         try:
-            phase_end = json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("phase_end")
+            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue  # damaged: left for a person to look at
-        if not phase_end:
+        if not (manifest.get("phase_end") or manifest.get("milestone")):
             shutil.rmtree(path, ignore_errors=True)
 
 

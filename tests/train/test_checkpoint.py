@@ -41,6 +41,14 @@ def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert found.state()["tokens"] == 70
 
 
+def test_a_checkpoint_of_another_schema_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "SCHEMA", 1)
+    old = write(tmp_path, 7)
+    monkeypatch.undo()
+    with pytest.raises(StorageError, match=r"step-00000007: of schema 1, this version reads 2\. Go on with"):
+        old.state()
+
+
 def test_no_folder_and_an_empty_folder_mean_a_fresh_start(tmp_path: Path) -> None:
     assert newest_valid(tmp_path / "absent") == (None, [])
     assert newest_valid(tmp_path) == (None, [])

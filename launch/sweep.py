@@ -1,0 +1,112 @@
+"""Many runs from one YAML, and the best of them: python launch/sweep.py SWEEP.yaml [key=value ...]
+
+    python launch/sweep.py yamls/sweeps/mask_rate.yaml                  # run it, or go on with it
+    python launch/sweep.py yamls/sweeps/mask_rate.yaml --results        # table, importance, page, best YAML
+    python launch/sweep.py yamls/sweeps/mask_rate.yaml --wandb-sweep    # the same as a W&B sweep file
+
+Every such process is a worker; start as many as you like, on as many machines as share the folder and the storage,
+and stop them as you like. Trials that are stopped or lost go on from their checkpoints. docs/sweeps.md says more.
+
+Exit codes are those of a run: 0 all trials are over, 75 stopped and saved, 78 configuration, 65 data, 74 disk or
+database.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from modernbert_train.config.load import load_typed  # noqa: E402
+from modernbert_train.config.sweep import SweepConfig, sweep_problems  # noqa: E402
+from modernbert_train.errors import ConfigError, RunError, StoppedEarly  # noqa: E402
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.print_usage(sys.stderr)
+        self.exit(64, f"error: {message}\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a sweep, or show it; returns the process's exit code."""
+    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", nargs="+", metavar="SWEEP [KEY=VALUE]", help="YAML files of the sweep, overrides")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--results", action="store_true", help="what is known so far; runs nothing")
+    action.add_argument("--worker", action="store_true", help="one worker, which shows nothing at the end")
+    action.add_argument("--wandb-sweep", action="store_true", help="print the equal W&B sweep file; runs nothing")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        sweep = read_sweep(options.sweep)
+        if importlib.util.find_spec("optuna") is None:
+            raise ConfigError("the package optuna, which searches, is not installed. Install it with pip.")
+        if options.wandb_sweep:
+            from launch.sweeps.space import make_space
+            from launch.sweeps.wandb_file import wandb_sweep
+
+            print(wandb_sweep(make_space(sweep)), end="")
+        elif options.results:
+            from launch.sweeps.results import show_results
+            from launch.sweeps.space import make_space
+
+            print(show_results(make_space(sweep)))
+        else:
+            run_sweep(sweep, options.sweep, show=not options.worker)
+    except RunError as error:
+        print(error if isinstance(error, StoppedEarly) else f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception:
+        traceback.print_exc()
+        print("error: this is a bug. Report it with the lines above.", file=sys.stderr)
+        return RunError.exit_code
+    return 0
+
+
+def read_sweep(words: list[str]) -> SweepConfig:
+    """The spec named on a command line: YAML files and overrides.
+
+    Raises:
+        ConfigError: everything that is wrong with it, the run it names aside.
+    """
+    files = [Path(word) for word in words if "=" not in word]
+    sweep = load_typed(SweepConfig, files, [word for word in words if "=" in word])
+    problems = sweep_problems(sweep)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return sweep
+
+
+def run_sweep(sweep: SweepConfig, words: list[str], *, show: bool) -> None:
+    """Work on the sweep until it is over.
+
+    Args:
+        sweep: the spec.
+        words: of the command line, for further workers.
+        show: run as many workers as the spec says and show the results; otherwise be one of them.
+
+    Raises:
+        RunError: see `Worker`, and what ended a worker.
+    """
+    from launch.sweeps.many import run_many
+    from launch.sweeps.results import show_results
+    from launch.sweeps.space import make_space
+    from launch.sweeps.worker import Worker
+
+    space = make_space(sweep)
+    if show and sweep.workers > 1:
+        run_many(sweep, words)
+    else:
+        Worker(space).run()
+    if show:
+        print(show_results(space))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

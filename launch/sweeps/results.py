@@ -1,0 +1,111 @@
+"""What a sweep has found: a table, how much each key matters, a page, and the best run as YAML.
+
+All of it is read from the sweep's folder and database, without a network; the page is one file that asks for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.importance import PedAnovaImportanceEvaluator
+from optuna.trial import TrialState
+
+from launch.sweeps.page import write_page
+from launch.sweeps.rows import Row, best_row, make_rows, param_text, ranked
+from launch.sweeps.space import Space
+from launch.sweeps.store import Store
+from launch.sweeps.trial import write_yaml
+from modernbert_train.config.load import load_run
+from modernbert_train.errors import ConfigError
+
+BEST = "best.yaml"
+PAGE = "results.html"
+FEWEST = 8  # completed trials below which importance is noise
+_TOP = 0.25  # share of the trials that importance looks at
+
+
+def show_results(space: Space) -> str:
+    """Write best.yaml and results.html into the sweep's folder; returns the table and where they are.
+
+    Raises:
+        ConfigError: the sweep has not been started.
+        StorageError: its database cannot be reached.
+    """
+    sweep = space.sweep
+    folder = Path(sweep.folder)
+    if sweep.storage is None and not (folder / "sweep.db").exists():
+        raise ConfigError(f"{folder}: no sweep has been run there. Run it first, without --results.")
+    store = Store(space)
+    with store.reachable():
+        rows = make_rows(store, folder)
+        weights = importance(store.study)
+    best = best_row(rows, sweep.direction)
+    lines = [table(rows, space), "", importance_text(weights, rows)]
+    best_yaml = None
+    if best is not None:
+        best_yaml = folder / BEST
+        lines += ["", write_best(space, best, best_yaml)]
+    page = write_page(folder / PAGE, space, rows, best, weights, best_yaml)
+    return "\n".join([*lines, f"page: {page}"])
+
+
+def importance(study: optuna.Study) -> dict[str, float]:
+    """How much each key decides whether a trial is among the best quarter; the shares add up to 1.
+
+    Source: PED-ANOVA, Watanabe et al. 2023, arXiv:2304.10255. Empty below FEWEST completed trials, or if all are equal.
+    """
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if len(complete) < FEWEST or len({trial.value for trial in complete}) == 1:
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        evaluator = PedAnovaImportanceEvaluator(target_quantile=_TOP)
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {key: share for key, share in found.items() if math.isfinite(share)}
+
+
+def table(rows: Sequence[Row], space: Space) -> str:
+    """All trials, the best first, as lines of text."""
+    keys = list(space.distributions)
+    head = ["trial", space.sweep.objective, "state", "tokens", *keys]
+    cells = [head] + [
+        [
+            str(row.slot),
+            "" if row.value is None else f"{row.value:.5g}",
+            row.state,
+            f"{row.tokens:,}",
+            *(param_text(row.params.get(key, "")) for key in keys),
+        ]
+        for row in ranked(rows, space.sweep.direction)
+    ]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    notes = [f"trial {row.slot}: {row.reason}" for row in rows if row.reason and row.state != "pruned"]
+    return "\n".join(lines + [""] * bool(notes) + notes)
+
+
+def importance_text(weights: Mapping[str, float], rows: Sequence[Row]) -> str:
+    """The importance of each key as lines of text, or why there is none."""
+    if not weights:
+        complete = sum(row.value is not None for row in rows)
+        return f"importance: told from {FEWEST} different completed trials on; there are {complete}."
+    width = max(map(len, weights))
+    lines = [f"  {key.ljust(width)}  {share:4.0%}  {'█' * round(30 * share)}" for key, share in weights.items()]
+    return "\n".join(["importance (PED-ANOVA, best quarter of the trials)", *lines])
+
+
+def write_best(space: Space, best: Row, file: Path) -> str:
+    """Write the best trial's run under the sweep's name; returns the line that tells of it."""
+    sweep = space.sweep
+    point = " ".join(space.overrides(best.params))
+    ours = [f"name={sweep.name}-best", f"runs_folder={sweep.runs_folder}"]
+    config = load_run([Path(name) for name in sweep.run], [*sweep.overrides, *space.overrides(best.params), *ours])
+    figure = f"{sweep.objective} {best.value:.5g}"
+    head = [f"Trial {best.slot} of {sweep.name}, {figure}: {point}", "", f"  python launch/run.py {file}"]
+    write_yaml(file, config, head)
+    return f"best: trial {best.slot}, {figure}, {point}\nits YAML: {file}"

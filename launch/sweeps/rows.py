@@ -1,0 +1,66 @@
+"""The trials of a sweep as a reader counts them: one row for each, however many attempts it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from launch.sweeps.space import trial_name
+from launch.sweeps.store import REASON, Store, over, slots
+from launch.sweeps.trial import Entry, read_entries, tokens_seen
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial as a reader wants it."""
+
+    slot: int
+    state: str  # complete, pruned, refused, diverged, failed, running or waiting
+    value: float | None  # of complete trials
+    tokens: int
+    params: Mapping[str, Any]
+    reason: str | None
+    entries: Sequence[Entry]  # of metrics.jsonl
+
+
+def make_rows(store: Store, folder: Path) -> list[Row]:
+    """Every trial that has been taken at least once, by number."""
+    return [_row(slot, attempts, folder / trial_name(slot)) for slot, attempts in slots(store.attempts()).items()]
+
+
+def best_row(rows: Sequence[Row], direction: str) -> Row | None:
+    """The completed trial with the best figure; the first of equals."""
+    complete = [row for row in rows if row.value is not None]
+    sign = 1 if direction == "minimize" else -1
+    return min(complete, key=lambda row: sign * (row.value or 0.0), default=None)
+
+
+def ranked(rows: Sequence[Row], direction: str) -> list[Row]:
+    """Completed trials by figure, then the others by number."""
+    sign = 1 if direction == "minimize" else -1
+    return sorted(rows, key=lambda row: (row.value is None, sign * (row.value or 0.0), row.slot))
+
+
+def param_text(value: Any) -> str:
+    """A value as a cell of a table."""
+    return f"{value:.4g}" if isinstance(value, float) else "null" if value is None else str(value)
+
+
+def _row(slot: int, attempts: Sequence[FrozenTrial], folder: Path) -> Row:
+    last = next((attempt for attempt in attempts if over(attempt)), attempts[-1])
+    reason = last.user_attrs.get(REASON)
+    told = str(reason or "").split(":")[0].split(" ")[0]
+    state = {
+        TrialState.COMPLETE: "complete",
+        TrialState.PRUNED: told,
+        TrialState.FAIL: "failed" if reason else "waiting",
+        TrialState.RUNNING: "running",
+        TrialState.WAITING: "waiting",
+    }[last.state]
+    entries = read_entries(folder)
+    value = last.value if last.state == TrialState.COMPLETE else None
+    return Row(slot, state, value, tokens_seen(entries), last.params, reason, entries)

@@ -1,0 +1,189 @@
+"""The search space: from the spec's keys to what the sampler draws, and from what it drew to a run.
+
+The run's own loader is the judge of every key and value, so a sweep knows exactly the keys that a run knows, refuses
+what a run refuses, and says it in the same words.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.sweep import DimensionConfig, SweepConfig, grid_values, sweep_problems
+from modernbert_train.errors import ConfigError
+
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Space:
+    """A sweep whose keys and values a run understands.
+
+    Attributes:
+        sweep: the spec.
+        distributions: key of the run -> what the sampler draws from.
+        points: for sampler=grid every combination, in order; otherwise empty.
+        first: the run at the first value of every key, to know what all trials share.
+    """
+
+    sweep: SweepConfig
+    first: RunConfig
+    distributions: dict[str, BaseDistribution]
+    points: Sequence[dict[str, Any]]
+
+    @property
+    def trials(self) -> int:
+        """Trials in all."""
+        wanted = self.sweep.trials
+        if self.sweep.sampler != "grid":
+            assert wanted is not None
+            return wanted
+        return len(self.points) if wanted is None else min(wanted, len(self.points))
+
+    def run_config(self, slot: int, params: Params) -> RunConfig:
+        """The run of one trial.
+
+        Args:
+            slot: the trial's number, from 0.
+            params: what was drawn, by key.
+
+        Raises:
+            ConfigError: the values do not fit together.
+        """
+        ours = [f"name={trial_name(slot)}", f"runs_folder={self.sweep.folder}", "launch.nodes=1"]
+        if self.sweep.prune.interval_tokens is not None:
+            ours.append(f"eval.interval_tokens={self.sweep.prune.interval_tokens}")
+        return load_point(self.sweep, [*self.overrides(params), *ours])
+
+    def overrides(self, params: Params) -> list[str]:
+        """What was drawn, as on a command line."""
+        return [override(key, _choice(self.sweep.space[key], value)) for key, value in params.items()]
+
+
+def make_space(sweep: SweepConfig) -> Space:
+    """Check the spec, and every value of its space against the run.
+
+    Raises:
+        ConfigError: everything that is wrong with the spec; what a run says to an unknown key or a wrong value; a
+            figure that the run would never measure.
+    """
+    problems = sweep_problems(sweep)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    samples = {key: _samples(dimension) for key, dimension in sweep.space.items()}
+    corner = {key: values[0] for key, values in samples.items()}
+    config = _load(sweep, corner)
+    messages = []
+    for key, values in samples.items():
+        for value in values[1:]:
+            try:
+                _load(sweep, corner | {key: value})
+            except ConfigError as error:
+                messages.append(str(error))
+    if messages:
+        raise ConfigError("\n".join(dict.fromkeys(messages)))
+    _check_objective(sweep, config)
+    found = {key: _distribution(sweep, corner, key, dimension) for key, dimension in sweep.space.items()}
+    return Space(sweep, config, found, _points(sweep, found) if sweep.sampler == "grid" else ())
+
+
+def load_point(sweep: SweepConfig, overrides: Sequence[str]) -> RunConfig:
+    """The run with the sweep's overrides and some more."""
+    return load_run([Path(file) for file in sweep.run], [*sweep.overrides, *overrides])
+
+
+def trial_name(slot: int) -> str:
+    return f"trial-{slot:04d}"
+
+
+def override(key: str, value: Any) -> str:
+    """`a.b=c` with c written so that the run's loader reads the same value; JSON is YAML."""
+    return f"{key}={json.dumps(value)}"
+
+
+def label(choice: Any) -> str | int | float | bool | None:
+    """A choice as the sampler knows it: itself, or as text if it is a list or a section."""
+    return choice if choice is None or isinstance(choice, (str, int, float, bool)) else json.dumps(choice)
+
+
+def _choice(dimension: DimensionConfig, value: Any) -> Any:
+    """The value that a label stands for."""
+    return next((choice for choice in dimension.choices or () if label(choice) == value), value)
+
+
+def _samples(dimension: DimensionConfig) -> list[Any]:
+    """Values that stand for a dimension when it is tried out; whole ones first, which every number is happy with."""
+    if dimension.choices is not None:
+        return dimension.choices
+    assert dimension.low is not None and dimension.high is not None
+    return [int(bound) if bound.is_integer() else bound for bound in (dimension.low, dimension.high)]
+
+
+def _load(sweep: SweepConfig, values: Mapping[str, Any]) -> RunConfig:
+    try:
+        return load_point(sweep, [override(key, value) for key, value in values.items()])
+    except ConfigError as error:
+        where = "overrides and space of the sweep"
+        raise ConfigError(str(error).replace("(command line)", f"({where})")) from None
+
+
+def _check_objective(sweep: SweepConfig, config: RunConfig) -> None:
+    files = ", ".join(sweep.run)
+    if sweep.objective.startswith("validation.") and config.data.validation is None:
+        raise ConfigError(
+            f"objective={sweep.objective}: {files} has no data.validation, so no trial would measure it. Name held-out "
+            "shards there or in overrides, or set objective=step.loss."
+        )
+    first = max(sweep.prune.interval_tokens or 0, sweep.prune.min_tokens)
+    if sweep.prune.name != "none" and first >= config.total_tokens:
+        raise ConfigError(
+            f"prune: first compares trials at {first:,} tokens, and they end at {config.total_tokens:,}. Lower "
+            "prune.interval_tokens and prune.min_tokens, or set prune.name=none."
+        )
+
+
+def _distribution(sweep: SweepConfig, corner: Params, key: str, dimension: DimensionConfig) -> BaseDistribution:
+    if dimension.choices is not None:
+        return CategoricalDistribution([label(choice) for choice in dimension.choices])
+    low, high, step = dimension.low, dimension.high, dimension.step
+    assert low is not None and high is not None
+    if not _is_whole(sweep, corner, key):
+        return FloatDistribution(low, high, log=dimension.log, step=step)
+    if not all(bound.is_integer() for bound in (low, high, step or 1.0)):
+        raise ConfigError(f"space.{key}: low={low:g}, high={high:g} and step must be whole, as {key} is. Round them.")
+    return IntDistribution(int(low), int(high), log=dimension.log, step=int(step or 1))
+
+
+def _is_whole(sweep: SweepConfig, corner: Params, key: str) -> bool:
+    """Whether a run takes only whole numbers for this key; its loader knows."""
+    try:
+        load_point(sweep, [override(name, value) for name, value in (dict(corner) | {key: 0.5}).items()])
+    except ConfigError:
+        return True
+    return False
+
+
+def _points(sweep: SweepConfig, distributions: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
+    axes: list[list[Any]] = []
+    for key, distribution in distributions.items():
+        dimension = sweep.space[key]
+        if dimension.choices is not None:
+            axes.append([label(choice) for choice in dimension.choices])
+        elif isinstance(distribution, IntDistribution):
+            axes.append(list(dict.fromkeys(round(value) for value in grid_values(dimension))))
+        else:
+            axes.append(list(grid_values(dimension)))
+    return [dict(zip(distributions, point, strict=True)) for point in itertools.product(*axes)]

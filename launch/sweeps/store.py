@@ -1,0 +1,287 @@
+"""What is shared by the workers of a sweep: an Optuna study in a database, from which each takes trials.
+
+A sweep has a fixed number of slots, the trials that a user counts; slot i has the folder trial-000i. What Optuna calls
+a trial is one attempt at a slot. Whoever looks adds an attempt to each slot that has none alive and is not over, with
+the values of the slot's earlier attempts. So a worker may die between any two statements: what it was doing is found
+and gone on with, and no step need undo another.
+
+A worker that lives says so every few seconds (Optuna's heartbeat). Two traps of Optuna 5.0 are closed here: an attempt
+that dies before its first heartbeat would count as running for ever, and on SQLite two workers could take the same one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+import sqlalchemy
+import sqlalchemy.event
+from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from launch.sweeps.heart import Heart
+from launch.sweeps.space import Space
+from modernbert_train.config.load import flat
+from modernbert_train.config.sweep import SweepConfig
+from modernbert_train.errors import ConfigError, StorageError
+
+# attributes of an attempt
+SLOT = "slot"  # the trial it is an attempt at, from 0
+REASON = "reason"  # why the slot is over without a figure; an attempt that failed without it is made again
+CRASH = "crash"  # exit code of an attempt that failed by itself
+_SPEC = "spec"  # attribute of the study
+# what may change between the starts of a sweep: how its trials run and how many there are, not what they are
+_CHANGEABLE = {
+    "sweep": ("storage", "trials", "workers", "ranks", "attempts", "heartbeat_seconds", "runs_folder", "overrides"),
+    "run": ("runs_folder", "launch", "logging", "loggers", "callbacks", "checkpoint", "data.num_workers"),
+}
+_BUSY_SECONDS = 60  # how long a worker waits for another that writes to the SQLite file
+_OPENINGS = 5
+
+
+class Store:
+    """The study of one sweep.
+
+    Args:
+        space: the sweep.
+
+    Raises:
+        ConfigError: the database holds a sweep of this name that searches something else.
+        StorageError: the database cannot be reached.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._sweep = space.sweep
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._storage = _open(space.sweep)
+        with _reachable(space.sweep):
+            self.study = optuna.create_study(
+                storage=self._storage,
+                study_name=space.sweep.name,
+                direction=space.sweep.direction,
+                load_if_exists=True,
+                pruner=_pruner(space),
+            )
+            self._compare()
+
+    def attempts(self) -> list[FrozenTrial]:
+        """All attempts, in order."""
+        return self.study.get_trials(deepcopy=False)
+
+    def claim(self) -> tuple[int, Trial] | None:
+        """Take the next attempt, with values for every key of the space.
+
+        Returns:
+            The slot and the attempt, which runs from now on; None if there is nothing to take at the moment.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            optuna.storages.fail_stale_trials(self.study)
+        self._fill()
+        waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        for attempt in sorted(waiting, key=lambda each: (each.user_attrs[SLOT], each.number)):
+            # before it runs: from now on its silence is noticed, whenever its worker dies
+            self._storage.record_heartbeat(attempt._trial_id)
+            if self._take(attempt):
+                return attempt.user_attrs[SLOT], self._draw(attempt)
+        return None
+
+    def is_over(self) -> bool:
+        """Whether every slot has its figure, or a reason for having none."""
+        by_slot = slots(self.attempts())
+        return all(any(map(over, by_slot.get(slot, ()))) for slot in range(self._space.trials))
+
+    def finish(self, trial: Trial, state: TrialState, value: float | None = None, **attributes: Any) -> bool:
+        """End an attempt.
+
+        Args:
+            trial: the attempt.
+            state: COMPLETE with a value, PRUNED, or FAIL; without a REASON the slot is then tried again.
+            attributes: kept with the attempt.
+
+        Returns:
+            False if it was given up in the meantime, because this worker seemed dead.
+        """
+        try:
+            for name, given in attributes.items():
+                trial.set_user_attr(name, given)
+            self.study.tell(trial, value, state)
+        except (UpdateFinishedTrialError, ValueError):
+            return False
+        return True
+
+    def crashes(self, slot: int) -> int:
+        """Attempts at a slot that failed by themselves."""
+        return sum(CRASH in attempt.user_attrs for attempt in slots(self.attempts()).get(slot, ()))
+
+    def reported(self, trial: Trial) -> dict[int, float]:
+        """Figures told on the way, by tokens."""
+        return self._storage.get_trial(trial._trial_id).intermediate_values
+
+    def alive(self, trial: Trial) -> Heart:
+        """Say that the worker lives as long as the context lasts."""
+        return Heart(self._storage, trial._trial_id, self._sweep.heartbeat_seconds)
+
+    def reachable(self) -> Any:
+        """A context in which faults of the database become a StorageError."""
+        return _reachable(self._sweep)
+
+    def _fill(self) -> None:
+        by_slot = slots(self.attempts())
+        for slot in range(self._space.trials):
+            earlier = by_slot.get(slot, [])
+            if any(over(attempt) or not attempt.state.is_finished() for attempt in earlier):
+                continue
+            params: Mapping[str, Any] = self._space.points[slot] if self._space.points else {}
+            params = max((attempt.params for attempt in earlier), key=len, default=params) or params
+            self.study.add_trial(
+                optuna.create_trial(
+                    state=TrialState.WAITING,
+                    params=dict(params),
+                    distributions={key: self._space.distributions[key] for key in params},
+                    user_attrs={SLOT: slot},
+                )
+            )
+
+    def _take(self, attempt: FrozenTrial) -> bool:
+        try:
+            if not self._storage.set_trial_state_values(attempt._trial_id, TrialState.RUNNING):
+                return False
+        except UpdateFinishedTrialError:
+            return False
+        others = slots(self.attempts())[attempt.user_attrs[SLOT]]
+        if any(over(o) or (o.number < attempt.number and not o.state.is_finished()) for o in others):
+            # two workers filled the slot at the same moment; the first attempt counts
+            self._storage.set_trial_state_values(attempt._trial_id, TrialState.FAIL)
+            return False
+        return True
+
+    def _draw(self, attempt: FrozenTrial) -> Trial:
+        """Give every key a value; what an earlier attempt had, stays."""
+        # of the slot too, or all workers would draw the same values
+        seed = zlib.crc32(f"{self._sweep.seed} {attempt.user_attrs[SLOT]}".encode())
+        self.study.sampler = (
+            optuna.samplers.TPESampler(n_startup_trials=self._sweep.startup_trials, multivariate=True, seed=seed)
+            if self._sweep.sampler == "tpe"
+            else optuna.samplers.RandomSampler(seed=seed)
+        )
+        trial = Trial(self.study, attempt._trial_id)
+        for key, distribution in self._space.distributions.items():
+            trial._suggest(key, distribution)  # as Study.ask does
+        return trial
+
+    def _compare(self) -> None:
+        told = {"sweep": flat(self._sweep), "run": flat(self._space.first)}  # the overrides are in the run
+        now = {
+            part: {key: value for key, value in values.items() if not _may_change(part, key)}
+            for part, values in json.loads(json.dumps(told)).items()
+        }
+        before = self.study.user_attrs.get(_SPEC)
+        if before is None:
+            self.study.set_user_attr(_SPEC, now)
+            return
+        changed = [
+            f"{part}: {key}: {before[part].get(key)} -> {now[part].get(key)}"
+            for part in now
+            for key in dict.fromkeys([*before[part], *now[part]])
+            if before[part].get(key) != now[part].get(key)
+        ]
+        if changed:
+            raise ConfigError(
+                f"{self._sweep.name}: a sweep of this name exists and searches something else:\n  "
+                + "\n  ".join(changed)
+                + "\nGive this one another name, or restore the values."
+            )
+
+
+def slots(attempts: Sequence[FrozenTrial]) -> dict[int, list[FrozenTrial]]:
+    """The attempts at each slot, in order."""
+    found: dict[int, list[FrozenTrial]] = {}
+    for attempt in attempts:
+        found.setdefault(attempt.user_attrs[SLOT], []).append(attempt)
+    return dict(sorted(found.items()))
+
+
+def over(attempt: FrozenTrial) -> bool:
+    """Whether its slot needs no other attempt."""
+    return attempt.state in (TrialState.COMPLETE, TrialState.PRUNED) or (
+        attempt.state == TrialState.FAIL and REASON in attempt.user_attrs
+    )
+
+
+def _may_change(part: str, key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in _CHANGEABLE[part])
+
+
+def _open(sweep: SweepConfig) -> RDBStorage:
+    url = sweep.storage or f"sqlite:///{Path(sweep.folder) / 'sweep.db'}"
+    arguments: dict[str, Any] = {"pool_pre_ping": True}
+    if url.startswith("sqlite:"):
+        Path(sweep.folder).mkdir(parents=True, exist_ok=True)
+        arguments = {"connect_args": {"timeout": _BUSY_SECONDS}}
+    with _reachable(sweep), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        for opening in range(_OPENINGS):
+            try:
+                storage = RDBStorage(
+                    url,
+                    engine_kwargs=arguments,
+                    heartbeat_interval=sweep.heartbeat_seconds,
+                    grace_period=3 * sweep.heartbeat_seconds,
+                )
+                break
+            except (SQLAlchemyError, OptunaError):  # two workers make the tables at the same moment, and one loses
+                if opening == _OPENINGS - 1:
+                    raise
+                time.sleep(0.2 * (opening + 1))
+        if url.startswith("sqlite:"):
+            # sqlite3 begins a transaction at the first write only; what was read before it may be old by then
+            sqlalchemy.event.listen(storage.engine, "begin", _begin)
+    return storage
+
+
+def _begin(connection: sqlalchemy.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+@contextmanager
+def _reachable(sweep: SweepConfig) -> Iterator[None]:
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError, OptunaError, ImportError, OSError) as error:
+        cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+        text = str(getattr(cause, "orig", None) or cause).splitlines()[0]
+        raise StorageError(
+            f"storage={_without_password(sweep)}: cannot be used ({text}). Check that the database runs, that the URL "
+            "is right and its Python driver installed; without storage a SQLite file in the sweep's folder is used."
+        ) from error
+
+
+def _without_password(sweep: SweepConfig) -> str:
+    if sweep.storage is None:
+        return f"sqlite:///{sweep.folder}/sweep.db"
+    try:
+        return sqlalchemy.make_url(sweep.storage).render_as_string(hide_password=True)
+    except ArgumentError:
+        return sweep.storage.split("://", maxsplit=1)[0] + "://..."
+
+
+def _pruner(space: Space) -> optuna.pruners.BasePruner:
+    prune = space.sweep.prune
+    if prune.name == "none":
+        return optuna.pruners.NopPruner()
+    if prune.name == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=space.sweep.startup_trials, n_warmup_steps=prune.min_tokens)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return optuna.pruners.HyperbandPruner(min_resource=prune.min_tokens, max_resource=space.first.total_tokens)

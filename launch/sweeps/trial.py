@@ -1,0 +1,174 @@
+"""One trial as an ordinary launch: its folder, its YAML, its process, and what its metrics.jsonl says.
+
+runs/SWEEP/trial-0003/trial.yaml      the whole configuration; launch/run.py with it goes on with this trial alone
+runs/SWEEP/trial-0003/output.txt      what its processes print
+runs/SWEEP/trial-0003/...             as in the folder of any run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from modernbert_train.config.load import to_yaml
+from modernbert_train.config.schema import RunConfig
+
+TRIAL_YAML = "trial.yaml"
+OUTPUT = "output.txt"
+FOLLOW = Path(__file__).parent / "follow.py"
+_OWN_LOCK = ".sweep.lock"  # held by the worker and, after its death, by the launcher it started
+_RUN_LOCK = ".lock"  # held by the run itself, see train/run_folder.py
+_POLL_SECONDS = 1.0
+
+Entry = dict[str, Any]
+
+
+class Child:
+    """The process of a trial, in a session of its own: Ctrl-C reaches it through the worker alone, and once.
+
+    Args:
+        command: what launches a run, without the run.
+        folder: the trial's.
+        arguments: what follows the YAML.
+        lock: see `hold`.
+        env: the process's environment.
+    """
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, arguments: Sequence[str], lock: IO[str], env: Mapping[str, str]
+    ) -> None:
+        words = [*command, str(folder / TRIAL_YAML), *arguments]
+        with (folder / OUTPUT).open("a", encoding="utf-8") as output:
+            output.write(f"$ {shlex.join(words)}\n")
+            output.flush()
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", str(FOLLOW), str(os.getpid()), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=[lock.fileno()],
+                env=dict(env),
+            )
+
+    def wait(self, look: Callable[[], None]) -> int:
+        """Wait for the end, calling `look` every second; returns the exit code, negative for a signal."""
+        while True:
+            try:
+                return self._process.wait(timeout=_POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                look()
+
+    def stop(self) -> None:
+        """Ask it to save and end; asked twice, it ends at once."""
+        self._process.send_signal(signal.SIGTERM)
+
+
+def hold(folder: Path) -> IO[str] | None:
+    """Take a trial's folder, unless a worker, or what a dead one left behind, still uses it.
+
+    Returns:
+        The lock, to be passed to the child and closed at the end; None if the folder is in use.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / _OWN_LOCK).open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (folder / _RUN_LOCK).open("a+", encoding="utf-8") as run:
+            fcntl.flock(run, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+def write_yaml(file: Path, config: RunConfig, comments: Sequence[str]) -> None:
+    """Write a configuration that runs by itself, whole or not at all."""
+    head = "".join(f"# {line}".rstrip() + "\n" for line in comments)
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    partial.write_text(f"{head}\n{to_yaml(config)}", encoding="utf-8")
+    os.replace(partial, file)
+
+
+def read_entries(folder: Path, name: str = "metrics.jsonl") -> list[Entry]:
+    """The whole lines of a run's record; empty if there is none yet."""
+    try:
+        lines = (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:  # torn by a kill
+            continue
+        if isinstance(entry, dict):
+            found.append(entry)
+    return found
+
+
+def figure(entries: Sequence[Entry], objective: str) -> float | None:
+    """The figure that trials are compared by.
+
+    Args:
+        entries: of metrics.jsonl.
+        objective: `validation.KEY`, of which the last counts, or `step.KEY`, of which the median over the second half
+            of the steps does.
+
+    Returns:
+        None if it was not recorded, or is not a number.
+    """
+    kind, _, key = objective.partition(".")
+    values = [entry[key] for entry in entries if entry.get("kind") == kind and isinstance(entry.get(key), (int, float))]
+    if not values:
+        return None
+    value = float(values[-1] if kind == "validation" else statistics.median(values[len(values) // 2 :]))
+    return value if math.isfinite(value) else None
+
+
+def milestones(entries: Sequence[Entry], objective: str, interval_tokens: int) -> dict[int, float]:
+    """Held-out figures by multiples of the interval, the same for all trials: the first one at or after each.
+
+    Returns:
+        tokens -> figure; a figure that is not a number stays one, since it is worse than all others.
+    """
+    key = objective.partition(".")[2]
+    found: dict[int, float] = {}
+    for entry in entries:
+        if entry.get("kind") == "validation" and (at := entry.get("tokens", 0) // interval_tokens * interval_tokens):
+            value = entry.get(key)
+            found.setdefault(at, float(value) if isinstance(value, (int, float)) else math.nan)
+    return found
+
+
+def tokens_seen(entries: Sequence[Entry]) -> int:
+    """Tokens that a trial has trained on."""
+    return int(next((entry["tokens"] for entry in reversed(entries) if entry.get("kind") == "step"), 0))
+
+
+def diverged(folder: Path) -> str | None:
+    """Why the run stopped itself: its loss was not a number or jumped. None if it did not."""
+    faults = read_entries(folder, "faults.jsonl")
+    if not faults or faults[-1].get("action") != "stop":
+        return None
+    return f"diverged: {faults[-1].get('fault')} at {faults[-1].get('tokens', 0):,} tokens"
+
+
+def last_words(folder: Path) -> str:
+    """The last line that the trial's processes printed, which says what went wrong."""
+    try:
+        lines = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    told = [line for line in lines if "error:" in line.lower()] or [line for line in lines if line.strip()]
+    return told[-1].strip()[:300] if told else ""

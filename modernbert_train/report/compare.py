@@ -1,0 +1,194 @@
+"""Several runs -> one page: their curves over tokens in the same charts, what they came to, and what differs in them.
+
+Like the page of one run it depends on nothing but the runs' folders, and is one file without any request.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.config.read import read_yaml
+from modernbert_train.report.chart import Chart, Line, Marks, Restarted, key_mark, run_css
+from modernbert_train.report.curves import History, StepRecord, read_history, smooth
+from modernbert_train.report.html import marks_of
+from modernbert_train.report.page import render, write
+from modernbert_train.report.summary import FIGURES, figures, header_note, smoothing_window, warnings
+from modernbert_train.report.text import fixed, percent, rate, short, tokens_text, whole
+
+_PLACES = 500  # that the crosshair tells apart
+_OWN = ("name", "runs_folder")  # differ between any two runs and say nothing
+
+
+@dataclass(frozen=True)
+class Run:
+    """One of the runs.
+
+    Attributes:
+        name: that tells it from the others.
+        history: what it did.
+        settings: its configuration as text, by dotted key; empty if there is none.
+    """
+
+    name: str
+    history: History
+    settings: Mapping[str, str]
+
+
+def write_comparison(folders: Sequence[Path], out: Path) -> Path:
+    """Draw several runs into one page.
+
+    Args:
+        folders: of the runs.
+        out: the page; an older one is replaced whole or not at all.
+
+    Returns:
+        `out`.
+
+    Raises:
+        DataError: a folder has no metrics.jsonl.
+        StorageError: the page cannot be written.
+    """
+    histories = [read_history(folder / "metrics.jsonl") for folder in folders]
+    settings = [_settings(folder / "config.yaml") for folder in folders]
+    runs = [Run(*each) for each in zip(_names(folders), histories, settings, strict=True)]
+    return write(out, render_comparison(runs))
+
+
+def render_comparison(runs: Sequence[Run]) -> str:
+    """Build the page."""
+    marks = _marks(runs)
+    places = [marks.end * i / _PLACES for i in range(_PLACES + 1)]
+    return render(
+        ", ".join(run.name for run in runs),
+        f"{len(runs)} runs",
+        header_note(max((run.history.last_time for run in runs), key=lambda time: (math.isfinite(time), time))),
+        _charts(runs),
+        marks,
+        places=[(place, f"{tokens_text(place, 4)} tokens") for place in places],
+        resting="at the end of each run",
+        above="".join(warnings(run.history, run.name) for run in runs),
+        below=f"{_figure_table(runs)}\n{_settings_table(runs)}",
+        styles=["compare.css"],
+    )
+
+
+def _charts(runs: Sequence[Run]) -> list[Chart]:
+    def exact(pick: Callable[[StepRecord], float]) -> list[Line]:
+        return [
+            Line(run.name, "main", [s.tokens for s in run.history.steps], [pick(s) for s in run.history.steps], number)
+            for number, run in enumerate(runs)
+        ]
+
+    def smoothed(pick: Callable[[StepRecord], float]) -> list[Line]:
+        return [
+            Line(line.name, "main", line.x, smooth(line.y, smoothing_window(run.history.steps)), line.run)
+            for line, run in zip(exact(pick), runs, strict=True)
+        ]
+
+    validation = [
+        Line(
+            run.name, "main", [v.tokens for v in run.history.validations], [v.loss for v in run.history.validations], n
+        )
+        for n, run in enumerate(runs)
+    ]
+    charts = [
+        Chart("Training loss, smoothed, nats per predicted token", smoothed(lambda s: s.loss), fixed(3), short, True),
+        Chart("Validation loss, nats per predicted token", validation, fixed(3), short, log=True),
+        Chart("Gradient norm, smoothed", smoothed(lambda s: s.grad_norm), short, short, log=True),
+        Chart("Learning rate", exact(lambda s: s.lr), rate, rate, low=0.0),
+        Chart("Batch size, rows", exact(lambda s: s.rows), whole, whole, low=0.0),
+        Chart("Tokens per second", smoothed(lambda s: s.tokens_per_second), whole, tokens_text, low=0.0),
+    ]
+    shares = {
+        "Model FLOP/s, share of the GPU's peak": smoothed(lambda s: s.mfu),
+        "Waiting for data, share of the step": smoothed(lambda s: s.data_wait_share),
+    }
+    charts += [
+        Chart(title, lines, percent(2), percent(2), low=0.0)
+        for title, lines in shares.items()
+        if any(math.isfinite(value) for line in lines for value in line.y)
+    ]
+    return charts
+
+
+def _marks(runs: Sequence[Run]) -> Marks:
+    """Restarts of every run; phases only where all runs have the same at the same places."""
+    own = [marks_of(run.history) for run in runs]
+    end = max(marks.end for marks in own)
+    places = {tuple((name, round(100 * start / (end or 1))) for start, name in marks.borders) for marks in own}
+    return Marks(
+        end=end,
+        borders=own[0].borders if len(places) == 1 else (),
+        restarts=[
+            Restarted(restart.tokens, f"{run.name}: {restart.label}", number)
+            for number, (run, marks) in enumerate(zip(runs, own, strict=True))
+            for restart in marks.restarts
+        ],
+    )
+
+
+def _figure_table(runs: Sequence[Run]) -> str:
+    losses = [run.history.validations[-1].loss if run.history.validations else math.nan for run in runs]
+    best = min((loss for loss in losses if math.isfinite(loss)), default=None)
+    lines = []
+    for number, (run, loss) in enumerate(zip(runs, losses, strict=True)):
+        cells = [
+            f"<b>{escape(text)}</b>" if head == "Validation loss" and loss == best else escape(text)
+            for head, text in zip(FIGURES, figures(run.history), strict=True)
+        ]
+        lines.append([_key(number, run.name), *cells])
+    return _table("What they came to", ["Run", *FIGURES], lines)
+
+
+def _settings_table(runs: Sequence[Run]) -> str:
+    keys = list(dict.fromkeys(key for run in runs for key in run.settings if key not in _OWN))
+    values = {key: [run.settings.get(key, "absent") for run in runs] for key in keys}
+    lines = [[escape(key), *map(escape, found)] for key, found in values.items() if len(set(found)) > 1]
+    note = "" if lines else '<p class="note">Their configurations are the same.</p>'
+    unknown = [run.name for run in runs if not run.settings]
+    if unknown:
+        note = f'<p class="note">Without a config.yaml that can be read: {escape(", ".join(unknown))}.</p>'
+    heads = ["Key", *(_key(number, run.name) for number, run in enumerate(runs))]
+    return note + _table("What differs in their configurations", heads, lines) if lines else note
+
+
+def _table(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{cell}</th>" for cell in heads)
+    rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in lines)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<section class="box wide"><h2>{title}</h2>{table}</section>'
+
+
+def _key(number: int, name: str) -> str:
+    """A run's name behind the colour of its curves."""
+    mark = key_mark(f"main {run_css(number)}")
+    return f'<span class="key"><svg viewBox="0 -5 22 10" aria-hidden="true">{mark}</svg>{escape(name)}</span>'
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' own names, or their whole paths where two are the same."""
+    names = [folder.resolve().name for folder in folders]
+    return [
+        name if names.count(name) == 1 else str(folder.resolve()) for name, folder in zip(names, folders, strict=True)
+    ]
+
+
+def _settings(file: Path) -> dict[str, str]:
+    """Every value of a configuration by its dotted key. It is not checked: an older version may have written it."""
+    found: dict[str, str] = {}
+
+    def walk(tree: Mapping[str, Any], path: str) -> None:
+        for key, value in tree.items():
+            if isinstance(value, Mapping) and value:
+                walk(value, f"{path}{key}.")
+            else:
+                found[f"{path}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+
+    walk(read_yaml(file, {}, []), "")
+    return found

@@ -1,0 +1,46 @@
+"""Sweeps of the fake run (fake_run.py), made in a test's folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.sweeps.space import Space, make_space
+from launch.sweeps.store import Store, slots
+from launch.sweeps.worker import Worker
+from modernbert_train.config.load import load_typed
+from modernbert_train.config.sweep import SweepConfig
+
+FAKE = (sys.executable, "-S", str(Path(__file__).parent / "fake_run.py"))
+SPACE = "{optim.lr: {low: 1e-4, high: 1e-2, log: true}}"
+
+
+def spec(run: Sequence[str], folder: Path, *overrides: str, space: str = SPACE) -> SweepConfig:
+    """A sweep over the run of `tiny_run()`, in folder/home/sweep."""
+    text = (
+        f"name: sweep\nruns_folder: {folder}/home\nrun: [{run[0]}]\nsampler: random\ntrials: 3\nheartbeat_seconds: 1\n"
+    )
+    file = folder / "sweep.yaml"
+    file.write_text(f"{text}space: {space}\n", encoding="utf-8")
+    (folder / "home").mkdir(exist_ok=True)
+    return load_typed(SweepConfig, [file], overrides)
+
+
+def run_fake(sweep: SweepConfig, *plays: str) -> dict[int, list[Any]]:
+    """Work on a sweep of the fake run until it is over; returns the attempts at each trial."""
+    space = make_space(sweep)
+    Path(sweep.runs_folder, "fake.txt").write_text("\n".join(plays))
+    Worker(space, FAKE).run()
+    return attempts(space)
+
+
+def attempts(space: Space) -> dict[int, list[Any]]:
+    return slots(Store(space).attempts())
+
+
+def log(sweep: SweepConfig, kind: str) -> list[str]:
+    """What the fake runs have told of one kind of event, in order."""
+    lines = Path(sweep.runs_folder, "log.txt").read_text().splitlines()
+    return [line.removeprefix(f"{kind} ") for line in lines if line.startswith(f"{kind} ")]

@@ -1,0 +1,168 @@
+"""A sweep from its YAML to its best run, with a fake run in place of training; and two trials of a real one.
+
+If this breaks, a team searches other values than it asked for, cannot say what it found, or pays for points that could
+have been refused.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from launch.sweep import main
+from launch.sweeps import trial as trial_module
+from launch.sweeps.many import shares
+from launch.sweeps.results import show_results
+from launch.sweeps.rows import make_rows
+from launch.sweeps.space import make_space
+from launch.sweeps.store import REASON, Store
+from modernbert_train.__main__ import read_run
+from modernbert_train.config.load import differences
+from modernbert_train.errors import ConfigError, StorageError
+from tests.conftest import TinyRun
+from tests.launch.fake_run import STEPS, loss
+from tests.launch.sweeps import log, run_fake, spec
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake runs take a tenth of a second, and are looked at as often as real ones in relation."""
+    monkeypatch.setattr(trial_module, "_POLL_SECONDS", 0.02)
+
+
+def test_from_the_spec_to_the_best_yaml(tiny_run: TinyRun, tmp_path: Path) -> None:
+    sweep = spec(tiny_run(), tmp_path, "trials=9", "overrides=[seed=6]")
+    found = run_fake(sweep)
+    space = make_space(sweep)
+    text = show_results(space)
+    folder = Path(sweep.folder)
+
+    rates = {slot: attempts[-1].params["optim.lr"] for slot, attempts in found.items()}
+    assert len(set(rates.values())) == 9 and all(1e-4 <= rate <= 1e-2 for rate in rates.values())
+    best = min(rates, key=lambda slot: rates[slot])
+    assert text.splitlines()[1].split()[:4] == [str(best), f"{loss(rates[best], STEPS):.5g}", "complete", "1,000"]
+    assert "optim.lr  100%" in text  # all that decides
+    own, trial = read_run([str(folder / "best.yaml")]), read_run([str(folder / f"trial-000{best}/trial.yaml")])
+    assert own.optim.lr == rates[best] and own.seed == 6
+    assert {key for key, _, _ in differences(own, trial)} <= {"name", "runs_folder"}
+    assert (own.folder, trial.folder) == (f"{tmp_path}/home/sweep-best", f"{folder}/trial-000{best}")
+    page = (folder / "results.html").read_text()
+    assert page.count('<path class="trial"') == 8 and page.count('<path class="best"') == 1
+    assert "://" not in page.replace("http://www.w3.org/2000/svg", "")  # asks nobody for anything
+
+    assert run_fake(sweep) and log(sweep, "start") == sorted(log(sweep, "start"))  # over: nothing starts again
+    assert len(log(sweep, "start")) == 9
+
+
+def test_what_becomes_of_trials_that_do_not_finish(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """A crash is tried again, a wrong input never, and neither counts as a figure."""
+    plays = ("0 exit 65", "1 exit 70", "2 diverge", "3 silent")
+    sweep = spec(tiny_run(), tmp_path, "trials=5", "attempts=2")
+    found = run_fake(sweep, *plays)
+    ends = {slot: (len(tries), tries[-1].state, tries[-1].user_attrs.get(REASON)) for slot, tries in found.items()}
+    assert ends == {
+        0: (1, TrialState.FAIL, "exit code 65: Error: as told"),
+        # the second attempt goes on behind the fifth step, where the first one crashed
+        1: (2, TrialState.COMPLETE, None),
+        2: (1, TrialState.PRUNED, "diverged: non_finite at 500 tokens"),
+        3: (1, TrialState.FAIL, "finished without recording validation.loss"),
+        4: (1, TrialState.COMPLETE, None),
+    }
+    assert [row.state for row in make_rows(Store(make_space(sweep)), Path(sweep.folder))] == [
+        "failed", "complete", "diverged", "failed", "complete",
+    ]  # fmt: skip
+
+
+def test_a_trial_that_always_crashes_is_given_up(tiny_run: TinyRun, tmp_path: Path) -> None:
+    sweep = spec(tiny_run(), tmp_path, "trials=1", "attempts=1")
+    [attempt] = run_fake(sweep, "0 exit 70")[0]
+    assert attempt.state == TrialState.FAIL and attempt.user_attrs[REASON].startswith("exit code 70")
+
+
+def test_a_full_disk_ends_the_worker_and_not_the_trial(tiny_run: TinyRun, tmp_path: Path) -> None:
+    sweep = spec(tiny_run(), tmp_path, "trials=1")
+    with pytest.raises(StorageError, match="as told"):
+        run_fake(sweep, "0 exit 74")
+    assert [each.state for each in run_fake(sweep)[0]] == [TrialState.FAIL, TrialState.COMPLETE]
+
+
+def test_bad_points_are_refused_before_they_start(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """And told to the sampler as bad, with the reason that `check` gives."""
+    space = "{model.num_layers: {choices: [4, 5]}}"
+    sweep = spec(tiny_run(), tmp_path, "sampler=grid", "trials=null", space=space)
+    found = run_fake(sweep)
+    assert found[0][0].state == TrialState.COMPLETE
+    assert found[1][0].state == TrialState.PRUNED and "ends in a local layer" in found[1][0].user_attrs[REASON]
+    assert log(sweep, "start") == ["trial-0000"] and len(found[1]) == 1
+
+
+def test_lagging_trials_end_early(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """By the figures of others at the same number of tokens."""
+    sweep = spec(
+        tiny_run(), tmp_path, "sampler=grid", "trials=null", "startup_trials=3",
+        "prune={name: median, interval_tokens: 200, min_tokens: 400}",
+        space="{optim.lr: {choices: [1e-4, 2e-4, 3e-4, 9e-3]}}",
+    )  # fmt: skip
+    last = run_fake(sweep, "3 slow")[3][-1]
+    assert last.state == TrialState.PRUNED and last.user_attrs[REASON].startswith("pruned at")
+    assert set(last.intermediate_values) >= {200, 400} and len(log(sweep, "step")) < 4 * STEPS
+    assert "eval" in (Path(sweep.folder) / "trial-0003/trial.yaml").read_text()
+    assert read_run([f"{sweep.folder}/trial-0003/trial.yaml"]).eval.interval_tokens == 200
+
+
+def test_a_sweep_grows_but_never_changes(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Figures of two different searches in one table would mean nothing."""
+    run = tiny_run()
+    first = run_fake(spec(run, tmp_path, "trials=1"))
+    more = run_fake(spec(run, tmp_path, "trials=2"))
+    assert more[0][0].params == first[0][0].params and len(more) == 2
+    with pytest.raises(ConfigError, match=r"space\.optim\.lr\.high: 0\.01 -> 0\.1"):
+        run_fake(spec(run, tmp_path, space="{optim.lr: {low: 1e-4, high: 1e-1, log: true}}"))
+    with pytest.raises(ConfigError, match="run: seed: 5 -> 8"):
+        run_fake(spec(run, tmp_path, "overrides=[seed=8]"))
+
+
+def test_the_database_cannot_be_reached(tiny_run: TinyRun, tmp_path: Path) -> None:
+    sweep = spec(tiny_run(), tmp_path, f"storage=sqlite:///{tmp_path}/nowhere/sweep.db")
+    with pytest.raises(StorageError, match="unable to open database file"):
+        run_fake(sweep)
+
+
+def test_workers_share_gpus_and_cores(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Two trials on one GPU would be slower, or run out of memory."""
+    run = tiny_run()
+    found = shares(spec(run, tmp_path, "workers=2"), {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, gpus=4, cores=16)
+    assert found == [{"CUDA_VISIBLE_DEVICES": ids, "OMP_NUM_THREADS": "4"} for ids in ("4,5", "6,7")]
+    found = shares(spec(run, tmp_path, "workers=4", "ranks=2"), {}, gpus=0, cores=16)
+    assert found == [{"OMP_NUM_THREADS": "2"}] * 4
+    with pytest.raises(ConfigError, match="4 GPUs are here"):
+        shares(spec(run, tmp_path, "workers=3", "ranks=2"), {}, gpus=4, cores=16)
+
+
+@pytest.mark.timeout(250)
+def test_two_real_trials_by_the_command(tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Through launch/run.py, two workers at a time; each trial's YAML then runs by itself."""
+    run = tiny_run()
+    overrides = "overrides=[phases.short.tokens=800, phases.short.batch_warmup=null, phases.long.tokens=600]"
+    spec(run, tmp_path, space="{phases.long.schedule: {choices: [{decay_tokens: 0}, {decay_tokens: 500}]}}")
+    words = [str(tmp_path / "sweep.yaml"), overrides, "sampler=grid", "trials=null", "workers=2"]
+    command = [sys.executable, str(ROOT / "launch/sweep.py"), *words]
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trial 0: validation.loss" in done.stdout and "its YAML:" in done.stdout
+    folder = tmp_path / "home/sweep"
+    trials = [read_run([str(folder / f"trial-000{slot}/trial.yaml")]) for slot in range(2)]
+    assert {key for key, _, _ in differences(*trials)} == {"name", "phases.long.schedule.decay_tokens"}
+    assert all(Path(trial.folder, "checkpoints").is_dir() for trial in trials)
+    assert main([*words, "--results"]) == 0
+    told = capsys.readouterr().out
+    assert done.stdout.endswith(told) and told.count("complete  1,") == 2

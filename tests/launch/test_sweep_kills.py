@@ -1,0 +1,119 @@
+"""A sweep whose workers are killed at any moment: nothing is lost, nothing is done twice, nothing is stuck.
+
+If this breaks, a night on a cluster with preemptions ends with trials that count as running for ever, or with hours of
+finished training thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from launch.sweeps.space import Space, make_space, trial_name
+from launch.sweeps.store import REASON, SLOT, Store
+from launch.sweeps.worker import Worker
+from modernbert_train.errors import StoppedEarly
+from tests.conftest import TinyRun
+from tests.launch.fake_run import STEPS, loss
+from tests.launch.sweeps import FAKE, attempts, log, spec
+
+TRIALS, KILLS = 24, 50
+
+
+def start_worker(space: Space) -> int:
+    """A worker in a process of its own, forked so that it need not import everything again."""
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            Worker(space, FAKE).run()
+            code = 0
+        except StoppedEarly as error:
+            code = error.exit_code
+        finally:
+            os._exit(code)
+    return process
+
+
+def wait_for_lines(file: Path, lines: int) -> None:
+    """Until so much more has happened; or for long, since all that is left may wait for a dead worker's grace."""
+    size = file.stat().st_size if file.exists() else 0
+    deadline = time.monotonic() + 2.5
+    while time.monotonic() < deadline and (file.stat().st_size if file.exists() else 0) < size + 18 * lines:
+        time.sleep(0.005)
+
+
+def completed(database: Path) -> list[tuple[int, float]]:
+    """Number and figure of the completed attempts; opened to write, since a kill may have left a write half done."""
+    words = "SELECT number, value FROM trials JOIN trial_values USING (trial_id) WHERE state = 'COMPLETE'"
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=rw", uri=True, timeout=60)) as connection:
+        return connection.execute(words).fetchall()
+
+
+@pytest.mark.timeout(290)
+def test_workers_killed_at_fifty_random_moments(tiny_run: TinyRun, tmp_path: Path) -> None:
+    sweep = spec(tiny_run(), tmp_path, f"trials={TRIALS}")
+    space = make_space(sweep)
+    draw = random.Random(7)
+    complete: dict[int, float] = {}
+    Store(space)  # makes the tables
+    workers = [start_worker(space), start_worker(space)]
+    for _ in range(KILLS):
+        wait_for_lines(tmp_path / "home/log.txt", draw.randrange(10))
+        time.sleep(draw.uniform(0, 0.02))
+        killed = draw.randrange(2)
+        os.kill(workers[killed], signal.SIGKILL)
+        os.waitpid(workers[killed], 0)
+        for number, value in completed(tmp_path / "home/sweep/sweep.db"):
+            assert complete.setdefault(number, value) == value
+        workers[killed] = start_worker(space)
+    assert [os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) for worker in workers] == [0, 0]
+
+    found = attempts(space)
+    assert list(found) == list(range(TRIALS))
+    for slot, tries in found.items():
+        assert [each.state for each in tries].count(TrialState.COMPLETE) == 1, slot
+        assert all(each.state in (TrialState.COMPLETE, TrialState.FAIL) for each in tries), slot  # none stuck
+        assert all(REASON not in each.user_attrs and each.user_attrs[SLOT] == slot for each in tries)
+        assert len({each.params["optim.lr"] for each in tries if each.params}) == 1, slot  # not drawn anew
+        [done] = [each for each in tries if each.state == TrialState.COMPLETE]
+        assert done.value == pytest.approx(loss(done.params["optim.lr"], STEPS))
+    numbers = {each.number for tries in found.values() for each in tries if each.state == TrialState.COMPLETE}
+    assert set(complete) <= numbers  # once complete, for ever complete
+    assert complete and sum(map(len, found.values())) > TRIALS  # kills came in trials and after some
+    names = [trial_name(slot) for slot in range(TRIALS)]
+    assert sorted(log(sweep, "end")) == names  # each trained to its end once
+    assert Counter(log(sweep, "step")) == Counter(f"{name} {step}" for name in names for step in range(1, STEPS + 1))
+    assert log(sweep, "clash") == []
+
+
+def test_a_stopped_worker_saves_and_the_next_goes_on_at_once(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Without it, Ctrl-C would cost the grace time of a lost worker, or the trial."""
+    sweep = spec(tiny_run(), tmp_path, "trials=1", "heartbeat_seconds=1000")
+    space = make_space(sweep)
+    (tmp_path / "home/fake.txt").write_text("0 slow")
+    worker = start_worker(space)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "home/log.txt").exists() or len(log(sweep, "step")) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(worker, signal.SIGINT)
+    _, status = os.waitpid(worker, 0)
+    assert os.waitstatus_to_exitcode(status) == 75
+    [stopped] = attempts(space)[0]
+    assert stopped.state == TrialState.FAIL and 2 <= len(log(sweep, "step")) < STEPS
+    (tmp_path / "home/fake.txt").write_text("")
+    Worker(space, FAKE).run()
+    assert [each.state for each in attempts(space)[0]] == [TrialState.FAIL, TrialState.COMPLETE]
+    assert len(log(sweep, "step")) == STEPS

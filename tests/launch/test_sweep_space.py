@@ -1,0 +1,207 @@
+"""What a sweep's YAML may say: the run's own keys and values, each mistake told with its remedy, and W&B's equal file.
+
+If this breaks, a typo in a space costs a night of trials that all train the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from launch.sweep import main
+from launch.sweeps.space import make_space
+from launch.sweeps.trial import figure, milestones
+from launch.sweeps.wandb_file import wandb_sweep
+from modernbert_train.__main__ import read_run
+from modernbert_train.config.check import check
+from modernbert_train.config.load import flat
+from modernbert_train.config.sweep import DimensionConfig, grid_values
+from modernbert_train.errors import ConfigError
+from tests.conftest import TinyRun
+from tests.launch.sweeps import spec
+
+READY = sorted((Path(__file__).parents[2] / "yamls/sweeps").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "space", "message"),
+    [
+        ([], "{optim.lrr: {low: 1, high: 2}}", r"optim\.lrr \(overrides and space.*Did you mean optim\.lr\?"),
+        ([], "{optim.lr: {low: 1, high: 2}, optim.betaz: {choices: [1]}}", r"Did you mean optim\.betas"),
+        ([], "{model.attention: {choices: [sdpa, sdpaa]}}", r"model\.attention='sdpaa'.*Did you mean sdpa\?"),
+        ([], "{model.num_layers: {low: 1.5, high: 4}}", r"model\.num_layers=1\.5.*whole number"),
+        ([], "{model.num_layers: {low: 1, high: 4, step: 0.5}}", "step must be whole, as model.num_layers is"),
+        ([], "{}", "space: empty"),
+        ([], "{optim.lr: {}}", "needs choices, or low and high"),
+        ([], "{optim.lr: {low: 2, high: 1}}", "low=2 is not below high=1"),
+        ([], "{optim.lr: {low: 0, high: 1, log: true}}", "begins above 0"),
+        ([], "{optim.lr: {low: 1, high: 2, choices: [1]}}", "has choices and low, high"),
+        ([], "{optim.lr: {choices: []}}", "choices: empty"),
+        ([], "{optim.lr: {choices: [1, 1]}}", "stands there twice"),
+        ([], "{optim.lr: {low: 1, high: 2, points: 4}}", "only sampler=grid reads it"),
+        (["sampler=grid"], "{optim.lr: {low: 1, high: 2}}", "how many values to try"),
+        ([], "{name: {choices: [a, b]}}", "every trial has a folder of its own"),
+        ([], "{objective.eval_mask_rate: {low: 0.1, high: 0.2}}", "trials could not be compared"),
+        ([], "{eval.max_tokens: {low: 10, high: 20}}", "trials could not be compared"),
+        (["objective=validation.los"], "{optim.lr: {low: 1, high: 2}}", r"Did you mean validation\.loss\?"),
+        (["overrides=[data.validation=null]"], "{optim.lr: {low: 1, high: 2}}", "no trial would measure it"),
+        (["objective=validation.accuracy"], "{optim.lr: {low: 1, high: 2}}", "Set direction=maximize"),
+        (["trials=null"], "{optim.lr: {low: 1, high: 2}}", "never ends by itself"),
+        (["storage=sweep.db"], "{optim.lr: {low: 1, high: 2}}", "not a database URL"),
+        (["prune.name=median"], "{optim.lr: {low: 1, high: 2}}", "trials are compared every so many tokens"),
+        (["prune={name: median, interval_tokens: 6000}"], "{optim.lr: {low: 1, high: 2}}", "they end at 6,000"),
+        (["prune.min_tokens=5"], "{optim.lr: {low: 1, high: 2}}", "name=none"),
+        (["run=[]"], "{optim.lr: {low: 1, high: 2}}", "there is nothing to vary"),
+        (["run=[nowhere.yaml]"], "{optim.lr: {low: 1, high: 2}}", "nowhere.yaml: no such file"),
+    ],
+)
+def test_mistakes_are_told_before_any_trial(
+    tiny_run: TinyRun, tmp_path: Path, overrides: list[str], space: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_space(spec(tiny_run(), tmp_path, *overrides, space=space))
+
+
+def test_the_command_tells_them_with_the_exit_code_of_a_run(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec(tiny_run(), tmp_path)
+    file = str(tmp_path / "sweep.yaml")
+    assert main([file, "sampler=tpee"]) == 78
+    assert "Did you mean tpe?" in capsys.readouterr().err
+    assert main([file, "--results"]) == 78
+    assert "no sweep has been run there" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main([file, "--result-table"])
+    assert ended.value.code == 64
+
+
+def test_keys_keep_their_kind_and_drawn_values_reach_the_run(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Whole numbers stay whole; null and whole sections can be drawn."""
+    warmup = {"start_rows": 2, "step_rows": 2, "tokens": 400}
+    space = make_space(
+        spec(
+            tiny_run(),
+            tmp_path,
+            space="{optim.lr: {low: 1e-4, high: 1, log: true}, model.num_layers: {low: 1, high: 7, step: 3}, "
+            f"phases.short.batch_warmup: {{choices: [null, {warmup}]}}, phases.long.mask_rate: {{low: 0.1, high: 1}}}}",
+        )
+    )
+    assert space.distributions == {
+        "optim.lr": FloatDistribution(1e-4, 1, log=True),
+        "model.num_layers": IntDistribution(1, 7, step=3),
+        "phases.short.batch_warmup": CategoricalDistribution(
+            [None, '{"start_rows": 2, "step_rows": 2, "tokens": 400}']
+        ),
+        "phases.long.mask_rate": FloatDistribution(0.1, 1),
+    }
+    drawn = {"optim.lr": 1.5e-5, "model.num_layers": 4, "phases.long.mask_rate": 0.5}
+    config = space.run_config(3, drawn | {"phases.short.batch_warmup": None})
+    assert (config.optim.lr, config.model.num_layers, config.phases["long"].mask_rate) == (1.5e-5, 4, 0.5)
+    assert config.phases["short"].batch_warmup is None and config.folder == f"{tmp_path}/home/sweep/trial-0003"
+    label = '{"start_rows": 2, "step_rows": 2, "tokens": 400}'
+    found = space.run_config(3, {"phases.short.batch_warmup": label}).phases["short"].batch_warmup
+    assert found is not None and (found.start_rows, found.step_rows, found.tokens) == (2, 2, 400)
+
+
+def test_a_grid_tries_every_combination_once(tiny_run: TinyRun, tmp_path: Path) -> None:
+    space = make_space(
+        spec(
+            tiny_run(),
+            tmp_path,
+            "sampler=grid",
+            "trials=null",
+            space="{optim.lr: {low: 1e-4, high: 1e-2, log: true, points: 3}, seed: {choices: [1, 2]}}",
+        )
+    )
+    assert space.trials == 6
+    assert [(round(point["optim.lr"], 9), point["seed"]) for point in space.points] == [
+        (1e-4, 1), (1e-4, 2), (1e-3, 1), (1e-3, 2), (1e-2, 1), (1e-2, 2),
+    ]  # fmt: skip
+    assert grid_values(DimensionConfig(low=0.1, high=0.5, step=0.2)) == pytest.approx([0.1, 0.3, 0.5])
+    assert grid_values(DimensionConfig(low=2, high=4, points=5)) == pytest.approx([2, 2.5, 3, 3.5, 4])
+
+
+def test_the_figures_of_a_run() -> None:
+    """The last held-out one; for steps the median of the second half, since the first are slow."""
+    entries = [
+        {"kind": "step", "tokens": 90 * i, "tokens_per_second": speed} for i, speed in enumerate([1, 1, 8, 9, 7])
+    ]
+    entries += [
+        {"kind": "validation", "tokens": 105, "loss": 5.0},
+        {"kind": "validation", "tokens": 190, "loss": 4.5},
+        {"kind": "validation", "tokens": 230, "loss": 4.0},
+        {"kind": "validation", "tokens": 310, "loss": float("nan")},
+    ]
+    assert figure(entries[:-1], "validation.loss") == 4.0
+    assert figure(entries, "validation.loss") is None and figure(entries, "step.loss") is None
+    assert figure(entries, "step.tokens_per_second") == 8
+    found = milestones(entries, "validation.loss", 100)
+    assert list(found) == [100, 200, 300] and [found[100], found[200]] == [5.0, 4.0] and found[300] != found[300]
+
+
+def test_the_wandb_file_runs_the_same_runs(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """What W&B's own agent makes of it is a command line that our launcher takes."""
+    agent = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
+    sweep = spec(
+        tiny_run(), tmp_path, "sampler=tpe", "trials=9", "overrides=[seed=6]",
+        "prune={name: hyperband, interval_tokens: 1000, min_tokens: 2000}",
+        space="{optim.lr: {low: 1e-4, high: 1e-2, log: true}, model.num_layers: {low: 1, high: 7, step: 3}, "
+        "phases.short.batch_warmup: {choices: [null, {start_rows: 2, step_rows: 2, tokens: 400}]}}",
+    )  # fmt: skip
+    found = yaml.safe_load(wandb_sweep(make_space(sweep)))
+    assert (found["method"], found["run_cap"]) == ("bayes", 9)
+    assert found["metric"] == {"name": "validation/loss", "goal": "minimize"}
+    assert found["early_terminate"] == {"type": "hyperband", "min_iter": 2, "eta": 3}
+    assert found["parameters"]["optim.lr"] == {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-2}
+    assert found["parameters"]["model.num_layers"] == {"distribution": "q_uniform", "min": 1, "max": 7, "q": 3}
+
+    warmups = found["parameters"]["phases.short.batch_warmup"]["values"]
+    for warmup, rows in zip(warmups, (None, 2), strict=True):
+        drawn = {"optim.lr": 1e-05, "model.num_layers": 4.0, "phases.short.batch_warmup": warmup}
+        words = agent.create_sweep_command_args({"args": {key: {"value": value} for key, value in drawn.items()}})
+        words |= {"env": ["/usr/bin/env"], "interpreter": ["printf"], "program": ["%s\\n"]}
+        command = [word for part in found["command"] for word in words.get(part[2:-1], [part])]
+        config = read_run(told(command))
+        check(config)
+        assert (config.seed, config.optim.lr, config.model.num_layers) == (6, 1e-5, 4)
+        assert config.eval.interval_tokens == 1000
+        found_warmup = config.phases["short"].batch_warmup
+        assert rows == (found_warmup and found_warmup.start_rows)
+        assert config.folder == f"{tmp_path}/home/sweep/wandb-7e10"
+        assert config.loggers["wandb"] == {"init_kwargs": {"mode": "online", "id": "7e10"}}
+
+
+def told(command: list[str]) -> list[str]:
+    """What the program at the end of a command is given, printf standing for Python."""
+    import subprocess
+
+    env = {"WANDB_RUN_ID": "7e10", "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize("file", READY, ids=lambda file: file.stem)
+def test_ready_sweeps_are_sweeps(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every corner of their spaces is a run that `check` takes, but for points that the file calls bad."""
+    monkeypatch.chdir(file.parents[2])
+    from launch.sweep import read_sweep
+
+    space = make_space(read_sweep([str(file)]))
+    assert space.sweep.name == file.stem and space.trials >= 3
+    for key, distribution in space.distributions.items():
+        ends = (
+            distribution.choices
+            if isinstance(distribution, CategoricalDistribution)
+            else (distribution.low, distribution.high)  # type: ignore[attr-defined]
+        )
+        for end in ends:
+            config = space.run_config(0, {key: end})
+            check(config)
+            assert flat(config) != flat(space.first)
+
+
+def test_there_are_the_sweeps_that_the_docs_name() -> None:
+    assert [file.stem for file in READY] == ["batch_warmup", "lr_by_weight_decay", "mask_rate", "schedule"]
