@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from modernbert_train import __version__
 from modernbert_train.config.check import check, check_model
@@ -36,6 +38,8 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
 Training goes on from the newest whole checkpoint of the run's folder by itself. Exit codes: 0 finished, 64 wrong
 arguments, 65 bad data, 70 internal, 74 disk or checkpoint, 75 saved and please start again, 78 wrong configuration.
 """
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -128,7 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--last", type=_positive, metavar="K", help="the K newest checkpoints of the run's decay")
     verb.add_argument("--weights", nargs="+", type=float, metavar="W", help="one for each; default: all the same")
     verb.add_argument("--out", type=Path, required=True, help="folder of the average")
-    with_run(add("report", _report, "draw report.html from the run's metrics"))
+    verb = with_run(add("report", _report, "draw a run's metrics as a page, or compare several runs' folders on one"))
+    words = "the page; default: report.html in the run's folder, comparison.html beside the first of several"
+    verb.add_argument("--out", type=Path, metavar="FILE", help=words)
     verb = add("fill", _fill, "print the five likeliest tokens for each [MASK]")
     verb.add_argument("model", type=Path, help="folder of an exported model")
     verb.add_argument("text", nargs="+", help="text with one [MASK]")
@@ -176,15 +182,28 @@ def _files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
 
 
 def _train(options: argparse.Namespace) -> None:
-    config = read_run(options.run)
-    check(config)
-    if os.environ.get("WORLD_SIZE", "1") == "1":  # of several ranks, one that finds a mistake must tell the others
-        from modernbert_train.data.check import check_data
+    # until training begins, and takes them over
+    before = {number: signal.signal(number, _stop_at_once) for number in STOP_SIGNALS}
+    try:
+        config = read_run(options.run)
+        check(config)
+        if os.environ.get("WORLD_SIZE", "1") == "1":  # of several ranks, one that finds a mistake must tell the others
+            from modernbert_train.data.check import check_data
 
-        check_data(config)
-    from modernbert_train.train.build import train
+            check_data(config)
+        from modernbert_train.train.build import train
 
-    train(config, fresh=options.fresh)
+        train(config, fresh=options.fresh)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop_at_once(number: int, frame: FrameType | None) -> None:
+    """Nothing has been trained, so there is nothing to save; not an exception, which other ranks would wait for."""
+    print(f"{signal.Signals(number).name}: stopped before training had begun; nothing was to be saved", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(StoppedEarly.exit_code)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -269,10 +288,18 @@ def _average(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
+    folders = [Path(word) for word in options.run if Path(word).is_dir()]
+    if len(folders) > 1:
+        if len(folders) < len(options.run):
+            raise ConfigError(f"report {' '.join(options.run)}: several runs are compared by their folders alone.")
+        from modernbert_train.report import write_comparison
+
+        print(write_comparison(folders, options.out or folders[0].parent / "comparison.html"))
+        return
     config = read_run(options.run)
     from modernbert_train.report import write_report
 
-    print(write_report(Path(config.folder)))
+    print(write_report(Path(config.folder), options.out))
 
 
 def _fill(options: argparse.Namespace) -> None:

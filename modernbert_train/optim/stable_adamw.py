@@ -186,7 +186,7 @@ def _prepare(block: _Block) -> tuple[tuple[Tensor, ...], Tensor]:
     ratios = torch._foreach_clamp_min(directions, group["eps"])
     torch._foreach_reciprocal_(ratios)
     torch._foreach_mul_(ratios, block.grads)
-    ratio_norms = _norms(ratios)
+    ratio_norms = tensor_norms(ratios)
     torch._foreach_div_(ratio_norms, [math.sqrt(size) for size in block.global_sizes])
     del ratios
 
@@ -195,11 +195,11 @@ def _prepare(block: _Block) -> tuple[tuple[Tensor, ...], Tensor]:
     torch._foreach_mul_(directions, block.exp_avgs)
     if group["weight_decay"] != 0:
         torch._foreach_add_(directions, block.params, alpha=group["weight_decay"] / group["max_lr"])
-    norms = (ratio_norms, _norms(block.grads), _norms(directions))
+    norms = (ratio_norms, tensor_norms(block.grads), tensor_norms(directions))
     return directions, torch.stack([torch.stack(norms_P) for norms_P in norms]).square()
 
 
-def _norms(tensors: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:
+def tensor_norms(tensors: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:
     """The L2 norm of each tensor, 0-dim fp64, as exact for a whole tensor as for its shards.
 
     One long fp32 sum on CPU is off by 7e-4 for an embedding of 39 M weights, and an fp64 one takes longer than the

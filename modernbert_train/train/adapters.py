@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from modernbert_train.errors import RunError
 from modernbert_train.keyed import derive
 from modernbert_train.models.layers import EncoderLayer
 from modernbert_train.models.modernbert import MlmOutput, ModernBertForMaskedLM
+from modernbert_train.train.heartbeat import passed
 
 # A Trainer asks for the processor's name, which nothing here uses, by starting another Python that searches the machine
 # for it: a second at each start of each rank.
@@ -94,12 +95,24 @@ def data_spec(loader: PackedLoader, device: torch.device) -> DataSpec:
         }
 
     return DataSpec(
-        dataloader=loader,
+        dataloader=_Noted(loader),
         split_batch=lambda batch, _: parts(batch),
         microbatch_transforms=lambda batch: batch.to(device, non_blocking=True),
         get_num_samples_in_batch=lambda batch: sum(part.num_rows for part in parts(batch)),
         get_num_tokens_in_batch=num_tokens,
     )
+
+
+class _Noted:
+    """The loader, noting each batch: right after it Composer lets the ranks meet, and one without a batch is missed."""
+
+    def __init__(self, loader: PackedLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        for batch in self._loader:
+            passed("a batch that was read")
+            yield batch
 
 
 def is_sharded(config: RunConfig, num_ranks: int) -> bool:

@@ -9,34 +9,44 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 
 import torch
-from composer import Trainer
+from composer import Callback, Trainer
 from composer.utils import dist
 
 from modernbert_train.config.check import check
+from modernbert_train.config.load import flat
 from modernbert_train.config.schema import DataConfig, RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card
+from modernbert_train.data.folders import open_shards
 from modernbert_train.data.loader import MicrobatchMaker, PackedLoader
-from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.mixture import Stream, TokenStreams, open_streams
 from modernbert_train.data.planner import BatchPlanner
-from modernbert_train.data.shuffle import ShuffledPieces
+from modernbert_train.data.remote import local_folder
+from modernbert_train.data.shares import token_shares
 from modernbert_train.errors import ConfigError, StoppedEarly
-from modernbert_train.models.attention import choose_kernel
-from modernbert_train.models.init import count_parameters, initialize
+from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.objectives.mlm import MaskedLM
-from modernbert_train.optim import build_optimizer
-from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded, data_spec, parallelism
-from modernbert_train.train.callbacks import Measure, SafeReport, Save, SetClock, Validate
+from modernbert_train.optim.build import build_optimizer
+from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded, data_spec, is_sharded, parallelism
+from modernbert_train.train.agreement import require_agreement
+from modernbert_train.train.banner import banner
+from modernbert_train.train.callbacks import Measure, SafeReport, Save, SetClock, Trace, Validate, key_dropout
+from modernbert_train.train.engine_plugins import build_callbacks, build_loggers, check_loggers
 from modernbert_train.train.evaluate import MASK_SEED, Unigram, Validation
-from modernbert_train.train.logging import build_loggers
+from modernbert_train.train.failures import tell_others
+from modernbert_train.train.meter import Meter
 from modernbert_train.train.origin import Origin, find_origin
+from modernbert_train.train.profile import Profile
 from modernbert_train.train.progress import Progress
 from modernbert_train.train.ranks import composer_device, joined, on_rank_zero
 from modernbert_train.train.run_folder import RunFolder
+from modernbert_train.train.stability import Guard
 from modernbert_train.train.start import Start, any_checkpoint, find_branch, find_start, origin_text, restore
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
@@ -56,6 +66,10 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         keep_freed_memory()
     with joined(device, config.distributed.timeout_seconds):
         check(config, dist.get_world_size())
+        if dist.get_world_size() > 1:
+            require_agreement(config, data_fingerprint(config, read_vocabulary(config.data.tokenizer)))
+        plugins = build_callbacks(config, device)
+        check_loggers(config)
         folder = RunFolder(config)
         # before the folder is made, so that a mistake in it can be mended under the same name
         first = on_rank_zero(lambda: fresh or not any_checkpoint(folder))
@@ -65,13 +79,18 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         if dist.get_global_rank() == 0 and changed:
             print("changed since the last start:", *changed, sep="\n  ")
         try:
-            _train(config, folder, device, origin, branch)
+            _train(config, folder, device, origin, branch, plugins)
         finally:
             folder.close()
 
 
 def _train(
-    config: RunConfig, folder: RunFolder, device: torch.device, origin: Origin | None, branch: Start | None
+    config: RunConfig,
+    folder: RunFolder,
+    device: torch.device,
+    origin: Origin | None,
+    branch: Start | None,
+    plugins: list[Callback],
 ) -> None:
     rank, num_ranks = dist.get_global_rank(), dist.get_world_size()
     start = branch or on_rank_zero(lambda: find_start(folder))
@@ -81,24 +100,37 @@ def _train(
         return
     vocabulary = read_vocabulary(config.data.tokenizer)
     loader = build_loader(config, vocabulary, rank, num_ranks)
-    model = build_model(config)
-    if origin is not None:
-        origin.fill(model)
+    model = build_model(config, sharded=is_sharded(config, num_ranks))
     fingerprint = data_fingerprint(config, vocabulary)
     progress = Progress(config, visible=rank == 0, tokens=start.tokens)
     recorder = folder if rank == 0 else None
-    save = Save(config, loader, folder, fingerprint)
-    callbacks = [SetClock(config, start.phase), Measure(config, recorder, progress, start.left_out)]
-    bf16 = resolve_precision(config, device) == "amp_bf16"
+    adapter = ComposerMaskedLM(model)
+    guard = Guard(config, loader, folder, progress, partial(key_dropout, config, adapter))
+    save = Save(config, loader, folder, fingerprint, guard)
+    precision = resolve_precision(config, device)
+    measure = Measure(recorder, progress, guard, loader, Meter(config, device, precision))
+    callbacks = [Trace(), SetClock(config, start.phase), guard, measure]
+    bf16 = precision == "amp_bf16"
     if config.data.validation is not None:
         callbacks.append(Validate(config, build_validation(config, vocabulary), recorder, progress, bf16))
-    callbacks.append(save)
+    callbacks += [*plugins, save]
     if rank == 0:
         callbacks.append(SafeReport(folder.path))
-        _print_banner(config, model, origin_text(start, origin), device, num_ranks)
+        lines = banner(
+            config,
+            origin=origin_text(start, origin),
+            fingerprint=fingerprint,
+            device=device,
+            precision=precision,
+            ranks=num_ranks,
+            ranks_per_node=dist.get_local_world_size(),
+        )
+        print(lines, flush=True)
+        if config.profile is not None:
+            callbacks.append(Profile(config.profile, folder.path / "profile", device, progress))
 
     trainer = Trainer(
-        model=ComposerMaskedLM(model),
+        model=adapter,
         optimizers=build_optimizer(config, model),
         train_dataloader=data_spec(loader, device),
         max_duration=f"{config.total_tokens}tok",
@@ -106,7 +138,7 @@ def _train(
         accumulate_train_batch_on_tokens=True,
         device_train_microbatch_size=1,  # the loader cuts microbatches itself; SetClock shows their size
         device=composer_device(device),
-        precision=resolve_precision(config, device),
+        precision=precision,
         parallelism_config=parallelism(config, num_ranks),
         dist_timeout=config.distributed.timeout_seconds,
         seed=config.seed,
@@ -116,16 +148,28 @@ def _train(
         progress_bar=False,
         python_log_level="error",
     )
-    if config.distributed.strategy == "fsdp2" and num_ranks > 1:
-        assert_sharded(trainer.state.model)
+    if is_sharded(config, num_ranks):
+        assert_sharded(trainer.state.model, config.distributed.shard_ranks)
+    # only now, when a sharded model has its memory: no rank ever holds it whole
     if start.checkpoint is not None:
         restore(trainer, loader, start, fingerprint)
+        if start.branch is None:
+            guard.load_state_dict(start.checkpoint.state()["stability"])
+    elif origin is not None:
+        origin.fill(model)
+    else:
+        initialize(model, config.model, config.seed)
     on_rank_zero(lambda: _record_start(folder, start, origin))
+    trainer.logger.log_hyperparameters(flat(config))
     save.listen()
     try:
         trainer.fit()
+    except Exception as error:
+        tell_others(error)  # before the loggers are closed, which can take its time
+        raise
     finally:
-        trainer.close()
+        trainer.engine.close()  # not trainer.close(), which would wait for ranks that have failed
+    dist.barrier()
     if save.stopped:
         raise StoppedEarly(
             f"{folder.path}: stopped at {trainer.state.timestamp.token.value:,} of {config.total_tokens:,} tokens, "
@@ -160,62 +204,86 @@ def choose_device(config: RunConfig) -> torch.device:
 
 
 def resolve_precision(config: RunConfig, device: torch.device) -> str:
-    """Composer's name of the precision: bf16 autocast over fp32 weights on GPUs, fp32 on CPUs.
+    """Composer's name of the precision: bf16 autocast over fp32 weights on GPUs that have bf16, else fp32.
+
+    Asked for bf16, Composer would compute in fp32 without a GPU, and torch imitate it on a GPU that has none; both in
+    silence.
 
     Raises:
-        ConfigError: bf16 on a CPU.
+        ConfigError: bf16 was asked for, on a CPU or on a GPU without it.
     """
     if config.precision == "bf16" and device.type == "cpu":
         raise ConfigError("precision=bf16: this machine trains on its CPU, which Composer does in fp32 only. Use auto.")
-    return "fp32" if config.precision == "fp32" or device.type == "cpu" else "amp_bf16"
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if config.precision == "bf16" and not has_bf16:
+        raise ConfigError("precision=bf16: this GPU has no bf16, and torch would imitate it, slowly. Use auto or fp32.")
+    return "amp_bf16" if has_bf16 and config.precision != "fp32" else "fp32"
 
 
-def build_model(config: RunConfig) -> ModernBertForMaskedLM:
-    """The model with its initial weights, the same on every rank."""
-    model = ModernBertForMaskedLM(config.model)
-    initialize(model, config.model, config.seed)
+def build_model(config: RunConfig, *, sharded: bool) -> ModernBertForMaskedLM:
+    """The model without its weights: they come when it stands where it will be trained.
+
+    Args:
+        config: the run.
+        sharded: build it without memory, on the meta device; FSDP2 gives each rank memory for its share.
+    """
+    with torch.device("meta") if sharded else nullcontext():
+        model = ModernBertForMaskedLM(config.model)
     if config.model.compile:
         model.compile_layers()
     return model
-
-
-def _shards(config: RunConfig, folder: str, vocabulary: Vocabulary) -> TokenShards:
-    block = 2 * config.data.shuffle_block_shards  # a block is finished while the next is begun
-    return TokenShards(folder, read_card(folder).column, vocabulary.num_entries, max_open_shards=block)
 
 
 def build_loader(config: RunConfig, vocabulary: Vocabulary, rank: int, num_ranks: int) -> PackedLoader:
     """One rank's training batches."""
     check_data(config)
     data: DataConfig = config.data
-    shards = _shards(config, data.train, vocabulary)
-    pieces = ShuffledPieces(shards.shard_documents, shards.lengths, data.shuffle_block_shards, config.seed)
+    streams = open_streams(config, vocabulary.num_entries)
     return PackedLoader(
-        BatchPlanner(config, pieces),
-        MicrobatchMaker(shards, MaskedLM(config.objective, vocabulary), vocabulary, config.seed),
+        BatchPlanner(config, streams.shuffled(data)),
+        MicrobatchMaker(streams, MaskedLM(config.objective, vocabulary), vocabulary),
         rank=rank,
         num_ranks=num_ranks,
         num_workers=data.num_workers,
         prefetch_batches=data.prefetch_batches,
+        worker_timeout_seconds=data.worker_timeout_seconds,
     )
 
 
 def build_validation(config: RunConfig, vocabulary: Vocabulary) -> Validation:
     """The held-out text, with the unigram baseline of the training text."""
     assert config.data.validation is not None
-    shards = _shards(config, config.data.validation, vocabulary)
+    shards = open_shards(config.data.validation, config.data, vocabulary.num_entries)
+    objective = replace(config.objective, masking="exact")  # whatever training does: figures of all runs compare
     return Validation(
         config,
-        MicrobatchMaker(shards, MaskedLM(config.objective, vocabulary), vocabulary, MASK_SEED),
+        MicrobatchMaker(
+            TokenStreams([Stream("validation", MASK_SEED, shards)]), MaskedLM(objective, vocabulary), vocabulary
+        ),
         shards.lengths,
-        Unigram.from_counts(Path(config.data.train) / TOKEN_COUNTS, config.model.vocab_size),
+        build_unigram(config),
     )
+
+
+def build_unigram(config: RunConfig) -> Unigram:
+    """The baseline of the training text; streams count by their shares of the whole run, whatever the phase."""
+    folders = {name: local_folder(stream.path, config.data) for name, stream in config.data.all_streams.items()}
+    cards = {name: read_card(folder) for name, folder in folders.items()}
+    tokens = {name: card.tokens for name, card in cards.items()}
+    shares = token_shares(config, tokens, {name: card.documents for name, card in cards.items()})
+    total = sum(tokens.values())
+    weights = {folder / TOKEN_COUNTS: shares[name] * total / tokens[name] for name, folder in folders.items()}
+    return Unigram.from_counts(weights, config.model.vocab_size)
 
 
 def data_fingerprint(config: RunConfig, vocabulary: Vocabulary) -> dict[str, str]:
     """Hashes that change when the training data or the tokenizer does."""
-    card = read_card(config.data.train)
-    return {"shards": card.index_sha256, "lengths": card.lengths_sha256, "tokenizer": vocabulary.sha256}
+    found = {"tokenizer": vocabulary.sha256}
+    for name, stream in config.data.all_streams.items():
+        card = read_card(local_folder(stream.path, config.data))
+        of = "" if config.data.train is not None else f" of {name}"
+        found |= {f"shards{of}": card.index_sha256, f"lengths{of}": card.lengths_sha256}
+    return found
 
 
 def _record_start(folder: RunFolder, start: Start, origin: Origin | None) -> None:
@@ -228,22 +296,3 @@ def _record_start(folder: RunFolder, start: Start, origin: Origin | None) -> Non
         return
     folder.rewind_metrics(step)
     folder.record({"kind": "resume", "step": step, "tokens": start.tokens, "checkpoint": start.checkpoint.folder.name})
-
-
-def _print_banner(
-    config: RunConfig, model: ModernBertForMaskedLM, origin: str, device: torch.device, num_ranks: int
-) -> None:
-    phases = ", ".join(f"{name} {phase.tokens:,} x {phase.row_tokens}" for name, phase in config.phases.items())
-    precision = resolve_precision(config, device)
-    dtype = torch.bfloat16 if precision == "amp_bf16" else torch.float32
-    choices = (config.model.global_attention or config.model.attention, config.model.attention)
-    kernels = dict.fromkeys(choose_kernel(choice, device, dtype).name for choice in choices)
-    strategy = f", {config.distributed.strategy}" if num_ranks > 1 else ""
-    print(
-        f"{config.name}: {count_parameters(model):,} parameters, {config.total_tokens:,} tokens\n"
-        f"  phases  {phases}\n"
-        f"  on      {num_ranks} x {device.type}, {precision}{strategy}, attention {' and '.join(kernels)}\n"
-        f"  from    {origin}\n"
-        f"  folder  {config.folder}",
-        flush=True,
-    )

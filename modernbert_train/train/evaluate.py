@@ -6,7 +6,7 @@ steps, runs and numbers of ranks compare.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,17 +40,23 @@ class Unigram:
     most_frequent: int
 
     @classmethod
-    def from_counts(cls, path: Path, vocab_size: int) -> Unigram:
+    def from_counts(cls, weights: Mapping[Path, float], vocab_size: int) -> Unigram:
         """Read token_counts.npy of the training shards.
 
+        Args:
+            weights: file -> what each of its counts counts.
+            vocab_size: rows of the embedding.
+
         Raises:
-            DataError: the file is missing or damaged.
+            DataError: a file is missing or damaged.
         """
-        try:
-            counts_V = np.load(path, allow_pickle=False).astype(np.float64)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read ({error}). Prepare the data again.") from None
-        counts_V = np.pad(counts_V, (0, vocab_size - len(counts_V))) + 1.0
+        counts_V = np.ones(vocab_size)
+        for path, weight in weights.items():
+            try:
+                counts = np.load(path, allow_pickle=False).astype(np.float64)
+            except (OSError, ValueError) as error:
+                raise DataError(f"{path}: cannot be read ({error}). Prepare the data again.") from None
+            counts_V[: len(counts)] += weight * counts
         return cls(np.log(counts_V / counts_V.sum()), int(counts_V.argmax()))
 
 
@@ -89,7 +95,7 @@ class Validation:
     def plan(self, phase: PhaseConfig) -> BatchPlan:
         """Documents in their order, up to eval.max_tokens, packed into rows of the phase's length."""
         row_tokens = self._config.eval.row_tokens or phase.row_tokens
-        packer = GreedyPacker(row_tokens, self._config.data.open_rows, max_age=1 << 62)
+        packer = GreedyPacker(row_tokens, self._config.data.packing_window, max_wait=1 << 62)
         tokens = 0
         for document, length in enumerate(self._lengths):
             if self._config.eval.max_tokens is not None:

@@ -118,7 +118,7 @@ class _Watch:
     def _look(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
             if os.getppid() != self._parent:
-                print("error: the launcher of this rank is gone, and the rank ends with it", file=sys.stderr, flush=True)
+                print("error: the launcher of this rank is gone; it ends with it", file=sys.stderr, flush=True)
                 os._exit(RunError.exit_code)
             try:
                 self._heartbeat.beat()

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from composer.loggers import LoggerDestination, WandBLogger
+from composer.core import State
+from composer.loggers import Logger, LoggerDestination, WandBLogger
 from composer.utils import dist
-
-from modernbert_train.config.schema import RunConfig
 
 
 class Harmless(LoggerDestination):
     """Passes everything on to another logger until that one fails, then says so once and goes quiet.
+
+    It stands on rank 0 alone. Composer's loggers for W&B and MLflow broadcast their ids to all ranks when they start:
+    a server that does not answer would leave those waiting, so that is left out.
 
     Args:
         name: what to call it in the warning.
@@ -29,7 +30,8 @@ class Harmless(LoggerDestination):
 
     def _guard(self, call: Callable[[], Any]) -> Any:
         try:
-            return call()
+            with _without_broadcasts():
+                return call()
         except BaseException as error:  # wandb ends failed logins with SystemExit-like errors
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -40,6 +42,10 @@ class Harmless(LoggerDestination):
         if self._logger is not None:
             inner = self._logger
             self._guard(lambda: inner.run_event(event, state, logger))
+
+    def post_close(self) -> None:
+        if self._logger is not None:
+            self._guard(self._logger.post_close)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         if self._logger is not None:
@@ -52,27 +58,23 @@ class Harmless(LoggerDestination):
             self._guard(lambda: inner.log_hyperparameters(hyperparameters))
 
 
-def _wandb_id(config: RunConfig) -> str:
-    """The id of this run on W&B, kept in its folder so that a restart goes on with the same curves."""
-    path = Path(config.folder) / "wandb.id"
-    if not path.exists():
-        path.write_text(secrets.token_hex(8), encoding="utf-8")
-    return path.read_text(encoding="utf-8").strip()
+class CurrentWandB(WandBLogger):
+    """Composer's W&B logger for today's wandb: it asks for Run.get_url(), of which wandb 0.31 has left only `url`."""
+
+    def init(self, state: State, logger: Logger) -> None:
+        from wandb.sdk.wandb_run import Run
+
+        if not hasattr(Run, "get_url"):
+            Run.get_url = lambda run: run.url
+        super().init(state, logger)
 
 
-def build_loggers(config: RunConfig) -> list[LoggerDestination]:
-    """The loggers that the configuration switches on; metrics.jsonl is always written and is not one of them."""
-    settings = config.logging.wandb
-    if not settings.enabled or dist.get_global_rank() != 0:
-        return []
-
-    def make() -> LoggerDestination:
-        return WandBLogger(
-            project=settings.project,
-            entity=settings.entity,
-            name=config.name,
-            tags=settings.tags,
-            init_kwargs={"mode": settings.mode, "dir": config.folder, "id": _wandb_id(config), "resume": "allow"},
-        )
-
-    return [Harmless("wandb", make)]
+@contextmanager
+def _without_broadcasts() -> Iterator[None]:
+    """What one rank broadcasts from itself it already has, so nothing is lost to it."""
+    broadcast = dist.broadcast_object_list
+    dist.broadcast_object_list = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        dist.broadcast_object_list = broadcast

@@ -7,27 +7,36 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from composer.devices import Device
+from composer.devices import Device, DeviceGPU
 from composer.utils import dist, get_device
 
-from modernbert_train.errors import RunError
+from modernbert_train.errors import RunError, StoppedEarly
+from modernbert_train.train.failures import failing_together
+from modernbert_train.train.heartbeat import GRACE_SECONDS
 
 T = TypeVar("T")
 
 
 def composer_device(device: torch.device) -> Device:
-    """The device under Composer's name for it; it calls CUDA "gpu"."""
-    return get_device("gpu" if device.type == "cuda" else device.type)
+    """The device as Composer knows it, with fp32 meaning fp32: by itself Composer turns TF32 on, which has ten bits."""
+    return DeviceGPU(allow_tf32=False) if device.type == "cuda" else get_device(device.type)
 
 
 @contextmanager
 def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
-    """Join the other ranks, if a launcher started any, and leave them in order."""
-    dist.initialize_dist(composer_device(device), timeout=timeout_seconds)
+    """Join the other ranks, if a launcher started any, and leave them in order; an error of one ends all."""
+    dist.initialize_dist(composer_device(device), timeout=timeout_seconds + GRACE_SECONDS)
+    failed = True
     try:
-        yield
+        with failing_together(timeout_seconds):
+            yield
+        failed = False
+    except StoppedEarly:
+        failed = False
+        raise
     finally:
-        if torch.distributed.is_initialized():
+        # to leave in order a rank waits for the others, and after a failure they are being ended
+        if torch.distributed.is_initialized() and not (failed and dist.get_world_size() > 1):
             torch.distributed.destroy_process_group()
 
 

@@ -2,8 +2,10 @@
 
 runs/NAME/config.yaml      the resolved configuration, itself runnable
 runs/NAME/metrics.jsonl    one line per optimizer step, validation, start and resume
+runs/NAME/faults.jsonl     one line for each batch that stability.py held back, or ended the run at; never rewound
 runs/NAME/checkpoints/     see checkpoint.py
 runs/NAME/report.html      drawn from metrics.jsonl
+runs/NAME/profile/         traces and tables of the steps that profile: asks for
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ CHANGEABLE = (
     "device",
     "data.num_workers",
     "data.prefetch_batches",
+    "data.worker_timeout_seconds",
+    "data.cache_folder",
+    "data.cache_limit_bytes",
+    "data.download_timeout_seconds",
     "data.train",  # the folders may move; their fingerprints are compared with the checkpoint's
     "data.validation",
     "data.tokenizer",
@@ -37,7 +43,15 @@ CHANGEABLE = (
     "eval.",
     "checkpoint.",
     "distributed.",
+    "launch.",
+    "stability.",  # decides what is done when something goes wrong, and that is recorded
     "logging.",
+    "profile",
+    "profile.",
+    "callbacks",
+    "callbacks.",
+    "loggers",
+    "loggers.",
 )
 
 
@@ -53,6 +67,7 @@ class RunFolder:
         self.path = Path(config.folder)
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
+        self.faults = self.path / "faults.jsonl"
         self._lock: IO[str] | None = None
 
     def open(self, *, fresh: bool = False) -> list[str]:
@@ -116,12 +131,8 @@ class RunFolder:
         saved = self.path / "config.yaml"
         if not saved.exists():
             return []
-        changed = [
-            (key, f"{key}: {old} -> {new}")
-            for key, old, new in differences(load_run([saved]), self.config)
-            if old != new
-        ]
-        forbidden = [text for key, text in changed if not _may_change(key)]
+        changed = [(key, old, new) for key, old, new in differences(load_run([saved]), self.config) if old != new]
+        forbidden = [_change(*change) for change in changed if not _may_change(*change)]
         if forbidden:
             raise ConfigError(
                 f"{self.path} holds a run with another configuration:\n  "
@@ -129,7 +140,7 @@ class RunFolder:
                 + "\nGive this run another name=, restore the values, or start over with --fresh (the old run is kept "
                 "beside it)."
             )
-        return [text for _, text in changed]
+        return [_change(*change) for change in changed]
 
     def record(self, entry: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl.
@@ -141,22 +152,38 @@ class RunFolder:
             with self.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry | {"time": round(time.time(), 3)}) + "\n")
         except OSError as error:
-            raise StorageError(
-                f"{self.metrics}: cannot be written ({error.strerror}). Free some space or mend the permissions; the "
-                "same command goes on from the newest checkpoint."
-            ) from error
+            raise self._refused(self.metrics, error) from error
+
+    def record_fault(self, entry: dict[str, Any]) -> None:
+        """Add one line to faults.jsonl; it is whole and on the disk itself when this returns.
+
+        Raises:
+            StorageError: the disk refuses it.
+        """
+        entries = [*self.read_faults(), entry | {"time": round(time.time(), 3)}]
+        partial = self.faults.with_suffix(".partial")
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write("".join(json.dumps(each) + "\n" for each in entries))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self.faults)
+        except OSError as error:
+            raise self._refused(self.faults, error) from error
+
+    def _refused(self, path: Path, error: OSError) -> StorageError:
+        return StorageError(
+            f"{path}: cannot be written ({error.strerror}). Free some space or mend the permissions; the same command "
+            "goes on from the newest checkpoint."
+        )
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Every whole line of metrics.jsonl; a last line torn by a crash is left out."""
-        if not self.metrics.exists():
-            return []
-        entries = []
-        for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                entries.append(json.loads(line))
-            except ValueError:
-                continue
-        return entries
+        return _read_lines(self.metrics)
+
+    def read_faults(self) -> list[dict[str, Any]]:
+        """Every whole line of faults.jsonl."""
+        return _read_lines(self.faults)
 
     def rewind_metrics(self, step: int) -> None:
         """Drop the lines after a step: the run goes on from there and will write them again."""
@@ -166,7 +193,25 @@ class RunFolder:
         os.replace(partial, self.metrics)
 
 
-def _may_change(key: str) -> bool:
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    entries = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            continue
+    return entries
+
+
+def _change(key: str, old: Any, new: Any) -> str:
+    return f"{key}: {old} -> {new}"
+
+
+def _may_change(key: str, old: Any, new: Any) -> bool:
     if key.startswith("phases.") and key.endswith(".microbatch_tokens"):
         return True
+    if key.startswith("data.streams.") and key.endswith(".path"):
+        return None not in (old, new)  # a stream's folder may move; no stream may come or go
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in CHANGEABLE)

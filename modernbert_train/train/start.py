@@ -56,11 +56,6 @@ class Start:
         """Phase of the last step; None where the clock begins at 0."""
         return str(self.checkpoint.state()["phase"]) if self.keeps_clock and self.checkpoint is not None else None
 
-    @property
-    def left_out(self) -> int:
-        """See `BatchPlanner.left_out`."""
-        return 0 if self.checkpoint is None else int(self.checkpoint.state()["loader"]["left_out"])
-
 
 def any_checkpoint(folder: RunFolder) -> bool:
     """Whether `find_start` will find a checkpoint, or refuse because all are damaged; only names are looked at."""
@@ -81,9 +76,16 @@ def find_start(folder: RunFolder) -> Start:
     """Find the newest whole checkpoint of a run.
 
     Raises:
+        ConfigError: the run is an average.
         StorageError: checkpoints exist and none is whole.
     """
-    return Start(*checkpoint.newest_valid(folder.checkpoints))
+    start = Start(*checkpoint.newest_valid(folder.checkpoints))
+    if start.checkpoint is not None and start.checkpoint.is_average:
+        raise ConfigError(
+            f"{folder.path}: an average of checkpoints, which has no moments and no place in the data to go on from. "
+            f"Start another run with model.init_from={folder.path}."
+        )
+    return start
 
 
 def find_branch(config: RunConfig) -> Start | None:
@@ -98,7 +100,7 @@ def find_branch(config: RunConfig) -> Start | None:
         return None
     name = f"start.checkpoint={config.start.checkpoint}"
     source = open_source(config.start.checkpoint)
-    if source.checkpoint is None:
+    if source.checkpoint is None or source.checkpoint.is_average:
         raise ConfigError(
             f"{name}: holds weights alone, so there is nothing to go on from. Name a run or a checkpoint of this "
             "program, or use model.init_from for weights."
@@ -139,15 +141,16 @@ def restore(trainer: Trainer, loader: PackedLoader, start: Start, fingerprint: d
         elapsed = datetime.timedelta(seconds=state["seconds"])
         trainer.state.timestamp = Timestamp(**state["timestamp"], total_wct=elapsed, epoch_wct=elapsed)
     position = state["loader"] if keeps_data else loader.state_dict()
-    loader.load_state_dict(position | {"tokens": start.tokens})
+    loader.load_state_dict(position | {"tokens": start.tokens, "phase": start.phase})
 
 
 def _check_same_data(start: Start, there: dict[str, str], here: dict[str, str]) -> None:
     assert start.checkpoint is not None
     remedy = "choose another name=." if start.branch is None else "set start.data=restart."
-    for name, now in here.items():
-        if there.get(name) != now:
+    for name in sorted(here.keys() | there.keys()):
+        then, now = there.get(name, "absent"), here.get(name, "absent")
+        if then != now:
             raise DataError(
-                f"{start.checkpoint.folder}: trained on other data: its {name} hash is {str(there.get(name))[:12]}, "
+                f"{start.checkpoint.folder}: trained on other data: its hash of {name} is {then[:12]}, "
                 f"now it is {now[:12]}. Going on would repeat or skip text. Restore the data or {remedy}"
             )

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from modernbert_train.errors import ConfigError
+from modernbert_train.models.sharding import like
 
 
 def gather_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
@@ -86,11 +87,3 @@ def _states(model: nn.Module, state: dict[str, Tensor]) -> Iterator[tuple[str, n
     for name, parameter in model.named_parameters():
         if name in kinds:
             yield name, parameter, kinds[name]
-
-
-def like(tensor: Tensor, target: Tensor) -> Tensor:
-    """A whole tensor placed and sharded as another is; every rank passes the same one, so nothing is sent."""
-    tensor = tensor.to(device=target.device, dtype=target.dtype)
-    if isinstance(target, DTensor):
-        return distribute_tensor(tensor, target.device_mesh, target.placements, src_data_rank=None)
-    return tensor

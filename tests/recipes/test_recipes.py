@@ -100,6 +100,7 @@ def words(data: Path, runs: Path, file: str, *overrides: str) -> list[str]:
         *shorter,
         *(f"phases.{n}.batch_warmup.tokens=3000" for n, p in config.phases.items() if p.batch_warmup),
         *(f"data.{key}={data / key}" for key in ("train", "validation", "tokenizer")),
+        "model.attention_out_dropout=0",  # it is keyed by the step, and a phase alone counts from 1
         *(f"runs_folder={runs}", "data.num_workers=0", "eval={interval_tokens: null, max_tokens: 1000}", "device=cpu"),
         *overrides,
     ]

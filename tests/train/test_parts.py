@@ -87,7 +87,7 @@ def test_validation_leaves_the_mode_of_the_model_alone(tiny_run: TinyRun) -> Non
 
 def test_missing_token_counts_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"token_counts\.npy: cannot be read"):
-        Unigram.from_counts(tmp_path / TOKEN_COUNTS, 512)
+        Unigram.from_counts({tmp_path / TOKEN_COUNTS: 1.0}, 512)
 
 
 def test_a_logger_that_fails_is_switched_off_aloud_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,4 +118,4 @@ def test_an_unsharded_model_is_not_taken_for_a_sharded_one(tiny_run: TinyRun) ->
     """Composer ignores an FSDP2 setting it does not understand and trains with DDP."""
     config = read_run(tiny_run())
     with pytest.raises(RunError, match=r"fsdp2: not in force; \d+ parameters are whole"):
-        assert_sharded(ComposerMaskedLM(ModernBertForMaskedLM(config.model)))
+        assert_sharded(ComposerMaskedLM(ModernBertForMaskedLM(config.model)), None)

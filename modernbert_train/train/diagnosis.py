@@ -1,0 +1,235 @@
+"""Where a number that is not finite comes from: the step is computed again with every module watched.
+
+Nothing is watched while all is well, so a healthy step pays nothing. The step is repeated from its own seed, all its
+microbatches in order, forward and backward, on all ranks side by side (FSDP2 gathers weights in every layer). Gradients
+flow only to the embeddings' output, never into parameters, so nothing is reduced over ranks and each rank sees its own.
+
+Shape legend: T packed tokens, M predicted positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from composer.core import State
+from composer.core.precision import get_precision_context
+from composer.utils import dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from modernbert_train.batch import Batch
+from modernbert_train.data.loader import StepBatch
+from modernbert_train.data.packing import SPECIAL_TOKENS, Piece
+from modernbert_train.data.planner import Row
+from modernbert_train.train.adapters import adapter_of, inner_model
+
+LOSS = "the loss"
+NOT_AGAIN = "nothing wrong when computed again, which points to the hardware"
+_LISTED = 8  # documents and parameters named in a message; faults.jsonl has all
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with one microbatch of this rank.
+
+    Attributes:
+        microbatch: its number in the step, from 0.
+        place: the first module, in the order of computation, that gave something not finite, and whether in the
+            forward or the backward pass.
+        pieces: the stretches of documents concerned; all of the microbatch where they cannot be told apart.
+    """
+
+    microbatch: int
+    place: str
+    pieces: list[Piece]
+
+
+def find_non_finite(state: State, rows: Sequence[Row], reseed: Callable[[], None]) -> list[Finding]:
+    """Compute the step in `state.batch` again and watch it; every rank calls this.
+
+    Args:
+        state: within a step, its weights not yet updated.
+        rows: what this rank's part of the batch is made of.
+        reseed: puts dropout back to the start of the step.
+
+    Returns:
+        One finding for each microbatch of this rank with one; none if the fault does not come again.
+    """
+    batch: StepBatch = state.batch
+    model = inner_model(state.model)
+    adapter = adapter_of(state.model)
+    findings = []
+    reseed()
+    with torch.compiler.set_stance("force_eager"), torch.enable_grad():
+        first = 0
+        for number, part in enumerate(batch.microbatches):
+            part_rows = rows[first : first + part.num_rows]
+            first += part.num_rows
+            moved = part.to(next(model.parameters()).device)
+            with _watched(model) as watch:
+                with get_precision_context(state.precision, state.precision_config):
+                    loss = adapter.loss(adapter(moved), moved)
+                if not _is_finite(loss):
+                    watch.note(LOSS, "forward", loss)
+                if watch.source is not None:
+                    torch.autograd.grad(loss, watch.source)
+            if watch.found is not None:
+                name, direction, tensor = watch.found
+                pieces = _pieces_of(tensor, moved, part_rows, batch.plan.row_tokens)
+                findings.append(Finding(number, f"{name}, {direction}", pieces))
+    return findings
+
+
+class _Watch:
+    """Remembers the first thing that is not finite, and the tensor from which on gradients flow."""
+
+    def __init__(self) -> None:
+        self.found: tuple[str, str, Tensor] | None = None
+        self.source: Tensor | None = None
+
+    def note(self, name: str, direction: str, tensor: Tensor) -> None:
+        if self.found is None and not _is_finite(tensor):
+            self.found = (name, direction, tensor.detach())
+
+    def hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
+            if not isinstance(output, Tensor) or not output.is_floating_point():
+                return
+            self.note(name, "forward", output)
+            if output.requires_grad:
+                if self.source is None:
+                    self.source = output
+                output.register_hook(lambda grad: self.note(name, "backward", grad))
+
+        return after_forward
+
+
+@contextmanager
+def _watched(model: nn.Module) -> Iterator[_Watch]:
+    watch = _Watch()
+    handles = [module.register_forward_hook(watch.hook(name)) for name, module in model.named_modules() if name]
+    try:
+        yield watch
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _pieces_of(tensor: Tensor, batch: Batch, rows: Sequence[Row], row_tokens: int) -> list[Piece]:
+    """The pieces at whose positions a tensor (T or M first) is not finite; all pieces if it has no positions."""
+    everything = [piece for row in rows for piece in row]
+    bad = ~torch.isfinite(tensor)
+    if tensor.ndim and len(tensor) == len(batch.input_ids_T):
+        positions = bad.flatten(1).any(dim=1).nonzero().flatten()
+    elif tensor.ndim and len(tensor) == len(batch.positions_M):
+        positions = batch.positions_M[bad.flatten(1).any(dim=1)]
+    else:
+        return everything
+    hit = set(positions.tolist())
+    found = []
+    for number, row in enumerate(rows):
+        at = number * row_tokens
+        for piece in row:
+            end = at + piece.length + SPECIAL_TOKENS
+            if not hit.isdisjoint(range(at, end)):
+                found.append(piece)
+            at = end
+    return found or everything
+
+
+def diagnose(
+    state: State, fault: str, losses: list[float], rows: Sequence[Row], reseed: Callable[[], None]
+) -> dict[str, Any]:
+    """What is wrong on which rank, with which documents, in which layer; every rank calls this and gets the same.
+
+    Args:
+        state: within a step, its weights not yet updated, its gradients there.
+        fault: "non_finite" or "spike".
+        losses: of this rank's microbatches.
+        rows, reseed: see `find_non_finite`.
+
+    Returns:
+        JSON: `microbatches`, the ones concerned with rank, number, loss, place and documents (of a spike the one with
+        the highest loss); `damaged_weights` and `damaged_gradients`, names of parameters, or of gradients that arose.
+    """
+    batch: StepBatch = state.batch
+    model = inner_model(state.model)
+    gradients = {name: _local(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    damaged_weights = [name for name, p in model.named_parameters() if not _is_finite(_local(p))]
+    damaged_gradients = [name for name, grad in gradients.items() if not _is_finite(grad)]
+    if fault == "spike":
+        number = max(range(len(losses)), key=losses.__getitem__)
+        largest = max(gradients, key=lambda name: gradients[name].norm().item())
+        findings = [Finding(number, f"largest gradient in {largest}", _pieces(batch, rows, number))]
+    else:
+        findings = find_non_finite(state, rows, reseed)
+        if not findings:
+            numbers = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
+            findings = [Finding(number, NOT_AGAIN, _pieces(batch, rows, number)) for number in numbers]
+    mine = [
+        {
+            "rank": dist.get_global_rank(),
+            "microbatch": found.microbatch,
+            "loss": as_json(losses[found.microbatch]),
+            "place": found.place,
+            "documents": [piece._asdict() for piece in found.pieces],
+        }
+        for found in findings
+    ]
+    ranks = dist.all_gather_object((mine, damaged_weights, damaged_gradients))
+    microbatches = [each for one, _, _ in ranks for each in one]
+    if fault == "spike":
+        microbatches = [max(microbatches, key=lambda each: each["loss"])]
+    return {
+        "microbatches": microbatches,
+        "damaged_weights": list(dict.fromkeys(name for _, names, _ in ranks for name in names)),
+        "damaged_gradients": list(dict.fromkeys(name for _, _, names in ranks for name in names)),
+    }
+
+
+def describe(entry: dict[str, Any]) -> str:
+    """A line of faults.jsonl as a sentence."""
+    what = {"non_finite": "not finite", "spike": "a spike"}[entry["fault"]]
+    loss = entry["loss"] if isinstance(entry["loss"], str) else f"{entry['loss']:.3f}"
+    text = f"step {entry['step']}, tokens {entry['tokens_before']:,} to {entry['tokens']:,}: {what}, loss {loss}"
+    if entry["fault"] == "spike":
+        text += f" above {entry['highest_normal_loss']:.3f}"
+    for each in entry["microbatches"][:_LISTED]:
+        documents = list(dict.fromkeys(piece["document"] for piece in each["documents"]))
+        text += f"; rank {each['rank']}, microbatch {each['microbatch']}, {each['place']}, documents {_some(documents)}"
+    if entry["damaged_weights"]:
+        text += f"; weights not finite: {_some(entry['damaged_weights'])}"
+    elif entry["fault"] == "non_finite" and not entry["microbatches"]:
+        text += f"; gradients of {_some(entry['damaged_gradients'])}, {NOT_AGAIN}"
+    if "to" in entry:
+        text += f"; back to {entry['to']}"
+    return text
+
+
+def as_json(value: float) -> float | str:
+    """A number; "nan", "inf" or "-inf" where JSON has none."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _some(values: list[Any]) -> str:
+    more = f" and {len(values) - _LISTED:,} more" if len(values) > _LISTED else ""
+    return ", ".join(str(value) for value in values[:_LISTED]) + more
+
+
+def _pieces(batch: StepBatch, rows: Sequence[Row], number: int) -> list[Piece]:
+    """All pieces of a microbatch."""
+    first = sum(part.num_rows for part in batch.microbatches[:number])
+    return [piece for row in rows[first : first + batch.microbatches[number].num_rows] for piece in row]
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor.detach()).all())  # leaves nothing in the graph, which may be computed again
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,107 @@
+"""Faults on order: at one step, on one rank, in one microbatch, a layer gives NaN, either way, or a loss jumps.
+
+Watching the trainer from outside, so nothing in the program knows about tests. A fault comes again when the step is
+computed again, as a bad document's would, unless it is to come `once`, as a bad memory cell's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+from unittest.mock import patch
+
+import torch
+from composer.utils import dist
+from torch import Tensor
+
+from modernbert_train.models.layers import GeGLU
+from modernbert_train.train.adapters import ComposerMaskedLM
+from modernbert_train.train.callbacks import Measure, SetClock
+
+LAYER = 2  # whose mlp is at fault
+POSITION = 1  # the token: in the first document of the microbatch
+
+
+@dataclass
+class Fault:
+    """What goes wrong, and when; `steps` count from 1."""
+
+    kind: Literal["forward", "backward", "spike"]
+    steps: tuple[int, ...]
+    microbatch: int = 0
+    rank: int = 0
+    once: bool = False
+
+
+class Killed(BaseException):
+    """The process is gone: nothing between the step and the end of the run catches it."""
+
+
+class _NanBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor) -> Tensor:
+        return x_TD.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_TD: Tensor) -> Tensor:
+        grad_TD = grad_TD.clone()
+        grad_TD[POSITION] = math.nan
+        return grad_TD
+
+
+@contextmanager
+def at_fault(*faults: Fault, kill_at: int | None = None) -> Iterator[None]:
+    """Within it runs meet the faults, and die at the end of step `kill_at` before anything of it is saved."""
+    step = forwards = microbatches = mlps = 0
+    active: Fault | None = None
+    spent: set[tuple[int, int]] = set()
+    real_start, real_end = SetClock.batch_start, Measure.batch_end
+    real_forward, real_mlp, real_loss = ComposerMaskedLM.forward, GeGLU.forward, ComposerMaskedLM.loss
+
+    def batch_start(self: SetClock, state: Any, logger: Any) -> None:
+        nonlocal step, forwards, microbatches
+        step, forwards, microbatches = state.timestamp.batch.value + 1, 0, len(state.batch.microbatches)
+        real_start(self, state, logger)
+
+    def batch_end(self: Measure, state: Any, logger: Any) -> None:
+        real_end(self, state, logger)
+        if step == kill_at:
+            raise Killed
+
+    def forward(self: ComposerMaskedLM, batch: Any) -> Any:
+        nonlocal forwards, mlps, active
+        number, active, mlps = forwards % microbatches, None, 0
+        forwards += 1
+        for index, fault in enumerate(faults):
+            here = step in fault.steps and number == fault.microbatch and dist.get_global_rank() == fault.rank
+            if here and not (fault.once and (index, step) in spent):
+                active = fault
+                spent.add((index, step))
+        return real_forward(self, batch)
+
+    def mlp(self: GeGLU, x_TD: Tensor) -> Tensor:
+        nonlocal mlps
+        out_TD = real_mlp(self, x_TD)
+        if mlps == LAYER and active is not None and active.kind == "forward":
+            out_TD = out_TD.clone()
+            out_TD[POSITION] = math.nan
+        if mlps == LAYER and active is not None and active.kind == "backward":
+            out_TD = _NanBackward.apply(out_TD)
+        mlps += 1
+        return out_TD
+
+    def loss(self: ComposerMaskedLM, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
+        found = real_loss(self, outputs, batch)
+        return found * 10 if active is not None and active.kind == "spike" else found
+
+    with (
+        patch.object(SetClock, "batch_start", batch_start),
+        patch.object(Measure, "batch_end", batch_end),
+        patch.object(ComposerMaskedLM, "forward", forward),
+        patch.object(ComposerMaskedLM, "loss", loss),
+        patch.object(GeGLU, "forward", mlp),
+    ):
+        yield

@@ -1,0 +1,257 @@
+"""NaN, infinity and spikes in whole runs: seen before the update, named, answered, and the same after a kill.
+
+If these break, one bad document or one flipped bit ends weeks of training, or worse, goes into every later checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.train.build import build_loader
+from modernbert_train.train.callbacks import Measure
+from modernbert_train.train.checkpoint import Checkpoint, newest_valid
+from modernbert_train.vocabulary import read_vocabulary
+from tests.conftest import TinyRun
+from tests.train.faulty import Fault, Killed, at_fault
+
+# 8 steps of 4 microbatches, every one of them saved
+SHORT = (
+    "phases.long=null",
+    "phases.short.batch_warmup=null",
+    "phases.short.schedule.warmup_tokens=0",
+    "data.validation=null",
+    "checkpoint.interval_steps=1",
+    "checkpoint.keep=100",
+    "model.attention_out_dropout=0.1",
+)
+TRAINED = ("step", "phase", "tokens", "rows", "loss", "lr", "grad_norm", "update_norm")  # of a step's line
+NAN = Fault("forward", steps=(4,), microbatch=2)
+
+
+def lines(folder: Path, kind: str, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in (folder / file).read_text().splitlines()]
+    entries = [{k: v for k, v in entry.items() if k != "time"} for entry in entries if entry["kind"] == kind]
+    return [{k: entry[k] for k in TRAINED} for entry in entries] if kind == "step" else entries
+
+
+def checkpoint(folder: Path, step: int) -> Checkpoint:
+    found, passed_over = newest_valid(folder / "checkpoints", last_step=step)
+    assert found is not None and found.step == step and not passed_over
+    return found
+
+
+def assert_same(one: Checkpoint, other: Checkpoint) -> None:
+    """Weights, moments and step counts, bit for bit."""
+    for mine, theirs in ((one.weights(), other.weights()), (one.optimizer(), other.optimizer())):
+        assert mine.keys() == theirs.keys() and len(mine) > 10
+        assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert lines(one, "step") == lines(other, "step")
+    assert lines(one, "fault") == lines(other, "fault")
+    last = lines(one, "step")[-1]["step"]
+    assert_same(checkpoint(one, last), checkpoint(other, last))
+    assert checkpoint(one, last).state()["stability"] == checkpoint(other, last).state()["stability"]
+
+
+def first_document(words: list[str], step: int, microbatch: int) -> dict[str, Any]:
+    """The first piece of a microbatch, from the plan alone."""
+    config = read_run(words)
+    loader = build_loader(config, read_vocabulary(config.data.tokenizer), rank=0, num_ranks=1)
+    plans = loader.plans()
+    for _ in range(step):
+        rows, plan = next(plans)
+    piece = rows[microbatch * plan.microbatch_rows][0]
+    return piece._asdict() | {"stream": "train"}
+
+
+@pytest.mark.parametrize("optimizer", ["stable_adamw", "adamw"])
+def test_skip_leaves_weights_moments_and_step_counts_as_they_were(
+    tiny_run: TinyRun, tmp_path: Path, optimizer: str
+) -> None:
+    """The clock and the data go on; the record names rank, microbatch, layer and the very document."""
+    workers = f"data.num_workers={int(optimizer == 'adamw')}"  # plans run ahead of the batch at hand
+    words = tiny_run(*SHORT, f"optim.name={optimizer}", "stability.non_finite=skip", workers)
+    with at_fault(NAN):
+        assert main(["train", *words]) == 0
+    run = tmp_path / "runs/tiny"
+    before, after = checkpoint(run, 3), checkpoint(run, 4)
+    assert_same(before, after)
+    assert after.state()["tokens"] > before.state()["tokens"]
+    assert not torch.equal(next(iter(checkpoint(run, 5).weights().values())), next(iter(after.weights().values())))
+    assert [entry["step"] for entry in lines(run, "step")] == [1, 2, 3, 5, 6, 7, 8]
+
+    (fault,) = lines(run, "fault", "faults.jsonl")
+    assert (fault["fault"], fault["action"], fault["step"], fault["loss"]) == ("non_finite", "skip", 4, "nan")
+    assert (fault["tokens_before"], fault["tokens"]) == (before.state()["tokens"], after.state()["tokens"])
+    (found,) = fault["microbatches"]
+    assert (found["rank"], found["microbatch"], found["place"]) == (0, 2, "model.layers.2.mlp, forward")
+    assert found["documents"] == [first_document(words, step=4, microbatch=2)]
+    held_back = [
+        {"step": 4, "fault": "non_finite", "action": "skip", "tokens": [fault["tokens_before"], fault["tokens"]]}
+    ]
+    assert checkpoint(run, 8).state()["stability"]["held_back"] == held_back
+    (line,) = lines(run, "fault")
+    assert line["step"] == 4 and "microbatches" not in line
+
+
+def test_stop_ends_the_run_before_the_update_and_skipping_goes_on_from_there(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A gradient that is not finite although the loss is: the message says where; the same command with another policy
+    gives what that policy would have given from the start."""
+    words = tiny_run(*SHORT, "model.activation_checkpointing=true")  # layers are computed again within the report too
+    with at_fault(Fault("backward", steps=(4,), microbatch=1)):
+        assert main(["train", *words]) == 70
+        error = capsys.readouterr().err
+        assert newest_valid(tmp_path / "runs/tiny/checkpoints")[0] == checkpoint(tmp_path / "runs/tiny", 3)
+        assert main(["train", *words, "stability.non_finite=skip"]) == 0
+        assert main(["train", *words, "stability.non_finite=skip", "name=whole"]) == 0
+    document = first_document(words, step=4, microbatch=1)["document"]
+    assert f"rank 0, microbatch 1, model.layers.2.mlp.Wo, backward, documents {document};" in error
+    assert "step 4, " in error and "stability.non_finite=stop" in error and "faults.jsonl" in error
+    assert "Traceback" not in error
+    assert_same_run(tmp_path / "runs/tiny", tmp_path / "runs/whole")
+    assert [each["action"] for each in lines(tmp_path / "runs/tiny", "fault", "faults.jsonl")] == ["stop", "skip"]
+
+
+def test_a_killed_run_skips_again_what_it_skipped_although_the_fault_does_not_come_again(
+    tiny_run: TinyRun, tmp_path: Path
+) -> None:
+    """A flipped bit is not in the data: only the record can make the second life equal to the first."""
+    words = tiny_run(*SHORT, "stability.non_finite=skip", "checkpoint.interval_steps=3")
+    once = Fault("forward", steps=(4,), once=True)
+    with at_fault(once):
+        assert main(["train", *words, "name=whole"]) == 0
+    with at_fault(once, kill_at=5), pytest.raises(Killed):
+        main(["train", *words])
+    assert main(["train", *words]) == 0  # from step 3
+    run = tmp_path / "runs/tiny"
+    assert [each["step"] for each in lines(run, "resume")] == [3]
+    assert_same_run(run, tmp_path / "runs/whole")
+    (fault,) = lines(run, "fault", "faults.jsonl")
+    assert "points to the hardware" in fault["microbatches"][0]["place"]
+
+
+def test_roll_back_takes_the_weights_of_the_checkpoint_and_never_repeats_its_batches(
+    tiny_run: TinyRun, tmp_path: Path
+) -> None:
+    """Saved at once, so a kill afterwards changes nothing, and neither does one just before."""
+    words = tiny_run(*SHORT, "stability.non_finite=roll_back", "checkpoint.interval_steps=3")
+    fault = Fault("forward", steps=(5,))
+    with at_fault(fault):
+        assert main(["train", *words, "name=whole"]) == 0
+    whole = tmp_path / "runs/whole"
+    assert_same(checkpoint(whole, 3), checkpoint(whole, 5))
+    assert [each["step"] for each in lines(whole, "step")] == [1, 2, 3, 4, 6, 7, 8]
+    (entry,) = lines(whole, "fault", "faults.jsonl")
+    assert (entry["action"], entry["to"]) == ("roll_back", "step-00000003")
+    (held_back,) = checkpoint(whole, 8).state()["stability"]["held_back"]
+    assert held_back["tokens"] == [checkpoint(whole, 3).state()["tokens"], entry["tokens"]]
+
+    once = Fault("forward", steps=(5,), once=True)
+    with at_fault(once, kill_at=5), pytest.raises(Killed):  # rolled back, not yet saved
+        main(["train", *words])
+    with at_fault(kill_at=7), pytest.raises(Killed):
+        main(["train", *words])
+    assert main(["train", *words]) == 0
+    run = tmp_path / "runs/tiny"
+    assert_same(checkpoint(run, 8), checkpoint(whole, 8))
+    assert lines(run, "step") == lines(whole, "step")
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (["skip", "stability.max_skips=2"], "stability.max_skips=2 is reached"),
+        (["roll_back", "stability.max_roll_backs=2"], "stability.max_roll_backs=2 is reached"),
+        (["roll_back", "checkpoint.interval_steps=100"], "no checkpoint of this phase to go back to"),
+    ],
+)
+def test_a_fault_that_stays_ends_the_run(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], policy: list[str], message: str
+) -> None:
+    """Otherwise a run that has diverged would skip the rest of its data at full price."""
+    with at_fault(Fault("forward", steps=tuple(range(3, 9)))):
+        assert main(["train", *tiny_run(*SHORT), f"stability.non_finite={policy[0]}", *policy[1:]]) == 70
+    assert message in capsys.readouterr().err
+
+
+def test_weights_that_are_not_finite_are_never_saved_nor_skipped_over(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint with NaN in it would be the newest and the one that every restart uses."""
+    real = Measure.batch_end
+
+    def damage(self: Measure, state: Any, logger: Any) -> None:
+        real(self, state, logger)
+        if state.timestamp.batch.value == 3:
+            dict(state.model.named_parameters())["model.model.layers.1.attn.Wqkv.weight"].data[0, 0] = float("nan")
+
+    monkeypatch.setattr(Measure, "batch_end", damage)
+    assert main(["train", *tiny_run(*SHORT)]) == 70
+    assert "model.layers.1.attn.Wqkv.weight first" in capsys.readouterr().err
+    assert checkpoint(tmp_path / "runs/tiny", 2) == newest_valid(tmp_path / "runs/tiny/checkpoints")[0]
+
+    words = tiny_run(*SHORT, "name=later", "checkpoint.interval_steps=2", "stability.non_finite=skip")
+    assert main(["train", *words, "model.activation_checkpointing=true"]) == 70
+    error = capsys.readouterr().err
+    assert "weights not finite: model.layers.1.attn.Wqkv.weight; the weights themselves are not finite" in error
+
+
+LONGER = (*SHORT, "phases.short.tokens=8000", "stability.spike_window_batches=8", "checkpoint.interval_steps=5")
+
+
+def test_a_spike_is_held_back_by_its_window_which_survives_a_kill(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Not before the window is full, and not in the warmup; then the document's microbatch is named; and a resumed run
+    compares with the same losses."""
+    early, late = Fault("spike", steps=(5,)), Fault("spike", steps=(12,), microbatch=3)
+    words = tiny_run(*LONGER, "stability.spike=skip")
+    with at_fault(early, late):
+        assert main(["train", *words, "name=whole"]) == 0
+    with at_fault(early, late, kill_at=11), pytest.raises(Killed):
+        main(["train", *words])
+    with at_fault(early, late):
+        assert main(["train", *words]) == 0
+    whole = tmp_path / "runs/whole"
+    assert_same_run(tmp_path / "runs/tiny", whole)
+    (fault,) = lines(whole, "fault", "faults.jsonl")
+    assert (fault["step"], fault["fault"], fault["action"]) == (12, "spike", "skip")
+    assert fault["loss"] > fault["highest_normal_loss"] > lines(whole, "step")[0]["loss"]
+    assert fault["microbatches"][0]["microbatch"] == 3
+    assert fault["microbatches"][0]["documents"][0] == first_document(words, step=12, microbatch=3)
+    losses = [each["loss"] for each in lines(whole, "step") if each["step"] <= 15]
+    assert checkpoint(whole, 15).state()["stability"]["losses"] == pytest.approx(losses[-8:], rel=1e-6)
+
+    words = tiny_run(*LONGER, "stability.spike=stop", "phases.short.schedule.warmup_tokens=8000", "name=warm")
+    with at_fault(late):
+        assert main(["train", *words]) == 0
+
+
+def test_an_ignored_spike_is_recorded_and_changes_nothing(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """The default must not touch a run, and still tell."""
+    late = Fault("spike", steps=(12,))
+    with at_fault(late):
+        assert main(["train", *tiny_run(*LONGER)]) == 0
+        words = tiny_run(*LONGER, "name=blind", "stability.spike_window_batches=1000")
+        assert main(["train", *words]) == 0
+    run, blind = tmp_path / "runs/tiny", tmp_path / "runs/blind"
+    assert [each["step"] for each in lines(run, "fault")] == [12]
+    assert lines(run, "step") == lines(blind, "step") and lines(blind, "fault") == []
+    assert not (run / "faults.jsonl").exists()
+
+
+def test_roll_back_from_a_spike_goes_back_as_far_as_asked(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """What led to the spike began before it: the newest checkpoint may be on the way up already."""
+    words = tiny_run(*LONGER, "stability.spike=roll_back", "stability.spike_roll_back_batches=5")
+    with at_fault(Fault("spike", steps=(12,))):
+        assert main(["train", *words]) == 0
+    run = tmp_path / "runs/tiny"
+    assert_same(checkpoint(run, 5), checkpoint(run, 12))
