@@ -1,10 +1,13 @@
-"""Start a run on several processes of this machine: one YAML, checked first, then torchrun.
+"""One YAML to a laptop, a node or a cluster: checked first, then started where it is to run.
 
-    python launch/run.py yamls/quickstart.yaml --ranks 2 distributed.strategy=fsdp2
+    python launch/run.py yamls/quickstart.yaml                         this machine: one process per GPU, or one
+    python launch/run.py yamls/quickstart.yaml --ranks 2               two processes
+    python launch/run.py RUN.yaml --nodes 2 --rendezvous node-1:29500  the same command on two machines
+    srun --ntasks-per-node=1 python launch/run.py RUN.yaml             in a Slurm job, on all its machines
+    python launch/run.py RUN.yaml --on slurm --submit                  a job file from the same YAML, submitted
 
-The configuration is loaded and checked before any process starts. Without --ranks there is one process per GPU, or
-one on a machine without GPUs. torchrun starts the ranks and ends them together; whoever prefers it can call it with
-`-m modernbert_train train` and the same arguments.
+Without these words the YAML's `launch:` section decides; docs/clusters.md tells how. torch's elastic agent starts the
+ranks and ends them together. A process that torchrun or Composer's launcher started is a rank and trains.
 """
 
 from __future__ import annotations
@@ -12,73 +15,114 @@ from __future__ import annotations
 import argparse
 import glob
 import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from launch.render import TARGETS, render, submit  # noqa: E402
+from launch.topology import Topology, find_topology, is_rank, seconds_until_stop  # noqa: E402
+from modernbert_train.__main__ import main as modernbert_train  # noqa: E402
 from modernbert_train.__main__ import read_run  # noqa: E402
 from modernbert_train.config.check import check  # noqa: E402
+from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.data.check import check_data  # noqa: E402
-from modernbert_train.errors import RunError, StoppedEarly  # noqa: E402
-
-SHUTDOWN_SECONDS = "600"  # how long ranks may take to finish a step and save after a signal
+from modernbert_train.errors import RunError  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Check the run and start it; returns the exit code of the first rank that failed, or 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help="YAML files or a run's folder, overrides")
-    parser.add_argument("--ranks", type=int, help="processes; default: one per GPU, or one")
-    parser.add_argument("--fresh", action="store_true", help="start from scratch; the old folder is put aside")
-    options = parser.parse_intermixed_args(arguments)
-    num_ranks = options.ranks or count_gpus() or 1
+    """Check the run and start it, or write its job file; returns the exit code, see docs/faults.md."""
+    options = _parser().parse_intermixed_args(arguments)
+    if (options.out is not None or options.submit) and options.on is None:
+        _parser().error("--out and --submit are about a job file. Say which with --on.")
+    train = ["train", *options.run, *(["--fresh"] if options.fresh else [])]
+    if is_rank(os.environ):
+        return modernbert_train(train)
     try:
         config = read_run(options.run)
-        check(config, num_ranks)
+        if options.on is not None:
+            return _render(config, options)
+        topology = find_topology(
+            config.launch,
+            os.environ,
+            gpus=0 if config.device == "cpu" else count_gpus(),
+            nodes=options.nodes,
+            ranks=options.ranks,
+            node_rank=options.node_rank,
+            rendezvous=options.rendezvous,
+        )
+        check(config, topology.num_ranks)
         check_data(config)
+        stop_after = seconds_until_stop(config.launch, os.environ, time.time())
+        if stop_after is not None:
+            timer = threading.Timer(stop_after, os.kill, (os.getpid(), signal.SIGUSR1))
+            timer.daemon = True
+            timer.start()
+        return _start(config, topology, train)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    threads = max(1, (os.cpu_count() or 1) // num_ranks)
+
+
+def _start(config: RunConfig, topology: Topology, train: list[str]) -> int:
+    os.environ.update(config.launch.env)
+    if topology.num_ranks == 1:
+        return modernbert_train(train)
+    threads = max(1, (os.cpu_count() or 1) // topology.ranks_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return launch(num_ranks, ["train", *options.run, *(["--fresh"] if options.fresh else [])])
+    from launch.ranks import start_ranks
 
-
-def launch(num_ranks: int, arguments: list[str]) -> int:
-    """Run `python -m modernbert_train ...` on this machine's ranks with torchrun's agent.
-
-    A signal to this process is passed to the ranks, which save and end. The exit code is that of the first rank that
-    failed, so that schedulers can act on it.
-    """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_ranks,
-        run_id=f"modernbert-train-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGUSR1",
+    return start_ranks(
+        topology,
+        train,
+        run_id=f"modernbert-train-{config.name}",
+        timeout_seconds=config.distributed.timeout_seconds,
+        rendezvous_seconds=config.launch.rendezvous_seconds,
     )
-    try:
-        elastic_launch(config, sys.executable)("-m", "modernbert_train", *arguments)
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        print(f"rank {rank} ended first, with exit code {failure.exitcode}", file=sys.stderr)
-        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    except SignalException:
-        return StoppedEarly.exit_code
-    return 0
+
+
+def _render(config: RunConfig, options: argparse.Namespace) -> int:
+    words = [*options.run, *(["--fresh"] if options.fresh else [])]
+    text = render(options.on, config, words, nodes=options.nodes, ranks_per_node=options.ranks)
+    if options.out is None and not options.submit:
+        print(text, end="")
+        return 0
+    out = options.out or Path(f"{config.name}.{TARGETS[options.on].template}")
+    out.write_text(text, encoding="utf-8")
+    print(out, file=sys.stderr)
+    return submit(options.on, out) if options.submit else 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.print_usage(sys.stderr)
+        self.exit(64, f"error: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help="YAML files or a run's folder, overrides")
+    parser.add_argument("--ranks", type=_positive, help="processes on each machine; default: one per GPU, or one")
+    parser.add_argument("--nodes", type=_positive, help="machines; default: launch.nodes, or those of the Slurm job")
+    parser.add_argument("--node-rank", type=int, metavar="N", help="number of this machine; 0 is --rendezvous's host")
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="one of several machines, and a free port of it")
+    parser.add_argument("--fresh", action="store_true", help="start from scratch; the old folder is put aside")
+    parser.add_argument("--on", choices=TARGETS, help="write a job file for a scheduler instead of starting")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the job file goes; default: standard output")
+    parser.add_argument("--submit", action="store_true", help="hand the job file to the scheduler's client")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text}: a whole number above 0 is expected")
+    return int(text)
 
 
 def count_gpus() -> int:

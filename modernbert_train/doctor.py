@@ -183,7 +183,7 @@ def _wandb() -> Iterator[Finding]:
     try:
         version = importlib.metadata.version("wandb")
     except importlib.metadata.PackageNotFoundError:
-        yield Finding("wandb not installed; needed only with logging.wandb.enabled=true")
+        yield Finding("wandb not installed; needed only with loggers.wandb")
         return
     switched_off = os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun")
     yield Finding(f"wandb {version}{', switched offline by the environment' if switched_off else ''}")

@@ -223,8 +223,8 @@ def phase_schedule(config: RunConfig, num_ranks: int) -> Iterator[str]:
             reached = (schedule.warmup_tokens / (phase.tokens - schedule.decay_tokens)) ** 0.5
             if schedule.final_lr_ratio > reached:
                 yield (
-                    f"{here}.schedule.final_lr_ratio={schedule.final_lr_ratio}: the rate has fallen to {reached:.3g} of "
-                    "its peak when the decay begins, which would raise it again. Lower it, or begin the decay earlier."
+                    f"{here}.schedule.final_lr_ratio={schedule.final_lr_ratio}: the rate has fallen to {reached:.3g} "
+                    "of its peak when the decay begins, which would raise it again. Lower it, or begin the decay earlier."
                 )
 
 

@@ -255,7 +255,7 @@ class LoggingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """A look at where the time of a few steps goes: a trace and a table in <run folder>/profile; see docs/watching.md."""
+    """Where the time of a few steps goes: a trace and a table in <run folder>/profile; see docs/watching.md."""
 
     steps: int = 3  # optimizer steps that are recorded, of rank 0
     skip: int = 10  # steps of each start before them, at least 1: compilation and caches settle meanwhile

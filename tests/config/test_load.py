@@ -270,7 +270,7 @@ def test_an_unknown_variant_lists_the_known_ones(refused: Callable[..., list[str
         ),
         (
             "callbacks: {speed_monitor: {windowsize: 3}}",
-            "callbacks.speed_monitor.windowsize (extra.yaml:1): unknown key. Did you mean callbacks.speed_monitor.window",
+            "callbacks.speed_monitor.windowsize (extra.yaml:1): unknown key. Did you mean callbacks.speed_monitor",
         ),
         ("callbacks: {lr_monitor: {x: 1}}", "callbacks.lr_monitor.x (extra.yaml:1): unknown key. Known here: none."),
         ("loggers: {wandbb: {}}", "loggers.wandbb (extra.yaml:1): unknown key. Did you mean loggers.wandb?"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -47,3 +48,16 @@ def command(tmp_path: Path, corpus: Path) -> Command:
         return main([*usual, *words])
 
     return run
+
+
+@pytest.fixture
+def files_of() -> Callable[[Path], dict[str, bytes]]:
+    """All files of a dataset by name, without what its report says about time and place."""
+
+    def read(folder: Path) -> dict[str, bytes]:
+        files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        report = json.loads(files["prepare_report.json"])
+        assert report.pop("seconds")
+        return files | {"prepare_report.json": json.dumps(report).encode()}
+
+    return read

@@ -10,18 +10,19 @@ import datasets
 import pytest
 import zstandard
 
-from data_prep.sources import Damaged, Document, read_source
+from data_prep.items import Document, LeftOut
+from data_prep.sources import read_source
 from modernbert_train.config.prepare import SourceConfig
 from modernbert_train.errors import ConfigError, DataError
 
 LIMIT = 1000
 
 
-def read(**keys: str) -> list[Document | Damaged]:
+def read(**keys: str) -> list[Document | LeftOut]:
     return list(read_source("mine", SourceConfig(**keys), LIMIT))  # type: ignore[arg-type]
 
 
-def texts_of(items: list[Document | Damaged]) -> list[str]:
+def texts_of(items: list[Document | LeftOut]) -> list[str]:
     return [item.text if isinstance(item, Document) else item.reason for item in items]
 
 
@@ -46,7 +47,7 @@ def test_damaged_text_files_say_what_and_where(tmp_path: Path) -> None:
     (tmp_path / "4.txt").write_bytes(b"x" * (4 * LIMIT + 1))
     items = read(kind="text", path=str(tmp_path))
     assert texts_of(items) == ["not_utf8", "nul_byte", "unreadable", "too_long"]
-    details = [item.detail for item in items if isinstance(item, Damaged)]
+    details = [item.detail for item in items if isinstance(item, LeftOut)]
     assert "0xe9 at offset 1" in details[0]
     assert "offset 1" in details[1]
     assert "No such file" in details[2]
@@ -62,7 +63,7 @@ def test_permission_error_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     (item,) = read(kind="text", path=str(tmp_path))
-    assert isinstance(item, Damaged) and item.reason == "unreadable" and "Permission denied" in item.detail
+    assert isinstance(item, LeftOut) and item.reason == "unreadable" and "Permission denied" in item.detail
 
 
 def test_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +107,7 @@ def test_jsonl_keeps_the_lines_after_a_bad_one(tmp_path: Path, suffix: str) -> N
     (tmp_path / f"a.jsonl{suffix}").write_bytes(packed)
     items = read(kind="jsonl", path=str(tmp_path))
     assert texts_of(items) == EXPECTED
-    (bad,) = [item for item in items if isinstance(item, Damaged) and item.reason == "not_utf8"]
+    (bad,) = [item for item in items if isinstance(item, LeftOut) and item.reason == "not_utf8"]
     assert bad.id.endswith(f"a.jsonl{suffix}:8")
     assert f"offset {data.index(0xE9)}" in bad.detail
 
@@ -118,7 +119,7 @@ def test_truncated_archive_is_not_the_end_of_the_data(tmp_path: Path, suffix: st
     whole = gzip.compress(lines) if suffix == ".gz" else zstandard.compress(lines)
     (tmp_path / f"a.jsonl{suffix}").write_bytes(whole[: len(whole) // 2])
     *_, last = read(kind="jsonl", path=str(tmp_path))
-    assert isinstance(last, Damaged) and last.reason == "unreadable" and "and all after it" in last.id
+    assert isinstance(last, LeftOut) and last.reason == "unreadable" and "and all after it" in last.id
 
 
 def test_zstd_of_several_frames_is_read_to_the_end(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_parquet_reads_the_named_column(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"body": ["one", None], "n": [1, 2]}).to_parquet(path)
     assert texts_of(read(kind="parquet", path=path, text_field="body")) == ["one", "no_text"]
     (item,) = read(kind="parquet", path=path)
-    assert isinstance(item, Damaged) and item.reason == "unreadable" and "body" in item.detail
+    assert isinstance(item, LeftOut) and item.reason == "unreadable" and "body" in item.detail
 
 
 def test_damaged_csv_and_parquet_are_counted(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_damaged_csv_and_parquet_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("text\ncaf\xe9\n".encode("latin-1"))
     for kind in ("csv", "parquet"):
         (item,) = read(kind=kind, path=str(tmp_path))
-        assert isinstance(item, Damaged) and item.reason == "unreadable" and item.id.endswith(":1 and all after it")
+        assert isinstance(item, LeftOut) and item.reason == "unreadable" and item.id.endswith(":1 and all after it")
 
 
 def test_hub_layout_on_disk(tmp_path: Path) -> None:

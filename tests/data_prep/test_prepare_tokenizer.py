@@ -19,6 +19,7 @@ from data_prep.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
+from data_prep.tokenizer_command import main as command_main
 from modernbert_train.errors import DataError
 
 VOCABULARY = 384
@@ -91,7 +92,7 @@ def test_existing_tokenizer_is_adapted(trained: Tokenizer, tmp_path: Path) -> No
 def test_existing_tokenizer_without_specials_is_refused(tmp_path: Path) -> None:
     """The loader needs each of the five."""
     Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1, "[PAD]": 2}, unk_token="[UNK]")).save(str(tmp_path / "t.json"))
-    with pytest.raises(DataError, match=r"has no \[CLS\], \[SEP\], \[MASK\]\. Add them to t\.json"):
+    with pytest.raises(DataError, match=r"has no \[CLS\], \[SEP\], \[MASK\]\. Set tokenizer\.extend"):
         adapt_tokenizer(tmp_path / "t.json")
     (tmp_path / "t.json").write_text("{")
     with pytest.raises(DataError, match=r"cannot be read .* Give a tokenizer\.json"):
@@ -109,3 +110,50 @@ def test_tokenizer_that_reads_specials_out_of_text_is_refused() -> None:
     with pytest.raises(DataError, match=r"reads \[MASK\] out of ordinary text"):
         require_unspoken(tokenizer, np.bincount(ids, minlength=6))
     require_unspoken(tokenizer, np.array([0, 9, 0, 0, 0, 3]))
+
+
+def test_spare_entries_are_at_the_end_and_no_text_gives_them(texts: list[str], tmp_path: Path) -> None:
+    """Room for tokens that a later use needs; a text that names one must not train it by accident."""
+    tokenizer = train_tokenizer(iter(texts), 384, spare_entries=10)
+    require_size(tokenizer, 384)
+    assert [tokenizer.token_to_id(f"[unused{i}]") for i in range(10)] == list(range(374, 384))
+    (ids,) = encode_documents(tokenizer, ["an [unused3] entry"])
+    assert max(ids) < 374 and tokenizer.decode(ids) == "an [unused3] entry"
+    save_tokenizer(tokenizer, tmp_path / "t")
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "t")) == 384
+
+
+def test_tokenizer_without_specials_is_extended_as_modernbert_extended_olmo(tmp_path: Path) -> None:
+    """OLMo's 50,280 entries became 50,368: [UNK], [CLS], [SEP], [PAD], [MASK], then 83 unused ones."""
+    vocabulary = {chr(ord("a") + i): i for i in range(20)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.save(str(tmp_path / "t.json"))
+    extended = adapt_tokenizer(tmp_path / "t.json", extend=True, spare_entries=50)
+    names = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    assert [extended.token_to_id(name) for name in names] == [20, 21, 22, 23, 24]
+    assert extended.get_vocab_size() == 128  # 25 + 50, filled to a multiple of 64
+    assert extended.token_to_id("[unused0]") == 25 and extended.token_to_id("[unused102]") == 127
+    assert extended.encode("abc").ids == [21, 0, 1, 2, 22]
+    extended.save(str(tmp_path / "again.json"))
+    assert adapt_tokenizer(tmp_path / "again.json", extend=True).get_vocab() == extended.get_vocab()
+    (ids,) = encode_documents(adapt_tokenizer(tmp_path / "again.json"), ["[unused0]a"])
+    assert ids and max(ids) < 20
+
+
+def test_command_of_its_own(texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tokenizer that several datasets share is made once."""
+    lines = "".join(json.dumps({"body": text}) + "\n" for text in [*texts, " "])
+    (tmp_path / "a.jsonl").write_text(lines)
+    words = ["train", str(tmp_path / "t"), str(tmp_path / "a.jsonl"), "--kind", "jsonl", "--text-field", "body"]
+    assert command_main([*words, "--entries", "384", "--spare", "4"]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path / 't'}: 384 entries\n" and "1 damaged or empty" in said.err
+    assert Tokenizer.from_file(str(tmp_path / "t/tokenizer.json")).token_to_id("[unused3]") == 383
+    assert command_main(["adapt", str(tmp_path / "u"), str(tmp_path / "t")]) == 0
+    assert (tmp_path / "u/tokenizer.json").read_bytes() == (tmp_path / "t/tokenizer.json").read_bytes()
+    assert command_main([*words, "--entries", "384"]) == 78  # exists
+    words[1] = str(tmp_path / "v")
+    assert command_main([*words, "--entries", "100"]) == 78
+    assert command_main([*words, "--entries", "50368"]) == 65
+    assert command_main(["adapt", str(tmp_path / "v"), str(tmp_path / "gone")]) == 65
+    assert not (tmp_path / "v").exists()

@@ -1,0 +1,59 @@
+"""This machine's way to another one: by which of its addresses and networks the other machines reach it."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import time
+
+_SIOCGIFADDR = 0x8915  # asks Linux for the address of a network interface
+
+
+def local_address(host: str, port: int) -> str:
+    """The address of this machine on its way to another; no packet is sent.
+
+    Raises:
+        TimeoutError: the host has no address, or there is no way to it.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise TimeoutError(f"{host}: {error.strerror}") from error
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an IPv4 address; None if none has it."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:
+                continue  # it has no address
+            if socket.inet_ntoa(reply[20:24]) == address:
+                return name
+    return None
+
+
+def wait_for(host: str, port: int, seconds: float) -> None:
+    """Wait until something listens there.
+
+    Raises:
+        TimeoutError: nothing does.
+    """
+    deadline = time.monotonic() + seconds
+    told = False
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5.0).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{host}:{port} does not answer for {seconds:g} s: {error}") from error
+        if not told:
+            print(f"waiting for {host}:{port}", flush=True)
+            told = True
+        time.sleep(0.5)

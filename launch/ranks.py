@@ -1,0 +1,276 @@
+"""Starts this machine's ranks with torch's elastic agent, watches over them, and says how they ended.
+
+The agent meets the other machines, starts the processes and ends them together. Around it stands what it leaves open:
+a signal is passed on as a request to save, a frozen process is found and killed, and of all errors the one that came
+first is printed last and gives the exit code.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its types forget it
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from launch.network import interface_of, local_address, wait_for
+from launch.topology import Topology
+from modernbert_train.config.launch import split_endpoint
+from modernbert_train.errors import HangError, RunError, StoppedEarly
+
+BEATS_FOLDER = "MODERNBERT_TRAIN_BEATS"  # each rank touches its file in this folder twice a second
+FROZEN_MARGIN_SECONDS = 5.0  # the ranks find a frozen one themselves, if others are left; only then the launcher does
+STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)  # before Python could take the signal over
+LINGER_SECONDS = 10.0  # the machine where all meet goes last: what it holds is how the others hear of an error
+STUCK_SECONDS = 15.0  # after such a kill the agent needs less, unless it waits for a machine that is cut off
+NO_SIGN_OF_LIFE = "gave no sign of life and was killed: it was frozen, or cut off from the others"
+ONE_REQUEST_SECONDS = 1.0  # signals so close are one request, sent to several processes or by several hands
+
+
+def start_ranks(
+    topology: Topology, arguments: list[str], *, run_id: str, timeout_seconds: float, rendezvous_seconds: float
+) -> int:
+    """Run `python -m modernbert_train ...` on this machine's ranks until they have ended.
+
+    Args:
+        topology: where this machine stands among the others.
+        arguments: of the command.
+        run_id: the same on all machines of one run.
+        timeout_seconds: a rank that gives no sign of life for longer, and a margin, is killed.
+        rendezvous_seconds: how long to wait for the other machines.
+
+    Returns:
+        The exit code of the rank that failed first, or 0. It is printed why, last.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its errors would bury the ranks' own
+    with tempfile.TemporaryDirectory(prefix="modernbert-train-") as scratch, _Signals() as signals:
+        beats = Path(scratch, "beats")
+        beats.mkdir()
+        os.environ[BEATS_FOLDER] = str(beats)
+        frozen = FrozenRanks(beats, timeout_seconds + FROZEN_MARGIN_SECONDS)
+        try:
+            meeting = _meet(topology, rendezvous_seconds)
+            config = LaunchConfig(
+                min_nodes=topology.nodes,
+                max_nodes=topology.nodes,
+                nproc_per_node=topology.ranks_per_node,
+                run_id=run_id,
+                rdzv_backend="c10d",
+                max_restarts=0,  # whoever starts this again knows from the exit code whether it is of use
+                logs_specs=DefaultLogsSpecs(log_dir=scratch),
+                signals_to_handle="SIGQUIT",  # of the others, the agent would not let the ranks finish
+                **meeting,  # type: ignore[arg-type]
+            )
+            with _last_to_leave(topology, signals):
+                elastic_launch(config, sys.executable)("-m", "modernbert_train", *arguments)
+        except ChildFailedError as error:
+            code, message = outcome(error.failures, frozen.killed, signals)
+        except _StoppedBeforeRanks:
+            code, message = StoppedEarly.exit_code, "stopped before any rank was started"
+        except (RendezvousError, TimeoutError) as error:
+            code, message = RunError.exit_code, _lost_meeting(topology, error)
+        else:
+            return 0
+        finally:
+            frozen.stop()
+    if message:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def outcome(failures: Mapping[int, ProcessFailure], frozen: set[int], signals: _Signals) -> tuple[int, str]:
+    """The exit code of the launcher, and what it says last.
+
+    Args:
+        failures: how this machine's ranks ended, by rank, those ended because of others included.
+        frozen: ranks that were killed because they gave no sign of life.
+        signals: what this process was asked.
+    """
+    host = socket.gethostname()
+    codes = [failure.exitcode for failure in failures.values()]
+    if signals.second is not None:
+        return 128 + signals.second, "a second signal: ended at once, without a checkpoint"
+    if StoppedEarly.exit_code in codes:
+        return StoppedEarly.exit_code, ""
+    if signals.first is not None and all(code in STOPPED for code in codes):
+        return StoppedEarly.exit_code, "stopped before training had begun; there was nothing to save"
+    for rank in sorted(frozen & failures.keys()):
+        return HangError.exit_code, f"rank {rank} on {host} {NO_SIGN_OF_LIFE}"
+    killed = {rank: -f.exitcode for rank, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
+    for rank, number in sorted(killed.items()):
+        hint = ". The system does this when memory runs out; `dmesg` tells" if number == signal.SIGKILL else ""
+        return RunError.exit_code, f"rank {rank} on {host} was ended by {signal.Signals(number).name}{hint}"
+    told = {rank: failure for rank, failure in failures.items() if failure.error_file_data.get("timestamp")}
+    rank, first = min((told or failures).items(), key=lambda item: item[1].timestamp)
+    code = first.exitcode if first.exitcode > 0 else RunError.exit_code
+    if told:
+        return code, str(first.message)
+    return code, f"rank {rank} on {host} ended first, with exit code {first.exitcode}; its error stands above"
+
+
+def _meet(topology: Topology, seconds: float) -> dict[str, object]:
+    """Wait for the first machine, and settle by which of its networks this one is reached."""
+    endpoint = split_endpoint(topology.endpoint or "")
+    if endpoint is None:
+        return {"rdzv_endpoint": "localhost:0", "local_addr": "127.0.0.1"}
+    address = local_address(*endpoint)
+    is_host = topology.node_rank == 0 if topology.node_rank is not None else None
+    if is_host is False:
+        wait_for(*endpoint, seconds)
+    interface = interface_of(address)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    configs: dict[str, object] = {"join_timeout": seconds}
+    if is_host is not None:
+        configs["is_host"] = is_host
+    return {"rdzv_endpoint": topology.endpoint, "local_addr": address, "rdzv_configs": configs}
+
+
+@contextmanager
+def _last_to_leave(topology: Topology, signals: _Signals) -> Iterator[None]:
+    """The machine that holds the store waits until the others have ended, or for some seconds."""
+    try:
+        yield
+    finally:
+        signals.over = True
+        endpoint = split_endpoint(topology.endpoint or "")
+        if endpoint is not None:
+            try:
+                store = TCPStore(*endpoint, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+                gone = store.add("modernbert-train/left", 1)
+                deadline = time.monotonic() + LINGER_SECONDS
+                while topology.node_rank == 0 and gone < topology.nodes and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    gone = store.add("modernbert-train/left", 0)
+            except RuntimeError:
+                pass  # the store is lost, and what led to that is being told
+
+
+def _lost_meeting(topology: Topology, error: Exception) -> str:
+    cause = error.__cause__ or error
+    return (
+        f"lost {topology.endpoint}, where {topology.nodes} machines meet, or not all of them came ({cause}). Look at "
+        "the output of the others; then start the same command again on each."
+    )
+
+
+class _StoppedBeforeRanks(Exception):
+    pass
+
+
+class _Signals:
+    """While in use: SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask the ranks to save and end, and a second one ends them.
+
+    Attributes:
+        first, second: numbers of the signals that came.
+        over: the ranks have ended, so signals change nothing any more.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.second: int | None = None
+        self.over = False
+        self._asked = 0.0
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.over:
+            return
+        if self.first is None:
+            self.first, self._asked = number, now
+        elif now - self._asked < ONE_REQUEST_SECONDS:
+            return
+        else:
+            self.second = number
+        pids = rank_processes()
+        if not pids:
+            raise _StoppedBeforeRanks
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM if self.second is None else signal.SIGKILL)
+
+
+def rank_processes() -> list[int]:
+    """The ranks among this process's children: the agent gives each a session of its own."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            _, _, rest = path.read_text(encoding="utf-8", errors="replace").rpartition(")")
+        except OSError:
+            continue  # it has ended since
+        parent, session = int(rest.split()[1]), int(rest.split()[3])
+        if parent == os.getpid() and session == int(path.parent.name):
+            found.append(session)
+    return found
+
+
+class FrozenRanks:
+    """Kills this machine's ranks that give no sign of life; the agent then ends the others.
+
+    A frozen process obeys no other signal, and its launcher would wait for it for ever if it is alone on its machine.
+    If the launcher itself then waits for a machine that does not answer, it is ended too, after 15 seconds.
+
+    Args:
+        folder: of the files that the ranks touch; each is named by its rank and holds its process id.
+        seconds: without a touch until a rank counts as frozen.
+
+    Attributes:
+        killed: ranks that were killed.
+    """
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.killed: set[int] = set()
+        self._folder = folder
+        self._seconds = seconds
+        self._seen: dict[Path, tuple[int, float]] = {}  # when it was touched last, and when that was seen
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(1.0):
+            for path in self._folder.iterdir():
+                touched, now = path.stat().st_mtime_ns, time.monotonic()
+                if self._seen.get(path, (0, 0.0))[0] != touched:
+                    self._seen[path] = (touched, now)
+                elif now - self._seen[path][1] > self._seconds and int(path.name) not in self.killed:
+                    pid = int(path.read_text(encoding="utf-8"))
+                    if pid in rank_processes():
+                        self.killed.add(int(path.name))
+                        os.kill(pid, signal.SIGKILL)
+            if self.killed and self._over.wait(STUCK_SECONDS):
+                return
+            if self.killed:
+                for pid in rank_processes():
+                    os.kill(pid, signal.SIGKILL)
+                ranks = ", ".join(map(str, sorted(self.killed)))
+                print(f"error: rank {ranks} on {socket.gethostname()} {NO_SIGN_OF_LIFE}", file=sys.stderr, flush=True)
+                os._exit(HangError.exit_code)

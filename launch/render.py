@@ -1,0 +1,182 @@
+"""Job files for schedulers, from the same YAML as the run: one template for each, names in it replaced, nothing else.
+
+A line of a template that names a value which is not set is left out. What a shell or YAML could misread is quoted
+here, never in a template: text for shells by shlex, text for YAML as JSON, which YAML contains.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from modernbert_train.config.check import check
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+IN_IMAGE = "/opt/modernbert-train"  # where the Dockerfile puts this project
+
+Values = dict[str, str | int | None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A scheduler: its template, the command that submits a file, and what only it needs to know."""
+
+    template: str
+    submit: tuple[str, ...]
+    values: Callable[[RunConfig, list[str], Values], Values]
+
+
+def render(
+    target: str, config: RunConfig, words: list[str], *, nodes: int | None = None, ranks_per_node: int | None = None
+) -> str:
+    """The job file of a run.
+
+    Args:
+        target: a key of TARGETS.
+        config: the run.
+        words: of the command that starts it: YAML files, overrides, options.
+        nodes, ranks_per_node: in place of those of the YAML.
+
+    Raises:
+        ConfigError: the run breaks a rule, or the scheduler needs to know more.
+    """
+    launch = config.launch
+    ranks = ranks_per_node or launch.ranks_per_node or (1 if config.device == "cpu" else None)
+    if ranks is None:
+        raise ConfigError(
+            "launch.ranks_per_node is not set: how many GPUs has a machine there? Set launch.ranks_per_node=8, say."
+        )
+    nodes = nodes or launch.nodes
+    check(config, nodes * ranks)
+    common: Values = {
+        "name": config.name,
+        "nodes": nodes,
+        "ranks": ranks,
+        "gpus": None if config.device == "cpu" else ranks,
+        "gpu": launch.gpu,
+        "cpus": ranks * launch.cpus_per_rank,
+        "memory_gib": launch.memory_gib,
+        "minutes": launch.time_limit_minutes,
+        "save_seconds": launch.save_seconds,
+        "retries": launch.retries,
+        "partition": launch.partition,
+        "account": launch.account,
+        "image": launch.image,
+    }
+    values = common | TARGETS[target].values(config, words, common)
+    lines = (TEMPLATES / TARGETS[target].template).read_text(encoding="utf-8").splitlines()
+    return "".join(f"{text}\n" for line in lines if (text := _fill(line, values)) is not None)
+
+
+def submit(target: str, file: Path) -> int:
+    """Hand a job file to its scheduler; returns the client's exit code.
+
+    Raises:
+        ConfigError: the client is not on this machine.
+    """
+    command = TARGETS[target].submit
+    if shutil.which(command[0]) is None:
+        raise ConfigError(
+            f"{file}: written, and not submitted: there is no {command[0]} here. Do it where there is one: "
+            f"{' '.join(command)} {file}"
+        )
+    return subprocess.run([*command, str(file)], check=False).returncode
+
+
+def _fill(line: str, values: Values) -> str | None:
+    names = [found for found in Template(line).get_identifiers() if values[found] is None]
+    return None if names else Template(line).substitute(values)
+
+
+def _slurm(config: RunConfig, words: list[str], common: Values) -> Values:
+    """The machines share a disk with this one, so the job runs from here with this Python."""
+    launch = config.launch
+    start = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(common["ranks"])]
+    gpus = None if common["gpus"] is None else f"{launch.gpu}:{common['gpus']}" if launch.gpu else str(common["gpus"])
+    return {"folder": shlex.quote(str(Path.cwd())), "setup": launch.setup, "gpus": gpus, "start": shlex.join(start)}
+
+
+def _kubernetes(config: RunConfig, words: list[str], common: Values) -> Values:
+    launch = config.launch
+    for key, value in (("image", launch.image), ("volume_claim", launch.volume_claim)):
+        if value is None:
+            raise ConfigError(f"launch.{key} is not set, and a Kubernetes job needs it. docs/clusters.md shows one.")
+    label = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-")[:50].strip("-")
+    if not label[:1].isalpha():
+        label = f"run-{label}".strip("-")
+    start = ["python", f"{IN_IMAGE}/launch/run.py", *words, "--ranks", str(common["ranks"])]
+    if common["nodes"] != 1:
+        meeting = f'--nodes {common["nodes"]} --node-rank "$JOB_COMPLETION_INDEX" --rendezvous {label}-0.{label}:29500'
+    else:
+        meeting = "--nodes 1"
+    script = "\n".join(filter(None, [launch.setup, f"exec {shlex.join(start)} {meeting}"]))
+    requests: dict[str, str | int] = {"cpu": common["cpus"] or 1}
+    limits: dict[str, str | int] = {}
+    if common["memory_gib"] is not None:
+        requests["memory"] = limits["memory"] = f"{common['memory_gib']}Gi"
+    if common["gpus"] is not None:
+        limits["nvidia.com/gpu"] = common["gpus"]
+    return {
+        "label": label,
+        "namespace": launch.namespace,
+        "script": json.dumps(script),
+        "env": json.dumps([{"name": name, "value": value} for name, value in launch.env.items()]),
+        "resources": json.dumps({"requests": requests, "limits": limits}),
+        "gpu": None if launch.gpu is None else json.dumps(launch.gpu),
+        "image": json.dumps(launch.image),
+        "volume_claim": launch.volume_claim,
+    }
+
+
+def _skypilot(config: RunConfig, words: list[str], common: Values) -> Values:
+    launch = config.launch
+    if config.device != "cpu" and launch.gpu is None:
+        raise ConfigError("launch.gpu is not set: of which kind? Set launch.gpu=H100, say; `sky show-gpus` lists them.")
+    start = ["python", "launch/run.py", *words, "--ranks", str(common["ranks"]), "--nodes", str(common["nodes"])]
+    meeting = ""
+    if common["nodes"] != 1:
+        meeting = ' --node-rank "$SKYPILOT_NODE_RANK" --rendezvous "$(echo "$SKYPILOT_NODE_IPS" | head -n 1):29500"'
+    return {
+        "gpus": None if common["gpus"] is None else json.dumps(f"{launch.gpu}:{common['gpus']}"),
+        "image": None if launch.image is None else json.dumps(f"docker:{launch.image}"),
+        "memory": None if launch.memory_gib is None else f"{launch.memory_gib}+",
+        "envs": json.dumps(launch.env) if launch.env else None,
+        "start": shlex.join(start) + meeting,
+        "setup": None if launch.setup is None else launch.setup.strip().replace("\n", "\n  "),
+    }
+
+
+def _docker(config: RunConfig, words: list[str], common: Values) -> Values:
+    launch = config.launch
+    if launch.image is None:
+        raise ConfigError("launch.image is not set: build one from the Dockerfile and name it, launch.image=mine:1.")
+    if common["nodes"] != 1:
+        raise ConfigError(f"launch.nodes={common['nodes']} with --on docker: it is for one machine. Use --nodes 1.")
+    start = ["python", f"{IN_IMAGE}/launch/run.py", *words, "--ranks", str(common["ranks"]), "--nodes", "1"]
+    if launch.setup is not None:
+        start = ["sh", "-c", f"{launch.setup}\nexec {shlex.join(start)}"]
+    return {
+        "gpus": None if common["gpus"] is None else "all",
+        "env": " ".join(f"--env {shlex.quote(f'{name}={value}')}" for name, value in launch.env.items()) or None,
+        "image": shlex.quote(launch.image),
+        "start": shlex.join(start),
+    }
+
+
+TARGETS: dict[str, Target] = {
+    "slurm": Target("slurm.sh", ("sbatch",), _slurm),
+    "kubernetes": Target("kubernetes.yaml", ("kubectl", "apply", "-f"), _kubernetes),
+    "skypilot": Target("skypilot.yaml", ("sky", "jobs", "launch", "--yes"), _skypilot),
+    "docker": Target("docker.sh", ("sh",), _docker),
+}

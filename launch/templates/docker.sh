@@ -1,0 +1,9 @@
+#!/bin/sh
+# Data, YAML files and runs are in this folder, which the container sees as /work.
+exec docker run --rm --init --name $name \
+    --gpus $gpus --ipc host \
+    --stop-timeout $save_seconds \
+    --user "$$(id -u):$$(id -g)" --env HOME=/tmp \
+    $env \
+    --volume "$$PWD:/work" --workdir /work \
+    $image $start

@@ -1,0 +1,38 @@
+"""Tasks for tests of the worker processes, which import them from here."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from modernbert_train.errors import DataError
+
+
+class _Task:
+    def pickled(self) -> bytes:
+        return pickle.dumps(self)
+
+
+class KilledAtTwo(_Task):
+    def run_task(self, rank: int) -> None:
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class BadData(_Task):
+    def run_task(self, rank: int) -> None:
+        raise DataError(f"bad line {rank}")
+
+
+@dataclass
+class Squares(_Task):
+    path: Path
+
+    def run_task(self, rank: int) -> None:
+        with self.path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(f"{rank * rank}\n")

@@ -1,0 +1,50 @@
+"""Figures about a dataset, from the small files beside its shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.stats import main
+
+Command = Callable[..., int]
+
+
+def test_table_and_json_agree_with_the_shards(
+    command: Command, corpus: Path, texts: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """Whoever mixes sources by these numbers must be able to trust them."""
+    (corpus / "copy.txt").write_text(texts[0])
+    (corpus / "empty.txt").write_text(" ")
+    assert command() == 0
+    capsys.readouterr()
+    out = tmp_path / "out"
+    assert main([str(out), "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out).values()
+    lengths = np.load(out / "train/lengths.npy")
+    train = facts["splits"]["train"]
+    assert (train["documents"], train["tokens"], train["longest"]) == (len(lengths), lengths.sum(), lengths.max())
+    assert train["percentiles"]["50"] == int(np.percentile(lengths, 50))
+    assert sum(bin["documents"] for bin in train["histogram"]) == len(lengths)
+    assert sum(bin["tokens"] for bin in train["histogram"]) == lengths.sum()
+    for bin in train["histogram"]:
+        assert bin["documents"] == ((lengths >= bin["from"]) & (lengths < bin["to"])).sum()
+    assert facts["sources"]["mine"]["dropped"] == {"duplicate": 1, "empty": 1}
+
+    assert main([str(out), str(out / "train")]) == 0
+    table = capsys.readouterr().out
+    total = sum(split["tokens"] for split in facts["splits"].values())
+    assert [row.split() for row in table.splitlines() if row.startswith("  mine")] == [
+        ["mine", "62", "60", f"{total:,}", "1", "0", "1", "0"]
+    ]
+    assert f"train: {len(lengths)} documents, {lengths.sum():,} tokens" in table
+
+
+def test_folder_without_a_dataset(tmp_path: Path, capsys: Any) -> None:
+    """Names it."""
+    assert main([str(tmp_path)]) == 65
+    assert f"{tmp_path}: no dataset of data_prep/prepare.py" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""Launched runs for tests: start one, wait until it trains, look at its processes and its record."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = [sys.executable, str(ROOT / "launch/run.py")]
+LONG = ("phases.short.tokens=400000", "phases.short.batch_warmup=null")
+SHORT = (
+    "phases.short.tokens=1500",
+    "phases.short.batch_warmup=null",
+    "phases.long.tokens=1200",
+    "data.validation=null",
+)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without what a launcher around the tests may have set, and one thread."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PET_"))}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
+
+
+class Job:
+    """A launcher with its output in a file, so that nobody waits for a pipe.
+
+    Attributes:
+        folder: of the run.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path, log: Path) -> None:
+        self.folder, self.log = folder, log
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                list(command), env=environment(), stdout=output, stderr=subprocess.STDOUT, cwd=log.parent
+            )
+
+    def wait_for_steps(self, steps: int, seconds: float = 150) -> None:
+        wait_for_steps(self.folder, steps, [self.process], seconds)
+
+    def ranks(self) -> list[int]:
+        return children(self.process.pid)
+
+    def end(self, seconds: float = 100) -> tuple[int, str]:
+        """Exit code and output."""
+        try:
+            code = self.process.wait(seconds)
+        finally:
+            for pid in [*self.ranks(), self.process.pid]:
+                if alive(pid):
+                    os.kill(pid, 9)
+            self.process.wait()
+        return code, self.log.read_text()
+
+
+def wait_for_steps(folder: Path, steps: int, processes: Sequence[subprocess.Popen[Any]], seconds: float = 150) -> None:
+    """Until the run has recorded so many steps; fails if it ends before."""
+    deadline = time.monotonic() + seconds
+    while len(losses(folder)) < steps:
+        assert all(process.poll() is None for process in processes), "the run ended before"
+        assert time.monotonic() < deadline, "the run does not come on"
+        time.sleep(0.05)
+
+
+def losses(folder: Path) -> list[float]:
+    """Of each step on record."""
+    file = folder / "metrics.jsonl"
+    entries = [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
+    return [entry["loss"] for entry in entries if entry["kind"] == "step"]
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs or is stopped; one that only waits for its parent to ask for its exit code does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

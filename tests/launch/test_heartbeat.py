@@ -1,0 +1,102 @@
+"""Which rank is named when the ranks stand still. A wrong name sends someone to the wrong machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from modernbert_train.train import heartbeat
+from modernbert_train.train.heartbeat import BEATS_FOLDER, Heartbeat, passed
+
+
+class Rank(Heartbeat):
+    """A rank of several in one process: its place, which is the process's own, is put there while it acts."""
+
+    def __init__(self, store: HashStore, rank: int, clock: Clock) -> None:
+        self.place = (0, "the start")
+        super().__init__(store, rank, 3, timeout_seconds=60)
+        self.clock = clock
+
+    def act(self, place: str | None = None) -> heartbeat.Verdict | None:
+        heartbeat._place = self.place
+        if place is not None:
+            passed(place)
+            self.place = heartbeat._place
+        self.beat()
+        return self.verdict()
+
+
+class Clock:
+    now = 1000.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(heartbeat.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(heartbeat, "_place", (0, "the start"))
+    return clock
+
+
+@pytest.fixture
+def ranks(clock: Clock) -> list[Rank]:
+    store = HashStore()
+    return [Rank(store, number, clock) for number in range(3)]
+
+
+def test_ranks_that_move_or_rest_together_are_left_alone(ranks: list[Rank], clock: Clock) -> None:
+    """A long validation or save is no hang: all stand at the same place."""
+    for number in range(5):
+        clock.now += 50
+        assert [rank.act(f"step {number}") for rank in ranks] == [None] * 3
+    for _ in range(5):
+        clock.now += 50
+        assert [rank.act() for rank in ranks] == [None] * 3
+
+
+def test_a_silent_rank_is_named_by_the_one_before_it(ranks: list[Rank], clock: Clock) -> None:
+    for _ in range(2):
+        clock.now += 50
+        verdicts = [ranks[0].act("a"), ranks[2].act("a")]  # nothing of rank 1
+    assert verdicts == [None, None]  # for 50 seconds
+    clock.now += 11
+    verdict = ranks[0].act("b")
+    assert verdict is not None and verdict.rank == 1 and "no sign of life" in verdict.text
+    assert ranks[2].act("b") is None  # it listens to rank 0 alone
+
+
+def test_a_rank_that_lives_but_stands_behind_is_named(ranks: list[Rank], clock: Clock) -> None:
+    """It hangs in its data, its disk or an endless loop, and the others in the collective that it does not come to."""
+    for rank in ranks:
+        rank.act("before_forward of step 7")
+    for rank in (ranks[0], ranks[2]):
+        rank.act("before_backward of step 7")
+    clock.now += 40
+    assert [rank.act() for rank in ranks] == [None] * 3
+    clock.now += 21
+    verdicts = [rank.act() for rank in ranks]
+    assert verdicts[1] is None  # it sees nobody behind it
+    for verdict in (verdicts[0], verdicts[2]):
+        assert verdict is not None and verdict.rank == 1
+        assert "'before_forward of step 7'" in verdict.text and "'before_backward of step 7'" in verdict.text
+
+
+def test_after_a_broken_connection_the_rank_that_wrote_nothing_is_named(
+    ranks: list[Rank], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat.time, "sleep", lambda seconds: (ranks[0].beat(), ranks[1].beat()))
+    verdict = ranks[0].silent(4.0)
+    assert verdict is not None and verdict.rank == 2 and "is gone" in verdict.text
+
+
+def test_a_rank_alone_with_a_launcher_touches_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BEATS_FOLDER, str(tmp_path))
+    rank = Heartbeat(HashStore(), 5, 8, timeout_seconds=60)
+    file = tmp_path / "5"
+    before = file.stat().st_mtime_ns
+    while file.stat().st_mtime_ns == before:  # the clock of the file system is coarse
+        rank.beat()
+    assert int(file.read_text()) > 1

@@ -1,0 +1,169 @@
+"""Ranks of one machine through the launcher: what a signal, a death and a frozen process come to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.run import main
+from modernbert_train.train.checkpoint import newest_valid
+from tests.conftest import TinyRun
+from tests.launch.jobs import LONG, RUN, SHORT, Job, alive, environment, losses
+
+HERE = socket.gethostname()
+
+
+@pytest.fixture
+def job(tiny_run: TinyRun, tmp_path: Path) -> Job:
+    """Two ranks that train for minutes, in their fourth step or later."""
+    words = tiny_run(*LONG, "distributed.timeout_seconds=8", "data.num_workers=1")
+    job = Job([*RUN, *words, "--ranks", "2"], tmp_path / "runs/tiny", tmp_path / "log")
+    job.wait_for_steps(4)
+    return job
+
+
+@pytest.mark.timeout(250)
+def test_a_signal_to_one_rank_saves_all(job: Job) -> None:
+    """And to its data worker too, as Slurm sends it to every process of a job."""
+    rank = job.ranks()[-1]
+    for pid in (rank, *(int(pid) for pid in Path(f"/proc/{rank}/task/{rank}/children").read_text().split())):
+        os.kill(pid, signal.SIGUSR1)
+    code, output = job.end()
+    assert code == 75, output
+    found, passed_over = newest_valid(job.folder / "checkpoints")
+    assert found is not None and not passed_over and found.step == len(losses(job.folder))
+    assert "Traceback" not in output and "error" not in output
+
+
+@pytest.mark.timeout(250)
+def test_a_frozen_rank_ends_the_job_with_its_name(job: Job) -> None:
+    """Stated: distributed.timeout_seconds and 30 seconds. Nothing may be left, or the GPU's memory stays taken."""
+    ranks = job.ranks()
+    os.kill(ranks[1], signal.SIGSTOP)
+    code, output = job.end(8 + 30 + 30)  # the last 30 for a machine that is busy with other tests
+    assert code == 124, output
+    assert output.splitlines()[-1].startswith(f"error: rank 1 on {HERE} gave no sign of life")
+    assert f"error: rank 1 on {HERE}: hangs: no sign of life for distributed.timeout_seconds=8." in output
+    assert not any(alive(pid) for pid in ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(250)
+def test_a_rank_that_waits_for_its_data_for_too_long_is_named(job: Job) -> None:
+    """It lives, and all wait for it; its own output shows where it stands."""
+    rank = job.ranks()[1]
+    (worker,) = (int(pid) for pid in Path(f"/proc/{rank}/task/{rank}/children").read_text().split())
+    os.kill(worker, signal.SIGSTOP)
+    code, output = job.end(8 + 30 + 30)
+    assert code == 124, output
+    last = output.splitlines()[-1]
+    assert last.startswith(f"error: rank 1 on {HERE}: hangs: it has not come beyond 'before_dataloader of step "), last
+    assert "Current thread" in output and "workers.py" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(250)
+def test_a_killed_rank_is_named_last(job: Job) -> None:
+    ranks = job.ranks()
+    os.kill(ranks[1], signal.SIGKILL)
+    code, output = job.end()
+    assert code == 70, output
+    assert output.splitlines()[-1].startswith(f"error: rank 1 on {HERE} was ended by SIGKILL")
+    assert not any(alive(pid) for pid in ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(250)
+def test_a_killed_launcher_takes_its_ranks_along(job: Job) -> None:
+    ranks = job.ranks()
+    job.process.kill()
+    job.process.wait()
+    deadline = time.monotonic() + 30
+    while any(alive(pid) for pid in ranks):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert "the launcher of this rank is gone" in job.log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(250)
+def test_a_second_signal_ends_at_once(job: Job) -> None:
+    """The ranks are stopped, so that they cannot obey the first one."""
+    ranks = job.ranks()
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    job.process.send_signal(signal.SIGINT)
+    time.sleep(1.5)
+    job.process.send_signal(signal.SIGTERM)
+    code, output = job.end(20)
+    assert code == 128 + signal.SIGTERM, output
+    assert not any(alive(pid) for pid in ranks) and newest_valid(job.folder / "checkpoints")[0] is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(250)
+def test_the_time_limit_saves_before_it_comes(tiny_run: TinyRun, tmp_path: Path) -> None:
+    words = tiny_run(*LONG, "launch.time_limit_minutes=1", "launch.save_seconds=20", "phases.short.tokens=4000000")
+    code, output = Job([*RUN, *words], tmp_path / "runs/tiny", tmp_path / "log").end(120)
+    assert code == 75, output
+    found, _ = newest_valid(tmp_path / "runs/tiny/checkpoints")
+    assert found is not None and found.step == len(losses(tmp_path / "runs/tiny"))
+
+
+@pytest.mark.timeout(250)
+def test_torchrun_alone_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """launch/run.py then is one of its ranks, and starts none."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [RUN[1], *tiny_run(*SHORT)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3
+
+
+COMPOSER = """
+import sys
+from modernbert_train import compat
+compat.install()  # where torchvision is missing, the `composer` command cannot start by itself
+from composer.cli.launcher import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(250)
+def test_composers_launcher_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", COMPOSER, "-n", "2", "-m", "modernbert_train", "train", *tiny_run(*SHORT)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3
+
+
+def test_mistakes_are_told_before_any_process_starts(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong keys, unequal shares, absent data and nowhere to meet: four codes that no scheduler should retry."""
+    import launch.run
+
+    def never(*_: object) -> int:
+        raise AssertionError("started")
+
+    monkeypatch.setattr(launch.run, "_start", never)
+    for words, code in (
+        (["optim.lrr=1"], 78),
+        (["--ranks", "3"], 78),
+        (["--ranks", "1", "--nodes", "3", "--rendezvous", "h:1"], 78),
+        (["launch.nodes=2"], 78),
+        ([f"data.train={tmp_path}/absent"], 65),
+    ):
+        assert main([*tiny_run(), *words]) == code, words
+        assert capsys.readouterr().err.startswith("error: ")
+    with pytest.raises(SystemExit) as ended:
+        main([*tiny_run(), "--ranks", "none"])
+    assert ended.value.code == 64 and not (tmp_path / "runs").exists()

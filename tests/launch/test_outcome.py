@@ -1,0 +1,85 @@
+"""What the launcher says last, and its exit code. Schedulers act on the code: a wrong one repeats a hopeless job for
+ever, or ends one that was to go on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from launch.ranks import _Signals, outcome
+
+HERE = socket.gethostname()
+
+
+def failure(rank: int, code: int, folder: Path, said: str = "") -> ProcessFailure:
+    """What torch's agent makes of a rank that has ended, with the error file that the rank wrote."""
+    file = folder / f"{rank}.json"
+    if said:
+        file.write_text(json.dumps({"message": said, "timestamp": int(time.time())}))
+    return ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file=str(file))
+
+
+def ended(
+    folder: Path,
+    codes: dict[int, int],
+    said: dict[int, str] | None = None,
+    frozen: set[int] | None = None,
+    first: int | None = None,
+    second: int | None = None,
+) -> tuple[int, str]:
+    signals = _Signals()
+    signals.first, signals.second = first, second
+    failures = {rank: failure(rank, code, folder, (said or {}).get(rank, "")) for rank, code in codes.items()}
+    return outcome(failures, frozen or set(), signals)
+
+
+def test_saved_on_all_ranks_is_75_whoever_was_signalled(tmp_path: Path) -> None:
+    assert ended(tmp_path, {0: 75, 1: 75}) == (75, "")
+    assert ended(tmp_path, {0: -signal.SIGTERM, 1: 75}) == (75, "")  # the agent was faster than the other's exit
+
+
+def test_the_rank_that_told_its_error_is_named_and_gives_the_code(tmp_path: Path) -> None:
+    said = "rank 1 on elsewhere: shard 3 is damaged"
+    assert ended(tmp_path, {0: 65, 1: -signal.SIGTERM}, {0: said}) == (65, said)
+
+
+def test_a_killed_rank_is_named_before_those_that_only_lost_it(tmp_path: Path) -> None:
+    code, said = ended(tmp_path, {0: 70, 1: -signal.SIGKILL}, {0: "rank 1 on x: is gone"})
+    assert code == 70 and said.startswith(f"rank 1 on {HERE} was ended by SIGKILL") and "memory" in said
+
+
+def test_a_frozen_rank_is_124(tmp_path: Path) -> None:
+    code, said = ended(tmp_path, {0: -signal.SIGTERM, 1: -signal.SIGKILL}, frozen={1})
+    assert code == 124 and said.startswith(f"rank 1 on {HERE} gave no sign of life")
+
+
+def test_stopped_before_training_began_is_75(tmp_path: Path) -> None:
+    code, said = ended(tmp_path, {0: -signal.SIGTERM, 1: -signal.SIGUSR1}, first=signal.SIGUSR1)
+    assert code == 75 and "nothing to save" in said
+
+
+def test_a_second_signal_is_no_75(tmp_path: Path) -> None:
+    """Nothing may have been saved, even if one rank came so far as to say so."""
+    code, said = ended(tmp_path, {0: -signal.SIGKILL, 1: 75}, first=signal.SIGTERM, second=signal.SIGINT)
+    assert code == 130 and "second signal" in said
+
+
+def test_an_end_without_a_word_still_names_the_rank(tmp_path: Path) -> None:
+    code, said = ended(tmp_path, {1: 78})
+    assert code == 78 and said == f"rank 1 on {HERE} ended first, with exit code 78; its error stands above"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_before_any_rank_is_there_stops_the_start(number: int) -> None:
+    from launch.ranks import _StoppedBeforeRanks
+
+    before = signal.getsignal(number)
+    with pytest.raises(_StoppedBeforeRanks), _Signals():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) == before

@@ -1,0 +1,191 @@
+"""Job files for schedulers. A wrong one is found out after days in a queue, or repeats a hopeless job for ever."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launch.render import ROOT, TARGETS, render
+from launch.run import main
+from modernbert_train.__main__ import read_run
+from modernbert_train.errors import ConfigError
+from tests.conftest import TinyRun
+
+FULL = (
+    "launch.ranks_per_node=4", "launch.nodes=2", "launch.cpus_per_rank=3", "launch.memory_gib=64", "launch.gpu=h100",
+    "launch.time_limit_minutes=90", "launch.save_seconds=60", "launch.partition=long", "launch.account=lab",
+    "launch.image=us/mine:1", "launch.volume_claim=disk", "launch.namespace=team", "launch.retries=5",
+    "launch.setup=module load cuda", "launch.env.NOTE=it's $HOME \"x\"", "launch.env.NUMBER=1", "device=auto",
+    "phases.short.batch_warmup=null", "phases.long.batch_rows=8",
+)  # fmt: skip
+
+
+def rendered(target: str, words: list[str], **more: Any) -> str:
+    return render(target, read_run(words), words, **more)
+
+
+def test_slurm_asks_for_what_the_yaml_says(tiny_run: TinyRun) -> None:
+    text = rendered("slurm", tiny_run(*FULL))
+    asked = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert asked == [
+        "job-name=tiny", "nodes=2", "ntasks-per-node=1", "cpus-per-task=12", "gpus-per-node=h100:4", "mem=64G",
+        "time=90", "partition=long", "account=lab", "output=%x-%j.log", "open-mode=append", "requeue",
+    ]  # fmt: skip
+    start = next(line for line in text.splitlines() if line.startswith("srun "))
+    words = shlex.split(start)
+    assert words[1:4] == ["--cpus-per-task=12", sys.executable, str(ROOT / "launch/run.py")]
+    assert words[4:-2] == tiny_run(*FULL) and words[-2:] == ["--ranks", "4"]
+
+
+def test_what_is_not_set_is_not_asked_for(tiny_run: TinyRun) -> None:
+    text = rendered("slurm", tiny_run())
+    assert not any(word in text for word in ("gpu", "--mem", "--time", "--partition", "--account", "None"))
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(0, 0), (64, 0), (65, 0), (70, 0), (75, 1), (78, 0), (124, 0)])
+def test_slurm_starts_again_after_75_only(tiny_run: TinyRun, tmp_path: Path, code: int, requeued: int) -> None:
+    """The script itself, with stand-ins for srun and scontrol that only note they were called."""
+    for name, line in (("srun", f"exit {code}"), ("scontrol", f'echo "$@" >> {tmp_path}/told')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    file = tmp_path / "job.sh"
+    file.write_text(rendered("slurm", tiny_run()))
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "17"}
+    done = subprocess.run(["bash", str(file)], env=environment, timeout=20)
+    told = (tmp_path / "told").read_text().splitlines() if (tmp_path / "told").exists() else []
+    assert told == ["requeue 17"] * requeued
+    assert done.returncode == (0 if requeued else code)
+
+
+def test_kubernetes_starts_again_after_75_and_gives_up_after_a_mistake(tiny_run: TinyRun) -> None:
+    service, job = yaml.safe_load_all(rendered("kubernetes", tiny_run(*FULL)))
+    spec = job["spec"]
+    actions = {
+        code: rule["action"] for rule in spec["podFailurePolicy"]["rules"]
+        for code in rule.get("onExitCodes", {}).get("values", [])
+    }  # fmt: skip
+    assert actions == {75: "Ignore", 64: "FailJob", 65: "FailJob", 78: "FailJob"}
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"], spec["backoffLimit"]) == (
+        2, 2, "Indexed", 5,
+    )  # fmt: skip
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["resources"] == {
+        "requests": {"cpu": 12, "memory": "64Gi"}, "limits": {"memory": "64Gi", "nvidia.com/gpu": 4}
+    }  # fmt: skip
+    assert {"name": "NOTE", "value": 'it\'s $HOME "x"'} in container["env"]
+    assert {"name": "NUMBER", "value": "1"} in container["env"]
+    assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"]) == ("Never", 60)
+    assert pod["subdomain"] == service["metadata"]["name"] == job["metadata"]["name"] == "tiny"
+    setup, start = container["command"][2].split("\n")
+    assert setup == "module load cuda" and start.startswith("exec python /opt/modernbert-train/launch/run.py ")
+    assert start.endswith('--ranks 4 --nodes 2 --node-rank "$JOB_COMPLETION_INDEX" --rendezvous tiny-0.tiny:29500')
+    assert container["command"][2].count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("My_run.2", "my-run-2"), ("2", "run-2"), ("on", "on"), ("a" * 90, "a" * 50)]
+)
+def test_kubernetes_gets_a_name_it_takes(tiny_run: TinyRun, name: str, label: str) -> None:
+    for part in yaml.safe_load_all(rendered("kubernetes", tiny_run(*FULL, f"name='{name}'"))):
+        assert part["metadata"] == {"name": label, "namespace": "team"}
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_kubernetes_own_schema_takes_it(tiny_run: TinyRun, device: str) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    for part in yaml.safe_load_all(rendered("kubernetes", tiny_run(*FULL, f"device={device}"))):
+        for version in ("1.29", "1.31", "1.33"):
+            validate.validate(part, version, strict=True)
+
+
+def test_skypilot_goes_on_after_75(tiny_run: TinyRun) -> None:
+    task = yaml.safe_load(rendered("skypilot", tiny_run(*FULL)))
+    assert task["resources"] == {
+        "accelerators": "h100:4", "cpus": "12+", "memory": "64+", "image_id": "docker:us/mine:1",
+        "job_recovery": {"max_restarts_on_errors": 5, "recover_on_exit_codes": [75]},
+    }  # fmt: skip
+    assert (task["num_nodes"], task["envs"]["NOTE"]) == (2, 'it\'s $HOME "x"')
+    last = task["run"].splitlines()[-1]
+    assert last.startswith("exec python launch/run.py ") and '--node-rank "$SKYPILOT_NODE_RANK" --rendezvous' in last
+
+
+def test_skypilot_itself_takes_it(tiny_run: TinyRun, tmp_path: Path) -> None:
+    sky = pytest.importorskip("sky", reason="pip install skypilot")
+    file = tmp_path / "task.yaml"
+    file.write_text(rendered("skypilot", tiny_run(*FULL)))
+    assert sky.Task.from_yaml(str(file)).num_nodes == 2
+
+
+def test_docker_runs_it_once_with_what_it_needs(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """The script itself, with a stand-in for docker that writes down how it was called."""
+    (tmp_path / "docker").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/called\nexit 75\n')
+    (tmp_path / "docker").chmod(0o755)
+    file = tmp_path / "job.sh"
+    file.write_text(rendered("docker", tiny_run(*FULL), nodes=1))
+    done = subprocess.run(["sh", str(file)], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, cwd=tmp_path, timeout=20)
+    called = (tmp_path / "called").read_text().split("\n")
+    assert done.returncode == 75 and called[:2] == ["run", "--rm"]
+    for option, value in (("--gpus", "all"), ("--stop-timeout", "60"), ("--volume", f"{tmp_path}:/work")):
+        assert called[called.index(option) + 1] == value
+    assert 'NOTE=it\'s $HOME "x"' in called and "us/mine:1" in called
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "message"),
+    [
+        ("slurm", ("device=auto",), r"launch\.ranks_per_node is not set"),
+        ("slurm", ("launch.nodes=3",), "cannot be shared evenly by 3 ranks"),
+        ("kubernetes", (), r"launch\.image is not set"),
+        ("kubernetes", ("launch.image=x",), r"launch\.volume_claim is not set"),
+        ("skypilot", ("device=auto", "launch.ranks_per_node=1"), r"launch\.gpu is not set"),
+        ("docker", (), r"launch\.image is not set"),
+        ("docker", ("launch.image=x", "launch.nodes=2"), r"launch\.nodes=2 with --on docker"),
+    ],
+)
+def test_what_a_scheduler_would_stumble_over_is_told_before(
+    tiny_run: TinyRun, target: str, words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rendered(target, tiny_run(*words))
+
+
+def test_the_command_writes_and_submits(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = tiny_run()
+    assert main([*words, "--on", "slurm"]) == 0
+    shown = capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main([*words, "--on", "slurm", "--submit"]) == 78  # no sbatch here: written, and said how to go on
+    assert "there is no sbatch here" in capsys.readouterr().err
+    (tmp_path / "sbatch").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/submitted\n')
+    (tmp_path / "sbatch").chmod(0o755)
+    assert main([*words, "--on", "slurm", "--out", "my.sh", "--submit"]) == 0
+    assert (tmp_path / "submitted").read_text() == "my.sh\n"
+    assert "#SBATCH --job-name=tiny" in shown and (tmp_path / "my.sh").exists()
+
+
+def test_a_job_file_without_a_scheduler_ends_with_64(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*tiny_run(), "--submit"])
+    assert ended.value.code == 64 and "Say which with --on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_shells_can_read_what_they_are_given(tiny_run: TinyRun, target: str, tmp_path: Path) -> None:
+    text = rendered(target, tiny_run(*FULL), nodes=1)
+    if target in ("kubernetes", "skypilot"):
+        *_, part = yaml.safe_load_all(text)
+        text = part["run"] if target == "skypilot" else part["spec"]["template"]["spec"]["containers"][0]["command"][2]
+    file = tmp_path / "script"
+    file.write_text(text)
+    assert subprocess.run([shutil.which("bash") or "sh", "-n", str(file)], timeout=20).returncode == 0

@@ -1,0 +1,100 @@
+"""How many processes on how many machines. A wrong answer trains on a part of what was paid for, or waits for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launch.topology import Topology, find_topology, first_host, is_rank, seconds_until_stop
+from modernbert_train.config.launch import LaunchConfig, split_endpoint
+from modernbert_train.errors import ConfigError
+
+SLURM_STEP = {
+    "SLURM_JOB_ID": "70123",
+    "SLURM_NNODES": "4",
+    "SLURM_STEP_NUM_NODES": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "gpu[003-005,12]",
+    "SLURM_NODEID": "2",
+}
+
+
+def found(environment: dict[str, str] | None = None, launch: LaunchConfig | None = None, **words: Any) -> Topology:
+    return find_topology(launch or LaunchConfig(), environment or {}, **({"gpus": 0} | words))
+
+
+def test_a_laptop_has_one_process_and_a_machine_one_for_each_gpu() -> None:
+    assert found() == Topology(1, 1)
+    assert found(gpus=8) == Topology(1, 8)
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_yaml() -> None:
+    yaml = LaunchConfig(nodes=3, ranks_per_node=4, rendezvous="yaml:1")
+    assert found(launch=yaml, gpus=8) == Topology(3, 4, None, "yaml:1")
+    torchrun = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "6", "PET_NODE_RANK": "1", "MASTER_ADDR": "m"}
+    assert found(torchrun, yaml, gpus=8) == Topology(2, 6, 1, "yaml:1")
+    words = {"nodes": 5, "ranks": 7, "node_rank": 0, "rendezvous": "me:9"}
+    assert found(torchrun, yaml, gpus=8, **words) == Topology(5, 7, 0, "me:9")
+    assert found(launch=yaml, nodes=1) == Topology(1, 4)  # a YAML for a cluster, tried on one machine
+
+
+def test_a_slurm_step_knows_its_machines_and_where_they_meet() -> None:
+    assert found(SLURM_STEP, gpus=8) == Topology(4, 8, 2, "gpu003:30123")
+    assert found(SLURM_STEP, gpus=8).num_ranks == 32
+
+
+def test_a_slurm_job_of_one_machine_needs_no_srun() -> None:
+    assert found({"SLURM_JOB_ID": "1", "SLURM_NNODES": "1"}, gpus=2) == Topology(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words", "message"),
+    [
+        ({"SLURM_JOB_ID": "1", "SLURM_NNODES": "2"}, {}, "was not started by srun"),
+        (SLURM_STEP | {"SLURM_STEP_NUM_TASKS": "32"}, {}, r"SLURM_STEP_NUM_TASKS=32 .* --ntasks-per-node=1"),
+        ({}, {"nodes": 2}, "2 machines and rendezvous=None: where do they meet"),
+        ({}, {"nodes": 2, "rendezvous": "host"}, "rendezvous=host: where do they meet"),
+        ({}, {"nodes": 2, "rendezvous": "host:1", "node_rank": 2}, "numbered 0 to 1"),
+    ],
+)
+def test_what_would_wait_for_ever_is_refused(environment: dict[str, str], words: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        found(environment, **words)
+
+
+def test_kubeflows_variables_say_where_to_meet() -> None:
+    environment = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "MASTER_ADDR": "job-0", "MASTER_PORT": "23456"}
+    assert found(environment) == Topology(2, 1, 0, "job-0:23456")
+
+
+def test_a_process_of_torchrun_or_composer_is_a_rank() -> None:
+    """And starts no ranks of its own."""
+    assert is_rank({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"})
+    assert not is_rank({"RANK": "0", "WORLD_SIZE": "2"})  # an operator's, which numbers machines
+
+
+def test_a_run_saves_before_its_time_ends() -> None:
+    """Slurm's end of the job counts before the limit in the YAML, which the launcher measures from its own start."""
+    limit = LaunchConfig(time_limit_minutes=10, save_seconds=100)
+    assert seconds_until_stop(LaunchConfig(), {}, 5000.0) is None
+    assert seconds_until_stop(limit, {}, 5000.0) == 500
+    assert seconds_until_stop(limit, {"SLURM_JOB_END_TIME": "5180"}, 5000.0) == 80
+    with pytest.raises(ConfigError, match=r"save_seconds=100: the job ends in 90 s"):  # or it were started for ever
+        seconds_until_stop(limit, {"SLURM_JOB_END_TIME": "5090"}, 5000.0)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "first"),
+    [("gpu003", "gpu003"), ("gpu[003-010,12]", "gpu003"), ("a,b", "a"), ("r1n[5]-ib,x", "r1n5-ib"), ("a[1,3],b", "a1")],
+)
+def test_the_first_machine_of_slurms_short_form(nodelist: str, first: str) -> None:
+    assert first_host(nodelist) == first
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("node-1:29500", ("node-1", 29500)), ("[fd00::1]:80", ("fd00::1", 80)), ("a:b", None), ("a", None), ("a:0", None)],
+)
+def test_endpoints(text: str, parts: tuple[str, int] | None) -> None:
+    assert split_endpoint(text) == parts

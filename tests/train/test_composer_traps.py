@@ -1,0 +1,164 @@
+"""What Composer 0.32.1 does in silence, and that it does not happen here: each test shows the trap and the way around.
+
+A test that fails in its first half says that a newer Composer has mended the trap; the way around may then go.
+HSDP's mesh, which Composer replaces, is in tests/distributed/test_invariance.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.batch import Batch
+from modernbert_train.config.schema import DistributedConfig, ModelConfig, RunConfig, StableAdamWConfig
+from modernbert_train.errors import ConfigError
+from modernbert_train.models.init import initialize
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.train.adapters import ComposerMaskedLM, parallelism
+from modernbert_train.train.build import resolve_precision
+from modernbert_train.train.ranks import composer_device
+from tests.conftest import TinyRun
+from tests.distributed.gloo import run_ranks
+
+
+def steps(folder: Path) -> list[tuple[int, float, float]]:
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in entries if entry["kind"] == "step"]
+
+
+def test_resuming_in_the_middle_of_an_epoch_has_the_same_dropout(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Composer puts the generators back only at the start of an epoch, and we have but one; ours are keyed."""
+    words = tiny_run("model.attention_out_dropout=0.2", "checkpoint.interval_steps=3", "data.validation=null")
+    assert main(["train", *words]) == 0
+    folder = tmp_path / "runs/tiny"
+    expected = steps(folder)
+    for path in sorted((folder / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(path)
+    assert len(list((folder / "checkpoints").iterdir())) == 1
+    torch.manual_seed(1234567)  # what another process would begin with
+    assert main(["train", *words]) == 0
+    assert steps(folder) == expected and len(expected) > 8
+
+
+def test_fsdp2_is_asked_for_in_the_one_way_that_composer_hears(tiny_run: TinyRun) -> None:
+    from composer import Trainer
+    from composer.utils.parallelism import FSDP2Config
+
+    assert Trainer._parse_parallelism_config(None, {"fsdp2": {"reshard_after_forward": True}}) is None  # plain DDP
+    asked = parallelism(read_run(tiny_run("distributed.strategy=fsdp2")), 2)
+    parsed = Trainer._parse_parallelism_config(None, asked)
+    assert isinstance(parsed.fsdp2, FSDP2Config) and parsed.fsdp is None
+
+
+def test_a_microbatch_that_does_not_fit_ends_the_run_instead_of_being_halved(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Composer's automatic microbatches would calculate half a step twice with other shapes, on every rank or hang."""
+    assert main(["check", *tiny_run("phases.short.microbatch_tokens=auto")]) == 78
+    assert "phases.short.microbatch_tokens='auto' (command line): expected a whole number" in capsys.readouterr().err
+    computed = 0
+    forward = ModernBertForMaskedLM.forward
+
+    def too_large(model: ModernBertForMaskedLM, batch: Batch) -> Any:
+        nonlocal computed
+        computed += 1
+        if computed == 3:
+            raise RuntimeError("CUDA out of memory")
+        return forward(model, batch)
+
+    monkeypatch.setattr(ModernBertForMaskedLM, "forward", too_large)
+    assert main(["train", *tiny_run("data.validation=null")]) == 70
+    assert computed == 3 and len(steps(tmp_path / "runs/tiny")) == 1  # 4 rows, 2 in a microbatch
+
+
+def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU Composer computes in fp32, and torch imitates bf16 on a GPU that has none."""
+    from composer.core.precision import get_precision_context
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with get_precision_context("amp_bf16"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    asked, left_open = (read_run(tiny_run("device=auto", f"precision={precision}")) for precision in ("bf16", "auto"))
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    with pytest.raises(ConfigError, match="precision=bf16: this machine trains on its CPU"):
+        resolve_precision(asked, cpu)
+    assert resolve_precision(left_open, cpu) == "fp32"
+    for has_bf16 in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has_bf16: has)
+        assert resolve_precision(left_open, gpu) == ("amp_bf16" if has_bf16 else "fp32")
+    assert resolve_precision(asked, gpu) == "amp_bf16"
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    with pytest.raises(ConfigError, match="precision=bf16: this GPU has no bf16"):
+        resolve_precision(asked, gpu)
+
+
+def test_fp32_on_a_gpu_is_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composer's GPU turns on TF32, whose products have ten bits, unless it is told not to."""
+    from composer.devices import DeviceGPU
+
+    for name, value in (("is_available", True), ("set_device", None), ("current_device", 0)):
+        monkeypatch.setattr(torch.cuda, name, lambda *args, value=value: value)
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        DeviceGPU()
+        assert torch.backends.cuda.matmul.allow_tf32
+        composer_device(torch.device("cuda"))
+        assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def gradient_in_bf16(sharding: Any) -> dict[str, torch.Tensor]:
+    """Of a small model on one rank, under bf16 autocast, sharded as Composer does it; None is not sharded."""
+    from composer.core.precision import Precision
+    from composer.distributed.fsdp2 import prepare_fully_shard
+    from composer.distributed.fsdp2_utils import generate_composer_model_policy
+
+    config = ModelConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=24)
+    adapter = ComposerMaskedLM(ModernBertForMaskedLM(config))
+    if sharding is not None:
+        policy = generate_composer_model_policy(adapter)
+        prepare_fully_shard(adapter, sharding, Precision("amp_bf16"), policy)
+    initialize(adapter.model, config, 3)
+    ids = torch.randint(0, 64, (48,), generator=torch.Generator().manual_seed(1))
+    borders = torch.tensor([0, 20, 48, 48], dtype=torch.int32)
+    places = torch.cat([torch.arange(20), torch.arange(28)])
+    predicted = torch.arange(1, 48, 4)
+    batch = Batch(ids, places, borders, 48, predicted, ids[predicted], 48, len(predicted), 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = adapter.eval()(batch).loss
+    loss.backward()
+    found = {}
+    for name, parameter in adapter.named_parameters():
+        assert parameter.grad is not None and parameter.dtype == parameter.grad.dtype == torch.float32
+        found[name] = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+    return found
+
+
+def gradients_in_bf16() -> list[dict[str, torch.Tensor]]:
+    """Not sharded; sharded as a run is; sharded as Composer would by itself."""
+    from composer.utils.parallelism import FSDP2Config
+    from torch.distributed.device_mesh import init_device_mesh
+
+    asked = parallelism(RunConfig(optim=StableAdamWConfig(lr=1.0), distributed=DistributedConfig(strategy="fsdp2")), 2)
+    assert asked is not None and asked.fsdp2 is not None
+    gradients = [gradient_in_bf16(None)]
+    for sharding in (asked.fsdp2, FSDP2Config()):
+        sharding.device_mesh = init_device_mesh("cpu", (1,))
+        gradients.append(gradient_in_bf16(sharding))
+    return gradients
+
+
+def test_bf16_on_shards_has_the_gradient_of_bf16_on_whole_weights() -> None:
+    """To the bit. Composer by itself would cast the residual stream to bf16 before every layer, under FSDP2 only."""
+    ((whole, ours, composers),) = run_ranks(gradients_in_bf16, 1)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=0, atol=0)
+    assert any(not torch.equal(composers[name], gradient) for name, gradient in whole.items())
