@@ -1,90 +1,145 @@
-"""Cleaning, counting and splitting: what happens to each document before it is tokenised.
+"""Cleaning and splitting: what happens to each document before it is tokenised, and who counts it.
 
 The split is a function of the document's text alone, so equal texts can never be on both sides, and adding a source
-moves no document of another. The corpus is read twice, first to count it and to train the tokenizer, then to write
-it; both readings pass through `kept_documents` and must tally.
+moves no document of another.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from data_prep.sources import Damaged, Document, read_source
+from data_prep.filters import Screen
+from data_prep.items import Document, LeftOut
 from modernbert_train.config.prepare import PrepareConfig
 from modernbert_train.errors import DataError
 
 TRAIN = "train"
 VALIDATION = "validation"
+SPLITS = (TRAIN, VALIDATION)
 OFFENDERS_LISTED = 20
-
-# Left out under any on_error: nothing is wrong with the document, it is only not wanted.
-_NOT_WANTED = ("too_short", "duplicate")
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A document that will be written.
+    """A document that will be written, unless it is a duplicate.
 
     Attributes:
         split: TRAIN or VALIDATION.
-        id: where it comes from.
         text: valid UTF-8 without NUL.
         bytes: length of the text in UTF-8.
-        draw: number in [0, 1) that depends on the text alone and not on what decided the split.
+        altered: what was changed, in words that the report counts.
     """
 
     split: str
-    id: str
     text: str
     bytes: int
-    draw: float
+    altered: list[str]
+
+
+@dataclass
+class SourceTally:
+    """What became of the documents of one source: `read` is the sum of `documents` and `dropped` once all is done."""
+
+    read: int = 0
+    altered: Counter[str] = field(default_factory=Counter)  # what was changed -> documents that were read
+    dropped: Counter[str] = field(default_factory=Counter)  # reason -> documents
+    documents: Counter[str] = field(default_factory=Counter)  # split -> documents that are kept
+    text_bytes: Counter[str] = field(default_factory=Counter)  # split -> UTF-8 bytes of them
+    tokens: Counter[str] = field(default_factory=Counter)  # split -> tokens of them
+
+    def add(self, other: SourceTally) -> None:
+        self.read += other.read
+        for name in ("altered", "dropped", "documents", "text_bytes", "tokens"):
+            getattr(self, name).update(getattr(other, name))
 
 
 @dataclass
 class Tally:
-    """What became of every document: `read` is the sum of `kept` and `dropped`."""
+    """What became of every document, by source; tallies of tasks add up to that of the whole."""
 
-    read: int = 0
-    kept: Counter[str] = field(default_factory=Counter)  # split -> documents
-    dropped: Counter[str] = field(default_factory=Counter)  # reason -> documents
+    sources: dict[str, SourceTally] = field(default_factory=dict)
     offenders: dict[str, list[str]] = field(default_factory=dict)  # reason -> the first few, with what is wrong
-    bytes: int = 0  # UTF-8 bytes of the kept texts
+    seconds: dict[str, float] = field(default_factory=dict)  # stage -> time of its tasks, one after the other
+
+    def source(self, name: str) -> SourceTally:
+        return self.sources.setdefault(name, SourceTally())
+
+    def total(self) -> SourceTally:
+        """All sources together."""
+        total = SourceTally()
+        for each in self.sources.values():
+            total.add(each)
+        return total
+
+    def leave_out(self, source: str, item: LeftOut, on_error: str) -> None:
+        """Count a document that is not written.
+
+        Raises:
+            DataError: it is damaged and `on_error` is `stop`.
+        """
+        if on_error == "stop" and item.damaged:
+            raise DataError(
+                f"{item.id}: {item.detail}. Mend or remove it, or set on_error=skip to leave out and count what is "
+                "damaged."
+            )
+        self.source(source).dropped[item.reason] += 1
+        self._list(item.reason, f"{item.id}: {item.detail}")
+
+    def add(self, other: Tally) -> None:
+        for name, each in other.sources.items():
+            self.source(name).add(each)
+        for reason, offenders in other.offenders.items():
+            for offender in offenders:
+                self._list(reason, offender)
+        for stage, seconds in other.seconds.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self) | {"sources": {name: vars(each) for name, each in self.sources.items()}}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Tally:
+        sources = {}
+        for name, counts in content["sources"].items():
+            read = counts.pop("read")
+            sources[name] = SourceTally(read, **{key: Counter(value) for key, value in counts.items()})
+        return cls(sources, content["offenders"], content["seconds"])
+
+    def _list(self, reason: str, offender: str) -> None:
+        listed = self.offenders.setdefault(reason, [])
+        if len(listed) < OFFENDERS_LISTED:
+            listed.append(offender)
 
 
-def kept_documents(config: PrepareConfig, tally: Tally) -> Iterator[Kept]:
-    """Read all sources and yield the documents to be written, in a fixed order.
+def examine(document: Document, config: PrepareConfig, screen: Screen) -> Kept | LeftOut:
+    """Decide whether a document is written, and to which split; duplicates are found later."""
+    id, text = document.id, document.text
+    if (at := text.find("\0")) >= 0:
+        return LeftOut(id, "nul_byte", f"NUL character at character {at} of the text")
+    if problem := _wrong_size(id, text, config):
+        return problem
+    try:
+        encoded = text.encode("utf-8")
+    except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair, which is no character
+        return LeftOut(id, "not_utf8", f"half a surrogate pair at character {error.start} of the text")
+    screened = screen.check(id, text)
+    if isinstance(screened, LeftOut):
+        return screened
+    if screened.altered:
+        if problem := _wrong_size(id, screened.text, config):
+            return problem
+        encoded = screened.text.encode("utf-8")
+    altered = ([document.altered] if document.altered else []) + screened.altered
+    split = VALIDATION if _unit(encoded, 0) < config.validation_share else TRAIN
+    return Kept(split, screened.text, len(encoded), altered)
 
-    Args:
-        config: the spec.
-        tally: counts up as documents pass; complete when the iterator is exhausted.
 
-    Raises:
-        DataError: a document is damaged and `on_error` is `stop`.
-    """
-    seen: set[int] = set()  # about 100 bytes of memory a document
-    for name, source in config.sources.items():
-        for item in read_source(name, source, config.max_characters):
-            tally.read += 1
-            result = _examine(item, config, seen) if isinstance(item, Document) else item
-            if isinstance(result, Kept):
-                tally.kept[result.split] += 1
-                tally.bytes += result.bytes
-                yield result
-            else:
-                _leave_out(config, tally, result)
-
-
-def no_tokens(config: PrepareConfig, tally: Tally, kept: Kept) -> None:
-    """Turn a kept document into a damaged one, because the tokenizer makes nothing of it.
-
-    Raises:
-        DataError: `on_error` is `stop`.
-    """
-    tally.kept[kept.split] -= 1
-    _leave_out(config, tally, Damaged(kept.id, "no_tokens", "the tokenizer makes no token of this text"))
+def training_draw(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone, and not on what decided its split."""
+    return _unit(text.encode("utf-8"), 8)
 
 
 def require_documents(config: PrepareConfig, tally: Tally) -> None:
@@ -93,17 +148,18 @@ def require_documents(config: PrepareConfig, tally: Tally) -> None:
     Raises:
         DataError: no document is left, or none for validation, or none for training.
     """
-    kept = sum(tally.kept.values())
+    total = tally.total()
+    kept = sum(total.documents.values())
     if not kept:
         why = "; ".join(
-            f"{reason} {count}, the first {tally.offenders[reason][0]}" for reason, count in tally.dropped.items()
+            f"{reason} {count}, the first {tally.offenders[reason][0]}" for reason, count in total.dropped.items()
         )
         paths = ", ".join(source.path or source.kind for source in config.sources.values())
         raise DataError(
-            f"no documents left of {tally.read} read from {paths} ({why or 'the sources are empty'}). "
+            f"no documents left of {total.read} read from {paths} ({why or 'the sources are empty'}). "
             "Correct sources, or mend the files."
         )
-    empty = [split for split in (TRAIN, VALIDATION) if not tally.kept[split]]
+    empty = [split for split in SPLITS if not total.documents[split]]
     if empty == [TRAIN] or (empty and config.validation_share):
         raise DataError(
             f"validation_share={config.validation_share} of {kept} documents leaves none for {empty[0]}. "
@@ -112,41 +168,18 @@ def require_documents(config: PrepareConfig, tally: Tally) -> None:
         )
 
 
-def _leave_out(config: PrepareConfig, tally: Tally, damaged: Damaged) -> None:
-    if config.on_error == "stop" and damaged.reason not in _NOT_WANTED:
-        raise DataError(
-            f"{damaged.id}: {damaged.detail}. Mend or remove it, or set on_error=skip to leave out and count what is "
-            "damaged."
-        )
-    tally.dropped[damaged.reason] += 1
-    listed = tally.offenders.setdefault(damaged.reason, [])
-    if len(listed) < OFFENDERS_LISTED:
-        listed.append(f"{damaged.id}: {damaged.detail}")
-
-
-def _examine(document: Document, config: PrepareConfig, seen: set[int]) -> Kept | Damaged:
-    id, text = document.id, document.text
-    if (at := text.find("\0")) >= 0:
-        return Damaged(id, "nul_byte", f"NUL character at character {at} of the text")
-    if not text.strip():
-        return Damaged(id, "empty", f"no text, {len(text)} characters of white space")
+def _wrong_size(id: str, text: str, config: PrepareConfig) -> LeftOut | None:
+    if not text or text.isspace():
+        return LeftOut(id, "empty", f"no text, {len(text)} characters of white space")
     if len(text) > config.max_characters:
-        return Damaged(id, "too_long", f"{len(text)} characters, max_characters={config.max_characters}")
+        return LeftOut(id, "too_long", f"{len(text)} characters, max_characters={config.max_characters}")
     if len(text) < config.min_characters:
-        return Damaged(id, "too_short", f"{len(text)} characters, min_characters={config.min_characters}")
-    try:
-        encoded = text.encode("utf-8")
-    except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair, which is no character
-        return Damaged(id, "not_utf8", f"half a surrogate pair at character {error.start} of the text")
-    digest = hashlib.sha256(encoded).digest()
-    key = int.from_bytes(digest[16:24])
-    if key in seen:
-        return Damaged(id, "duplicate", "same text as an earlier document")
-    seen.add(key)
-    split = VALIDATION if _unit(digest[:8]) < config.validation_share else TRAIN
-    return Kept(split, id, text, len(encoded), _unit(digest[8:16]))
+        detail = f"{len(text)} characters, min_characters={config.min_characters}"
+        return LeftOut(id, "too_short", detail, damaged=False)
+    return None
 
 
-def _unit(digest: bytes) -> float:
-    """8 bytes of a hash as a number in [0, 1)."""
+def _unit(encoded: bytes, begin: int) -> float:
+    """8 bytes of the hash of a text as a number in [0, 1)."""
+    digest = hashlib.sha256(encoded).digest()[begin : begin + 8]
     return (int.from_bytes(digest) >> 11) / (1 << 53)

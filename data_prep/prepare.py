@@ -1,43 +1,35 @@
-"""Text on disk to tokenised MDS shards: python data_prep/prepare.py spec.yaml [a.b=c ...] [--overwrite]
+"""Text on disk to tokenised MDS shards: python data_prep/prepare.py spec.yaml [a.b=c ...] [--overwrite] [--part i/n]
 
-The sources are read twice. The first reading counts, finds every damaged document and trains the tokenizer, so that
-hours of tokenising cannot end in a surprise; the second tokenises and writes. No text is kept in between: memory
-holds a batch of documents, a shard, and the hash of each document (some 100 bytes), whatever the size of the corpus.
+The corpus is cut into tasks, which any number of processes and machines may do (see stages.py). What is done is kept
+beside the dataset's place, in <out>.work, until the dataset is complete: after a kill the same command goes on, and the
+outcome is the same to the byte. No text is kept in between, and memory does not grow with the corpus.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
+import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from tokenizers import Tokenizer
-from tqdm import tqdm
-
-from data_prep.documents import TRAIN, VALIDATION, Kept, Tally, kept_documents, no_tokens, require_documents
-from data_prep.report import describe, fingerprint, is_finished, write_report
-from data_prep.tokenizer import (
-    adapt_tokenizer,
-    encode_documents,
-    num_entries,
-    require_size,
-    require_unspoken,
-    save_tokenizer,
-    train_tokenizer,
-)
-from data_prep.workspace import require_space, workspace
+from modernbert_train import __version__
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.prepare import PrepareConfig, prepare_problems
-from modernbert_train.errors import ConfigError, DataError, RunError
+from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 
-_BATCH_BYTES = 1 << 20  # text tokenised at once: enough for every core, and about 130 MB of memory
-_DISK_BYTES_PER_TEXT_BYTE = 0.5  # from above: the quickstart takes 0.21, 0.53 before compression
-_DISK_BYTES = 1 << 24  # and beside the shards: tokenizer, lengths, counts
+if TYPE_CHECKING:
+    from data_prep.plan import Work
+    from data_prep.report import Fingerprint
+
+Part = tuple[int, int]
+_LOCK = ".lock"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,23 +37,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="prepare.py", description="Text on disk to tokenised MDS shards.")
     parser.add_argument("spec", nargs="+", help="YAML files and a.b=c overrides; later ones win")
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset of another spec in `out`")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="machine I of N with a shared disk")
     parsed = parser.parse_args(arguments)
     files = [word for word in parsed.spec if "=" not in word]
     overrides = [word for word in parsed.spec if "=" in word]
     try:
-        print(prepare(load_typed(PrepareConfig, files, overrides), parsed.overwrite))
+        print(prepare(load_typed(PrepareConfig, files, overrides), parsed.overwrite, parsed.part))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on.", file=sys.stderr)
+        return StoppedEarly.exit_code
     return 0
 
 
-def prepare(config: PrepareConfig, overwrite: bool = False) -> str:
+def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1)) -> str:
     """Make the dataset that a spec asks for, or find that it is there already.
+
+    With more than one worker, a script that calls this must do so under `if __name__ == "__main__"`, because its
+    processes import it.
 
     Args:
         config: the spec.
         overwrite: replace a dataset that another spec made; never anything that is not a dataset.
+        part: (i, n) with i from 1: do the i-th of n parts, and wait for the others, which other machines do.
 
     Returns:
         What was made or found, for a person to read.
@@ -70,100 +70,152 @@ def prepare(config: PrepareConfig, overwrite: bool = False) -> str:
         ConfigError: the spec is wrong, or `out` holds something else.
         DataError: the text or the given tokenizer is missing, damaged or too small.
         StorageError: the disk is too small or fails, or another process is writing `out`.
+        RunError: a worker process died.
     """
     if problems := prepare_problems(config):
         raise ConfigError("\n".join(problems))
+    if part != (1, 1) and config.executor.name != "local":
+        raise ConfigError(f"--part: executor.name={config.executor.name} divides the work itself. Use one of the two.")
+    from data_prep.filters import make_screen
+    from data_prep.report import describe, fingerprint, is_finished
+    from data_prep.tokenizer import adapt_tokenizer
+
     out = Path(config.out)
+    place = out.resolve() if out.is_symlink() else out  # beside a link may be another disk
+    folder = place.with_name(f"{place.name}.work")
     asked = fingerprint(config)
     if is_finished(out, asked, overwrite):
+        _remove_work(folder, asked)
         return f"already complete, made from the same spec and files; --overwrite makes it again\n{describe(out)}"
-    with workspace(out) as folder:
-        started = time.monotonic()
-        tokenizer, survey = _survey(config, asked["inputs"]["bytes"])
-        surveyed = time.monotonic()
-        require_space(out, int(survey.bytes * _DISK_BYTES_PER_TEXT_BYTE) + _DISK_BYTES)
-        tally = _write(config, tokenizer, survey, folder)
-        seconds = {"read_and_train": surveyed - started, "tokenise_and_write": time.monotonic() - surveyed}
-        write_report(folder, asked, tally, seconds)
+    make_screen(config.filters)
+    if config.tokenizer.path is not None:
+        adapt_tokenizer(config.tokenizer.path, config.tokenizer.extend, config.tokenizer.spare_entries)
+    with _claimed(folder, part):
+        try:
+            work = _open_work(folder, config, asked, overwrite)
+            _run(work, config, asked, part)
+        except RunError as error:
+            _after_failure(folder, part, error)
+            raise
+        if config.executor.name == "slurm":
+            return f"handed to Slurm, see squeue; the same command tells when {out} is complete"
+        if part[0] == part[1]:
+            _empty(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # others may hold their locks in it
     return describe(out)
 
 
-def _survey(config: PrepareConfig, input_bytes: int) -> tuple[Tokenizer, Tally]:
-    """First reading: count every document, and train a tokenizer on the training documents if none is given."""
-    tally = Tally()
-    settings = config.tokenizer
+def _run(work: Work, config: PrepareConfig, asked: Fingerprint, part: Part) -> None:
+    from data_prep.executors import num_workers, run_local, submit
+    from data_prep.report import is_finished
+    from data_prep.stages import make_stages
 
-    def training_texts() -> Iterator[str]:
-        with _bar("reading", input_bytes) as bar:
-            for kept in kept_documents(config, tally):
-                bar.update(kept.bytes)
-                if kept.split == TRAIN and kept.draw < settings.training_share:
-                    yield kept.text
-        require_documents(config, tally)
-        if settings.path is None:
-            print(f"training a tokenizer of {settings.vocab_size:,} entries", file=sys.stderr)
+    def is_done() -> bool:
+        return is_finished(Path(config.out), asked, overwrite=False)
 
-    if settings.path is None:
-        tokenizer = train_tokenizer(training_texts(), settings.vocab_size)
-        require_size(tokenizer, settings.vocab_size)
-    else:
-        tokenizer = adapt_tokenizer(settings.path)
-        for _ in training_texts():
-            pass
-    return tokenizer, tally
+    stages = make_stages(work, config, asked)
+    if config.executor.name == "local":
+        run_local(stages, work, num_workers(work, config.executor), part, is_done)
+        return
+    submit(stages, work, config.executor)
+    if config.executor.name == "ray" and not is_done():
+        raise RunError(f"Ray has not completed all tasks. See {work.folder}/stages/*/logs; the same command goes on.")
 
 
-def _write(config: PrepareConfig, tokenizer: Tokenizer, survey: Tally, folder: Path) -> Tally:
-    """Second reading: the tokenizer's folder and one folder of shards per split."""
-    from data_prep.shards import ShardWriter  # imports streaming and torch, which takes seconds
+def _open_work(folder: Path, config: PrepareConfig, asked: Fingerprint, overwrite: bool) -> Work:
+    """Go on with the work that is there, or cut the corpus and begin.
 
-    sha256, entries = save_tokenizer(tokenizer, folder / "tokenizer"), num_entries(tokenizer)
-    writers = {
-        split: ShardWriter(folder / split, entries, sha256, config.shard_bytes)
-        for split in (TRAIN, VALIDATION)
-        if survey.kept[split]
-    }
-    tally = Tally()
-    documents = tokens = 0
-    with _bar("tokenising", survey.bytes) as bar:
-        for batch in _batches(kept_documents(config, tally)):
-            for kept, ids in zip(batch, encode_documents(tokenizer, [kept.text for kept in batch]), strict=True):
-                if ids:
-                    writers[kept.split].write(ids)
-                else:
-                    no_tokens(config, tally, kept)
-                documents, tokens = documents + bool(ids), tokens + len(ids)
-            bar.set_postfix_str(f"{documents:,} documents, {tokens:,} tokens", refresh=False)
-            bar.update(sum(kept.bytes for kept in batch))
-    if (tally.read, tally.bytes) != (survey.read, survey.bytes):
-        raise DataError(
-            f"{', '.join(config.sources)}: {survey.read} documents of {survey.bytes} bytes at the first reading, "
-            f"{tally.read} of {tally.bytes} at the second. Something writes to the sources; let it end and start again."
-        )
-    require_documents(config, tally)
-    for writer in writers.values():
-        writer.finish()
-        require_unspoken(tokenizer, writer.token_counts)
-    return tally
+    Raises:
+        ConfigError: what is there is of another spec, and may not be thrown away.
+        DataError: a hub dataset cannot be opened.
+    """
+    from data_prep.plan import make_work, read_work
+    from data_prep.report import changes
+
+    asked = {"version": __version__, **asked}
+    with (folder / ".planning").open("a") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # several machines may come at once
+        found = read_work(folder)
+        if found is not None:
+            work, there = found
+            differences = changes(there, asked)
+            if not differences:
+                work.failure_file.unlink(missing_ok=True)
+                return work
+            if not overwrite:
+                raise ConfigError(
+                    f"{folder}: holds unfinished work of another spec or of other files ({differences}). Throw it away "
+                    "with --overwrite, or give another folder with out=..."
+                )
+        _empty(folder)
+        return make_work(folder, config, asked)
 
 
-def _batches(documents: Iterator[Kept]) -> Iterator[list[Kept]]:
-    batch: list[Kept] = []
-    size = 0
-    for kept in documents:
-        batch.append(kept)
-        size += kept.bytes
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _after_failure(folder: Path, part: Part, error: RunError) -> None:
+    """Throw work away that cannot be gone on with, and tell other machines that wait."""
+    if part != (1, 1):
+        (folder / "failed").write_text(f"part {part[0]} of {part[1]}: {error}", encoding="utf-8")
+    elif isinstance(error, DataError):  # mended, it will be another spec, or other files
+        _empty(folder)
+        shutil.rmtree(folder)
 
 
-def _bar(name: str, total: int) -> tqdm[None]:
-    """Progress on stderr in bytes of text; on a terminal every second, in a log file every ten."""
-    interval = 1.0 if sys.stderr.isatty() else 10.0
-    return tqdm(desc=name, total=total or None, unit="B", unit_scale=True, mininterval=interval)
+def _remove_work(folder: Path, asked: Fingerprint) -> None:
+    """Remove what a finished dataset was made of, if the process that made it could not, or was on Slurm."""
+    from data_prep.plan import read_work
+    from data_prep.report import changes
+
+    found = read_work(folder)
+    if (folder / _LOCK).exists() and (found is None or not changes(found[1], {"version": __version__, **asked})):
+        with _claimed(folder, (1, 1)):
+            _empty(folder)
+            shutil.rmtree(folder)
+
+
+def _empty(folder: Path) -> None:
+    """Remove the plan and then everything done, so that what a kill leaves of it is never gone on with."""
+    from data_prep.plan import PLAN
+
+    (folder / PLAN).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+
+
+@contextmanager
+def _claimed(folder: Path, part: Part) -> Iterator[None]:
+    """Keep others from the folder while the block runs; other parts of the same whole are let in.
+
+    Raises:
+        StorageError: another process has it, or it cannot be made.
+    """
+    alone = part == (1, 1)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            (folder / _LOCK).open("a") as whole,
+            (folder / f"{_LOCK}-{part[0]}-of-{part[1]}").open("a") as mine,
+        ):
+            fcntl.flock(whole, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+    except BlockingIOError:
+        raise StorageError(
+            f"{folder}: another process is at work on it at this moment. Wait for it, or give another folder with "
+            "out=..."
+        ) from None
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or folder}: {error.strerror or error}. Free space or change permissions, or give another "
+            "folder with out=..."
+        ) from error
+
+
+def _part(text: str) -> Part:
+    number, _, parts = text.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 1/4, the first of four")
+    return int(number), int(parts)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.documents import TRAIN, VALIDATION, Tally
-from data_prep.sources import source_files
+from data_prep.documents import SPLITS, SourceTally, Tally
+from data_prep.sources import file_state, source_files
 from data_prep.tokenizer import tokenizer_file
 from modernbert_train import __version__
 from modernbert_train.config.prepare import PrepareConfig
@@ -25,30 +26,35 @@ Fingerprint = dict[str, Any]
 
 
 def fingerprint(config: PrepareConfig) -> Fingerprint:
-    """The spec without `out`, and a digest of the files it reads (of a hub dataset only its name is known).
+    """The spec without what does not change the dataset, and a digest of the files it reads.
+
+    Of a hub dataset that is not on this disk only the name is known.
 
     Raises:
         DataError: a source has no files, or the given tokenizer does not exist.
     """
     spec = dataclasses.asdict(config)
-    del spec["out"]
+    del spec["out"], spec["executor"]
     files = [file for name, source in config.sources.items() for file in source_files(name, source)]
     digest, total = hashlib.sha256(), 0
     for file in files:
-        size, time = -1, 0
-        if file.exists():  # else a dangling link, which reading will report
-            size, time = file.stat().st_size, file.stat().st_mtime_ns
+        size, time = file_state(file)
         total += max(size, 0)
         digest.update(f"{file}\0{size}\0{time}\0".encode("utf-8", "surrogateescape"))
-    if config.tokenizer.path is not None:
+    for key, path in _named_files(config):
         try:
-            digest.update(file_sha256(tokenizer_file(config.tokenizer.path)).encode())
+            digest.update(file_sha256(path).encode())
         except OSError as error:
-            raise DataError(
-                f"tokenizer.path={config.tokenizer.path}: {error.strerror}. Give a tokenizer.json or its folder, or "
-                "set tokenizer.path=null to train one."
-            ) from None
+            raise DataError(f"{key}={path}: {error.strerror}. Correct the path.") from None
     return {"spec": spec, "inputs": {"files": len(files), "bytes": total, "digest": digest.hexdigest()[:16]}}
+
+
+def changes(there: Fingerprint, here: Fingerprint) -> str:
+    """In which keys two fingerprints differ; empty when they are equal."""
+    old, new = _flat(there), _flat(here)
+    return "; ".join(
+        f"{key}: {old.get(key)} there, {new.get(key)} now" for key in {**old, **new} if old.get(key) != new.get(key)
+    )
 
 
 def is_finished(out: Path, asked: Fingerprint, overwrite: bool) -> bool:
@@ -71,15 +77,9 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool) -> bool:
         recorded = json.loads((out / REPORT).read_text(encoding="utf-8"))["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{out / REPORT}: cannot be read ({error}). --overwrite makes the dataset again.") from None
-    there, here = _flat(recorded), _flat(asked)
-    changes = [
-        f"{key}: {there.get(key)} there, {here.get(key)} now"
-        for key in {**there, **here}
-        if there.get(key) != here.get(key)
-    ]
-    if changes:
+    if differences := changes(recorded, asked):
         raise ConfigError(
-            f"out={out}: holds a dataset of another spec or of other files ({'; '.join(changes)}). Replace it with "
+            f"out={out}: holds a dataset of another spec or of other files ({differences}). Replace it with "
             "--overwrite, or give another folder with out=..."
         )
     for split in _splits(out):
@@ -90,19 +90,28 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool) -> bool:
     return True
 
 
-def write_report(folder: Path, asked: Fingerprint, tally: Tally, seconds: dict[str, float]) -> None:
-    """Write prepare_report.json beside the splits; asserts that no document vanished."""
-    written = {split: dataclasses.asdict(read_card(folder / split)) for split in _splits(folder)}
-    assert all(written[split]["documents"] == tally.kept[split] for split in written)
-    assert tally.read == sum(card["documents"] for card in written.values()) + sum(tally.dropped.values())
+def write_report(folder: Path, asked: Fingerprint, tally: Tally, tasks: int) -> None:
+    """Write prepare_report.json beside the splits; asserts that no document vanished, of any source.
+
+    Args:
+        folder: with the splits.
+        asked: what identifies the dataset.
+        tally: what became of every document.
+        tasks: the corpus was cut into.
+    """
+    total = tally.total()
+    cards = {split: read_card(folder / split) for split in _splits(folder)}
+    for split, card in cards.items():
+        assert (card.documents, card.tokens) == (total.documents[split], total.tokens[split]), split
+    for name, each in tally.sources.items():
+        assert each.read == each.documents.total() + each.dropped.total(), name
     report = {
         "created_by": f"modernbert-train {__version__}",
-        "documents_read": tally.read,
-        "written": {split: {key: card[key] for key in ("documents", "tokens")} for split, card in written.items()},
-        "dropped": dict(sorted(tally.dropped.items())),
+        **_counts(total),
         "first_dropped": dict(sorted(tally.offenders.items())),
-        "text_bytes": tally.bytes,
-        "seconds": {part: round(value, 1) for part, value in seconds.items()},
+        "sources": {name: _counts(each) for name, each in tally.sources.items()},
+        "tasks": tasks,
+        "seconds": {stage: round(value, 1) for stage, value in tally.seconds.items()},
         "fingerprint": asked,
     }
     (folder / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -116,12 +125,37 @@ def describe(out: Path) -> str:
         for split, numbers in report["written"].items()
     ]
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in report["dropped"].items()) or "none"
+    if report["altered"]:
+        altered = ", ".join(f"{count:,} by {what}" for what, count in report["altered"].items())
+        lines.append(f"altered: {altered}")
     lines.append(f"left out of {report['documents_read']:,} documents read: {dropped} (listed in {out / REPORT})")
     return "\n".join(lines)
 
 
+def _counts(tally: SourceTally) -> dict[str, Any]:
+    return {
+        "documents_read": tally.read,
+        "written": {
+            split: {"documents": tally.documents[split], "tokens": tally.tokens[split]}
+            for split in SPLITS
+            if tally.documents[split]
+        },
+        "dropped": dict(sorted(tally.dropped.items())),
+        "altered": dict(sorted(tally.altered.items())),
+        "text_bytes": tally.text_bytes.total(),
+    }
+
+
+def _named_files(config: PrepareConfig) -> Iterator[tuple[str, Path]]:
+    if config.tokenizer.path is not None:
+        yield "tokenizer.path", tokenizer_file(config.tokenizer.path)
+    for name, each in config.filters.items():
+        if each.model is not None:
+            yield f"filters.{name}.model", Path(each.model)
+
+
 def _splits(folder: Path) -> list[str]:
-    return [split for split in (TRAIN, VALIDATION) if (folder / split).is_dir()]
+    return [split for split in SPLITS if (folder / split).is_dir()]
 
 
 def _flat(tree: Any, path: str = "") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from array import array
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from modernbert_train import __version__, compat
 from modernbert_train.data.dataset_card import (
@@ -25,6 +26,7 @@ compat.install()
 from streaming import MDSWriter  # noqa: E402
 
 COLUMN = "tokens"
+_COUNTED_AT_ONCE = 64  # documents
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
@@ -40,6 +42,10 @@ class ShardWriter:
         vocab_size: entries of the tokenizer.
         tokenizer_sha256: of its tokenizer.json.
         shard_bytes: size of a shard before compression; a document larger than that is a shard of its own.
+
+    Attributes:
+        tokens: written so far.
+        token_counts: int64, times each id occurs, by id; complete after `finish`.
     """
 
     def __init__(self, folder: Path, vocab_size: int, tokenizer_sha256: str, shard_bytes: int) -> None:
@@ -48,7 +54,9 @@ class ShardWriter:
         self._tokenizer_sha256 = tokenizer_sha256
         self._dtype = token_dtype(vocab_size)
         self._lengths = array("I")
+        self._uncounted: list[NDArray[np.unsignedinteger]] = []
         self.token_counts = np.zeros(vocab_size, np.int64)
+        self.tokens = 0
         self._mds = MDSWriter(
             columns={COLUMN: f"ndarray:{self._dtype.name}"},
             out=str(folder),
@@ -61,10 +69,6 @@ class ShardWriter:
     def documents(self) -> int:
         return len(self._lengths)
 
-    @property
-    def tokens(self) -> int:
-        return int(self.token_counts.sum())
-
     def write(self, ids: list[int]) -> None:
         """Add one document of at least one token.
 
@@ -74,11 +78,15 @@ class ShardWriter:
         tokens = np.array(ids, self._dtype)
         self._mds.write({COLUMN: tokens})
         self._lengths.append(len(ids))
-        self.token_counts += np.bincount(tokens, minlength=self._vocab_size)
+        self._uncounted.append(tokens)
+        self.tokens += len(ids)
+        if len(self._uncounted) >= _COUNTED_AT_ONCE:
+            self._count()
 
     def finish(self) -> DatasetCard:
         """Write the last shard, the index, lengths.npy (uint32), token_counts.npy (int64) and the card."""
         self._mds.finish()
+        self._count()
         np.save(self._folder / LENGTHS, np.frombuffer(self._lengths, np.uint32))
         np.save(self._folder / TOKEN_COUNTS, self.token_counts)
         card = DatasetCard(
@@ -95,3 +103,9 @@ class ShardWriter:
         )
         write_card(self._folder, card)
         return card
+
+    def _count(self) -> None:
+        """Add up how often each id occurs; one by one, a vocabulary of 50,000 costs as much as tokenising."""
+        if self._uncounted:
+            self.token_counts += np.bincount(np.concatenate(self._uncounted), minlength=self._vocab_size)
+            self._uncounted = []

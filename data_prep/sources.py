@@ -1,49 +1,47 @@
-"""Sources of text: each yields its documents in a fixed order, and what it could not read as `Damaged`.
+"""Sources of text: which files they are, and one reader for each kind.
 
-JSONL is read line by line with the standard library and not with `datasets`, which gives up a whole file at the first
-bad line, turns text that looks like a date into a date, and takes a truncated .zst file for a complete one. Parquet,
-CSV and hub datasets go through `datasets` in streaming mode. Nothing here decides what happens to a document.
+Every reader yields its documents in a fixed order, and what it could not read as `LeftOut`; nothing here decides what
+happens to a document. A file can be read in pieces, so that a large one is work for many.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
+from data_prep.items import Document, LeftOut, decode, unreadable
+from data_prep.lines import read_jsonl
+from data_prep.tables import hub_shards, read_csv, read_hub, read_parquet
 from modernbert_train.config.prepare import GLOBS, SourceConfig
 from modernbert_train.errors import ConfigError, DataError
 
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
-_BLOCK_BYTES = 1 << 20
+_TOPICS_BYTES = 700_000  # the topics of help() in Python 3.11
+_UNKNOWN_BYTES = 1 << 20  # of a part of a hub dataset that is not on this disk
 
 
 @dataclass(frozen=True)
-class Document:
-    """One text. `id` is its file, with the line or row where a file holds several."""
-
-    id: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """Something that should have been a document.
+class Piece:
+    """What one call of a reader reads: a file, or a part of one.
 
     Attributes:
-        id: as Document.id.
-        reason: one of a few words, counted in the report.
-        detail: what is wrong, with its value and its place.
+        source: its key under `sources`.
+        path: the file; None where there is none (the topics of the standard library, a hub dataset).
+        begin, end: bytes of a JSONL file, row groups of a Parquet file, number and count of a hub dataset's part; end
+            None is the end of the file.
+        size: bytes to be read, an estimate.
+        state: size and time of the whole file in bytes and nanoseconds, to notice a change; None without a file.
     """
 
-    id: str
-    reason: str
-    detail: str
+    source: str
+    path: str | None
+    begin: int = 0
+    end: int | None = None
+    size: int = 0
+    state: tuple[int, int] | None = None
 
 
 def source_files(name: str, source: SourceConfig) -> list[Path]:
@@ -89,32 +87,67 @@ def source_files(name: str, source: SourceConfig) -> list[Path]:
     return files
 
 
-def read_source(name: str, source: SourceConfig, max_characters: int) -> Iterator[Document | Damaged]:
-    """Yield the documents of a source in a fixed order: sorted files, and within a file as they stand.
+def file_state(path: Path) -> tuple[int, int]:
+    """Size in bytes and time of change in nanoseconds; (-1, 0) of a dangling link, which reading will report."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return -1, 0
+    return stat.st_size, stat.st_mtime_ns
 
-    Args:
-        name: its key under `sources`.
-        source: its configuration.
-        max_characters: text files that must be longer are not read into memory.
+
+def whole_pieces(name: str, source: SourceConfig) -> Iterator[Piece]:
+    """The pieces of a source when no file is cut, in the order in which they are read.
 
     Raises:
-        ConfigError, DataError: as `source_files`; DataError also when a hub dataset fails at any row.
+        ConfigError, DataError: as `source_files`, and as `tables.hub_shards`.
     """
     files = source_files(name, source)
+    states = [file_state(file) for file in files]
     if source.kind == "hub":
-        yield from _read_hub(name, source)
+        shards = hub_shards(name, source)
+        size = sum(size for size, _ in states) // shards or _UNKNOWN_BYTES
+        yield from (Piece(name, None, shard, shards, size) for shard in range(shards))
         return
-    for file in files:
-        if source.kind in ("python_stdlib", "text"):
-            yield _read_text(file, max_characters)
-        elif source.kind == "jsonl":
-            yield from _read_jsonl(file, source.text_field or "text")
-        else:
-            yield from _read_table(source.kind, file, source.text_field or "text")
+    for file, state in zip(files, states, strict=True):
+        yield Piece(name, str(file), size=max(state[0], 0), state=state)
     if source.kind == "python_stdlib":
+        yield Piece(name, None, size=_TOPICS_BYTES)
+
+
+def read_piece(piece: Piece, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+    """Yield what stands in a piece, in a fixed order.
+
+    Args:
+        piece: of `source`.
+        source: its configuration.
+        max_characters: what must be longer is not read into memory.
+
+    Raises:
+        DataError: a hub dataset fails at any row.
+    """
+    text_field = source.text_field or "text"
+    if source.kind == "hub":
+        assert piece.end is not None
+        yield from read_hub(piece.source, source, piece.begin, piece.end)
+    elif piece.path is None:
         from pydoc_data.topics import topics
 
         yield from (Document(f"pydoc_data.topics:{topic}", topics[topic]) for topic in sorted(topics))
+    elif source.kind == "jsonl":
+        yield from read_jsonl(Path(piece.path), text_field, max_characters, piece.begin, piece.end)
+    elif source.kind == "parquet":
+        yield from read_parquet(Path(piece.path), text_field, piece.begin, piece.end)
+    elif source.kind == "csv":
+        yield from read_csv(Path(piece.path), text_field)
+    else:
+        yield _read_text(Path(piece.path), max_characters)
+
+
+def read_source(name: str, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+    """Yield a whole source in a fixed order: sorted files, and within a file as they stand. Raises as its parts."""
+    for piece in whole_pieces(name, source):
+        yield from read_piece(piece, source, max_characters)
 
 
 def _stdlib_files() -> list[Path]:
@@ -129,129 +162,15 @@ def _refuse_folder(error: OSError) -> None:
     raise DataError(f"{error.filename}: {error.strerror}. Make the folder readable, or leave it out of the glob.")
 
 
-def _unreadable(id: str, error: Exception) -> Damaged:
-    words = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-    return Damaged(id, "unreadable", f"cannot be read ({' '.join(str(words).split())})")
-
-
-def _decode(id: str, raw: bytes, offset: int = 0) -> str | Damaged:
-    """UTF-8 without its byte order mark; `offset` is where `raw` begins in the file."""
-    try:
-        return raw.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        return Damaged(id, "not_utf8", f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {offset + error.start}")
-
-
-def _read_text(file: Path, max_characters: int) -> Document | Damaged:
+def _read_text(file: Path, max_characters: int) -> Document | LeftOut:
     id = str(file)
     try:
         size = file.stat().st_size
         if size > 4 * max_characters:  # UTF-8 needs at most 4 bytes a character
-            return Damaged(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
+            return LeftOut(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
         raw = file.read_bytes()
     except OSError as error:
-        return _unreadable(id, error)
+        return unreadable(id, error)
     if b"\0" in raw:  # before decoding, because UTF-16 is both and this says it better
-        return Damaged(id, "nul_byte", f"NUL byte at offset {raw.index(0)}, so this is not UTF-8 text")
-    text = _decode(id, raw)
-    return text if isinstance(text, Damaged) else Document(id, text)
-
-
-def _read_jsonl(file: Path, text_field: str) -> Iterator[Document | Damaged]:
-    number = offset = 0
-    try:
-        with file.open("rb") as raw:
-            for number, line in enumerate(_lines(file, raw), start=1):
-                if line.strip():
-                    yield _parse_line(f"{file}:{number}", line, offset, text_field)
-                offset += len(line)
-    except (OSError, EOFError, ValueError) as error:  # what gzip and our zstd reader raise on a damaged file
-        yield _unreadable(f"{file}:{number + 1} and all after it", error)
-
-
-def _parse_line(id: str, line: bytes, offset: int, text_field: str) -> Document | Damaged:
-    decoded = _decode(id, line, offset)
-    if isinstance(decoded, Damaged):
-        return decoded
-    try:
-        row = json.loads(decoded)
-    except (ValueError, RecursionError) as error:
-        return Damaged(id, "not_json", f"not JSON ({error}), its line begins at offset {offset}")
-    if not isinstance(row, dict):
-        return Damaged(id, "not_json", f"{type(row).__name__}, not an object, at offset {offset}")
-    return _take_text(id, row, text_field)
-
-
-def _take_text(id: str, row: dict[str, Any], text_field: str) -> Document | Damaged:
-    if text_field not in row:
-        return Damaged(id, "no_text", f"no field {text_field!r} among {', '.join(map(repr, row)) or 'none'}")
-    text = row[text_field]
-    if not isinstance(text, str):
-        return Damaged(id, "no_text", f"field {text_field!r} is {'null' if text is None else type(text).__name__}")
-    return Document(id, text)
-
-
-def _lines(file: Path, raw: BinaryIO) -> Iterator[bytes]:
-    if file.suffix == ".gz":
-        with gzip.open(raw) as lines:
-            yield from lines
-    elif file.suffix == ".zst":
-        pending = b""
-        for block in _zstd_blocks(raw):
-            *whole, pending = (pending + block).split(b"\n")
-            yield from (line + b"\n" for line in whole)
-        if pending:
-            yield pending
-    else:
-        yield from raw
-
-
-def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
-    """Decompress frame after frame; zstandard's own reader ends quietly where a truncated file ends."""
-    import zstandard
-
-    decoder = None
-    while block := raw.read(_BLOCK_BYTES):
-        while block:
-            decoder = decoder or zstandard.ZstdDecompressor().decompressobj()
-            try:
-                yield decoder.decompress(block)
-            except zstandard.ZstdError as error:
-                raise EOFError(f"damaged zstd data: {error}") from None
-            block = decoder.unused_data if decoder.eof else b""
-            decoder = None if decoder.eof else decoder
-    if decoder is not None:
-        raise EOFError("the file ends within a zstd frame; it was cut short")
-
-
-def _read_table(kind: str, file: Path, text_field: str) -> Iterator[Document | Damaged]:
-    import datasets  # slow to import, and needed by few
-
-    options: dict[str, Any] = {"columns": [text_field]}
-    if kind == "csv":  # as text: otherwise "007" becomes 7 and "NA" becomes null
-        features = datasets.Features({text_field: datasets.Value("string")})
-        options = {"usecols": [text_field], "features": features, "keep_default_na": False}
-    number = 0
-    try:
-        rows = datasets.load_dataset(kind, data_files=[str(file)], split="train", streaming=True, **options)
-        for number, row in enumerate(rows, start=1):
-            yield _take_text(f"{file}:{number}", row, text_field)
-    except Exception as error:  # whatever pandas and pyarrow raise; the rest of the file is lost with the row
-        yield _unreadable(f"{file}:{number + 1} and all after it", error)
-
-
-def _read_hub(name: str, source: SourceConfig) -> Iterator[Document | Damaged]:
-    import datasets
-
-    split = source.split or "train"
-    number = 0
-    try:
-        for number, row in enumerate(
-            datasets.load_dataset(source.path, source.subset, split=split, streaming=True), start=1
-        ):
-            yield _take_text(f"{source.path}/{split}:{number}", row, source.text_field or "text")
-    except Exception as error:  # never skipped: a network that fails must not look like the end of the data
-        raise DataError(
-            f"sources.{name}.path={source.path}: row {number + 1} of split {split} cannot be read "
-            f"({type(error).__name__}: {' '.join(str(error).split())}). Correct path, subset and split, or try again."
-        ) from error
+        return LeftOut(id, "nul_byte", f"NUL byte at offset {raw.index(0)}, so this is not UTF-8 text")
+    return decode(id, raw)

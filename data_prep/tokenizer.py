@@ -1,15 +1,25 @@
 """The tokenizer: byte-level BPE trained on the corpus, or an existing one made fit for masked-language modelling.
 
+    python data_prep/tokenizer.py train OUT FILE_OR_FOLDER... --entries 50368 --spare 83
+    python data_prep/tokenizer.py adapt OUT TOKENIZER --extend
+
 Byte-level, because it can spell any text and so never needs [UNK]. [MASK] absorbs the space before it (lstrip), as
 words carry theirs; without it a mask filled in by hand would stand beside a stray space that training never showed.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,27 +33,33 @@ PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]",
 TOKENIZER_FILE = "tokenizer.json"
 _ROLES = {"pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
 _MODEL_MAX_LENGTH = 8192  # longest context of the recipes; transformers truncates to it when asked to truncate
+_SPARE = "[unused"
+_EXTENDED_ORDER = (UNK, CLS, SEP, PAD, MASK)  # so that OLMo's tokenizer gets the ids that ModernBERT gave it
 
 
-def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(texts: Iterator[str], vocab_size: int, spare_entries: int = 0) -> Tokenizer:
     """Train a byte-level BPE whose ids 0 to 4 are SPECIAL_TOKENS; the same texts give the same tokenizer.
 
     Args:
         texts: the documents, read once.
-        vocab_size: entries at most; a small text gives fewer, see `require_size`.
+        vocab_size: entries at most, all included; a small text gives fewer, see `require_size`.
+        spare_entries: entries at the end, [unused0] and so on, which no text gives.
     """
     tokenizer = Tokenizer(models.BPE(unk_token=UNK))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size - spare_entries,
         min_frequency=2,
         show_progress=False,
         special_tokens=[AddedToken(token, **_flags(token)) for token in SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    with tokenizer_threads(True):
+        tokenizer.train_from_iterator(texts, trainer)
+    spare = [f"{_SPARE}{i}]" for i in range(spare_entries)]
+    tokenizer.add_special_tokens([AddedToken(token, **_flags(token)) for token in spare])
     _set_template(tokenizer)
     return tokenizer
 
@@ -66,15 +82,17 @@ def require_size(tokenizer: Tokenizer, vocab_size: int) -> None:
         )
 
 
-def adapt_tokenizer(path: str | Path) -> Tokenizer:
+def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int = 0) -> Tokenizer:
     """Load an existing tokenizer and give it what masked-language modelling needs; its ids stay as they are.
 
     Args:
         path: tokenizer.json or the folder that holds it.
+        extend: add the SPECIAL_TOKENS it lacks, and [unused...] entries until their number is a multiple of 64.
+        spare_entries: with `extend`, add at least so many of the latter.
 
     Returns:
         The tokenizer with special SPECIAL_TOKENS, [MASK] absorbing the space before it, the template
-        [CLS] A [SEP] (B [SEP]), and neither truncation nor padding.
+        [CLS] A [SEP] (B [SEP]), and neither truncation nor padding. No text gives an [unused...] entry.
 
     Raises:
         DataError: the file is missing or no tokenizer, or lacks special tokens; names them.
@@ -88,17 +106,27 @@ def adapt_tokenizer(path: str | Path) -> Tokenizer:
             f"tokenizer.path={path}: {file} cannot be read ({' '.join(str(error).split())}). "
             "Give a tokenizer.json of the tokenizers library, or its folder."
         ) from None
-    missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
+    ids = tokenizer.get_vocab()
+    if extend:
+        ids |= _new_entries(ids, spare_entries)
+    missing = [token for token in SPECIAL_TOKENS if token not in ids]
     if missing:
         raise DataError(
-            f"tokenizer.path={path}: has no {', '.join(missing)}. Add them to {file.name}, give another tokenizer, or "
-            "set tokenizer.path=null to train one."
+            f"tokenizer.path={path}: has no {', '.join(missing)}. Set tokenizer.extend=true to add them, give another "
+            "tokenizer, or set tokenizer.path=null to train one."
         )
     content.update(truncation=None, padding=None)
-    others = [token for token in content.get("added_tokens") or [] if token["content"] not in SPECIAL_TOKENS]
-    specials = [_added(tokenizer, token) for token in SPECIAL_TOKENS]
-    content["added_tokens"] = sorted(others + specials, key=lambda token: token["id"])
+    ours = {token for token in ids if token in SPECIAL_TOKENS or token.startswith(_SPARE)}
+    added = [token for token in content.get("added_tokens") or [] if token["content"] not in ours]
+    rest = {"single_word": False, "rstrip": False}
+    added += [{"id": ids[token], "content": token, **rest, **_flags(token)} for token in ours]
+    content["added_tokens"] = sorted(added, key=lambda token: token["id"])
     tokenizer = Tokenizer.from_str(json.dumps(content))
+    if tokenizer.get_vocab() != ids:
+        raise DataError(
+            f"tokenizer.path={path}: tokens cannot be added, because its ids have holes. Give another tokenizer, or "
+            "set tokenizer.path=null to train one."
+        )
     _set_template(tokenizer)
     return tokenizer
 
@@ -119,7 +147,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> str:
     Returns:
         sha256 of its tokenizer.json, which the dataset cards carry.
     """
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / TOKENIZER_FILE))
     _write_json(
         folder / "tokenizer_config.json",
@@ -138,12 +166,27 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> str:
 
 
 def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Token ids of each text, in parallel, without [CLS] and [SEP].
+    """Token ids of each text, without [CLS] and [SEP].
 
     Special tokens written out in a text are spelled like any other characters.
     """
     tokenizer.encode_special_tokens = True  # "also encode them", that is, do not interpret them
     return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+@contextmanager
+def tokenizer_threads(allowed: bool) -> Iterator[None]:
+    """Let the tokenizers library use a thread for each core, or only the one that calls it."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "true" if allowed else "false"  # read by the library at every call
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def require_unspoken(tokenizer: Tokenizer, token_counts: NDArray[np.int64]) -> None:
@@ -168,9 +211,15 @@ def _flags(token: str) -> dict[str, bool]:
     return {"lstrip": token == MASK, "normalized": False, "special": True}
 
 
-def _added(tokenizer: Tokenizer, token: str) -> dict[str, Any]:
-    entry = {"id": tokenizer.token_to_id(token), "content": token, "single_word": False, "rstrip": False}
-    return entry | _flags(token)
+def _new_entries(ids: dict[str, int], spare_entries: int) -> dict[str, int]:
+    """What is added to a vocabulary: the special tokens it lacks, and spare ones up to a multiple of 64."""
+    new = [token for token in _EXTENDED_ORDER if token not in ids]
+    first = max(ids.values()) + 1
+    entries = first + len(new) + spare_entries
+    numbers = (f"{_SPARE}{i}]" for i in itertools.count())
+    spare = (token for token in numbers if token not in ids)
+    new += itertools.islice(spare, entries + -entries % 64 - first - len(new))
+    return {token: first + i for i, token in enumerate(new)}
 
 
 def _set_template(tokenizer: Tokenizer) -> None:
@@ -183,3 +232,9 @@ def _set_template(tokenizer: Tokenizer) -> None:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    from data_prep.tokenizer_command import main
+
+    sys.exit(main())

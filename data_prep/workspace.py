@@ -47,8 +47,8 @@ def workspace(out: Path) -> Iterator[Path]:
     except OSError as error:
         free = shutil.disk_usage(_existing(out)).free
         raise StorageError(
-            f"{error.filename or partial}: {error.strerror or error} ({free:,} bytes free). Nothing is left behind. "
-            "Free space, or give another folder with out=..."
+            f"{error.filename or partial}: {error.strerror or error} ({free:,} bytes free). Free space, "
+            "or give another folder with out=..., and start again."
         ) from error
 
 

@@ -1,0 +1,260 @@
+"""Our run beside a plain PyTorch loop over transformers' ModernBERT, on the same batches from the same weights.
+
+    python -m benchmarks.convergence --data data/quickstart --tokens 400_000 --svg docs/convergence.svg
+
+`--data` is any folder of data_prep/prepare.py with a vocabulary of at most 8,192. Runs of the quickstart's model
+(width 192, 7 layers), all at the same rate and schedule, without dropout:
+
+- ours with optim.name=adamw, through `train`: Composer, packing, our encoder and kernels;
+- the plain loop: transformers' ModernBertForMaskedLM in padded batches of one document per line, torch's AdamW, and
+  nothing of ours but the batches (the same rows, the same masks) and the first weights;
+- the plain loop once more, which adds the same numbers in another order: its documents stand in reverse in a batch;
+- ours as it is meant to be, with StableAdamW.
+
+The first two should be one curve, to float error. Training amplifies that error sooner or later; the two plain loops
+show how much, so ours may be as far from one as they are from each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import json
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+from modernbert_train.batch import Batch
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.models.init import initialize
+from modernbert_train.report.chart import Chart, Line, Marks, standalone
+from modernbert_train.train.build import build_loader, build_model, build_validation, train
+from modernbert_train.vocabulary import Vocabulary, read_vocabulary
+
+ROOT = Path(__file__).resolve().parent.parent
+IGNORED = -100
+WARMUP, DECAY = 0.05, 0.3  # shares of the run
+OURS, STABLE = "ours, AdamW", "ours, StableAdamW"
+PLAIN, REVERSED = "transformers, plain loop, AdamW", "the same, documents in reverse"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run: tokens after each step, loss of each step over all its predicted tokens, held-out loss at the end."""
+
+    tokens: list[int]
+    losses: list[float]
+    held_out: float
+    seconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with train, validation and tokenizer")
+    parser.add_argument("--tokens", type=int, default=400_000, help="tokens of each run")
+    parser.add_argument("--lr", type=float, default=2e-3, help="peak rate of all three")
+    parser.add_argument("--svg", type=Path, help="write the curves here")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # after Composer's own, which still draws reports there
+    configs = {
+        name: configure(folder, options.data, options.tokens, options.lr, optimizer)
+        for name, optimizer in ((OURS, "adamw"), (STABLE, "stable_adamw"))
+    }
+    curves = {
+        OURS: ours(configs[OURS]),
+        PLAIN: plain(configs[OURS], reverse=False),
+        REVERSED: plain(configs[OURS], reverse=True),
+        STABLE: ours(configs[STABLE]),
+    }
+    print(report(curves))
+    if options.svg is not None:
+        options.svg.write_text(picture(curves), encoding="utf-8")
+
+
+def configure(folder: Path, data: Path, tokens: int, lr: float, optimizer: str) -> RunConfig:
+    """The quickstart in one phase: warmup, plateau and 1-sqrt decay."""
+    decay = {"adamw": 0.01, "stable_adamw": 1e-5}[optimizer]
+    schedule = f"warmup_tokens: {round(WARMUP * tokens)}, decay_tokens: {round(DECAY * tokens)}"
+    return load_run(
+        [ROOT / "yamls/quickstart.yaml"],
+        [
+            f"name={optimizer}",
+            f"runs_folder={folder}",
+            "device=cpu",
+            *(f"data.{part}={data / part}" for part in ("train", "validation", "tokenizer")),
+            "data.num_workers=0",
+            f"optim={{name: {optimizer}, lr: {lr}, weight_decay: {decay}}}",
+            "phases.context=null",
+            "phases.decay=null",
+            "phases.stable={batch_rows: 2, microbatch_tokens: 1024, batch_warmup: null}",  # small, to learn early
+            f"phases.stable={{tokens: {tokens}, schedule: {{{schedule}}}}}",
+            "checkpoint.interval_seconds=null",
+            "logging.progress_bar=false",
+        ],
+    )
+
+
+def ours(config: RunConfig) -> Curve:
+    """Train as a user does, and read the record."""
+    started = time.perf_counter()
+    train(config)
+    seconds = time.perf_counter() - started
+    lines = (Path(config.folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    entries = [json.loads(line) for line in lines]
+    steps = [entry for entry in entries if entry["kind"] == "step"]
+    (held_out,) = (entry["loss"] for entry in entries if entry["kind"] == "validation")
+    return Curve([step["tokens"] for step in steps], [step["loss"] for step in steps], held_out, seconds)
+
+
+def plain(config: RunConfig, reverse: bool) -> Curve:
+    """A loop such as one writes in an afternoon; `reverse` only changes in which order numbers are added."""
+    vocabulary = read_vocabulary(config.data.tokenizer)
+    first = build_model(config, sharded=False)
+    initialize(first, config.model, config.seed)
+    model = transformers_model(config, vocabulary)
+    model.load_state_dict(first.state_dict())
+    model.train()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.optim.weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ],
+        betas=config.optim.betas,
+        eps=config.optim.eps,
+    )
+    curve = Curve([], [], 0.0, 0.0)
+    started, seen, total = time.perf_counter(), 0, config.total_tokens
+    for step in build_loader(config, vocabulary, 0, 1):
+        for group in optimizer.param_groups:
+            group["lr"] = config.optim.lr * rate(seen, total)
+        optimizer.zero_grad()
+        predicted = sum(batch.num_predicted for batch in step.microbatches)
+        loss = 0.0
+        for batch in step.microbatches:
+            ids, mask, labels = padded(batch, vocabulary, reverse)
+            share = batch.num_predicted / predicted
+            mean = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+            (share * mean).backward()
+            loss += share * mean.item()
+        optimizer.step()
+        seen += sum(batch.num_tokens for batch in step.microbatches)
+        curve.tokens.append(seen)
+        curve.losses.append(loss)
+    seconds = time.perf_counter() - started
+    first.load_state_dict(model.state_dict())
+    phase = config.phases["stable"]
+    found = build_validation(config, vocabulary).evaluate(first, phase, torch.device("cpu"), bf16=False)
+    return Curve(curve.tokens, curve.losses, found.loss, seconds)
+
+
+def transformers_model(config: RunConfig, vocabulary: Vocabulary) -> ModernBertForMaskedLM:
+    """Their model of the same architecture."""
+    model, phase = config.model, config.phases["stable"]
+    thetas = {"full_attention": phase.global_rope_theta, "sliding_attention": model.local_rope_theta}
+    return ModernBertForMaskedLM(
+        ModernBertConfig(
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            intermediate_size=model.intermediate_size,
+            num_hidden_layers=model.num_layers,
+            num_attention_heads=model.num_heads,
+            max_position_embeddings=phase.row_tokens,
+            local_attention=model.local_attention,
+            norm_eps=model.norm_eps,
+            rope_parameters={kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
+            pad_token_id=vocabulary.pad_id,
+            cls_token_id=vocabulary.cls_id,
+            sep_token_id=vocabulary.sep_id,
+            bos_token_id=vocabulary.cls_id,
+            eos_token_id=vocabulary.sep_id,
+            sparse_prediction=True,
+            attn_implementation="sdpa",
+        )
+    )
+
+
+def rate(seen: int, total: int) -> float:
+    """Warmup, plateau, 1 - sqrt; as the configuration says, written once more."""
+    warmup, decay = round(WARMUP * total), round(DECAY * total)
+    if seen < warmup:
+        return seen / warmup
+    return 1.0 if seen <= total - decay else 1.0 - math.sqrt((seen - (total - decay)) / decay)
+
+
+def padded(batch: Batch, vocabulary: Vocabulary, reverse: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """A packed microbatch as transformers takes it: a line for each sequence, padded; ids, mask and labels."""
+    labels_T = torch.full_like(batch.input_ids_T, IGNORED)
+    real = batch.labels_M != IGNORED
+    labels_T[batch.positions_M[real]] = batch.labels_M[real]
+    spans = sorted(_sequences(batch, vocabulary), reverse=reverse)
+    ids = pad_sequence([batch.input_ids_T[a:b] for a, b in spans], True, vocabulary.pad_id)
+    mask = pad_sequence([torch.ones(b - a, dtype=torch.long) for a, b in spans], True, 0)
+    return ids, mask, pad_sequence([labels_T[a:b] for a, b in spans], True, IGNORED)
+
+
+def _sequences(batch: Batch, vocabulary: Vocabulary) -> Iterator[tuple[int, int]]:
+    """Where sequences of text begin and end; the tail of a row is a sequence of pads and is left out."""
+    for start, end in pairwise(batch.cu_seqlens_S.tolist()):
+        if end > start and int(batch.input_ids_T[start]) == vocabulary.cls_id:
+            yield start, end
+
+
+def report(curves: dict[str, Curve]) -> str:
+    """Markdown: the runs, and how far ours is from the plain loop, and that one from itself."""
+    assert len({tuple(curve.tokens) for curve in curves.values()}) == 1
+    rows = ["| | mean loss of the last 10 % of steps | held-out loss | seconds |", "| --- | --- | --- | --- |"]
+    for name, curve in curves.items():
+        last = curve.losses[-max(1, len(curve.losses) // 10) :]
+        rows.append(f"| {name} | {sum(last) / len(last):.4f} | {curve.held_out:.4f} | {curve.seconds:.0f} |")
+    plain_losses = curves[PLAIN].losses
+    apart = {
+        name: [abs(a - b) / b for a, b in zip(curves[name].losses, plain_losses, strict=True)]
+        for name in (OURS, REVERSED)
+    }
+    steps = len(plain_losses)
+    rows.append(f"\n{steps} steps, {curves[PLAIN].tokens[-1]:,} tokens. Largest relative difference in loss:\n")
+    rows += [f"| steps | {OURS}, and the plain loop | the two plain loops |", "| --- | --- | --- |"]
+    parts = 8
+    for part in range(parts):
+        first, end = steps * part // parts, steps * (part + 1) // parts
+        cells = [f"{max(apart[name][first:end]):.1e}" for name in (OURS, REVERSED)]
+        rows.append(f"| {first + 1} to {end} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def picture(curves: dict[str, Curve]) -> str:
+    """Losses smoothed over 20 steps, in an SVG file."""
+    kinds = {OURS: "main", PLAIN: "points", STABLE: "dashed"}
+    lines = []
+    for name in kinds:
+        curve = curves[name]
+        y = [sum(curve.losses[max(0, i - 19) : i + 1]) / min(20, i + 1) for i in range(len(curve.losses))]
+        x = [float(tokens) for tokens in curve.tokens]
+        if kinds[name] == "points":  # dots on the line that it should lie on
+            apart = max(1, len(x) // 40)
+            x, y = x[apart - 1 :: apart], y[apart - 1 :: apart]
+        lines.append(Line(name, kinds[name], x, y))  # type: ignore[arg-type]
+    chart = Chart(
+        "The same batches, two programs", lines, lambda value: f"{value:.4f} nats", lambda value: f"{value:g}"
+    )
+    style = files("modernbert_train.report").joinpath("chart.css").read_text(encoding="utf-8")
+    marks = Marks(float(curves[OURS].tokens[-1]))
+    return standalone(chart, marks, "masked-LM loss, mean of 20 steps; width 192, 7 layers", style)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What reading gives: documents, and what should have been one. Shared by the readers of all kinds of files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+BYTE_ORDER_MARK = "byte_order_mark"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text.
+
+    Attributes:
+        id: its file, with the line, row or byte where a file holds several.
+        text: as it stands in the file.
+        altered: what was changed on reading, in a word that the report counts; None if nothing was.
+    """
+
+    id: str
+    text: str
+    altered: str | None = None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Something that should have been a document, or a document that is not to be written.
+
+    Attributes:
+        id: as Document.id.
+        reason: one of a few words, counted in the report.
+        detail: what is wrong, with its value and its place.
+        damaged: whether something is wrong with it; else it is only not wanted, and `on_error` does not ask for it.
+    """
+
+    id: str
+    reason: str
+    detail: str
+    damaged: bool = True
+
+
+def unreadable(id: str, error: Exception) -> LeftOut:
+    """A file, or the rest of one, that cannot be read."""
+    words = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+    return LeftOut(id, "unreadable", f"cannot be read ({' '.join(str(words).split())})")
+
+
+def decode(id: str, raw: bytes, offset: int = 0) -> Document | LeftOut:
+    """UTF-8 without its byte order mark.
+
+    Args:
+        id: of the document.
+        raw: its bytes.
+        offset: where they begin in the file.
+    """
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return LeftOut(id, "not_utf8", f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {offset + error.start}")
+    if text.startswith("\ufeff"):
+        return Document(id, text[1:], BYTE_ORDER_MARK)
+    return Document(id, text)
+
+
+def take_text(id: str, row: dict[str, Any], text_field: str, altered: str | None = None) -> Document | LeftOut:
+    """The text of a row of any format."""
+    if text_field not in row:
+        return LeftOut(id, "no_text", f"no field {text_field!r} among {', '.join(map(repr, row)) or 'none'}")
+    text = row[text_field]
+    if not isinstance(text, str):
+        return LeftOut(id, "no_text", f"field {text_field!r} is {'null' if text is None else type(text).__name__}")
+    return Document(id, text, altered)

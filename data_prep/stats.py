@@ -1,0 +1,122 @@
+"""What a dataset holds: python data_prep/stats.py FOLDER... [--json]
+
+Documents and tokens of each split and source, what was left out and how much of it were duplicates, and how long the
+documents are. Read from prepare_report.json and lengths.npy; no shard is opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.data.dataset_card import CARD, LENGTHS, read_card
+from modernbert_train.errors import DataError, RunError
+
+REPORT = "prepare_report.json"
+_EDGES = [1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # tokens; the last bin is open
+_PERCENTILES = (5, 25, 50, 75, 95)
+_BAR = 40  # characters of the longest bar
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
+    parser = argparse.ArgumentParser(prog="stats.py", description="What datasets of data_prep/prepare.py hold.")
+    parser.add_argument("folder", nargs="+", help="a dataset, or one split of one")
+    parser.add_argument("--json", action="store_true", help="as JSON, one object for each folder by name")
+    parsed = parser.parse_args(arguments)
+    try:
+        facts = {folder: dataset_stats(Path(folder)) for folder in parsed.folder}
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(
+        json.dumps(facts, indent=2) if parsed.json else "\n\n".join(_table(name, each) for name, each in facts.items())
+    )
+    return 0
+
+
+def dataset_stats(folder: Path) -> dict[str, Any]:
+    """Facts about a dataset, or about one split.
+
+    Returns:
+        `splits`: for each, documents, tokens, shares of the length percentiles and a histogram, whose bins are
+        [from, to) in tokens with the documents and tokens in them. `sources`: for each, as prepare_report.json has it;
+        empty for a single split.
+
+    Raises:
+        DataError: there is no dataset, or it is damaged.
+    """
+    report = folder / REPORT
+    splits = [folder] if (folder / CARD).exists() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
+    if not splits:
+        raise DataError(f"{folder}: no dataset of data_prep/prepare.py, nor a split of one. Correct the path.")
+    try:
+        sources = json.loads(report.read_text(encoding="utf-8"))["sources"] if report.exists() else {}
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{report}: cannot be read ({error}). Prepare the data again with --overwrite.") from None
+    return {"splits": {split.name: _split_stats(split) for split in splits}, "sources": sources}
+
+
+def _split_stats(folder: Path) -> dict[str, Any]:
+    card = read_card(folder)
+    lengths: NDArray[np.uint32] = np.load(folder / LENGTHS, mmap_mode="r")
+    edges = [*_EDGES, max(_EDGES[-1], int(lengths.max())) + 1]
+    documents, _ = np.histogram(lengths, edges)
+    tokens, _ = np.histogram(lengths, edges, weights=lengths)
+    return {
+        "documents": card.documents,
+        "tokens": card.tokens,
+        "longest": int(lengths.max()),
+        "percentiles": {str(p): int(np.percentile(lengths, p)) for p in _PERCENTILES},
+        "histogram": [
+            {"from": edges[i], "to": edges[i + 1], "documents": int(documents[i]), "tokens": int(tokens[i])}
+            for i in range(len(documents))
+        ],
+    }
+
+
+def _table(name: str, facts: dict[str, Any]) -> str:
+    return "\n".join([name, *_source_lines(facts["sources"]), *_split_lines(facts["splits"])])
+
+
+def _source_lines(sources: dict[str, Any]) -> Iterator[str]:
+    if not sources:
+        return
+    rows = [["source", "read", "documents", "tokens", "duplicates", "near", "other left out", "altered"]]
+    for name, each in sources.items():
+        written, dropped = each["written"].values(), dict(each["dropped"])
+        counts = [each["documents_read"], *(sum(split[key] for split in written) for key in ("documents", "tokens"))]
+        counts += [dropped.pop("duplicate", 0), dropped.pop("near_duplicate", 0)]
+        counts += [sum(dropped.values()), sum(each["altered"].values())]
+        rows.append([name, *(f"{count:,}" for count in counts)])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        yield "  " + "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        )
+
+
+def _split_lines(splits: dict[str, Any]) -> Iterator[str]:
+    for name, each in splits.items():
+        percentiles = ", ".join(f"{p} % {value:,}" for p, value in each["percentiles"].items())
+        yield f"  {name}: {each['documents']:,} documents, {each['tokens']:,} tokens"
+        yield f"    tokens in a document: {percentiles}, longest {each['longest']:,}"
+        most = max(bin["documents"] for bin in each["histogram"])
+        for bin in each["histogram"]:
+            bar = "#" * -(-bin["documents"] * _BAR // most)
+            line = f"    from {bin['from']:>6,}  {bin['documents']:>12,} documents"
+            yield f"{line}  {bin['tokens'] / each['tokens']:>6.1%} of the tokens  {bar}".rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

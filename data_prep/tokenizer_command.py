@@ -1,0 +1,82 @@
+"""The command line of data_prep/tokenizer.py: a tokenizer of its own, to be named by several specs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.documents import Kept, examine
+from data_prep.filters import make_screen
+from data_prep.items import Document
+from data_prep.sources import read_source
+from data_prep.tokenizer import adapt_tokenizer, num_entries, require_size, save_tokenizer, train_tokenizer
+from data_prep.workspace import workspace
+from modernbert_train.config.prepare import PrepareConfig, SourceConfig, TokenizerConfig, prepare_problems
+from modernbert_train.errors import ConfigError, RunError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
+    parser = argparse.ArgumentParser(prog="tokenizer.py", description="Train a tokenizer, or adapt an existing one.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train", help="a byte-level BPE trained on text, as the paper's")
+    train.add_argument("out", help="folder to be made")
+    train.add_argument("text", nargs="+", help="files, folders or patterns")
+    train.add_argument("--kind", default="text", choices=("text", "jsonl", "parquet", "csv"), help="of the files")
+    train.add_argument("--text-field", help="key or column that holds the text")
+    train.add_argument("--entries", type=int, default=50_368, help="all included, a multiple of 64 (50368)")
+    train.add_argument("--spare", type=int, default=83, help="of them [unused0], ... that no text gives (83)")
+    adapt = commands.add_parser("adapt", help="an existing tokenizer.json, with what masked-language modelling needs")
+    adapt.add_argument("out", help="folder to be made")
+    adapt.add_argument("tokenizer", help="tokenizer.json, or its folder")
+    adapt.add_argument(
+        "--extend", action="store_true", help="add special tokens that it lacks, fill to a multiple of 64"
+    )
+    adapt.add_argument("--spare", type=int, default=0, help="with --extend: add at least so many [unused0], ...")
+    parsed = parser.parse_args(arguments)
+    try:
+        print(_make_folder(parsed))
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _make_folder(parsed: argparse.Namespace) -> str:
+    out = Path(parsed.out)
+    if out.exists():
+        raise ConfigError(f"{out}: exists already. Give another folder, or remove it.")
+    settings: dict[str, Any] = {"spare_entries": parsed.spare}
+    sources = {"none": SourceConfig(kind="python_stdlib")}
+    if parsed.command == "train":
+        kind = {"kind": parsed.kind, "text_field": parsed.text_field}
+        sources = {f"text{i}": SourceConfig(**kind, path=path) for i, path in enumerate(parsed.text)}
+        settings["vocab_size"] = parsed.entries
+    else:
+        settings |= {"path": parsed.tokenizer, "extend": parsed.extend}
+    config = PrepareConfig(out=parsed.out, sources=sources, tokenizer=TokenizerConfig(**settings))
+    if problems := prepare_problems(config):
+        raise ConfigError("\n".join(problems))
+    if parsed.command == "train":
+        tokenizer = train_tokenizer(_texts(config), parsed.entries, parsed.spare)
+        require_size(tokenizer, parsed.entries)
+    else:
+        tokenizer = adapt_tokenizer(parsed.tokenizer, parsed.extend, parsed.spare)
+    with workspace(out) as folder:
+        save_tokenizer(tokenizer, folder)
+    return f"{out}: {num_entries(tokenizer)} entries"
+
+
+def _texts(config: PrepareConfig) -> Iterator[str]:
+    screen, left_out = make_screen({}), 0
+    for name, source in config.sources.items():
+        for item in read_source(name, source, config.max_characters):
+            kept = examine(item, config, screen) if isinstance(item, Document) else item
+            if isinstance(kept, Kept):
+                yield kept.text
+            else:
+                left_out += 1
+    print(f"{left_out} damaged or empty documents left out", file=sys.stderr)

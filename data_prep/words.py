@@ -1,0 +1,54 @@
+"""What datatrove's blocks would fetch from the network or ask spaCy for: words, and a language model from a file.
+
+Imports datatrove, so it is imported itself only where a spec asks for filters or near duplicates.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from datatrove.utils.lid import FastTextLID
+from datatrove.utils.word_tokenizers import WhitespaceTokenizer
+
+# a word; in scripts without spaces between words, each character
+_WORD = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_]+|_+")
+
+
+class PlainWords(WhitespaceTokenizer):
+    """Words by a regular expression and sentences by punctuation: enough for ratios and shingles, in any script.
+
+    All are equal, so that datatrove's filters share its cache of words.
+    """
+
+    def word_tokenize(self, text: str) -> list[str]:
+        return _WORD.findall(text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlainWords)
+
+    def __hash__(self) -> int:
+        return hash(PlainWords)
+
+
+class LocalLanguageModel(FastTextLID):
+    """A fastText model for language identification, opened where it is used.
+
+    Args:
+        path: the model file.
+        languages: those that are asked for; None for all.
+    """
+
+    def __init__(self, path: Path, languages: list[str] | None) -> None:
+        super().__init__(languages)
+        self._model: Any = None
+        self._path = path
+
+    @property
+    def model(self) -> Any:
+        if self._model is None:
+            from fasttext.FastText import _FastText
+
+            self._model = _FastText(str(self._path))
+        return self._model
