@@ -224,7 +224,7 @@ def phase_schedule(config: RunConfig, num_ranks: int) -> Iterator[str]:
             if schedule.final_lr_ratio > reached:
                 yield (
                     f"{here}.schedule.final_lr_ratio={schedule.final_lr_ratio}: the rate has fallen to {reached:.3g} "
-                    "of its peak when the decay begins, which would raise it again. Lower it, or begin the decay earlier."
+                    "of its peak when the decay begins, which would raise it again. Lower it, or decay earlier."
                 )
 
 
