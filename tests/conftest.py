@@ -64,6 +64,16 @@ logging:
 """
 
 
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def no_rank_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composer leaves these variables behind in its process; a launcher started with them takes itself for a rank."""
+    for name in RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with train (60 documents of 3 to 400 tokens in several shards), validation and tokenizer.

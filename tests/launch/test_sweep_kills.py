@@ -62,6 +62,7 @@ def completed(database: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.timeout(290)
+@pytest.mark.slow
 def test_workers_killed_at_fifty_random_moments(tiny_run: TinyRun, tmp_path: Path) -> None:
     sweep = spec(tiny_run(), tmp_path, f"trials={TRIALS}")
     space = make_space(sweep)
