@@ -91,6 +91,7 @@ def drop_newest(folder: Path) -> None:
 
 
 @pytest.mark.timeout(290)
+@pytest.mark.slow
 def test_four_ranks_train_as_one_does_under_ddp_fsdp2_and_hsdp(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Dropout on. And a checkpoint goes on under another strategy: HSDP's on one process, and one process's on HSDP,
     with Composer's callbacks and loggers, which must neither hang four ranks nor see shards for wholes."""

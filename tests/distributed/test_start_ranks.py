@@ -30,6 +30,7 @@ LARGER = ("model.hidden_size=48", "model.num_heads=3", "model.num_layers=7", "mo
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.slow
 def test_sharded_ranks_start_with_the_weights_of_one(tiny_run: TinyRun, tmp_path: Path) -> None:
     """2 and 4 ranks have the random weights that one process draws, and 2 the ones grown from what 4 of them saved."""
 

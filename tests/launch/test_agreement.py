@@ -43,6 +43,7 @@ def test_what_counts_and_what_may_differ(tiny_run: TinyRun) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_ranks_of_two_configurations_are_refused_before_anything_is_written(tiny_run: TinyRun, tmp_path: Path) -> None:
     words = [tiny_run(f"optim.lr={rate}") for rate in (5e-3, 4e-3)]
     started = [

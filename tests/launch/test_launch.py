@@ -117,6 +117,7 @@ def test_the_time_limit_saves_before_it_comes(tiny_run: TinyRun, tmp_path: Path)
     assert found is not None and found.step == len(losses(tmp_path / "runs/tiny"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_torchrun_alone_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
     """launch/run.py then is one of its ranks, and starts none."""
