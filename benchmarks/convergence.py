@@ -11,6 +11,9 @@
 - the plain loop once more, which adds the same numbers in another order: its documents stand in reverse in a batch;
 - ours as it is meant to be, with StableAdamW.
 
+Each curve is kept in `--curves` as soon as it is there and read from it next time, so runs can be made one by one, or
+side by side with `--only`.
+
 The first two should be one curve, to float error. Training amplifies that error sooner or later; the two plain loops
 show how much, so ours may be as far from one as they are from each other.
 """
@@ -24,11 +27,12 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +52,7 @@ IGNORED = -100
 WARMUP, DECAY = 0.05, 0.3  # shares of the run
 OURS, STABLE = "ours, AdamW", "ours, StableAdamW"
 PLAIN, REVERSED = "transformers, plain loop, AdamW", "the same, documents in reverse"
+RUNS = {"adamw": OURS, "plain": PLAIN, "reversed": REVERSED, "stable_adamw": STABLE}
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with train, validation and tokenizer")
     parser.add_argument("--tokens", type=int, default=400_000, help="tokens of each run")
     parser.add_argument("--lr", type=float, default=2e-3, help="peak rate of all three")
-    parser.add_argument("--svg", type=Path, help="write the curves here")
+    parser.add_argument("--curves", type=Path, help="keep the curves here; one that is there is not run again")
+    parser.add_argument("--only", choices=RUNS, nargs="+", default=list(RUNS), help="runs to make; all for a report")
+    parser.add_argument("--svg", type=Path, help="draw the curves here")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)  # after Composer's own, which still draws reports there
@@ -73,15 +80,35 @@ def main() -> None:
         name: configure(folder, options.data, options.tokens, options.lr, optimizer)
         for name, optimizer in ((OURS, "adamw"), (STABLE, "stable_adamw"))
     }
-    curves = {
-        OURS: ours(configs[OURS]),
-        PLAIN: plain(configs[OURS], reverse=False),
-        REVERSED: plain(configs[OURS], reverse=True),
-        STABLE: ours(configs[STABLE]),
+    make: dict[str, Callable[[], Curve]] = {
+        OURS: lambda: ours(configs[OURS]),
+        PLAIN: lambda: plain(configs[OURS], reverse=False),
+        REVERSED: lambda: plain(configs[OURS], reverse=True),
+        STABLE: lambda: ours(configs[STABLE]),
     }
+    curves = {RUNS[key]: kept(options.curves, key, make[RUNS[key]], vars(options)) for key in options.only}
+    if len(curves) < len(RUNS):
+        return
     print(report(curves))
     if options.svg is not None:
         options.svg.write_text(picture(curves), encoding="utf-8")
+
+
+def kept(folder: Path | None, key: str, make: Callable[[], Curve], options: dict[str, Any]) -> Curve:
+    """The curve of a folder, if it was made with these options; otherwise it is made, and put there."""
+    made_with = {"tokens": options["tokens"], "lr": options["lr"], "data": str(options["data"].resolve())}
+    if folder is None:
+        return make()
+    path = folder / f"{key}.json"
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found.pop("options") != made_with:
+            raise SystemExit(f"{path}: made with other tokens, rate or data. Give another --curves, or remove it.")
+        return Curve(**found)
+    curve = make()
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(curve) | {"options": made_with}), encoding="utf-8")
+    return curve
 
 
 def configure(folder: Path, data: Path, tokens: int, lr: float, optimizer: str) -> RunConfig:
