@@ -66,7 +66,7 @@ class DataConfig:
 class ModelConfig:
     """The encoder. The defaults are ModernBERT-base (arXiv 2412.13663, table 4)."""
 
-    vocab_size: int = 50368  # rows of the embedding; a multiple of 64, at least the tokenizer's entries
+    vocab_size: int = 50368  # rows of the embedding, at least the tokenizer's entries; multiples of 64 are faster
     hidden_size: int = 768
     num_layers: int = 22
     num_heads: int = 12
@@ -98,6 +98,11 @@ class ModelConfig:
 
     def is_global(self, layer: int) -> bool:
         return layer % self.global_attn_every_n_layers == 0
+
+    def logit_chunk(self, *, on_gpu: bool, bytes_per_logit: int) -> int:
+        """Predicted positions whose logits exist at the same time in training: as many as keep products efficient."""
+        budget = 1 << 30 if on_gpu else 1 << 26
+        return max(1, budget // (self.vocab_size * bytes_per_logit * 128)) * 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,8 +290,10 @@ class RunConfig:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     profile: ProfileConfig | None = None  # None: off, and nothing of it is even built
-    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)  # Composer's, by name; see docs/composer.md
-    loggers: dict[str, dict[str, Any]] = field(default_factory=dict)  # the same: wandb, tensorboard, mlflow, file, ...
+    # Composer's callbacks, each with its arguments: lr_monitor, optimizer_monitor, ...; see docs/composer.md
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Composer's loggers, each with its arguments: wandb, tensorboard, mlflow, file, ...; see docs/composer.md
+    loggers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:

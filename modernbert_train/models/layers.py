@@ -18,6 +18,13 @@ from modernbert_train.config.schema import ModelConfig
 from modernbert_train.models.attention import Kernel
 
 
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The precision of matrix products with x: autocast's, where it is on."""
+    device = x.device.type
+    autocast = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else x.dtype
+
+
 def rotary_tables(position_ids_T: Tensor, theta: float, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every angle position * theta^(-2e / head_size).
 

@@ -2,7 +2,7 @@
 
 One model for all kernels: rows lie end to end in one line of T tokens and `cu_seqlens` says where sequences end, so
 nothing is padded inside the model. Hidden states are gathered at the predicted positions before the head, which keeps
-logits, the largest tensor by far, to the masked share of the tokens.
+logits, the largest tensor by far, to the masked share of the tokens, and in training to a chunk of them at a time.
 
 Names of modules and parameters are those of transformers' ModernBertForMaskedLM: state dicts pass both ways as they
 are. There are no buffers; the RoPE bases are plain numbers, so a change of phase cannot be lost in a cache or a
@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from modernbert_train.batch import Batch
 from modernbert_train.config.schema import ModelConfig, PhaseConfig
 from modernbert_train.models.attention import choose_kernel
-from modernbert_train.models.heads import PredictionHead, masked_lm_loss_sum
-from modernbert_train.models.layers import EncoderLayer, layer_norm, rotary_tables
+from modernbert_train.models.heads import ChunkedLoss, PredictionHead, loss_and_gradient, masked_lm_loss_sum
+from modernbert_train.models.layers import EncoderLayer, compute_dtype, layer_norm, rotary_tables
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,11 @@ class MlmOutput:
 
     Attributes:
         loss: fp32 scalar, the mean over the microbatch's labels; 0 with a graph if it has none.
-        correct: int64 scalar on the device, the labels that the largest logit hits; divide by batch.num_predicted.
-        logits_MV: at batch.positions_M, in the precision of the forward pass.
+        logits_MV: at batch.positions_M, in the precision of the forward pass; None if they were not asked for.
     """
 
     loss: Tensor
-    correct: Tensor
-    logits_MV: Tensor
+    logits_MV: Tensor | None
 
 
 class Embeddings(nn.Module):
@@ -78,9 +76,7 @@ class Encoder(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         config = self.config
         hidden_TD = self.embeddings(batch.input_ids_T)
-        device = hidden_TD.device
-        autocast = torch.is_autocast_enabled(device.type)
-        dtype = torch.get_autocast_dtype(device.type) if autocast else hidden_TD.dtype
+        device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
         local = choose_kernel(config.attention, device, dtype)
         attention = dict.fromkeys((True, False), (local, local.prepare(batch, config.half_window)))
         if config.global_attention is not None:
@@ -106,7 +102,7 @@ class ModernBertForMaskedLM(nn.Module):
         self.head = PredictionHead(config)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=True)
         self.decoder.weight = self.model.embeddings.tok_embeddings.weight
-        self._loss_sum = masked_lm_loss_sum
+        self._loss_and_gradient = loss_and_gradient
 
     def set_global_rope_theta(self, theta: float) -> None:
         """Set the RoPE base of global layers; the next forward pass computes its angles from it.
@@ -129,7 +125,7 @@ class ModernBertForMaskedLM(nn.Module):
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         for layer in self.model.layers:
             layer.compile(dynamic=False)
-        self._loss_sum = torch.compile(masked_lm_loss_sum, dynamic=False)
+        self._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False)
 
     def encode(self, batch: Batch) -> Tensor:
         """Final hidden states, hidden_TD, of every token (pad tokens too).
@@ -138,17 +134,30 @@ class ModernBertForMaskedLM(nn.Module):
         """
         return self.model(batch)
 
-    def forward(self, batch: Batch) -> MlmOutput:
+    def forward(self, batch: Batch, keep_logits: bool = False) -> MlmOutput:
         """Predict the microbatch's masked tokens; see `MlmOutput`. Nothing is read back from the device.
+
+        Args:
+            batch: on the model's device.
+            keep_logits: compute the loss from all logits at once, in the plain way, and return them.
 
         Raises:
             ConfigError: config.attention names a kernel that cannot serve this device and precision.
         """
-        hidden_MD = self.encode(batch)[batch.positions_M]
-        logits_MV = self.decoder(self.head(hidden_MD))
-        loss_sum = self._loss_sum(logits_MV, batch.labels_M, self.config.z_loss)
-        correct = (logits_MV.detach().argmax(dim=-1) == batch.labels_M).sum()
-        return MlmOutput(loss_sum / max(1, batch.num_predicted), correct, logits_MV)
+        # index_select: its backward pass adds rows where they belong, that of an index sorts the positions first
+        hidden_MD = self.head(self.encode(batch).index_select(0, batch.positions_M))
+        logits_MV = None
+        if keep_logits:
+            logits_MV = self.decoder(hidden_MD)
+            loss_sum = masked_lm_loss_sum(logits_MV, batch.labels_M, self.config.z_loss)
+        else:
+            weight_VD, bias_V = self.decoder.weight, self.decoder.bias
+            size = compute_dtype(hidden_MD).itemsize
+            chunk = self.config.logit_chunk(on_gpu=hidden_MD.is_cuda, bytes_per_logit=size)
+            loss_sum = ChunkedLoss.apply(
+                hidden_MD, weight_VD, bias_V, batch.labels_M, self.config.z_loss, chunk, self._loss_and_gradient
+            )
+        return MlmOutput(loss_sum / max(1, batch.num_predicted), logits_MV)
 
 
 def _checked_theta(name: str, theta: float) -> float:

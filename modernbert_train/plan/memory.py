@@ -35,7 +35,7 @@ class Memory:
         weights: fp32 master weights.
         gradients: fp32.
         moments: two in fp32.
-        copies: weights in the precision of the matrix products, and under sharding those gathered for a layer.
+        copies: weights in the precision of the matrix products, and under sharding those gathered in fp32.
         buffers: of communication.
         layers: what all layers keep for the backward pass; with checkpointing their inputs, and one layer at work.
         head: embedding and norms outside the layers, head, logits and their gradient.
@@ -96,24 +96,25 @@ def outside_bytes(model: ModelConfig, bf16: bool, tokens: int, predicted: int) -
     """What autograd keeps outside the layers.
 
     Per token the inputs and statistics of the first and the last norm, the id, and in fp32 the rotary tables; per
-    predicted position the head's three inputs and its norm's, position and label, and fp32 log-probabilities, or the
-    logits themselves where the loss is compiled.
+    predicted position its place, the inputs of the head's product, GELU and norm, statistics, and the gradient of the
+    head's output in fp32. The loss leaves the decoder's gradient in fp32.
     """
     c, width = (2 if bf16 else 4), model.hidden_size
     per_token = 2 * (4 * width + 8) + 8 + (0 if bf16 else 8 * model.head_size)
-    logit = c if model.compile else 4
-    per_prediction = 3 * c * width + 4 * width + 8 + 16 + logit * model.vocab_size
-    return per_token * tokens + per_prediction * predicted
+    per_prediction = 8 + 2 * c * width + 4 * width + 8 + 4 * width
+    return per_token * tokens + per_prediction * predicted + 4 * model.vocab_size * (width + 1)
 
 
 def head_peak_bytes(model: ModelConfig, bf16: bool, predicted: int) -> int:
-    """Logits and what is computed from them, when most is there, beyond what `outside_bytes` has of them.
+    """What the loss needs while it works on a chunk of logits, beyond what `outside_bytes` has of it.
 
-    That is early in the backward pass. Eager: the logits cV, the gradients of the loss with respect to the
-    log-probabilities and to the logits in fp32, 4V each. Compiled: the gradient cV.
+    The gradient of a chunk's logits cV, and in bf16 beside it the logits, 4V in fp32 or, compiled, cV; and the head's
+    output in the products' precision.
     """
     c = 2 if bf16 else 4
-    return (c if model.compile else c + 8) * model.vocab_size * predicted
+    chunk = min(predicted, model.logit_chunk(on_gpu=True, bytes_per_logit=c))
+    logit = c if not bf16 else 2 * c if model.compile else c + 4
+    return logit * model.vocab_size * chunk + (2 * model.hidden_size * predicted if bf16 else 0)
 
 
 def memory(
@@ -141,14 +142,15 @@ def memory(
     """
     c, total = (2 if bf16 else 4), parameters.total
     own = -(-total // shards)
+    copies = 2 * parameters.matrices if bf16 else 0  # autocast casts each matrix once for the whole pass, on shards too
     if strategy == "ddp" or ranks == 1:
-        copies = 2 * parameters.matrices if bf16 else 0  # autocast casts each matrix once for the whole pass
-        buffers = 4 * total if ranks > 1 else 0  # DDP's buckets hold a second copy of the gradients
+        # DDP's buckets hold a second copy of the gradients until the last microbatch; then they are the gradients
+        buffers = 4 * total if ranks > 1 else 0
     else:
-        # the root stays gathered; of the layers one computes while the next arrives
-        copies = c * (parameters.root + 2 * parameters.layer)
-        # flat buffers: two layers arriving; the root's gradient whole, and in fp32 to be reduced
-        buffers = 2 * c * parameters.layer + (c + 4) * parameters.root
+        # weights are gathered in fp32: the root stays; of the layers one computes while the next arrives
+        copies += 4 * (parameters.root + 2 * parameters.layer)
+        # flat buffers: two layers arriving; the root's gradient whole, and once more to be reduced
+        buffers = 8 * parameters.layer + 8 * parameters.root
     layers = layers_bytes(model, bf16, tokens)
     head = outside_bytes(model, bf16, tokens, predicted) + head_peak_bytes(model, bf16, predicted)
     if model.activation_checkpointing:

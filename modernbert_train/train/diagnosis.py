@@ -73,7 +73,7 @@ def find_non_finite(state: State, rows: Sequence[Row], reseed: Callable[[], None
             moved = part.to(next(model.parameters()).device)
             with _watched(model) as watch:
                 with get_precision_context(state.precision, state.precision_config):
-                    loss = adapter.loss(adapter(moved), moved)
+                    loss = adapter.loss(adapter(moved, keep_logits=True), moved)  # the decoder is watched too
                 if not _is_finite(loss):
                     watch.note(LOSS, "forward", loss)
                 if watch.source is not None:

@@ -16,6 +16,7 @@ import torch
 from composer.utils import dist
 from numpy.typing import NDArray
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import PhaseConfig, RunConfig
@@ -136,18 +137,21 @@ class Validation:
         for batch in self._maker.microbatches(rows[dist.get_global_rank() :: num_ranks], plan):
             moved = batch.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                output = model(moved)
+                output = model(moved, keep_logits=True)
+            hits = (output.logits_MV.argmax(dim=-1) == moved.labels_M).sum()
             labels_P = moved.labels_M[moved.labels_M != IGNORED_LABEL]
             sums += torch.stack(
                 [
                     output.loss.double() * batch.num_predicted,
-                    output.correct.double(),
+                    hits.double(),
                     -log_probability_V[labels_P].sum().double(),
                     (labels_P == self._unigram.most_frequent).sum().double(),
                     torch.tensor(float(batch.num_predicted), dtype=torch.float64, device=device),
                 ]
             ).cpu()
         model.train(was_training)
+        if isinstance(model, FSDPModule):
+            model.reshard()  # without a backward pass what lies outside the layers stays gathered, on every rank
         sums = sums.to(device)
         dist.all_reduce(sums)
         loss, hits, unigram_loss, unigram_hits, predicted = sums.tolist()

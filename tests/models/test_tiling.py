@@ -174,7 +174,7 @@ def test_a_grown_model_holds_old_values_everywhere_and_runs(
     with torch.no_grad():
         assert torch.isfinite(larger(batch).loss)
         if not changes:
-            assert torch.equal(larger(batch).logits_MV, model(batch).logits_MV)
+            assert torch.equal(larger(batch, keep_logits=True).logits_MV, model(batch, keep_logits=True).logits_MV)
 
 
 def test_a_layer_taken_from_the_first_gets_a_norm_of_ones(small: Small, build: Build) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +21,7 @@ from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models import modernbert
 from modernbert_train.models.attention import sdpa
-from modernbert_train.models.heads import masked_lm_loss_sum
+from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum
 from modernbert_train.models.layers import EncoderLayer, rotary_tables
 
 Make = Callable[..., Any]
@@ -62,6 +63,43 @@ def test_the_gradient_of_loss_and_z_loss_is_the_formula() -> None:
             expected_V = share_V + 2 * 0.25 * partition.log() * share_V
             expected_V[label] -= 1
         torch.testing.assert_close(grad_V.double(), expected_V, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("z_loss", [0.0, 0.25])
+@pytest.mark.parametrize("chunk", [1, 3, 7, 50])
+def test_the_loss_by_chunks_is_the_loss(chunk: int, z_loss: float, bf16: bool) -> None:
+    """What trains the model must be the cross-entropy of all logits, wherever chunks end and labels are missing."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float32)  # noqa: E731
+    inputs = [draw(7, 16), 0.5 * draw(40, 16), draw(40) - 3]  # the bias makes some log-sum-exps negative
+    labels_M = torch.tensor([3, IGNORED_LABEL, 0, 39, IGNORED_LABEL, 3, 17])
+    found = []
+    for chunked in (True, False):
+        hidden, weight, bias = (tensor.clone().requires_grad_() for tensor in inputs)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            if chunked:
+                loss = ChunkedLoss.apply(hidden, weight, bias, labels_M, z_loss, chunk, loss_and_gradient)
+            else:
+                loss = masked_lm_loss_sum(F.linear(hidden, weight, bias), labels_M, z_loss)
+        assert loss.dtype == torch.float32
+        (0.5 * loss).backward()
+        found.append([loss.detach(), hidden.grad, weight.grad, bias.grad])
+    for ours, expected in zip(*found, strict=True):
+        assert ours.dtype == expected.dtype
+        assert (ours - expected).norm() <= (1e-2 if bf16 else 1e-6) * expected.norm()
+
+
+def test_training_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, pack: Make) -> None:
+    """They would be the largest tensor of a step, with their gradient twice that."""
+    monkeypatch.setattr(ModelConfig, "logit_chunk", lambda *_, **__: 128)
+    batch = pack([[torch.arange(600) % 100 + 5]], row_tokens=600, predict_every=1)
+    with Allocations() as seen:
+        build(small(vocab_size=163))(batch).loss.backward()
+    with Allocations() as plain:
+        build(small(vocab_size=163))(batch, keep_logits=True).loss.backward()
+    logits = len(batch.positions_M) * 163 * 4
+    assert logits in plain.sizes and logits not in seen.sizes and seen.sizes.count(128 * 163 * 4) > 0
 
 
 class Allocations(TorchDispatchMode):

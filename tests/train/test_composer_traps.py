@@ -66,12 +66,12 @@ def test_a_microbatch_that_does_not_fit_ends_the_run_instead_of_being_halved(
     computed = 0
     forward = ModernBertForMaskedLM.forward
 
-    def too_large(model: ModernBertForMaskedLM, batch: Batch) -> Any:
+    def too_large(model: ModernBertForMaskedLM, batch: Batch, keep_logits: bool) -> Any:
         nonlocal computed
         computed += 1
         if computed == 3:
             raise RuntimeError("CUDA out of memory")
-        return forward(model, batch)
+        return forward(model, batch, keep_logits)
 
     monkeypatch.setattr(ModernBertForMaskedLM, "forward", too_large)
     assert main(["train", *tiny_run("data.validation=null")]) == 70

@@ -27,17 +27,18 @@ CPU = torch.device("cpu")
 
 
 class Flat(nn.Module):
-    """Knows nothing: the same logit for every token; remembers what it was asked."""
+    """Knows nothing and says 7 every time; remembers what it was asked."""
 
     def __init__(self) -> None:
         super().__init__()
         self.labels: list[torch.Tensor] = []
 
-    def forward(self, batch: Batch) -> Any:
+    def forward(self, batch: Batch, keep_logits: bool) -> Any:
         labels = batch.labels_M[batch.labels_M != IGNORED_LABEL]
         self.labels.append(labels)
         loss = torch.tensor(math.log(512)) if len(labels) else torch.tensor(0.0)
-        return type("Output", (), {"loss": loss, "correct": (labels == 7).sum()})
+        logits = torch.nn.functional.one_hot(torch.full_like(batch.labels_M, 7), 512)
+        return type("Output", (), {"loss": loss, "logits_MV": logits})
 
 
 def evaluate(words: list[str], model: nn.Module) -> Evaluation:
