@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -83,6 +84,8 @@ class Encoder(nn.Module):
             whole = choose_kernel(config.global_attention, device, dtype, "model.global_attention")
             if whole is not local:
                 attention[True] = (whole, whole.prepare(batch, config.half_window))
+        # its length follows the number of documents; nothing compiled depends on it, so it is no part of a graph's shape
+        torch._dynamo.maybe_mark_dynamic(batch.cu_seqlens_S, 0)
         rotary = self.rotary(batch.position_ids_T, dtype)
         recompute = config.activation_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
@@ -116,16 +119,20 @@ class ModernBertForMaskedLM(nn.Module):
         """The same for local layers, which begin with the configuration's."""
         self.model.local_rope_theta = _checked_theta("local_rope_theta", theta)
 
-    def compile_layers(self) -> None:
+    def compile_layers(self, **options: Any) -> None:
         """torch.compile each layer, and the loss, in place; parameter names stay. Call it once, before sharding.
 
-        Shapes are static within a phase, so each (kind of layer, train or eval, shape) is one graph: first, local and
-        global layers make 6 graphs for each shape, more than dynamo's limit of 8 allows over a run with several phases.
+        Shapes are static within a phase, whatever the number of documents, so each (kind of layer, train or eval,
+        shape) is one graph: first, local and global layers make 6 graphs for each shape, more than dynamo's limit of 8
+        allows over a run with several phases.
+
+        Args:
+            options: for torch.compile, such as mode="max-autotune-no-cudagraphs".
         """
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         for layer in self.model.layers:
-            layer.compile(dynamic=False)
-        self._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False)
+            layer.compile(dynamic=False, **options)
+        self._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False, **options)
 
     def encode(self, batch: Batch) -> Tensor:
         """Final hidden states, hidden_TD, of every token (pad tokens too).

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -146,21 +148,45 @@ def test_varlen_call_fits_the_installed_torch(
     assert qkv.grad is not None and qkv.grad.shape == qkv.shape
 
 
-@pytest.mark.skipif(flash.MISSING is None, reason="flash-attn is installed")
-def test_flash_without_the_package_is_refused_with_the_ones_that_serve() -> None:
+@pytest.mark.skipif(len(flash.MISSING) < 3, reason="a FlashAttention is installed")
+def test_flash_without_a_package_is_refused_with_the_ones_that_serve() -> None:
     """Users must learn that the package is missing before the run, not from an ImportError inside it."""
-    with pytest.raises(ConfigError, match=r"model\.attention=flash: flash-attn is not installed.*Usable here: sdpa"):
+    with pytest.raises(ConfigError, match=r"model\.attention=flash: no FlashAttention is .*Usable here: sdpa"):
         choose_kernel("flash", CPU, torch.float32)
 
 
+def flash_attention_2(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **more):  # type: ignore[no-untyped-def]
+    """The first arguments of flash-attn 2.8, and of flash_attn_interface."""
+    return (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), more
+
+
+def flash_attention_4(
+    q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, **more
+):  # type: ignore[no-untyped-def]  # noqa: E501
+    """Those of flash-attn-4 4.0.0b36, which has another tensor before the borders."""
+    assert qv is None
+    return ((cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), more), "log-sum-exp"
+
+
+@pytest.mark.parametrize("function", [flash_attention_2, flash_attention_4])
 @pytest.mark.parametrize(("window", "options"), [(True, {"window_size": (8, 8)}), (False, {})])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_flash_is_called_with_the_same_borders_and_window(
-    monkeypatch: pytest.MonkeyPatch, window: bool, options: dict[str, object], deterministic: bool
+    monkeypatch: pytest.MonkeyPatch,
+    function: Callable[..., Any],
+    window: bool,
+    options: dict[str, object],
+    deterministic: bool,
 ) -> None:
-    """A window given in another convention would train a different model without a word."""
+    """A window or borders given in another convention would train a different model without a word."""
     calls = []
-    monkeypatch.setattr(flash, "flash2", lambda *args, **kwargs: calls.append((args[3:], kwargs)) or args[0])
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        out = function(*args, **kwargs)
+        calls.append(out[0] if out[1] == "log-sum-exp" else out)
+        return args[0]
+
+    monkeypatch.setattr(flash, "_newest", lambda device: called)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     batch = packed([40, 60])
     qkv = torch.randn(100, 3, 2, 64, dtype=torch.bfloat16)
@@ -175,24 +201,37 @@ def test_flash_is_called_with_the_same_borders_and_window(
     [
         ((9, 0), ("flash2", "flash3", "flash4"), "flash3"),
         ((9, 0), ("flash2", "flash4"), "flash4"),
+        ((9, 0), ("flash4",), "flash4"),
         ((10, 0), ("flash2", "flash3", "flash4"), "flash4"),
         ((8, 0), ("flash2", "flash3", "flash4"), "flash2"),
         ((9, 0), ("flash2",), "flash2"),
+        ((8, 0), ("flash3", "flash4"), None),
+        ((10, 0), ("flash3",), None),
     ],
 )
-def test_newer_flash_attention_serves_global_layers_where_it_runs(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], installed: tuple[str, ...], chosen: str
+@pytest.mark.parametrize("window", [True, False])
+def test_the_newest_flash_attention_that_runs_serves(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    installed: tuple[str, ...],
+    chosen: str | None,
+    window: bool,
 ) -> None:
     """Long documents would be a third slower without it; on the wrong GPU it would fail in the first step."""
     for name in ("flash2", "flash3", "flash4"):
         there = (lambda *args, name=name, **kwargs: (name, None)) if name in installed else None
         monkeypatch.setattr(flash, name, there)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    borders = torch.tensor([0, 5])
-    layout = flash.Layout(borders, 5, 8, flash._for_global_layers(torch.device("cuda")))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    gpu = torch.device("cuda")
+    reason = flash.support(gpu, torch.bfloat16)
+    if chosen is None:
+        assert reason == "the FlashAttention that is installed does not run on a GPU"
+        return
+    assert reason is None
     q = torch.zeros(5, 1, 8)
-    assert flash.attend(q, q, q, layout, window=False) == chosen
-    assert flash.attend(q, q, q, layout, window=True) == "flash2"
+    assert flash.attend(q, q, q, flash.Layout(torch.tensor([0, 5]), 5, 8, flash._newest(gpu)), window) == chosen
 
 
 FLEX_LENGTHS = [[1, 64, 65, 128, 129, 300], [687], [300, 387], [128, 128, 128, 128, 128, 47]]  # 687 tokens each

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,11 @@ from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models import modernbert
-from modernbert_train.models.attention import sdpa
+from modernbert_train.models.attention import choose_kernel, sdpa, varlen
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum
 from modernbert_train.models.layers import EncoderLayer, rotary_tables
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.optim.stable_adamw import StableAdamW
 
 Make = Callable[..., Any]
 
@@ -180,6 +183,70 @@ def test_a_kernel_of_global_layers_that_cannot_serve_is_refused_by_its_own_key(
     """The message must name what was set."""
     with pytest.raises(ConfigError, match=r"model\.global_attention=varlen: .*Or set model\.global_attention=auto"):
         build(small(global_attention="varlen")).encode(pack([sequences([5])], row_tokens=5))
+
+
+def opaque_attention() -> SimpleNamespace:
+    """A kernel that a compiler cannot look into, as those of GPUs are: sums instead of attention, and real layouts."""
+
+    @torch.library.custom_op("test_training::attend", mutates_args=())
+    def attend(q: Tensor, k: Tensor, v: Tensor, borders: Tensor, longest: int, side: int) -> Tensor:
+        return q + k + v
+
+    @torch.library.custom_op("test_training::attend_backward", mutates_args=())
+    def attend_backward(grad: Tensor) -> Tensor:
+        return grad.clone()
+
+    attend.register_fake(lambda q, *_: torch.empty_like(q))
+    attend_backward.register_fake(torch.empty_like)
+    attend.register_autograd(lambda ctx, grad: (*(attend_backward(grad) for _ in range(3)), None, None, None))
+
+    def call(q: Tensor, k: Tensor, v: Tensor, layout: varlen.Layout, window: bool) -> Tensor:
+        side = layout.half_window if window else -1
+        return attend(q, k, v, layout.cu_seqlens_S, layout.max_seqlen, side)  # type: ignore[no-any-return]
+
+    return SimpleNamespace(prepare=varlen.prepare, attend=call)
+
+
+def test_layers_compile_once_whatever_the_documents(
+    monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
+) -> None:
+    """A line has few long documents or many short ones; compiling again for each number takes minutes every time."""
+    torch._dynamo.reset()
+    kernel = opaque_attention()
+    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_: kernel)
+    model = build(small(num_layers=4)).train()
+    model.compile_layers(backend="aot_eager")
+    compiled = []
+    for lengths in ([96], [50, 20], [1, 2, 3, 90], [3] * 30, [33, 33, 30]):
+        batch = pack([sequences(lengths)], row_tokens=96)
+        batch = replace(batch, positions_M=batch.positions_M[:16], labels_M=batch.labels_M[:16], num_predicted=16)
+        assert len(batch.positions_M) == 16
+        model(batch).loss.backward()
+        compiled.append(counters["stats"]["unique_graphs"])
+    assert compiled[0] == 4 and compiled == [4] * 5, "first, local and global layers, and the loss"
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_step_waits_for_the_device(
+    monkeypatch: pytest.MonkeyPatch, small: Make, sequences: Make, pack: Make, checkpointing: bool
+) -> None:
+    """One number read back in a step lets a GPU run dry. Tensors without values refuse every attempt to read one."""
+    monkeypatch.setattr(varlen, "support", lambda *_: None)
+    choose_kernel.cache_clear()
+    config = small(attention="varlen", activation_checkpointing=checkpointing, z_loss=1e-4)
+    with torch.device("meta"):
+        model = ModernBertForMaskedLM(config)
+    batch = pack([sequences([40, 30])], row_tokens=80).to("meta")
+    optimizer = StableAdamW(model.parameters(), 1e-3, weight_decay=1e-5)
+    for _ in range(2):
+        loss = model(batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    choose_kernel.cache_clear()
+    assert loss.device.type == optimizer.last_grad_norm.device.type == "meta"
+    with pytest.raises(RuntimeError):
+        loss.item()
 
 
 @pytest.mark.slow

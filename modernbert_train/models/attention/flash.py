@@ -1,9 +1,8 @@
-"""The flash-attn packages: CUDA, bf16 or fp16, for those who have them installed (extra `flash`).
+"""The newest FlashAttention that is installed and runs on the GPU: CUDA, bf16 or fp16, for those who have a package.
 
-FlashAttention-2 is the same algorithm as `varlen`, from a package that must be built; `auto` prefers torch's own. Where
-FlashAttention-3 (module flash_attn_interface, Hopper) or else FlashAttention-4 (flash_attn.cute, Hopper and later) is
-importable too, global layers use it: they are what long documents cost, and the newer kernels gain least in windows.
-The three functions take the packed line in the same way.
+FlashAttention-3 (module flash_attn_interface, Hopper only), else FlashAttention-4 (package flash-attn-4, Hopper and
+later), else FlashAttention-2 (package flash-attn), which is the algorithm of `varlen`. The newer ones gain most in
+global layers on long documents; model.attention=varlen with model.global_attention=flash gives them those alone.
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
 """
@@ -22,46 +21,52 @@ from modernbert_train.models.attention import varlen
 from modernbert_train.models.attention.varlen import gpu_support
 
 # OSError: built for another torch or CUDA
+MISSING: list[str] = []
 try:
     from flash_attn import flash_attn_varlen_func as flash2
 except (ImportError, OSError) as error:
     flash2: Any = None  # type: ignore[no-redef]
-    MISSING: str | None = f"flash-attn is not installed or does not fit this torch ({error})"
-else:
-    MISSING = None
+    MISSING.append(f"flash-attn: {error}")
 try:
     from flash_attn_interface import flash_attn_varlen_func as flash3
-except (ImportError, OSError):
+except (ImportError, OSError) as error:
     flash3: Any = None  # type: ignore[no-redef]
+    MISSING.append(f"flash_attn_interface: {error}")
 try:
     from flash_attn.cute import flash_attn_varlen_func
-except (ImportError, OSError):
+except (ImportError, OSError) as error:
     flash4: Any = None
+    MISSING.append(f"flash-attn-4: {error}")
 else:
     flash4 = torch.compiler.disable(flash_attn_varlen_func)  # no custom operator: a compiler would trace into it
 
 name = "flash"
-traits = (
-    "window; backward, deterministic with torch.use_deterministic_algorithms; FA3 or FA4 for global layers if there"
-)
+traits = "window; backward, deterministic with torch.use_deterministic_algorithms; FlashAttention-3, 4 or 2"
 
 
 @dataclass(frozen=True)
 class Layout(varlen.Layout):
-    """With the function that global layers call on this device."""
+    """With the function that serves on this device."""
 
-    whole: Callable[..., Any]
+    function: Callable[..., Any]
 
 
 def support(device: torch.device, dtype: torch.dtype) -> str | None:
     """See `Kernel.support`."""
-    return MISSING or gpu_support(device, dtype)
+    if flash2 is None and flash3 is None and flash4 is None:
+        return f"no FlashAttention is installed, or none fits this torch ({'; '.join(MISSING)})"
+    if (reason := gpu_support(device, dtype)) is not None:
+        return reason
+    if _newest(device) is None:
+        return f"the FlashAttention that is installed does not run on {torch.cuda.get_device_name(device)}"
+    return None
 
 
 def prepare(batch: Batch, half_window: int) -> Layout:
     """See `Kernel.prepare`; nothing is read back from the device."""
-    borders = batch.cu_seqlens_S
-    return Layout(borders, batch.max_seqlen, half_window, _for_global_layers(borders.device))
+    function = _newest(batch.cu_seqlens_S.device)
+    assert function is not None, "asked for without support()"
+    return Layout(batch.cu_seqlens_S, batch.max_seqlen, half_window, function)
 
 
 def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool) -> Tensor:
@@ -70,14 +75,22 @@ def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: 
     options: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     if window:
         options["window_size"] = (layout.half_window, layout.half_window)
-    function = flash2 if window else layout.whole
-    out = function(q_TNH, k_TNH, v_TNH, borders, borders, longest, longest, **options)
+    out = layout.function(  # by name: version 4 has another argument where 2 and 3 have the borders
+        q_TNH,
+        k_TNH,
+        v_TNH,
+        cu_seqlens_q=borders,
+        cu_seqlens_k=borders,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        **options,
+    )
     attended: Tensor = out[0] if isinstance(out, tuple) else out  # FA4 and early FA3 return the log-sum-exp too
     return attended
 
 
-def _for_global_layers(device: torch.device) -> Callable[..., Any]:
+def _newest(device: torch.device) -> Callable[..., Any] | None:
     major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
     if flash3 is not None and major == 9:
-        return flash3
+        return flash3  # type: ignore[no-any-return]
     return flash4 if flash4 is not None and major >= 9 else flash2
