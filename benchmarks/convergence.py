@@ -172,7 +172,7 @@ def plain(config: RunConfig, reverse: bool) -> Curve:
         predicted = sum(batch.num_predicted for batch in step.microbatches)
         loss = 0.0
         for batch in step.microbatches:
-            ids, mask, labels = padded(batch, vocabulary, reverse)
+            ids, mask, labels = padded(batch.to("cpu"), vocabulary, reverse)
             share = batch.num_predicted / predicted
             mean = model(input_ids=ids, attention_mask=mask, labels=labels).loss
             (share * mean).backward()
