@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.documents import draw_rows, pack
-from benchmarks.train_step import PRESETS
+from benchmarks.train_step import BASE, SMALL
 from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--preset", choices=STEPS, default="cpu")
     preset = parser.parse_args().preset
     torch.set_num_threads(1)
-    shape = PRESETS[preset].model
+    shape = {"cpu": SMALL, "cpu-base": BASE}[preset]
     phase = PhaseConfig(tokens=1 << 40, row_tokens=1024, batch_rows=ROWS, microbatch_tokens=1024 * ROWS)
     config = RunConfig(name="none", runs_folder=tempfile.gettempdir(), model=shape, phases={"only": phase})
     model = ModernBertForMaskedLM(shape)

@@ -1,271 +1,294 @@
-"""Tokens a second of whole training steps, beside transformers' ModernBERT on the same documents in the same run.
+"""Tokens a second of whole training steps, from MDS shards to updated weights, beside transformers on the same text.
 
-    python -m benchmarks.train_step --preset cpu        # the quickstart's size, half a minute
-    python -m benchmarks.train_step --preset cpu-base   # ModernBERT-base, some minutes
-    python -m benchmarks.train_step --preset h200       # ModernBERT-base in bf16, compiled, on one GPU
+    python -m benchmarks.train_step --preset cpu              # the quickstart's size, under two minutes
+    python -m benchmarks.train_step --preset cpu-base         # ModernBERT-base, some minutes
+    python -m benchmarks.train_step --preset gpu              # base and large at 1,024 and 8,192: the table of goals
+    python -m benchmarks.train_step --preset gpu --only base-1024 --compile off --kernel flex --microbatch-tokens 65536
 
-Documents have log-normal lengths with a median of 300 tokens, cut at 1,024; 30 % of the tokens are predicted. We pack
-them into rows of 1,024. transformers gets them as its users give them to it: padded to the longest of a batch, with
-torch's scaled_dot_product_attention and its default loss over all positions, in batches of 8 documents, the Trainer's
-default (4 in cpu-base, to fit into 16 GB of memory; 64 on a GPU). A third line uses its switch `sparse_prediction`,
-which computes logits only where something is predicted. Both models start from the same weights, must agree on the
-first loss, and take turns, round by round on new documents, so that a busy machine disturbs all alike. Only tokens of
-documents count, never padding. Dropout is off.
+Three contenders, in turns, on the same documents with the same masks:
+
+- ours: the loader with its worker processes, packed rows, the encoder, the loss and StableAdamW, in a bare loop;
+- ours through `train`: a real run with Composer, clock, guard and metrics, whose own record is read;
+- transformers' ModernBERT as its users train it: documents padded to the longest of a batch, torch's
+  scaled_dot_product_attention, torch's fused AdamW; with its switch `sparse_prediction` and without.
+
+Only tokens of documents count, never padding. A step includes the wait for its batch and the copy to the device. Rates
+are tokens over the time of a whole round, which ends with a synchronisation; parts are CUDA events on a GPU. MFU counts
+the keys that each token truly sees and the predicted positions only; its peaks are the datasheet's and that of a large
+matrix product in the same run. Dropout is off. All begin with the same weights and must agree on the first loss.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import json
 import os
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import median
+from typing import Any
 
-import numpy as np
+if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
 import torch
-import transformers
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from torch.optim import AdamW
 
-from benchmarks.documents import PAD, ROW_TOKENS, Document, draw_rows, pack, training_flops
-from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.config.schema import ModelConfig
+from benchmarks.contenders import Contender, Ours, Theirs, through_train
+from benchmarks.corpus import write_corpus
+from benchmarks.measure import measure_rates
+from modernbert_train.config.schema import (
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    LoggingConfig,
+    ModelConfig,
+    PhaseConfig,
+    RunConfig,
+    StableAdamWConfig,
+)
 from modernbert_train.models.init import initialize
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.optim.stable_adamw import StableAdamW
-
-DATASHEET_FLOPS = 989e12  # dense bf16 of an H100 or H200 SXM
+from modernbert_train.train.build import build_model, keep_freed_memory
+from modernbert_train.train.meter import peak_flops
 
 SMALL = ModelConfig(
     vocab_size=8192, hidden_size=192, num_layers=7, num_heads=3, intermediate_size=288, attention_out_dropout=0.0
 )
 BASE = ModelConfig(attention_out_dropout=0.0)
+LARGE = replace(BASE, hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
+ON_GPU = {"attention": "varlen", "compile": True}
 
-
-@dataclass(frozen=True)
-class Preset:
-    """What one round computes: a step over `rows` packed rows, cut into microbatches of so many rows or documents."""
-
-    model: ModelConfig
-    rows: int
-    microbatch_rows: int
-    microbatch_documents: int
-    rounds: int
-    compile: bool = False
-
-
-PRESETS = {
-    "cpu": Preset(SMALL, rows=4, microbatch_rows=4, microbatch_documents=8, rounds=5),
-    "cpu-base": Preset(BASE, rows=3, microbatch_rows=3, microbatch_documents=4, rounds=2),
-    "h200": Preset(BASE, rows=384, microbatch_rows=96, microbatch_documents=64, rounds=10, compile=True),
+# tokens/s on one H200 that we have set ourselves, and then those beyond; published on one H100
+GOALS = {
+    "base-1024": (480_000, 535_000, 305_000),
+    "base-8192": (273_000, 330_000, 218_000),
+    "large-1024": (190_000, 215_000, 140_000),
+    "large-8192": (130_000, 150_000, 108_000),
 }
 
 
-@dataclass
-class Contender:
-    """A model with its optimizer, and what was measured: `step` trains on rows and gives its loss and the time of each
-    part, once the tensors are on the device (a run's workers prepare them meanwhile)."""
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and for how long.
 
-    step: Callable[[list[list[Document]]], tuple[float, dict[str, float]]]
-    rates: list[float] = field(default_factory=list)
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    peak_bytes: int = 0
+    Attributes:
+        model: the encoder.
+        row_tokens: of a row.
+        microbatch_tokens, batch_tokens: of a forward pass and of a step.
+        rounds, steps, warm_up: turns of each contender; steps of ours in a turn that count, and before them.
+        reference_documents: in a microbatch of transformers; 0 leaves transformers out.
+        median_tokens: of a document.
+        compile_mode: of torch.compile, for ours in the bare loop; None is its default where model.compile is on.
+    """
 
-
-class Stopwatch:
-    """Time between marks: CUDA events on a GPU, the wall clock elsewhere."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._marks: list[tuple[str, float | torch.cuda.Event]] = []
-        if self._on_gpu:
-            torch.cuda.synchronize()
-        self.mark("start")
-
-    def mark(self, part: str) -> None:
-        """End of a stretch that belongs to `part`."""
-        if self._on_gpu:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append((part, event))
-        else:
-            self._marks.append((part, time.perf_counter()))
-
-    def seconds(self) -> dict[str, float]:
-        """Sum of each part's stretches; waits for the GPU."""
-        if self._on_gpu:
-            torch.cuda.synchronize()
-        total: dict[str, float] = {}
-        for (_, begin), (part, end) in zip(self._marks, self._marks[1:], strict=False):
-            if isinstance(begin, float) and isinstance(end, float):
-                took = end - begin
-            else:
-                assert isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
-                took = begin.elapsed_time(end) / 1e3
-            total[part] = total.get(part, 0.0) + took
-        return total
+    model: ModelConfig
+    row_tokens: int
+    microbatch_tokens: int
+    batch_tokens: int
+    rounds: int
+    steps: int
+    warm_up: int
+    reference_documents: int
+    median_tokens: int = 300
+    compile_mode: str | None = None
 
 
-def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
+GPU = Case(replace(BASE, **ON_GPU), 1024, 98_304, 98_304, 2, 50, 5, 64)  # type: ignore[arg-type]
+PRESETS: dict[str, dict[str, Case]] = {
+    "cpu": {"small-1024": Case(SMALL, 1024, 4096, 4096, 5, 4, 1, 8)},
+    "cpu-base": {"base-1024": Case(BASE, 1024, 3072, 3072, 2, 1, 1, 4)},
+    "gpu": {
+        "base-1024": GPU,
+        "base-8192": replace(GPU, row_tokens=8192, reference_documents=8, median_tokens=1500),
+        "large-1024": replace(GPU, model=replace(LARGE, **ON_GPU), microbatch_tokens=49_152),  # type: ignore[arg-type]
+        "large-8192": replace(
+            GPU,
+            model=replace(LARGE, **ON_GPU),  # type: ignore[arg-type]
+            row_tokens=8192,
+            microbatch_tokens=49_152,
+            reference_documents=8,
+            median_tokens=1500,
+        ),
+    },
+}
 
 
-def our_contender(model: ModernBertForMaskedLM, preset: Preset, device: torch.device) -> Contender:
-    optimizer = StableAdamW(model.parameters(), 1e-4, betas=(0.9, 0.98), eps=1e-6, weight_decay=1e-5)
-
-    def step(rows: list[list[Document]]) -> tuple[float, dict[str, float]]:
-        size = preset.microbatch_rows
-        batches = [pack(rows[first : first + size]).to(device) for first in range(0, len(rows), size)]
-        total = sum(batch.num_predicted for batch in batches)
-        losses = []
-        watch = Stopwatch(device)
-        for batch in batches:
-            with autocast(device):
-                loss = model(batch).loss * (batch.num_predicted / total)
-            watch.mark("forward")
-            loss.backward()
-            watch.mark("backward")
-            losses.append(loss.detach())
-        optimizer.step()
-        optimizer.zero_grad()
-        watch.mark("optimizer")
-        return float(sum(losses)), watch.seconds()
-
-    return Contender(step)
-
-
-def pad_together(documents: list[Document]) -> tuple[Tensor, ...]:
-    """Ids, attention mask and labels, each [documents, longest], as transformers' collator pads them."""
-    ids = pad_sequence([document.input_ids for document in documents], batch_first=True, padding_value=PAD)
-    mask = pad_sequence([torch.ones_like(document.labels) for document in documents], batch_first=True)
-    labels = pad_sequence([document.labels for document in documents], batch_first=True, padding_value=IGNORED_LABEL)
-    return ids, mask, labels
-
-
-def their_contenders(model: ModernBertForMaskedLM, preset: Preset, device: torch.device) -> dict[str, Contender]:
-    """transformers' model with our weights, which serves both ways of predicting."""
-    config = preset.model
-    theta = {"rope_type": "default", "rope_theta": 10_000.0}
-    hf_config = transformers.ModernBertConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        rope_parameters={"full_attention": theta, "sliding_attention": theta},
-        pad_token_id=PAD,
-        bos_token_id=PAD,
-        eos_token_id=PAD,
-        cls_token_id=PAD,
-        sep_token_id=PAD,
-        attn_implementation="sdpa",
+def run_config(case: Case, folder: Path, data: Path, device: torch.device, workers: int) -> RunConfig:
+    """The case as a run of `train`, of one round."""
+    tokens = (case.steps + case.warm_up) * case.batch_tokens
+    phase = PhaseConfig(
+        tokens=tokens,
+        row_tokens=case.row_tokens,
+        batch_rows=case.batch_tokens // case.row_tokens,
+        microbatch_tokens=case.microbatch_tokens,
+        global_rope_theta=160_000.0 if case.row_tokens > 1024 else 10_000.0,
     )
-    twin = transformers.ModernBertForMaskedLM(hf_config)
-    twin.load_state_dict(model.state_dict())
-    twin.to(device).train()
-    optimizer = AdamW(twin.parameters(), 1e-4, betas=(0.9, 0.98), eps=1e-6, fused=True)
-
-    def step(rows: list[list[Document]], sparse: bool) -> tuple[float, dict[str, float]]:
-        twin.sparse_prediction = sparse
-        size, documents = preset.microbatch_documents, [document for row in rows for document in row]
-        batches = [pad_together(documents[first : first + size]) for first in range(0, len(documents), size)]
-        predicted = [int((labels != IGNORED_LABEL).sum()) for _, _, labels in batches]
-        batches = [tuple(tensor.to(device) for tensor in batch) for batch in batches]
-        losses = []
-        watch = Stopwatch(device)
-        for (ids, mask, labels), count in zip(batches, predicted, strict=True):
-            with autocast(device):
-                loss = twin(input_ids=ids, attention_mask=mask, labels=labels).loss * (count / sum(predicted))
-            watch.mark("forward")
-            loss.backward()
-            watch.mark("backward")
-            losses.append(loss.detach())
-        optimizer.step()
-        optimizer.zero_grad()
-        watch.mark("optimizer")
-        return float(sum(losses)), watch.seconds()
-
-    return {
-        "transformers, padded": Contender(partial(step, sparse=False)),
-        "transformers, padded, sparse": Contender(partial(step, sparse=True)),
-    }
+    return RunConfig(
+        name="benchmark",
+        runs_folder=str(folder),
+        device=device.type,  # type: ignore[arg-type]
+        data=DataConfig(train=str(data / "train"), tokenizer=str(data / "tokenizer"), num_workers=workers),
+        model=case.model,
+        optim=StableAdamWConfig(lr=1e-4),
+        phases={"only": phase},
+        eval=EvalConfig(),
+        checkpoint=CheckpointConfig(interval_seconds=None),
+        logging=LoggingConfig(progress_bar=False),
+    )
 
 
-def run(preset: Preset, device: torch.device) -> tuple[dict[str, Contender], list[float]]:
+def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer: bool = True) -> dict[str, Contender]:
     """Take the rounds.
 
+    Args:
+        case: what is trained.
+        device: where.
+        data: folder with train and tokenizer.
+        workers: processes that read, pack and mask.
+        with_trainer: also train through `train`.
+
     Returns:
-        The contenders with their measurements, ours first, and the FLOPs that each round's documents need.
+        The contenders with their measurements, ours first.
 
     Raises:
         RuntimeError: the contenders do not compute the same loss from the same weights.
     """
-    model = ModernBertForMaskedLM(preset.model)
-    initialize(model, preset.model, seed=17)
-    model.to(device).train()
-    contenders = {
-        "ours": our_contender(model, preset, device),
-        **their_contenders(model, preset, device),
-    }
-    if preset.compile:
-        model.compile_layers()
-    rng = np.random.default_rng(0)
-    flops = []
-    for index in range(-1, preset.rounds):  # round -1 compiles, allocates the moments, and compares the losses
-        num_rows = 1 if index < 0 and not preset.compile else preset.rows
-        rows = draw_rows(rng, num_rows, preset.model.vocab_size)
-        lengths = [len(document) for row in rows for document in row]
-        predicted = sum(document.num_predicted for row in rows for document in row)
-        losses = []
-        for contender in contenders.values():
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            loss, seconds = contender.step(rows)
-            losses.append(loss)
-            if index < 0:
-                continue
-            contender.rates.append(sum(lengths) / sum(seconds.values()))
-            for part, took in seconds.items():
-                contender.seconds.setdefault(part, []).append(took)
-            if device.type == "cuda":
-                contender.peak_bytes = max(contender.peak_bytes, torch.cuda.max_memory_allocated())
-        if index < 0 and abs(losses[0] - losses[1]) > (5e-3 if device.type == "cuda" else 1e-4) * losses[0]:
-            raise RuntimeError(f"the first losses, {losses[:2]}, differ: the contenders do not compute the same.")
-        if index >= 0:
-            flops.append(training_flops(preset.model, lengths, predicted))
-    return contenders, flops
+    with tempfile.TemporaryDirectory() as folder:
+        config = run_config(case, Path(folder), data, device, workers)
+        model = build_model(config, sharded=False)
+        if case.compile_mode is not None:
+            model.compile_layers(mode=case.compile_mode)
+        initialize(model, case.model, config.seed)
+        ours = Ours(model.to(device).train(), config, device)
+        contenders: dict[str, Contender] = {"ours": ours}
+        theirs = {}
+        if case.reference_documents:
+            for sparse, name in ((False, "transformers, padded"), (True, "transformers, padded, sparse")):
+                theirs[name] = Theirs(model, config, device, case.reference_documents, sparse)
+        first = ours.next_batch()
+        losses = [contender.first_loss(first) for contender in (ours, *theirs.values())]
+        limit = 5e-3 if device.type == "cuda" else 1e-4
+        if any(abs(loss - losses[0]) > limit * losses[0] for loss in losses):
+            raise RuntimeError(f"first losses {losses}: they differ, so the contenders do not compute the same.")
+        for number in range(case.rounds):
+            seen = ours.turn(case.steps, case.warm_up)
+            for contender in theirs.values():
+                contender.turn(seen[: max(1, len(seen) // 10)])
+            if with_trainer:
+                found = through_train(replace(config, name=f"round{number}"), case.warm_up)
+                contenders.setdefault("ours, through train", found).extend(found)
+        ours.close()
+        return contenders | theirs
+
+
+def report(name: str, case: Case, contenders: dict[str, Contender], peaks: dict[str, float]) -> list[dict[str, Any]]:
+    """Print a table; give its figures."""
+    print(
+        f"\n{name}: rows of {case.row_tokens:,}, microbatches of {case.microbatch_tokens:,}, steps of "
+        f"{case.batch_tokens:,} tokens, {case.rounds} rounds of {case.steps} steps"
+    )
+    columns = "".join(f"{'MFU ' + peak:>15}" for peak in peaks)
+    print(f"{'':<30}{'tokens/s':>10}{'min':>10}{'max':>10}{'ours is':>9}{columns}  parts of a step, ms")
+    first = contenders["ours"].rates
+    lines = []
+    for who, each in contenders.items():
+        mfu = {peak: median(each.flop_rates) / rate for peak, rate in peaks.items()}
+        parts = {part: 1e3 * median(times) for part, times in each.seconds.items()}
+        ratio = median(a / b for a, b in zip(first, each.rates, strict=True))
+        print(
+            f"{who:<30}{median(each.rates):>10,.0f}{min(each.rates):>10,.0f}{max(each.rates):>10,.0f}{ratio:>8.2f}x"
+            + "".join(f"{share:>15.1%}" for share in mfu.values())
+            + "  "
+            + ", ".join(f"{part} {ms:,.1f}" for part, ms in parts.items())
+            + (f"; peak {each.peak_bytes / 1e9:.1f} GB" if each.peak_bytes else "")
+        )
+        figures = {"tokens_per_second": median(each.rates), "ours_is": ratio, "mfu": mfu, "parts_ms": parts}
+        lines.append({"case": name, "contender": who, **figures, "peak_bytes": each.peak_bytes})
+    if name in GOALS and contenders["ours"].on_gpu:
+        goal, beyond, published = GOALS[name]
+        rate = median(first)
+        print(
+            f"goal {goal:,}: {rate / goal:.2f}; beyond it {beyond:,}: {rate / beyond:.2f}; published on one H100 "
+            f"{published:,}: {rate / published:.2f}"
+        )
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    arguments = parser.parse_args()
-    device, preset = torch.device(arguments.device), PRESETS[arguments.preset]
-    torch.manual_seed(0)
-    contenders, flops = run(preset, device)
+    parser.add_argument("--preset", choices=PRESETS, default="gpu" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="cases of the preset, such as base-1024")
+    parser.add_argument("--data", type=Path, help="folder with train and tokenizer; default: drawn documents")
+    parser.add_argument("--kernel", help="model.attention")
+    parser.add_argument("--global-kernel", help="model.global_attention")
+    parser.add_argument("--compile", help="off, on, or a mode of torch.compile, without `train`")
+    parser.add_argument("--microbatch-tokens", type=int)
+    parser.add_argument("--batch-tokens", type=int)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--steps", type=int, help="of ours in a round")
+    parser.add_argument("--workers", type=int, default=4 if torch.cuda.is_available() else 0)
+    parser.add_argument("--no-reference", action="store_true", help="leave transformers out")
+    parser.add_argument("--no-trainer", action="store_true", help="leave the run through `train` out")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    cases = PRESETS[options.preset]
+    if unknown := set(options.only or ()) - set(cases):
+        parser.error(f"--only {' '.join(sorted(unknown))}: not in this preset, which has {', '.join(cases)}")
 
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()} CPU cores"
-    print(f"{where}, {torch.get_num_threads()} threads, torch {torch.__version__}, {preset.rounds} rounds")
-    print(f"{preset.rows} rows of {ROW_TOKENS:,} tokens a step, width {preset.model.hidden_size}")
-    parts = list(contenders["ours"].seconds)
-    print(f"\n{'':<30}{'tokens/s':>10}{'min':>10}{'max':>10}{'ours is':>9}  " + "".join(f"{p:>12}" for p in parts))
-    first = contenders["ours"].rates
-    for name, contender in contenders.items():
-        ratio = median(ours / theirs for ours, theirs in zip(first, contender.rates, strict=True))
-        line = (
-            f"{name:<30}{median(contender.rates):>10,.0f}{min(contender.rates):>10,.0f}{max(contender.rates):>10,.0f}"
-        )
-        print(line + f"{ratio:>8.2f}x  " + "".join(f"{median(contender.seconds[p]):>10.3f} s" for p in parts))
-    for name, contender in contenders.items() if device.type == "cuda" else ():
-        took = [sum(parts) for parts in zip(*contender.seconds.values(), strict=True)]
-        mfu = median(work / seconds for work, seconds in zip(flops, took, strict=True)) / DATASHEET_FLOPS
-        peak = f"peak {contender.peak_bytes / 1e9:.1f} GB, both models' weights included"
-        print(f"{name}: {mfu:.1%} of {DATASHEET_FLOPS / 1e12:.0f} TFLOP/s, {peak}")
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    if on_gpu:
+        rates = measure_rates(device, torch.bfloat16, 8192, 1 << 28)
+        datasheet = peak_flops(torch.cuda.get_device_name(), "amp_bf16")
+        where = torch.cuda.get_device_name()
+    else:
+        keep_freed_memory()
+        rates, datasheet = measure_rates(device, torch.float32, 1024, 1 << 26), None
+        where = f"{os.cpu_count()} CPU cores, {torch.get_num_threads()} threads"
+    peaks = ({"of datasheet": datasheet} if datasheet else {}) | {"of matmul": rates.flops}
+    print(f"{where}, torch {torch.__version__}; matrix product {rates.flops / 1e12:.3g} TFLOP/s")
+
+    figures = []
+    for name, preset in cases.items():
+        if options.only and name not in options.only:
+            continue
+        case = changed(preset, options)
+        with tempfile.TemporaryDirectory() as folder:
+            data = options.data
+            if data is None:
+                data = Path(folder)
+                tokens = min(40_000_000, 4 * (case.steps + case.warm_up) * case.batch_tokens)
+                write_corpus(data, case.model.vocab_size, tokens, case.median_tokens, 4 * case.row_tokens)
+            with_trainer = not options.no_trainer and case.compile_mode is None
+            contenders = run(case, device, data, options.workers, with_trainer)
+        figures += report(name, case, contenders, peaks)
+        if options.json is not None:
+            about = {"where": where, "torch": torch.__version__, "matmul_flops": rates.flops, "case": asdict(case)}
+            options.json.write_text(json.dumps({"about": about, "lines": figures}, indent=1), encoding="utf-8")
+
+
+def changed(case: Case, options: argparse.Namespace) -> Case:
+    """The case with what was asked for in its place."""
+    model = case.model
+    if options.kernel is not None:
+        model = replace(model, attention=options.kernel)
+    if options.global_kernel is not None:
+        model = replace(model, global_attention=options.global_kernel)
+    mode = None
+    if options.compile is not None:
+        model = replace(model, compile=options.compile == "on")
+        mode = options.compile if options.compile not in ("on", "off") else None
+    sizes = {
+        "microbatch_tokens": options.microbatch_tokens,
+        "batch_tokens": options.batch_tokens,
+        "rounds": options.rounds,
+        "steps": options.steps,
+    }
+    case = replace(
+        case, model=model, compile_mode=mode, **{key: value for key, value in sizes.items() if value is not None}
+    )
+    return replace(case, reference_documents=0) if options.no_reference else case
 
 
 if __name__ == "__main__":

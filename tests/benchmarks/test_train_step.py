@@ -2,30 +2,73 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from statistics import median
+
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.contenders import _documents
+from benchmarks.corpus import write_corpus
 from benchmarks.documents import ROW_TOKENS, draw_rows, pack, training_flops
-from benchmarks.train_step import Preset, run
+from benchmarks.train_step import Case, report, run, run_config
+from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import ModelConfig
+from modernbert_train.train.build import build_loader
+from modernbert_train.vocabulary import read_vocabulary
 
 LARGE = ModelConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 
 
-def test_every_contender_trains_on_the_same_documents() -> None:
-    """The run itself refuses contenders whose first losses differ; here it must pass, and measure every part."""
-    tiny = ModelConfig(
+TINY = Case(
+    ModelConfig(
         vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=8, attention_out_dropout=0.0
-    )
-    contenders, flops = run(
-        Preset(tiny, rows=2, microbatch_rows=1, microbatch_documents=3, rounds=2), torch.device("cpu")
-    )
-    assert list(contenders) == ["ours", "transformers, padded", "transformers, padded, sparse"]
-    for contender in contenders.values():
-        assert len(contender.rates) == 2 and min(contender.rates) > 0
-        assert list(contender.seconds) == ["forward", "backward", "optimizer"]
-    assert len(flops) == 2
+    ),
+    row_tokens=128,
+    microbatch_tokens=256,
+    batch_tokens=512,
+    rounds=2,
+    steps=3,
+    warm_up=1,
+    reference_documents=3,
+    median_tokens=40,
+)
+
+
+def test_every_contender_trains_on_the_same_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run itself refuses contenders whose first losses differ; here it must pass, and measure every part."""
+    write_corpus(tmp_path, 64, tokens=4000, median_tokens=40, longest=300)
+    contenders = run(TINY, torch.device("cpu"), tmp_path, workers=0)
+    names = ["ours", "ours, through train", "transformers, padded", "transformers, padded, sparse"]
+    assert list(contenders) == names
+    for name, contender in contenders.items():
+        assert len(contender.rates) == len(contender.flop_rates) == 2 and min(contender.rates) > 0
+        parts = {"ours": ["data wait", "forward", "backward", "optimizer"], names[1]: ["data wait", "all"]}
+        assert list(contender.seconds) == parts.get(name, ["forward", "backward", "optimizer"])
+    assert [len(times) for times in contenders["ours"].seconds.values()] == [6] * 4
+    # FLOPs of a token, about that of the model on documents of some 40 tokens, whoever computes them
+    per_token = [median(each.flop_rates) / median(each.rates) for each in contenders.values()]
+    assert max(per_token) < 1.2 * min(per_token)
+
+    lines = report("tiny", TINY, contenders, {"of matmul": 1e12})
+    assert [line["contender"] for line in lines] == names
+    assert lines[0]["ours_is"] == 1.0 and lines[2]["ours_is"] > 0
+    assert "rows of 128, microbatches of 256, steps of 512 tokens" in capsys.readouterr().out
+
+
+def test_transformers_gets_the_documents_that_we_pack(tmp_path: Path) -> None:
+    """If it got other tokens or labels, or rows with their tails, the comparison would be of different work."""
+    write_corpus(tmp_path, 64, tokens=4000, median_tokens=40, longest=300)
+    config = run_config(TINY, tmp_path, tmp_path, torch.device("cpu"), workers=0)
+    loader = build_loader(config, read_vocabulary(tmp_path / "tokenizer"), 0, 1)
+    batch = next(iter(loader))
+    documents = list(_documents(batch, loader.rows))
+    assert [len(ids) for ids, _ in documents] == [piece.length + 2 for row in loader.rows for piece in row]
+    assert sum(len(ids) for ids, _ in documents) == sum(part.num_tokens for part in batch.microbatches)
+    predicted = sum(int((labels != IGNORED_LABEL).sum()) for _, labels in documents)
+    assert predicted == sum(part.num_predicted for part in batch.microbatches) > 0
+    assert all(int(ids[0]) == 1 and int(ids[-1]) == 2 for ids, _ in documents)  # [CLS] and [SEP] are never predicted
 
 
 def test_rows_hold_whole_documents_and_every_label() -> None:

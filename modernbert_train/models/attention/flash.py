@@ -92,5 +92,5 @@ def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: 
 def _newest(device: torch.device) -> Callable[..., Any] | None:
     major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
     if flash3 is not None and major == 9:
-        return flash3  # type: ignore[no-any-return]
+        return flash3
     return flash4 if flash4 is not None and major >= 9 else flash2

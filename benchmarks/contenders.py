@@ -1,0 +1,317 @@
+"""Who takes part in benchmarks/train_step.py: our parts in a bare loop, our `train`, and transformers' ModernBERT."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim import AdamW
+
+from benchmarks.measure import Mark, between, mark
+from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.loader import StepBatch
+from modernbert_train.data.packing import SPECIAL_TOKENS
+from modernbert_train.data.planner import Row
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.optim.stable_adamw import StableAdamW
+from modernbert_train.train.build import build_loader, train
+from modernbert_train.train.meter import training_flops
+from modernbert_train.vocabulary import read_vocabulary
+
+ADAM = {"betas": (0.9, 0.98), "eps": 1e-6}
+Taken = tuple[StepBatch, tuple[Row, ...]]  # a batch, and the pieces in its rows
+
+
+class Contender:
+    """What was measured of one of them.
+
+    Attributes:
+        rates: tokens a second of each round.
+        flop_rates: FLOPs a second of each round, see `training_flops`.
+        seconds: of each part of a step, over all steps.
+        peak_bytes: allocated on the GPU in its turns; 0 without one.
+    """
+
+    def __init__(self, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
+        self.rates: list[float] = []
+        self.flop_rates: list[float] = []
+        self.seconds: dict[str, list[float]] = {}
+        self.peak_bytes = 0
+
+    def first_loss(self, taken: Taken) -> float:
+        """Mean loss of a batch, before any step."""
+        raise NotImplementedError
+
+    def extend(self, other: Contender) -> None:
+        """Add what another turn has found."""
+        if other is not self:
+            self.rates += other.rates
+            self.flop_rates += other.flop_rates
+            self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
+            for part, found in other.seconds.items():
+                self.seconds.setdefault(part, []).extend(found)
+
+
+class Clock:
+    """Times of the parts of a step, read when all steps are done, so that nothing waits for the device before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[tuple[str, Mark]] = []
+        self.seconds: dict[str, list[float]] = {}
+        self._steps: list[list[tuple[str, Mark]]] = []
+
+    def start(self) -> None:
+        self._marks = [("", mark(self._device))]
+        self._steps.append(self._marks)
+
+    def mark(self, part: str) -> None:
+        """End of a stretch that belongs to `part`."""
+        self._marks.append((part, mark(self._device)))
+
+    def add(self, part: str, seconds: float) -> None:
+        self.seconds.setdefault(part, []).append(seconds)
+
+    def read(self) -> dict[str, list[float]]:
+        """Seconds of each part in each step; the device must have been waited for."""
+        for marks in self._steps:
+            step: dict[str, float] = {}
+            for (_, begin), (part, end) in pairwise(marks):
+                step[part] = step.get(part, 0.0) + between(begin, end)[0] / 1e3
+            for part, seconds in step.items():
+                self.add(part, seconds)
+        return self.seconds
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
+
+
+class Ours(Contender):
+    """Loader, encoder, loss and StableAdamW, and nothing else.
+
+    Args:
+        model: on the device, in training.
+        config: whose data and batches.
+        device: of the model.
+    """
+
+    def __init__(self, model: ModernBertForMaskedLM, config: RunConfig, device: torch.device) -> None:
+        super().__init__(device.type == "cuda")
+        self._model, self._config, self._device = model, config, device
+        (phase,) = config.phases.values()
+        model.set_global_rope_theta(phase.global_rope_theta)
+        self._optimizer = StableAdamW(model.parameters(), 1e-4, weight_decay=1e-5, **ADAM)  # type: ignore[arg-type]
+        self._loader = build_loader(_endless(config), read_vocabulary(config.data.tokenizer), 0, 1)
+        self._batches = iter(self._loader)
+
+    def next_batch(self) -> Taken:
+        return next(self._batches), self._loader.rows
+
+    def first_loss(self, taken: Taken) -> float:
+        parts = taken[0].microbatches
+        predicted = sum(part.num_predicted for part in parts)
+        with torch.no_grad():
+            losses = [float(self._loss(part.to(self._device))) * part.num_predicted for part in parts]
+        return sum(losses) / predicted
+
+    def turn(self, steps: int, warm_up: int) -> list[Taken]:
+        """Take steps; the first `warm_up` do not count. Returns the batches of those that do."""
+        for _ in range(warm_up):
+            self._step(self.next_batch()[0], Clock(self._device))
+        wait(self._device)
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        clock, seen, began = Clock(self._device), [], time.perf_counter()
+        for _ in range(steps):
+            asked = time.perf_counter()
+            seen.append(self.next_batch())
+            clock.add("data wait", time.perf_counter() - asked)
+            self._step(seen[-1][0], clock)
+        wait(self._device)
+        _record(self, seen, self._config, time.perf_counter() - began, clock)
+        return seen
+
+    def close(self) -> None:
+        """End the loader's workers."""
+        self._batches.close()  # type: ignore[attr-defined]
+
+    def _loss(self, batch: Batch) -> Tensor:
+        with autocast(self._device):
+            return self._model(batch).loss
+
+    def _step(self, batch: StepBatch, clock: Clock) -> None:
+        predicted = sum(part.num_predicted for part in batch.microbatches)
+        clock.start()
+        for part in batch.microbatches:
+            moved = part.to(self._device, non_blocking=True)
+            loss = self._loss(moved) * (part.num_predicted / predicted)
+            clock.mark("forward")
+            loss.backward()
+            clock.mark("backward")
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        clock.mark("optimizer")
+
+
+class Theirs(Contender):
+    """transformers' model with the weights that ours begins with, on the documents of the batches that ours had.
+
+    Args:
+        model: ours, whose weights are taken.
+        config: the run.
+        device: of the model.
+        documents: in a microbatch.
+        sparse: its switch `sparse_prediction`, which computes logits only where something is predicted.
+    """
+
+    def __init__(
+        self, model: ModernBertForMaskedLM, config: RunConfig, device: torch.device, documents: int, sparse: bool
+    ) -> None:
+        super().__init__(device.type == "cuda")
+        self._config, self._device, self._documents = config, device, documents
+        vocabulary = read_vocabulary(config.data.tokenizer)
+        self._pad = vocabulary.pad_id
+        (phase,) = config.phases.values()
+        size = config.model
+        thetas = {"full_attention": phase.global_rope_theta, "sliding_attention": size.local_rope_theta}
+        self._model = transformers.ModernBertForMaskedLM(
+            transformers.ModernBertConfig(
+                vocab_size=size.vocab_size,
+                hidden_size=size.hidden_size,
+                intermediate_size=size.intermediate_size,
+                num_hidden_layers=size.num_layers,
+                num_attention_heads=size.num_heads,
+                max_position_embeddings=phase.row_tokens,
+                rope_parameters={kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},  # type: ignore[misc]
+                pad_token_id=vocabulary.pad_id,
+                bos_token_id=vocabulary.cls_id,
+                eos_token_id=vocabulary.sep_id,
+                cls_token_id=vocabulary.cls_id,
+                sep_token_id=vocabulary.sep_id,
+                sparse_prediction=sparse,
+                attn_implementation="sdpa",  # type: ignore[call-arg]
+            )
+        )
+        self._model.load_state_dict(model.state_dict())
+        self._model.to(device).train()  # type: ignore[arg-type]
+        self._optimizer = AdamW(self._model.parameters(), 1e-4, fused=True, **ADAM)  # type: ignore[arg-type]
+
+    def first_loss(self, taken: Taken) -> float:
+        parts = self._padded(taken)
+        predicted = sum(count for *_, count in parts)
+        with torch.no_grad():
+            return sum(float(self._loss(*tensors)) * count / predicted for *tensors, count in parts)
+
+    def turn(self, batches: Sequence[Taken]) -> None:
+        """A step for each batch; padding it, which a collator's workers would do, is not timed."""
+        padded = [self._padded(taken) for taken in batches]
+        self._step(padded[0], Clock(self._device))
+        wait(self._device)
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        clock, began = Clock(self._device), time.perf_counter()
+        for parts in padded:
+            self._step(parts, clock)
+        wait(self._device)
+        _record(self, batches, self._config, time.perf_counter() - began, clock)
+
+    def _loss(self, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+        with autocast(self._device):
+            return self._model(input_ids=ids, attention_mask=mask, labels=labels).loss
+
+    def _step(self, parts: list[tuple[Tensor, Tensor, Tensor, int]], clock: Clock) -> None:
+        predicted = sum(count for *_, count in parts)
+        clock.start()
+        for *tensors, count in parts:
+            loss = self._loss(*tensors) * (count / predicted)
+            clock.mark("forward")
+            loss.backward()
+            clock.mark("backward")
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        clock.mark("optimizer")
+
+    def _padded(self, taken: Taken) -> list[tuple[Tensor, Tensor, Tensor, int]]:
+        """The documents in their order, so many at a time: ids, attention mask, labels, and how many are predicted."""
+        documents = list(_documents(*taken))
+        found = []
+        for first in range(0, len(documents), self._documents):
+            ids, labels = zip(*documents[first : first + self._documents], strict=True)
+            mask = pad_sequence([torch.ones_like(one) for one in ids], True, 0)
+            padded = pad_sequence(list(ids), True, self._pad), mask, pad_sequence(list(labels), True, IGNORED_LABEL)
+            count = sum(int((one != IGNORED_LABEL).sum()) for one in labels)
+            found.append((*(tensor.to(self._device) for tensor in padded), count))
+        return found  # type: ignore[return-value]
+
+
+def through_train(config: RunConfig, warm_up: int) -> Contender:
+    """A whole run by `train`, as its metrics.jsonl has it; the first `warm_up` steps, which compile, do not count."""
+    found = Contender(config.device == "cuda")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        train(config)
+    lines = (Path(config.folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [entry for entry in map(json.loads, lines) if entry["kind"] == "step"][warm_up:]
+    seconds = sum(step["seconds"] for step in steps)
+    found.rates = [sum(step["tokens_per_second"] * step["seconds"] for step in steps) / seconds]
+    found.flop_rates = [sum(step["rank_flops_per_second"] * step["seconds"] for step in steps) / seconds]
+    found.seconds = {
+        "data wait": [step["data_wait_share"] * step["seconds"] for step in steps],
+        "all": [step["seconds"] for step in steps],
+    }
+    found.peak_bytes = max(step["peak_memory_bytes"] for step in steps) if found.on_gpu else 0
+    return found
+
+
+def _record(who: Contender, batches: Sequence[Taken], config: RunConfig, seconds: float, clock: Clock) -> None:
+    """Add a round of steps over these batches."""
+    parts = [part for batch, _ in batches for part in batch.microbatches]
+    flops = sum(
+        training_flops(rows, sum(part.num_predicted for part in batch.microbatches), config.model)
+        for batch, rows in batches
+    )
+    who.rates.append(sum(part.num_tokens for part in parts) / seconds)
+    who.flop_rates.append(flops / seconds)
+    for part, found in clock.read().items():
+        who.seconds.setdefault(part, []).extend(found)
+    if who.on_gpu:
+        who.peak_bytes = max(who.peak_bytes, torch.cuda.max_memory_allocated())
+
+
+def _documents(batch: StepBatch, rows: Sequence[Row]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ids after masking, and labels, of each document of a batch; tails of rows are left out."""
+    left = iter(rows)
+    for part in batch.microbatches:
+        part = part.to("cpu")
+        labels_T = torch.full_like(part.input_ids_T, IGNORED_LABEL)
+        real = part.labels_M != IGNORED_LABEL
+        labels_T[part.positions_M[real]] = part.labels_M[real]
+        for number in range(part.num_rows):
+            at = number * batch.plan.row_tokens
+            for piece in next(left):
+                end = at + piece.length + SPECIAL_TOKENS
+                yield part.input_ids_T[at:end], labels_T[at:end]
+                at = end
+
+
+def _endless(config: RunConfig) -> RunConfig:
+    """The same run without an end, for a loader that serves all rounds."""
+    ((name, phase),) = config.phases.items()
+    return replace(config, phases={name: replace(phase, tokens=1 << 50)})

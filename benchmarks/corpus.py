@@ -1,0 +1,48 @@
+"""A data set for benchmarks where there is no text: shards, tokenizer and card as data_prep/prepare.py writes them.
+
+Lengths are log-normal, as those of web text are after filtering; ids are as frequent as words are (Zipf's law). The
+tokenizer knows one word for each id and is only there because a run asks for one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from data_prep.shards import ShardWriter
+from data_prep.tokenizer import save_tokenizer
+from modernbert_train.vocabulary import read_vocabulary
+
+SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
+SHARD_BYTES = 1 << 26
+
+
+def write_corpus(folder: Path, vocab_size: int, tokens: int, median_tokens: int, longest: int, seed: int = 0) -> None:
+    """Write folder/train and folder/tokenizer.
+
+    Args:
+        folder: made here.
+        vocab_size: entries of the tokenizer, special tokens included.
+        tokens: to write, roughly.
+        median_tokens, longest: of a document.
+        seed: of lengths and ids.
+    """
+    words = {name: number for number, name in enumerate(SPECIAL)}
+    words |= {f"w{number}": number for number in range(len(SPECIAL), vocab_size)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(list(SPECIAL))
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(tokenizer, folder / "tokenizer")
+
+    vocabulary = read_vocabulary(folder / "tokenizer")
+    draw = np.random.default_rng(seed)
+    frequency = np.cumsum(1 / (np.arange(vocab_size - len(SPECIAL)) + 2.7))
+    writer = ShardWriter(folder / "train", vocabulary.num_entries, vocabulary.sha256, SHARD_BYTES)
+    while writer.tokens < tokens:
+        length = int(np.clip(draw.lognormal(np.log(median_tokens), 0.8), 8, longest))
+        ids = np.searchsorted(frequency, draw.random(length) * frequency[-1])
+        writer.write((len(SPECIAL) + ids).tolist())
+    writer.finish()
