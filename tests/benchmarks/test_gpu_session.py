@@ -11,7 +11,7 @@ from benchmarks.train_step import PRESETS
 def test_a_step_that_fails_hangs_or_does_not_fit_leaves_the_others_alone(tmp_path: Path) -> None:
     steps = (
         Step("wrong", "timeit -n x", 30),
-        Step("hangs", "timeit -n 1 -r 1 __import__('time').sleep(60)", 2),
+        Step("hangs", "timeit -n 1 -r 1 -s 'import time' time.sleep(60)", 2),
         Step("works", "timeit -n 1 -r 1 pass", 30),
     )
     outcomes = run_steps(steps, tmp_path, 60)
