@@ -38,7 +38,11 @@ class Step:
 # One switch at a time against the first line: what does not pay here does not become a default.
 _AB = "benchmarks.train_step --preset gpu --rounds 1 --steps 30 --no-reference --no-trainer --only"
 STEPS = (
-    Step("tests", "pytest -m gpu tests/gpu -q --durations=10 -p no:cacheprovider", 150),
+    Step(
+        "tests",
+        "pytest -m 'gpu or not slow' tests/gpu tests/optim/test_fused.py -q --durations=10 -p no:cacheprovider",
+        150,
+    ),
     Step("goals-base", "benchmarks.train_step --preset gpu --only base-1024 base-8192", 150, True),
     Step("goals-large", "benchmarks.train_step --preset gpu --only large-1024 large-8192 --no-reference", 150, True),
     Step("compile-off", f"{_AB} base-1024 --compile off", 40, True),

@@ -78,6 +78,14 @@ def best_fit(lengths: Sequence[int], row_tokens: int, open_rows: int = 64) -> fl
 
 
 def planned_per_second(lengths: NDArray[np.integer], row_tokens: int, streams: int) -> float:
+    planner = planner_of(lengths, row_tokens, streams)
+    started = time.process_time()  # it has one thread, and other work on the machine is not its own
+    tokens = sum(batch.tokens for batch in islice(planner, 200))
+    return tokens / (time.process_time() - started)
+
+
+def planner_of(lengths: NDArray[np.integer], row_tokens: int, streams: int) -> BatchPlanner:
+    """Of batches of 98,304 tokens, forever, from so many streams of equal documents."""
     names = [f"s{index}" for index in range(streams)]
     shares = dict(zip(names, SHARES[streams], strict=True))
     rows = 98_304 // row_tokens
@@ -90,10 +98,7 @@ def planned_per_second(lengths: NDArray[np.integer], row_tokens: int, streams: i
         phases={"only": phase},
     )
     order = {name: ShuffledPieces([len(lengths)], lengths, 1, seed) for seed, name in enumerate(names)}
-    planner = BatchPlanner(config, order)
-    started = time.process_time()  # it has one thread, and other work on the machine is not its own
-    tokens = sum(batch.tokens for batch in islice(planner, 200))
-    return tokens / (time.process_time() - started)
+    return BatchPlanner(config, order)
 
 
 if __name__ == "__main__":

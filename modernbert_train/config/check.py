@@ -141,9 +141,6 @@ def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
         yield f"model.hidden_size/num_heads={model.head_size}: rotary embeddings turn pairs. Make it even."
     if model.local_attention % 2:
         yield f"model.local_attention={model.local_attention}: half the window lies on each side. Make it even."
-    if model.vocab_size % 64:
-        near = -(-model.vocab_size // 64) * 64
-        yield f"model.vocab_size={model.vocab_size}: not a multiple of 64, which is slow. Set model.vocab_size={near}."
     every = model.global_attn_every_n_layers
     if (model.num_layers - 1) % every:
         below = (model.num_layers - 1) // every * every + 1
@@ -287,6 +284,8 @@ def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for key, kernel in kernels.items():
         if config.device == "cpu" and kernel in ("varlen", "flash", "flex"):
             yield f"{key}={kernel} with device=cpu: that kernel needs a GPU. Set {key}=auto or sdpa."
+    if config.device == "cpu" and getattr(config.optim, "fused", False):
+        yield "optim.fused=true with device=cpu: those kernels need a GPU. Set optim.fused=false."
     for name in GPU_ONLY:
         if config.device == "cpu" and name in config.callbacks:
             yield f"callbacks.{name} with device=cpu: it measures GPUs only. Set callbacks.{name}=false."

@@ -138,6 +138,7 @@ class StableAdamWConfig(OptimConfig):
 
     name: str = "stable_adamw"
     weight_decay: float = 1e-5
+    fused: bool = False  # one Triton kernel for each half of a step, on GPUs; equal up to fp32 rounding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,7 @@ class Encoder(nn.Module):
             whole = choose_kernel(config.global_attention, device, dtype, "model.global_attention")
             if whole is not local:
                 attention[True] = (whole, whole.prepare(batch, config.half_window))
-        # its length follows the number of documents; nothing compiled depends on it, so it is no part of a graph's shape
+        # its length follows the number of documents; nothing compiled depends on it, so no graph should
         torch._dynamo.maybe_mark_dynamic(batch.cu_seqlens_S, 0)
         rotary = self.rotary(batch.position_ids_T, dtype)
         recompute = config.activation_checkpointing and torch.is_grad_enabled()

@@ -6,6 +6,7 @@ checkpoint of another phase, or of another configuration, cannot carry an old ra
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +14,19 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from modernbert_train.config.schema import OptimConfig, RunConfig
+from modernbert_train.errors import ConfigError
 from modernbert_train.optim.groups import decay_groups
 from modernbert_train.optim.schedules import lr_at, max_lr_at, weight_decay_at
 from modernbert_train.optim.stable_adamw import StableAdamW
 
 
 def _build_stable_adamw(config: OptimConfig, groups: list[dict[str, Any]]) -> Optimizer:
-    return StableAdamW(groups, config.lr, betas=config.betas, eps=config.eps)
+    fused = config.fused  # type: ignore[attr-defined]
+    if fused and importlib.util.find_spec("triton") is None:
+        raise ConfigError(
+            "optim.fused=true: Triton is not installed; CUDA builds of torch have it. Set optim.fused=false."
+        )
+    return StableAdamW(groups, config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
 def _build_adamw(config: OptimConfig, groups: list[dict[str, Any]]) -> Optimizer:
@@ -39,6 +46,7 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
 
     Raises:
         ValueError: a hyperparameter is out of range, or the weights are not fp32.
+        ConfigError: the fused form is asked for where Triton is missing.
     """
     optimizer = OPTIMIZERS[config.optim.name](config.optim, decay_groups(model, config.optim.weight_decay))
     apply_clock(optimizer, config, tokens=0)

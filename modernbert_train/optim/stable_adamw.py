@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -65,6 +66,8 @@ class StableAdamW(Optimizer):
         weight_decay: share of a weight that a step at max_lr removes.
         max_lr: peak rate of the schedule, by which decay is normalised; None is each group's lr. It is a plain key of
             every param group, so a new phase sets it instead of inheriting the rate remembered by a checkpoint.
+        fused: do each half of a step in one kernel over all weights, see optim/fused.py; needs Triton. It needs no
+            memory beside the weights and is equal to the other form up to the rounding of fp32.
 
     Attributes:
         last_grad_norm: 0-dim fp32 tensor on the parameters' device, L2 norm of the last step's gradients over all
@@ -72,7 +75,8 @@ class StableAdamW(Optimizer):
         last_update_norm: the same for the change of the weights, decay included.
 
     Raises:
-        ValueError: a hyperparameter is out of range, or a parameter is not fp32 (or fp64).
+        ValueError: a hyperparameter is out of range, or a parameter is not fp32 (or fp64, which fused does not take).
+        ImportError: fused without Triton.
 
     Source: Wortsman et al. 2023, arXiv:2304.13013, algorithm 2; fully decoupled decay as in torch-optimi (MIT).
     """
@@ -86,9 +90,12 @@ class StableAdamW(Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
         max_lr: float | None = None,
+        fused: bool = False,
     ) -> None:
         defaults = {"lr": lr, "max_lr": max_lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
+        self._kernels = import_module("modernbert_train.optim.fused") if fused else None
+        self._layouts: dict[tuple[Any, ...], Any] = {}
         self.last_grad_norm = torch.tensor(math.nan)
         self.last_update_norm = torch.tensor(math.nan)
 
@@ -122,22 +129,29 @@ class StableAdamW(Optimizer):
         if not blocks:
             return loss
 
-        prepared = [_prepare(block) for block in blocks]
-        sums = _sum_over_shards(blocks, [sums_3P for _, sums_3P in prepared])
+        halves = [_Foreach(block) if self._kernels is None else self._fused(block) for block in blocks]
+        sums = _sum_over_shards(blocks, [half.prepare() for half in halves])
 
         grad_square = torch.zeros_like(sums[0][0, 0])
         update_square = torch.zeros_like(grad_square)
-        for block, (directions, _), sums_3P in zip(blocks, prepared, sums, strict=True):
+        for block, half, sums_3P in zip(blocks, halves, sums, strict=True):
             ratio_P, grad_P, direction_P = sums_3P
             # A NaN passes through clamp and reaches the weights: it must be seen, not clipped away.
             rate_P = block.group["lr"] / ratio_P.sqrt().clamp(min=1.0)
-            torch._foreach_mul_(directions, rate_P.to(block.params[0].dtype).unbind())
-            torch._foreach_sub_(block.params, directions)
+            half.apply(rate_P)
             grad_square += grad_P.sum()
             update_square += (rate_P.square() * direction_P).sum()
         self.last_grad_norm = grad_square.sqrt().float()
         self.last_update_norm = update_square.sqrt().float()
         return loss
+
+    def _fused(self, block: _Block) -> _Fused:
+        assert self._kernels is not None
+        sizes, device = tuple(param.numel() for param in block.params), block.params[0].device
+        key = (sizes, tuple(block.global_sizes), device)
+        if key not in self._layouts:
+            self._layouts[key] = self._kernels.Layout.of(sizes, block.global_sizes, device)
+        return _Fused(self._kernels, self._layouts[key], block)
 
     def _collect_blocks(self) -> list[_Block]:
         """Sort the parameters that have a gradient into blocks, in the same order on every rank; advance their step."""
@@ -166,37 +180,78 @@ class StableAdamW(Optimizer):
         return blocks
 
 
-def _prepare(block: _Block) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Update a block's moments in place and find what its step needs.
+class _Foreach:
+    """The two halves of a block's step, as operations on lists of tensors."""
 
-    Works in place where it can: on CPU fresh memory costs more than arithmetic (3.5 times the whole step, measured).
+    def __init__(self, block: _Block) -> None:
+        self._block = block
+        self._directions: tuple[Tensor, ...] = ()
 
-    Returns:
-        directions: per parameter m / (sqrt(v) + eps) plus the decay: the step, before the parameter's rate.
-        sums_3P: fp64 sums over the local shards of g^2 / max(v, eps^2) / (global size), g^2 and direction^2.
-    """
-    group = block.group
-    # 1 - b_t for both betas; 1 at the first step, which replaces the zeros that the moments start from.
-    new1, new2 = ((1 - beta) / (1 - beta**block.step) for beta in group["betas"])
-    torch._foreach_lerp_(block.exp_avgs, block.grads, new1)
-    torch._foreach_mul_(block.exp_avg_sqs, 1 - new2)
-    torch._foreach_addcmul_(block.exp_avg_sqs, block.grads, block.grads, new2)
+    def prepare(self) -> Tensor:
+        """Update the moments in place and find what the step needs.
 
-    directions = torch._foreach_sqrt(block.exp_avg_sqs)
-    ratios = torch._foreach_clamp_min(directions, group["eps"])
-    torch._foreach_reciprocal_(ratios)
-    torch._foreach_mul_(ratios, block.grads)
-    ratio_norms = tensor_norms(ratios)
-    torch._foreach_div_(ratio_norms, [math.sqrt(size) for size in block.global_sizes])
-    del ratios
+        Works in place where it can: on CPU fresh memory costs more than arithmetic (3.5 times the step, measured).
 
-    torch._foreach_add_(directions, group["eps"])
-    torch._foreach_reciprocal_(directions)
-    torch._foreach_mul_(directions, block.exp_avgs)
-    if group["weight_decay"] != 0:
-        torch._foreach_add_(directions, block.params, alpha=group["weight_decay"] / group["max_lr"])
-    norms = (ratio_norms, tensor_norms(block.grads), tensor_norms(directions))
-    return directions, torch.stack([torch.stack(norms_P) for norms_P in norms]).square()
+        Returns:
+            sums_3P: fp64 sums over the local shards of g^2 / max(v, eps^2) / (global size), g^2 and direction^2, where
+                the direction is the step before the parameter's rate: m / (sqrt(v) + eps) plus the decay.
+        """
+        block, group = self._block, self._block.group
+        new1, new2 = _new_shares(block)
+        torch._foreach_lerp_(block.exp_avgs, block.grads, new1)
+        torch._foreach_mul_(block.exp_avg_sqs, 1 - new2)
+        torch._foreach_addcmul_(block.exp_avg_sqs, block.grads, block.grads, new2)
+
+        directions = torch._foreach_sqrt(block.exp_avg_sqs)
+        ratios = torch._foreach_clamp_min(directions, group["eps"])
+        torch._foreach_reciprocal_(ratios)
+        torch._foreach_mul_(ratios, block.grads)
+        ratio_norms = tensor_norms(ratios)
+        torch._foreach_div_(ratio_norms, [math.sqrt(size) for size in block.global_sizes])
+        del ratios
+
+        torch._foreach_add_(directions, group["eps"])
+        torch._foreach_reciprocal_(directions)
+        torch._foreach_mul_(directions, block.exp_avgs)
+        if decay := _decay(group):
+            torch._foreach_add_(directions, block.params, alpha=decay)
+        self._directions = directions
+        norms = (ratio_norms, tensor_norms(block.grads), tensor_norms(directions))
+        return torch.stack([torch.stack(norms_P) for norms_P in norms]).square()
+
+    def apply(self, rate_P: Tensor) -> None:
+        """Step each parameter by its rate."""
+        block = self._block
+        torch._foreach_mul_(self._directions, rate_P.to(block.params[0].dtype).unbind())
+        torch._foreach_sub_(block.params, self._directions)
+
+
+class _Fused:
+    """The same in kernels; see optim/fused.py."""
+
+    def __init__(self, kernels: Any, layout: Any, block: _Block) -> None:
+        self._kernels, self._layout, self._block = kernels, layout, block
+        self._table = kernels.addresses(block.params, block.grads, block.exp_avgs, block.exp_avg_sqs)
+        self._constants = {"eps": block.group["eps"], "decay": _decay(block.group)}
+
+    def prepare(self) -> Tensor:
+        new1, new2 = _new_shares(self._block)
+        sums_3P: Tensor = self._kernels.move_moments(self._table, self._layout, new1=new1, new2=new2, **self._constants)
+        return sums_3P
+
+    def apply(self, rate_P: Tensor) -> None:
+        self._kernels.apply_updates(self._table, self._layout, rate_P, **self._constants)
+
+
+def _new_shares(block: _Block) -> tuple[float, float]:
+    """1 - b_t for both betas; 1 at the first step, which replaces the zeros that the moments start from."""
+    beta1, beta2 = block.group["betas"]
+    return (1 - beta1) / (1 - beta1**block.step), (1 - beta2) / (1 - beta2**block.step)
+
+
+def _decay(group: dict[str, Any]) -> float:
+    """Share of a weight in its direction."""
+    return group["weight_decay"] / group["max_lr"] if group["weight_decay"] else 0.0
 
 
 def tensor_norms(tensors: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:

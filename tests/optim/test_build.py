@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from modernbert_train.config.schema import (
     ScheduleConfig,
     StableAdamWConfig,
 )
+from modernbert_train.errors import ConfigError
 from modernbert_train.optim.build import OPTIMIZERS, apply_clock, build_optimizer
 from modernbert_train.optim.groups import decay_groups
 from modernbert_train.optim.stable_adamw import StableAdamW
@@ -115,3 +117,9 @@ def test_undecayed_weights_are_not_shrunk() -> None:
     for name, param in model.named_parameters():
         factor = 0.9 if name in ("embedding.weight", "linear.weight") else 1.0
         torch.testing.assert_close(param.detach(), before[name] * factor)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")
+def test_kernels_without_triton_are_refused_before_the_first_step() -> None:
+    with pytest.raises(ConfigError, match=r"optim\.fused=true: Triton is not installed.*Set optim\.fused=false"):
+        build_optimizer(make_run(StableAdamWConfig(lr=1e-3, fused=True)), Encoder())

@@ -1,0 +1,218 @@
+"""Timing for benchmarks of single parts: cases that take turns, and the floors that they are held against.
+
+A case is a list of stages, each of which takes what the one before returned: forward, then backward. All cases of a
+group take turns, round by round, so that a busy machine disturbs all alike. The floor of a stage is the larger of its
+FLOPs at the rate of a large matrix product and its bytes at the rate of a large copy, both measured in the same run. On
+a GPU time is that between CUDA events, after 1 GiB has been written, so that nothing is left in the L2 cache and the
+host is ahead of the device. A case that fails is a line with its error, and the others go on.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+WARM_UP = 2  # rounds before the first that counts: compilation, allocation
+_COLD_BYTES = 1 << 30
+Mark = tuple[Any, float]  # a CUDA event or seconds of the wall clock, and CPU seconds of this process
+
+
+class Unusable(Exception):
+    """What is to be measured does not exist here; the text says why."""
+
+
+class Work(NamedTuple):
+    """The least that any implementation must compute and move, and the tokens that it handles; 0 where unknown."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    tokens: float = 0.0
+
+
+NO_WORK = Work()
+
+
+class Stage(NamedTuple):
+    """A stretch of a case.
+
+    Attributes:
+        name: in the table; "" is not timed.
+        call: gets what the stage before returned, the first one None.
+        work: what its floor is made of.
+    """
+
+    name: str
+    call: Callable[[Any], Any]
+    work: Work = NO_WORK
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line, or several, of a table; `build` prepares what is not timed and gives the stages."""
+
+    name: str
+    build: Callable[[], list[Stage]]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that do the same work and take turns."""
+
+    title: str
+    cases: list[Case]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the device reaches, per second: FLOPs of a large matrix product, bytes read and written by a large copy."""
+
+    flops: float
+    bytes: float
+
+
+@dataclass
+class Line:
+    """What was measured of one stage, or why there is nothing.
+
+    Attributes:
+        ms: milliseconds of each round.
+        cpu_ms: processor time of this process in it; with a GPU that is the cost of launching, waits included.
+        floor_ms: the least that the device needs; 0 if there is no floor.
+        peak_bytes: allocated on the GPU beyond what was there before the case's first stage.
+    """
+
+    case: str
+    stage: str = ""
+    ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    work: Work = NO_WORK
+    floor_ms: float = 0.0
+    peak_bytes: int = 0
+    error: str = ""
+
+    def figures(self) -> dict[str, Any]:
+        """Numbers and names for a JSON file."""
+        if self.error:
+            return {"case": self.case, "error": self.error}
+        took = median(self.ms)
+        return {
+            "case": self.case,
+            "stage": self.stage,
+            "ms": took,
+            "min_ms": min(self.ms),
+            "cpu_ms": median(self.cpu_ms),
+            "flops_per_second": 1e3 * self.work.flops / took,
+            "bytes_per_second": 1e3 * self.work.bytes / took,
+            "tokens_per_second": 1e3 * self.work.tokens / took,
+            "floor_ms": self.floor_ms,
+            "x_floor": took / self.floor_ms if self.floor_ms else None,
+            "peak_bytes": self.peak_bytes,
+        }
+
+
+def mark(device: torch.device) -> Mark:
+    if device.type == "cuda":
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event, time.process_time()
+    return time.perf_counter(), time.process_time()
+
+
+def between(begin: Mark, end: Mark) -> tuple[float, float]:
+    """Milliseconds, and those of the processor, from one mark to another that the device has passed."""
+    cpu_ms = 1e3 * (end[1] - begin[1])
+    if isinstance(begin[0], float):
+        return 1e3 * (end[0] - begin[0]), cpu_ms
+    return begin[0].elapsed_time(end[0]), cpu_ms
+
+
+def fastest_ms(call: Callable[[], object], device: torch.device, rounds: int = 10) -> float:
+    times = []
+    for _ in range(rounds):
+        begin = mark(device)
+        call()
+        end = mark(device)
+        _wait(device)
+        times.append(between(begin, end)[0])
+    return min(times)
+
+
+def measure_rates(device: torch.device, dtype: torch.dtype, matrix_size: int, copied_floats: int) -> Rates:
+    """The best of ten matrix products of random numbers, and of ten copies."""
+    source, target = (torch.ones(copied_floats, device=device) for _ in range(2))
+    copied = 2 * source.nbytes / fastest_ms(lambda: target.copy_(source), device)
+    a, b = (torch.randn(matrix_size, matrix_size, device=device).to(dtype) for _ in range(2))
+    computed = 2 * matrix_size**3 / fastest_ms(lambda: a @ b, device)
+    return Rates(1e3 * computed, 1e3 * copied)
+
+
+def take_turns(cases: list[Case], rounds: int, device: torch.device, rates: Rates) -> Iterator[Line]:
+    """Build all cases, run them `rounds` times in turns, and give their lines in order."""
+    cold = torch.empty(_COLD_BYTES, dtype=torch.uint8, device=device) if device.type == "cuda" else None
+    stages: dict[str, list[Stage]] = {}
+    lines: dict[str, list[Line]] = {}
+    for index in range(-1, rounds):  # at -1 each case is built and warmed up
+        for case in cases:
+            if index >= 0 and case.name not in stages:
+                continue  # it has failed
+            try:
+                if index < 0:
+                    stages[case.name] = case.build()
+                    lines[case.name] = [
+                        Line(case.name, stage.name, work=stage.work) for stage in stages[case.name] if stage.name
+                    ]
+                    for _ in range(WARM_UP):
+                        _run(stages[case.name], lines[case.name], device, cold)
+                    for line in lines[case.name]:
+                        line.ms, line.cpu_ms, line.peak_bytes = [], [], 0
+                else:
+                    _run(stages[case.name], lines[case.name], device, cold)
+            except Exception as error:
+                stages.pop(case.name, None)
+                lines[case.name] = [Line(case.name, error=reason(error))]
+                gc.collect()
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+    for case in cases:
+        for line in lines[case.name]:
+            line.floor_ms = 1e3 * max(line.work.flops / rates.flops, line.work.bytes / rates.bytes)
+            yield line
+
+
+def reason(error: Exception) -> str:
+    """One line of what went wrong."""
+    text = (str(error).strip().splitlines() or [""])[0][:160]
+    return text if isinstance(error, Unusable) else f"{type(error).__name__}: {text}"
+
+
+def _run(stages: list[Stage], lines: list[Line], device: torch.device, cold: torch.Tensor | None) -> None:
+    """Once through the stages; each named one adds to its line."""
+    before = 0
+    if cold is not None:
+        torch.cuda.synchronize()
+        cold.zero_()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+    value, marks = None, [mark(device)]
+    for stage in stages:
+        value = stage.call(value)
+        marks.append(mark(device))
+    _wait(device)
+    peak = torch.cuda.max_memory_allocated() - before if cold is not None else 0
+    spans = [between(*ends) for ends, stage in zip(pairwise(marks), stages, strict=True) if stage.name]
+    for line, (ms, cpu_ms) in zip(lines, spans, strict=True):
+        line.ms.append(ms)
+        line.cpu_ms.append(cpu_ms)
+        line.peak_bytes = max(line.peak_bytes, peak)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

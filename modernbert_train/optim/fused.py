@@ -1,0 +1,192 @@
+"""StableAdamW's two halves as Triton kernels over all weights of a block at once: two launches, 40 bytes a weight.
+
+As foreach operations the same step reads and writes some 140 bytes a weight and launches a few dozen kernels for each
+group of tensors; the least is 36 (see benchmarks/optimizer.py). Weights are cut into chunks, and a program does one
+chunk of one tensor, which it finds through a table of addresses. Sums are made in a fixed order, per chunk and then per
+tensor, in fp64, so a step gives the same bits every time. Not yet run on a GPU: off unless optim.fused is set.
+
+Shape legend: P parameters of one block, K chunks of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton  # type: ignore[import-not-found, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+from torch import Tensor
+
+CHUNK = 1 << 15  # weights of one program
+WIDTH = 1 << 10  # of them at a time
+SUMS = 3  # squares of the clipping ratio, of the gradient, of the direction
+
+
+@triton.jit
+def _find(table, part, chunk, num_params):  # type: ignore[no-untyped-def]
+    """The address of this chunk's tensor in one of the table's four columns."""
+    return tl.load(table + part * num_params + chunk).to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def _move_moments(  # type: ignore[no-untyped-def]
+    table,
+    owner_K,
+    start_K,
+    size_P,
+    sums_K3,
+    num_params,
+    new1,
+    new2,
+    eps,
+    decay,
+    CHUNK: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    owner, start = tl.load(owner_K + chunk), tl.load(start_K + chunk)
+    size = tl.load(size_P + owner)
+    param, grad = _find(table, 0, owner, num_params), _find(table, 1, owner, num_params)
+    exp_avg, exp_avg_sq = _find(table, 2, owner, num_params), _find(table, 3, owner, num_params)
+    ratios = tl.zeros((WIDTH,), tl.float64)
+    grads = tl.zeros((WIDTH,), tl.float64)
+    directions = tl.zeros((WIDTH,), tl.float64)
+    for offset in range(0, CHUNK, WIDTH):
+        at = start + offset + tl.arange(0, WIDTH)
+        inside = at < size
+        g = tl.load(grad + at, mask=inside, other=0.0)
+        m = tl.load(exp_avg + at, mask=inside, other=0.0)
+        v = tl.load(exp_avg_sq + at, mask=inside, other=0.0)
+        p = tl.load(param + at, mask=inside, other=0.0)
+        m = m + new1 * (g - m)
+        v = v * (1 - new2) + new2 * g * g
+        tl.store(exp_avg + at, m, mask=inside)
+        tl.store(exp_avg_sq + at, v, mask=inside)
+        root = tl.sqrt(v)
+        ratio = g / tl.where(root < eps, eps, root)  # a NaN stays one
+        direction = m / (root + eps) + decay * p
+        ratios += tl.where(inside, (ratio * ratio).to(tl.float64), 0.0)
+        grads += (g * g).to(tl.float64)
+        directions += tl.where(inside, (direction * direction).to(tl.float64), 0.0)
+    tl.store(sums_K3 + 3 * chunk, tl.sum(ratios))
+    tl.store(sums_K3 + 3 * chunk + 1, tl.sum(grads))
+    tl.store(sums_K3 + 3 * chunk + 2, tl.sum(directions))
+
+
+@triton.jit
+def _apply(  # type: ignore[no-untyped-def]
+    table, owner_K, start_K, size_P, rate_P, num_params, eps, decay, CHUNK: tl.constexpr, WIDTH: tl.constexpr
+):
+    chunk = tl.program_id(0)
+    owner, start = tl.load(owner_K + chunk), tl.load(start_K + chunk)
+    size, rate = tl.load(size_P + owner), tl.load(rate_P + owner)
+    param = _find(table, 0, owner, num_params)
+    exp_avg, exp_avg_sq = _find(table, 2, owner, num_params), _find(table, 3, owner, num_params)
+    for offset in range(0, CHUNK, WIDTH):
+        at = start + offset + tl.arange(0, WIDTH)
+        inside = at < size
+        m = tl.load(exp_avg + at, mask=inside, other=0.0)
+        v = tl.load(exp_avg_sq + at, mask=inside, other=0.0)
+        p = tl.load(param + at, mask=inside, other=0.0)
+        tl.store(param + at, p - rate * (m / (tl.sqrt(v) + eps) + decay * p), mask=inside)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How tensors of these sizes are cut; on the device, made once.
+
+    Attributes:
+        sizes: elements of each tensor, on the host.
+        owner_K, start_K: int32 tensor and int64 first element of each chunk.
+        size_P, global_size_P: int64, and fp64 of the whole tensors that these are shards of.
+        first_P: int64, first chunk of each tensor, and at the end their number.
+    """
+
+    sizes: tuple[int, ...]
+    owner_K: Tensor
+    start_K: Tensor
+    size_P: Tensor
+    global_size_P: Tensor
+    first_P: Tensor
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], global_sizes: Sequence[int], device: torch.device) -> Layout:
+        """Cut; an empty shard has no chunk."""
+        chunks_P = np.array([-(-size // CHUNK) for size in sizes], dtype=np.int64)
+        first_P = np.concatenate(([0], np.cumsum(chunks_P)))
+        owner_K = np.repeat(np.arange(len(sizes)), chunks_P)
+        start_K = (np.arange(first_P[-1]) - first_P[owner_K]) * CHUNK
+
+        def put(values: object, dtype: torch.dtype) -> Tensor:
+            return torch.as_tensor(np.asarray(values)).to(device=device, dtype=dtype)
+
+        return cls(
+            tuple(sizes),
+            put(owner_K, torch.int32),
+            put(start_K, torch.int64),
+            put(sizes, torch.int64),
+            put(global_sizes, torch.float64),
+            put(first_P, torch.int64),
+        )
+
+
+def addresses(*columns: Sequence[Tensor]) -> Tensor:
+    """Where the tensors' elements are: int64 [columns, P], on their device; copied there without waiting.
+
+    Raises:
+        ValueError: a tensor is not contiguous or not fp32, which the kernels take for granted.
+    """
+    for tensors in columns:
+        for tensor in tensors:
+            if not tensor.is_contiguous() or tensor.dtype != torch.float32:
+                raise ValueError(
+                    f"{tensor.dtype} tensor of shape {tuple(tensor.shape)}, strides {tensor.stride()} (optim.fused): "
+                    "the kernels need contiguous fp32 tensors. Set optim.fused=false."
+                )
+    table = torch.tensor([[tensor.data_ptr() for tensor in tensors] for tensors in columns])
+    device = columns[0][0].device
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+
+
+def move_moments(table: Tensor, layout: Layout, *, new1: float, new2: float, eps: float, decay: float) -> Tensor:
+    """Move the moments in place: m by new1 of the way to g, v by new2 of it to g^2.
+
+    Args:
+        table: addresses of params, grads, exp_avgs and exp_avg_sqs.
+        layout: of their sizes.
+        new1, new2: see StableAdamW.
+        eps: the same.
+        decay: share of a weight in its direction, weight_decay / max_lr.
+
+    Returns:
+        sums_3P: fp64 sums over the local elements of g^2 / max(v, eps^2) / (global size), g^2 and direction^2.
+    """
+    params, chunks, device = len(layout.sizes), len(layout.owner_K), table.device
+    sums_K3 = torch.empty((max(1, chunks), SUMS), dtype=torch.float64, device=device)
+    if chunks:
+        _move_moments[(chunks,)](
+            table, layout.owner_K, layout.start_K, layout.size_P, sums_K3, params, new1, new2, eps, decay, CHUNK, WIDTH
+        )
+    # unsafe leaves out a check of the offsets that would wait for the device; an empty shard sums to 0
+    sums_P3 = torch.segment_reduce(sums_K3[:chunks], "sum", offsets=layout.first_P, axis=0, unsafe=True, initial=0)
+    sums_P3[:, 0] /= layout.global_size_P
+    return sums_P3.t().contiguous()
+
+
+def apply_updates(table: Tensor, layout: Layout, rate_P: Tensor, *, eps: float, decay: float) -> None:
+    """p = p - rate (m / (sqrt(v) + eps) + decay p), in place, with a rate for each tensor."""
+    if len(layout.owner_K):
+        _apply[(len(layout.owner_K),)](
+            table,
+            layout.owner_K,
+            layout.start_K,
+            layout.size_P,
+            rate_P.float().contiguous(),
+            len(layout.sizes),
+            eps,
+            decay,
+            CHUNK,
+            WIDTH,
+        )
