@@ -3,10 +3,10 @@ VENV ?= .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart test lint docs clean
+.PHONY: help venv quickstart test test-gpu lint docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: ## the Python environment: made, mended or updated; nothing if it is current
 	@sh requirements/install.sh $(VENV)
@@ -21,6 +21,9 @@ lint: venv ## style and types
 
 test: lint ## style, types and the tests that need no GPU
 	$(PYTHON_IN_VENV) -m pytest
+
+test-gpu: venv ## the tests that need a GPU, on this machine's; minutes
+	$(PYTHON_IN_VENV) -m pytest -m gpu tests/gpu --durations=15
 
 docs: venv ## the documentation as a site, in .site
 	$(PYTHON_IN_VENV) -m mkdocs build --strict -f .mkdocs.yml

@@ -72,6 +72,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.models": ("torch",),
     "modernbert_train.models.attention": ("flash_attn", "flash_attn_interface", "torch"),
     "modernbert_train.optim": ("torch",),
+    "modernbert_train.optim.fused": ("numpy", "torch", "triton"),
     "modernbert_train.optim.schedules": (),
     "modernbert_train.plan": ("numpy",),
     "modernbert_train.export": ("huggingface_hub", "safetensors", "torch", "transformers"),

@@ -1,0 +1,84 @@
+"""Whole runs through `train` on the device: FSDP2, and a run that is killed and goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import TinyRun
+from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU
+
+pytestmark = GPU_TEST
+
+for needed in ("composer", "streaming", "tokenizers"):
+    if importlib.util.find_spec(needed) is None:  # importorskip would import Composer before it is prepared for torch
+        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+
+from modernbert_train.__main__ import main
+from modernbert_train.train import adapters, build
+from modernbert_train.train.checkpoint import newest_valid
+from tests.train import test_run as runs
+
+COMMON = [f"device={DEVICE.type}", "data.num_workers=0", *(["precision=bf16"] if ON_GPU else [])]
+# torch chooses deterministic algorithms for everything in the step, the attention's backward pass included
+DETERMINISTIC = """
+import sys
+import torch
+from modernbert_train.__main__ import main
+
+torch.use_deterministic_algorithms(True)
+sys.exit(main())
+"""
+
+
+def test_fsdp2_trains_on_one_rank_as_no_sharding_does(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three steps through FSDP2 with NCCL: the wrapping, autocast within it, the optimizer on shards and the checkpoint
+    work on a GPU. One rank has nothing to share, so `train` would leave FSDP2 out; it is asked for all the same."""
+    short = [*COMMON, "phases.long=null", "phases.short={tokens: 1200, batch_warmup: null}", "data.validation=null"]
+    assert main(["train", *tiny_run(*short, "name=whole")]) == 0
+    for module in (adapters, build):
+        monkeypatch.setattr(module, "is_sharded", lambda config, num_ranks: True)
+    sharded: list[bool] = []
+    check = build.assert_sharded
+    monkeypatch.setattr(build, "assert_sharded", lambda *given: sharded.append(check(*given) is None))
+    assert main(["train", *tiny_run(*short, "name=sharded", "distributed.strategy=fsdp2")]) == 0
+    assert sharded == [True]
+    expected, found = (runs.records(tmp_path / "runs" / name) for name in ("whole", "sharded"))
+    assert len(expected) == len(found) >= 3
+    for one, other in zip(found, expected, strict=True):
+        assert one["tokens"] == other["tokens"]
+        for key in ("loss", "grad_norm", "update_norm"):
+            assert one[key] == pytest.approx(other[key], rel=2e-2 if ON_GPU else 1e-5), (one["step"], key)
+
+
+@pytest.mark.timeout(280)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 in the middle, then the same command: with deterministic algorithms bit for bit the same record,
+    validation and weights, in bf16, with dropout, whatever the allocator or an atomic addition did the first time."""
+    monkeypatch.setattr(runs, "TRAIN", [sys.executable, "-c", DETERMINISTIC, "train"])
+    monkeypatch.setitem(os.environ, "CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+    words = [*COMMON, "model.attention_out_dropout=0.1", "checkpoint.interval_steps=2"]
+    whole, broken = tmp_path / "runs/whole", tmp_path / "runs/broken"
+    code, output = runs.finish(tiny_run(*words, "name=whole"))
+    assert code == 0, output
+    expected = runs.records(whole)
+    assert len(expected) > 10
+    assert runs.interrupt_after(tiny_run(*words, "name=broken"), broken, 5, signal.SIGKILL) == -signal.SIGKILL
+    code, output = runs.finish(tiny_run(*words, "name=broken"))
+    assert code == 0, output
+    assert runs.records(broken) == expected and runs.records(broken, "resume")
+    assert runs.records(broken, "validation") == runs.records(whole, "validation")
+    one, other = (newest_valid(folder / "checkpoints")[0] for folder in (whole, broken))
+    assert one is not None and other is not None
+    for name, tensor in one.weights().items():
+        assert torch.equal(tensor, other.weights()[name]), name
