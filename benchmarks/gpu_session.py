@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,14 +36,12 @@ class Step:
     writes_json: bool = False
 
 
+# the tests take minutes one after the other, most of them compilation; a GPU holds several at a time
+_SIDE_BY_SIDE = " -n 5 --dist loadfile" if find_spec("xdist") else ""
 # One switch at a time against the first line: what does not pay here does not become a default.
 _AB = "benchmarks.train_step --preset gpu --rounds 1 --steps 30 --no-reference --no-trainer --only"
 STEPS = (
-    Step(
-        "tests",
-        "pytest -m 'gpu or not slow' tests/gpu tests/optim/test_fused.py -q --durations=10 -p no:cacheprovider",
-        150,
-    ),
+    Step("tests", f"pytest -m 'gpu or not slow' tests/gpu tests/optim/test_fused.py -q{_SIDE_BY_SIDE}", 170),
     Step("goals-base", "benchmarks.train_step --preset gpu --only base-1024 base-8192", 150, True),
     Step("goals-large", "benchmarks.train_step --preset gpu --only large-1024 large-8192 --no-reference", 150, True),
     Step("compile-off", f"{_AB} base-1024 --compile off", 40, True),
