@@ -115,7 +115,7 @@ class ChunkedLoss(torch.autograd.Function):
             hidden_grad_MD[chunk] = gradient_CV @ weight
             bias_grad_V += gradient_CV.sum(0, dtype=bias_grad_V.dtype)
             if dtype == weight_grad_VD.dtype:
-                weight_grad_VD.addmm_(gradient_CV.t(), hidden[chunk])
+                torch.addmm(weight_grad_VD, gradient_CV.t(), hidden[chunk], out=weight_grad_VD)
             else:
                 weight_grad_VD += gradient_CV.t() @ hidden[chunk]
         ctx.save_for_backward(hidden_grad_MD, weight_grad_VD, bias_grad_V)

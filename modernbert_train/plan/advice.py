@@ -97,7 +97,6 @@ def _setting(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: int,
         ranks=ranks,
         rows=phase.config.batch_rows,
         microbatch_rows=rows,
-        bf16=plan.bf16,
         shard_ranks=plan.config.distributed.shard_ranks,
     )
     return Setting(

@@ -1,23 +1,30 @@
 """What GPUs send each other in a step under DDP, FSDP2 and HSDP, and how much of it the computation hides.
 
-With P parameters, w bytes a gathered weight (2 in bf16), g GPUs in each of k nodes, N = g k ranks, one step moves:
+With P parameters, E of them in the embedding and P_root outside the layers, g GPUs in each of k nodes, N = g k ranks,
+everything in fp32, in bf16 runs too (train/adapters.py says why), one step moves:
 
     ddp     an all-reduce of 4 P over N ranks, once a step, while the last microbatch goes backward
-    fsdp2   each microbatch: all-gather of w P forward and w P_layers backward, reduce-scatter of 4 P, over N ranks
+    fsdp2   each microbatch: all-gather of 4 P forward and 4 P_layers backward, reduce-scatter of 4 P, over N ranks
     hsdp    the same over the s ranks that share one copy of the weights (those of a node, unless the configuration
-            says otherwise), and an all-reduce of 4 P / s over the N / s copies, each microbatch
+            says otherwise), and an all-reduce of 4 P / s over the N / s copies, with the last microbatch only
+    each    MEETINGS all-reduces of a few numbers over N ranks, for which everything waits: Composer's and ours
+
+What comes first or last has no computation to hide behind: forward the gathers of what lies outside the layers and of
+the first layer; backward the reductions of the last layer and of what lies outside. The embedding is the bulk of that,
+and being tied to the decoder it has its gradient last of all, under DDP too, where it fills the last bucket.
 
 A ring over n ranks moves (n - 1) / n of the bytes through each link for an all-gather or a reduce-scatter, twice that
 for an all-reduce. Over k nodes, the cards that a group has in one node share the (k - 1) / k of the bytes that cross
 its border. The slower of the two sets the rate. Each call also waits for its hops: a ring for all-gather and
 reduce-scatter, which grows with N; a tree over nodes for all-reduce, which grows with log2 k.
 
-Links are taken to reach LINK_SHARE of their datasheet rate. A test counts the calls and bytes of real ranks.
+Links are taken to reach LINK_SHARE of their datasheet rate. A test counts the calls and bytes of real training steps.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +37,8 @@ NODE_HOP_SECONDS = 2e-6  # from one GPU to the next in its node
 NETWORK_HOP_SECONDS = 8e-6  # from node to node
 DDP_BUCKET_BYTES = 25 * (1 << 20)  # torch's default
 BACKWARD_SHARE = 2 / 3  # of the time of a microbatch
+MEETINGS = 6  # small all-reduces of a step
+MEETING_BYTES = 8
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce"]
 
@@ -46,6 +55,7 @@ class Transfer:
         payload: bytes of the whole tensors, over all calls.
         calls: how many.
         every_microbatch: or only with the last one of a step.
+        hidden: computation goes on meanwhile, but for one of the calls.
     """
 
     kind: Kind
@@ -55,6 +65,7 @@ class Transfer:
     payload: int
     calls: int
     every_microbatch: bool
+    hidden: bool
 
 
 def transfers(
@@ -62,7 +73,6 @@ def transfers(
     parameters: Parameters,
     *,
     num_layers: int,
-    bf16: bool,
     ranks: int,
     shards: int,
     per_node: int,
@@ -73,27 +83,37 @@ def transfers(
         strategy: see the head of this file.
         parameters: of the model.
         num_layers: each is a unit of its own; embeddings and head together are one more.
-        bf16: weights are gathered in bf16; gradients are always reduced in fp32.
         ranks: of the run.
         shards: ranks that share one copy of the weights.
         per_node: ranks in a node.
     """
-    total = parameters.total
     everyone = (min(ranks, per_node), -(-ranks // per_node))
+    found = [Transfer("all_reduce", *everyone, "backward", MEETINGS * MEETING_BYTES, MEETINGS, False, False)]
     if strategy == "ddp":
-        calls = max(1, math.ceil(4 * total / DDP_BUCKET_BYTES))
-        return [Transfer("all_reduce", *everyone, "backward", 4 * total, calls, False)]
+        buckets = 4 * (parameters.total - parameters.embedding) // DDP_BUCKET_BYTES
+        last = 4 * parameters.total - buckets * DDP_BUCKET_BYTES
+        if buckets:
+            found.append(
+                Transfer("all_reduce", *everyone, "backward", buckets * DDP_BUCKET_BYTES, buckets, False, True)
+            )
+        return [*found, Transfer("all_reduce", *everyone, "backward", last, 1, False, False)]
+    root, layers = 4 * parameters.root, 4 * parameters.layers
     group = (min(shards, per_node), -(-shards // per_node))
-    c, units = (2 if bf16 else 4), num_layers + 1
-    found = [
-        Transfer("all_gather", *group, "forward", c * total, units, True),
-        Transfer("all_gather", *group, "backward", c * parameters.layers, num_layers, True),
-        Transfer("reduce_scatter", *group, "backward", 4 * total, units, True),
+    found += [
+        Transfer("all_gather", *group, "forward", root, 1, True, False),
+        Transfer("all_gather", *group, "forward", layers, num_layers, True, True),
+        Transfer("all_gather", *group, "backward", layers, num_layers, True, True),
+        Transfer("reduce_scatter", *group, "backward", layers, num_layers, True, True),
+        Transfer("reduce_scatter", *group, "backward", root, 1, True, False),
     ]
     if strategy == "hsdp":
         copies = -(-ranks // shards)
         beside = max(1, min(ranks, per_node) // shards)  # copies in one node
-        found.append(Transfer("all_reduce", beside, -(-copies // beside), "backward", 4 * total // shards, units, True))
+        across = (beside, -(-copies // beside))
+        found += [
+            Transfer("all_reduce", *across, "backward", layers // shards, num_layers, False, True),
+            Transfer("all_reduce", *across, "backward", root // shards, 1, False, False),
+        ]
     return found
 
 
@@ -127,32 +147,31 @@ class Exchange:
     exposed: float
 
 
-def exchange(parts: list[Transfer], gpu: Gpu, microbatch_seconds: float, microbatches: int) -> Exchange:
-    """Communication of a step that computes `microbatches` times `microbatch_seconds`.
+def exchange(parts: Sequence[Transfer], gpu: Gpu, microbatch_seconds: Sequence[float]) -> Exchange:
+    """Communication of a step.
 
-    A third of a microbatch is its forward pass, and transfers overlap with the pass they belong to. What cannot
-    overlap is the first gather and the last reduction, one call each, and what a pass is too short for.
+    A third of a microbatch is its forward pass, and what can be hidden overlaps with the pass it belongs to.
 
     Args:
         parts: from `transfers`.
         gpu: its links.
-        microbatch_seconds: computation of one microbatch, forward and backward.
-        microbatches: of one step on one rank.
+        microbatch_seconds: computation of each microbatch of the step on one rank, forward and backward.
     """
-    payload, total, exposed = 0, 0.0, 0.0
-    room = {
-        "forward": (1 - BACKWARD_SHARE) * microbatch_seconds,
-        "backward": BACKWARD_SHARE * microbatch_seconds,
-    }
-    for moment, seconds in room.items():
-        for every in (True, False):
-            here = [part for part in parts if part.moment == moment and part.every_microbatch == every]
-            if not here:
-                continue
-            times = microbatches if every else 1
-            took = sum(transfer_seconds(part, gpu) for part in here)
-            lone = max(transfer_seconds(part, gpu) / part.calls for part in here)
-            payload += times * sum(part.payload for part in here)
-            total += times * took
-            exposed += times * max(lone, took - seconds)
-    return Exchange(payload, total, exposed)
+    payload, seconds, exposed = 0, 0.0, 0.0
+    for number, computed in enumerate(microbatch_seconds, start=1):
+        here = [part for part in parts if part.every_microbatch or number == len(microbatch_seconds)]
+        payload += sum(part.payload for part in here)
+        seconds += sum(transfer_seconds(part, gpu) for part in here)
+        exposed += sum(
+            _exposed([part for part in here if part.moment == moment], gpu, share * computed)
+            for moment, share in (("forward", 1 - BACKWARD_SHARE), ("backward", BACKWARD_SHARE))
+        )
+    return Exchange(payload, seconds, exposed)
+
+
+def _exposed(parts: Sequence[Transfer], gpu: Gpu, room: float) -> float:
+    """Seconds of the transfers of one pass that its `room` seconds of computation do not hide."""
+    bare = sum(transfer_seconds(part, gpu) for part in parts if not part.hidden)
+    hidden = [(transfer_seconds(part, gpu), part.calls) for part in parts if part.hidden]
+    lone = max((took / calls for took, calls in hidden), default=0.0)
+    return bare + max(lone, sum(took for took, _ in hidden) - room)

@@ -109,7 +109,6 @@ class Plan:
             ranks=self.ranks,
             rows=rows,
             microbatch_rows=phase.config.microbatch_rows,
-            bf16=self.bf16,
             shard_ranks=self.config.distributed.shard_ranks,
         )
 

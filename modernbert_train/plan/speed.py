@@ -129,7 +129,6 @@ def step_time(
     ranks: int,
     rows: int,
     microbatch_rows: int,
-    bf16: bool,
     shard_ranks: int | None = None,
 ) -> StepTime:
     """Time of one optimizer step.
@@ -141,7 +140,6 @@ def step_time(
         ranks: GPUs.
         rows: of the global batch; the rank with most sets the pace.
         microbatch_rows: of one forward pass, at most; the last microbatch may be smaller.
-        bf16: autocast over fp32 weights.
         shard_ranks: of hsdp, ranks that share one copy of the weights; None: those of a node.
     """
     gpu, parameters = GPUS[gpu_name], count_parameters(work.model)
@@ -160,10 +158,9 @@ def step_time(
             strategy,
             parameters,
             num_layers=work.model.num_layers,
-            bf16=bf16,
             ranks=ranks,
             shards=shards,
             per_node=gpu.per_node,
         )
-        sent = exchange(parts, gpu, timed[sizes[-1]][0], len(sizes))
+        sent = exchange(parts, gpu, [timed[size][0] for size in sizes])
     return StepTime(compute, sent, rows * work.row_tokens * work.fill, ranks, basis)

@@ -143,13 +143,13 @@ class _Sharding(FSDP2Config):
     very same gradient. Composer's default casts what goes into each layer as well, and a residual stream of bf16 made
     the gradient's error 2.8 times larger (7 layers, on a CPU: 1.1 % of its norm, where autocast alone has 0.4 %).
 
-    What lies outside the layers stays gathered from the forward to the backward pass, as torch would have it: Composer's
-    default frees it in between, though it is needed first of all in the backward pass, and gathers it twice.
+    What lies outside the layers stays gathered from the forward to the backward pass, as torch would have it.
+    Composer's default frees it in between and gathers it twice, though it is needed first of all in the backward pass.
     """
 
     def __init__(self, num_ranks: int, shard_ranks: int) -> None:
         super().__init__(state_dict_type="full", mixed_precision="FULL")
-        self.reshard_after_forward = None  # type: ignore[assignment]
+        self.reshard_after_forward = None
         self._degrees = (num_ranks // shard_ranks, shard_ranks)
 
     @property

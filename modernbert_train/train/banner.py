@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from modernbert_train.config.describe import advice
 from modernbert_train.config.schema import DataConfig, ModelConfig, RunConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.remote import local_folder
@@ -62,6 +63,7 @@ def banner(
         f"  from    {origin}",
         f"  folder  {config.folder}",
         f"  saves   {_saves(config)}",
+        *(f"  advice  {text}" for text in advice(config)),
     ]
     return "\n".join(lines)
 

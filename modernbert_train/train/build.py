@@ -7,6 +7,7 @@ optimizer <- clock <- callbacks --------+
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 from contextlib import nullcontext
@@ -33,6 +34,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.optim.build import build_optimizer
+from modernbert_train.train.accumulation import accumulation
 from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded, data_spec, is_sharded, parallelism
 from modernbert_train.train.agreement import require_agreement
 from modernbert_train.train.banner import banner
@@ -94,6 +96,7 @@ def _train(
 ) -> None:
     rank, num_ranks = dist.get_global_rank(), dist.get_world_size()
     start = branch or on_rank_zero(lambda: find_start(folder))
+    on_rank_zero(folder.save_config)
     if start.tokens >= config.total_tokens:
         if rank == 0:
             print(f"{config.name}: already trained to its end, {start.tokens:,} tokens. Nothing to do.")
@@ -113,7 +116,7 @@ def _train(
     bf16 = precision == "amp_bf16"
     if config.data.validation is not None:
         callbacks.append(Validate(config, build_validation(config, vocabulary), recorder, progress, bf16))
-    callbacks += [*plugins, save]
+    callbacks += [*plugins, *accumulation(config, num_ranks), save]
     if rank == 0:
         callbacks.append(SafeReport(folder.path))
         lines = banner(
@@ -128,7 +131,6 @@ def _train(
         print(lines, flush=True)
         if config.profile is not None:
             callbacks.append(Profile(config.profile, folder.path / "profile", device, progress))
-
     trainer = Trainer(
         model=adapter,
         optimizers=build_optimizer(config, model),
@@ -169,6 +171,7 @@ def _train(
         raise
     finally:
         trainer.engine.close()  # not trainer.close(), which would wait for ranks that have failed
+        atexit.unregister(trainer.engine._close)  # else all is closed once more, and kept in memory until then
     dist.barrier()
     if save.stopped:
         raise StoppedEarly(

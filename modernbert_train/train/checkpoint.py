@@ -175,6 +175,23 @@ def verify(folder: Path) -> Checkpoint:
     return Checkpoint(folder, step, phase_end)
 
 
+def open_named(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder that a user named; it is never replaced by another.
+
+    Raises:
+        StorageError: it is not there or is damaged; names the others beside it.
+    """
+    beside = [path.name for path in folder.parent.glob("step-*") if _NAME.fullmatch(path.name) and path != folder]
+    others = f"one of those in {folder.parent}: {', '.join(sorted(beside))}" if beside else "another"
+    instead = f"Name {others}, or the run."
+    if not folder.is_dir():
+        raise StorageError(f"{folder}: no such checkpoint. {instead}")
+    try:
+        return verify(folder)
+    except StorageError as error:
+        raise StorageError(f"{error}. Restore it from a copy. {instead}") from None
+
+
 def newest_valid(folder: Path, last_step: int | None = None) -> tuple[Checkpoint | None, list[str]]:
     """Find the newest checkpoint whose hashes hold.
 

@@ -1,4 +1,4 @@
-"""What is done with a run's newest checkpoint: measuring it, and giving it away as a Hugging Face model."""
+"""What is done with a run's newest checkpoint, or one named: it is measured, or exported as a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modernbert_train.export.hf import export
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.build import build_validation, choose_device, resolve_precision
 from modernbert_train.train.card import run_card
-from modernbert_train.train.checkpoint import CONFIG, Checkpoint, newest_valid, verify
+from modernbert_train.train.checkpoint import CONFIG, Checkpoint, newest_valid
 from modernbert_train.train.evaluate import Evaluation
 from modernbert_train.train.origin import last_phase
 from modernbert_train.train.ranks import joined
@@ -36,15 +36,20 @@ def newest_checkpoint(config: RunConfig) -> Checkpoint:
     return found
 
 
-def evaluate_run(config: RunConfig) -> Evaluation:
-    """Measure the newest checkpoint on the held-out text, print the figures and record them.
+def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> Evaluation:
+    """Measure a checkpoint on the held-out text and print the figures; nothing is written.
+
+    Args:
+        config: the run; its data, masking rate and eval section are used.
+        checkpoint: None is the run's newest.
 
     Raises:
         ConfigError: the run names no held-out text.
+        StorageError: it has no checkpoint.
     """
     if config.data.validation is None:
         raise ConfigError("data.validation: not set, so there is nothing to measure on. Name held-out shards.")
-    found = newest_checkpoint(config)
+    found = checkpoint or newest_checkpoint(config)
     phase = last_phase(found)
     device = choose_device(config)
     model = ModernBertForMaskedLM(config.model)
@@ -71,20 +76,20 @@ def describe(result: Evaluation, mask_rate: float, checkpoint: str) -> str:
 
 
 def export_run(
-    config: RunConfig, out: Path | None = None, *, checkpoint: Path | None = None, licence: str | None = None
+    config: RunConfig, out: Path | None = None, *, checkpoint: Checkpoint | None = None, licence: str | None = None
 ) -> Path:
     """Write a checkpoint as a Hugging Face model.
 
     Args:
         config: the run.
         out: where to; None is hf in the run's folder, or hf-step-... if a checkpoint is named.
-        checkpoint: its folder; None is the run's newest.
+        checkpoint: None is the run's newest.
         licence: see `model_card`.
 
     Returns:
         The model's folder.
     """
-    found = newest_checkpoint(config) if checkpoint is None else verify(checkpoint)
+    found = checkpoint or newest_checkpoint(config)
     trained = load_run([found.folder / CONFIG])  # the architecture is the checkpoint's, whatever the YAML says today
     tokens = int(found.state()["tokens"])
     phase = last_phase(found)

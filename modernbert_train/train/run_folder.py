@@ -52,6 +52,8 @@ CHANGEABLE = (
     "callbacks.",
     "loggers",
     "loggers.",
+    "phases",  # those that were trained are compared with the checkpoint's; see past.py
+    "phases.",
 )
 
 
@@ -89,20 +91,32 @@ class RunFolder:
                 self.path.rename(self.path.with_name(f"{self.path.name}.until-{time.strftime('%Y%m%d-%H%M%S')}"))
                 self.close()
                 self._take_lock()
-            try:
-                changed = self._compare()
-            except ConfigError:
-                self.close()
-                raise
-            partial = self.path / "config.yaml.partial"
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            return self._compare()
+        except ConfigError:
+            self.close()
+            raise
+
+    def save_config(self) -> None:
+        """Replace config.yaml, once nothing of the run stands against it.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        partial = self.path / "config.yaml.partial"
+        try:
             partial.write_text(to_yaml(self.config), encoding="utf-8")
             os.replace(partial, self.path / "config.yaml")
         except OSError as error:
-            raise StorageError(
-                f"{self.path}: cannot be written ({error.strerror}). Mend the permissions or the disk, or choose "
-                "another runs_folder."
-            ) from error
-        return changed
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.path}: cannot be written ({error.strerror}). Mend the permissions or the disk, or choose another "
+            "runs_folder."
+        )
 
     def close(self) -> None:
         if self._lock is not None:
@@ -131,7 +145,11 @@ class RunFolder:
         saved = self.path / "config.yaml"
         if not saved.exists():
             return []
-        changed = [(key, old, new) for key, old, new in differences(load_run([saved]), self.config) if old != new]
+        last = load_run([saved])
+        changed = differences(last, self.config)
+        before, after = list(last.phases), list(self.config.phases)
+        if before != after and sorted(before) == sorted(after):
+            changed.append(("phases", before, after))
         forbidden = [_change(*change) for change in changed if not _may_change(*change)]
         if forbidden:
             raise ConfigError(
@@ -210,8 +228,6 @@ def _change(key: str, old: Any, new: Any) -> str:
 
 
 def _may_change(key: str, old: Any, new: Any) -> bool:
-    if key.startswith("phases.") and key.endswith(".microbatch_tokens"):
-        return True
     if key.startswith("data.streams.") and key.endswith(".path"):
         return None not in (old, new)  # a stream's folder may move; no stream may come or go
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in CHANGEABLE)

@@ -21,6 +21,7 @@ from modernbert_train.train import checkpoint
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.checkpoint import Checkpoint
 from modernbert_train.train.origin import Origin, check_same_architecture, check_same_tokenizer, open_source
+from modernbert_train.train.past import check_same_past
 from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.train.state import load_optimizer, load_weights
 
@@ -76,7 +77,7 @@ def find_start(folder: RunFolder) -> Start:
     """Find the newest whole checkpoint of a run.
 
     Raises:
-        ConfigError: the run is an average.
+        ConfigError: the run is an average, or what it was trained by so far differs from its configuration now.
         StorageError: checkpoints exist and none is whole.
     """
     start = Start(*checkpoint.newest_valid(folder.checkpoints))
@@ -85,6 +86,8 @@ def find_start(folder: RunFolder) -> Start:
             f"{folder.path}: an average of checkpoints, which has no moments and no place in the data to go on from. "
             f"Start another run with model.init_from={folder.path}."
         )
+    if start.checkpoint is not None:
+        check_same_past(start.checkpoint, folder.config)
     return start
 
 

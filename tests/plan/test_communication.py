@@ -1,105 +1,80 @@
-"""What GPUs send: calls and bytes of real ranks, and times worked by hand."""
+"""What GPUs send: calls and bytes of real training steps, and times worked by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
 
+from modernbert_train.__main__ import read_run
 from modernbert_train.config.schema import ModelConfig
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.plan.communication import Transfer, exchange, transfer_seconds, transfers
+from modernbert_train.plan.communication import MEETINGS, Transfer, exchange, transfer_seconds, transfers
 from modernbert_train.plan.gpus import Gpu
 from modernbert_train.plan.memory import Strategy
 from modernbert_train.plan.parameters import count_parameters
+from tests.conftest import TinyRun
+from tests.distributed.counting import Sizes, count_steps
 from tests.distributed.gloo import run_ranks
-from tests.plan.batches import make_batch
 
-TINY = ModelConfig(
-    vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, attention_out_dropout=0.0
-)
-MICROBATCHES = 2
-TWO: list[tuple[Strategy, int]] = [("ddp", 1), ("fsdp2", 2)]  # strategy, ranks that share the weights
-FOUR: list[tuple[Strategy, int]] = [("ddp", 1), ("fsdp2", 4), ("hsdp", 2)]
+STEP = 3  # that is looked at: DDP has arranged its buckets by then
+SMALL = 200  # numbers; what is smaller is not weights or gradients
+TWO: list[tuple[Strategy, int, int]] = [
+    ("ddp", 1, 3),
+    ("fsdp2", 2, 3),
+]  # strategy, ranks of a shard group, microbatches
+FOUR: list[tuple[Strategy, int, int]] = [("ddp", 1, 3), ("fsdp2", 4, 3), ("hsdp", 2, 3), ("hsdp", 2, 1)]
 # 1 GB/s after the share that links reach, so that seconds are gigabytes; no time for hops is left out
 SLOW = Gpu("test", 1e12, 1, 1e12, node_link=1.25e9, network_link=0.125e9, price=1.0)
 
 
-def collectives(step: Callable[[], None]) -> dict[str, tuple[int, int]]:
-    """Kind of collective -> calls, and elements of the whole tensors, as torch's profiler saw them."""
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
-        step()
-    found: dict[str, list[int]] = {}
-    reducing = False
-    for event in record.events():
-        shapes = event.input_shapes
-        if event.name == "c10d::_allgather_base_":
-            found.setdefault("all_gather", []).append(shapes[0][0])
-        elif event.name == "c10d::_reduce_scatter_base_":
-            found.setdefault("reduce_scatter", []).append(shapes[1][0])
-        elif event.name == "gloo:all_reduce" and reducing:  # gloo makes a reduce-scatter of one too
-            found.setdefault("all_reduce", []).append(shapes[0][0])
-        reducing = event.name == "c10d::allreduce_" or (reducing and event.name != "gloo:all_reduce")
-    return {kind: (len(sizes), sum(sizes)) for kind, sizes in found.items()}
+def large(sizes: Sizes) -> Sizes:
+    kept = {kind: [size for size in each if size > SMALL] for kind, each in sizes.items()}
+    return {kind: each for kind, each in kept.items() if each}
 
 
-def counted_steps(strategies: list[tuple[Strategy, int]]) -> list[dict[str, tuple[int, int]]]:
-    """One step of two microbatches on each rank, under each strategy."""
-    batch, ranks = make_batch([40, 24], 19), dist.get_world_size()
-    out = []
-    for strategy, shards in strategies:
-        model = ModernBertForMaskedLM(TINY)
-        wrapped: nn.Module = model
-        if strategy == "ddp":
-            wrapped = DistributedDataParallel(model)
-        else:
-            shape = (ranks,) if shards == ranks else (ranks // shards, shards)
-            mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
-            for layer in model.model.layers:
-                fully_shard(layer, mesh=mesh)
-            fully_shard(model, mesh=mesh)
-
-        def step(wrapped: nn.Module = wrapped) -> None:
-            for index in range(MICROBATCHES):
-                last = index + 1 == MICROBATCHES
-                quiet = isinstance(wrapped, DistributedDataParallel) and not last
-                with wrapped.no_sync() if quiet else nullcontext():
-                    wrapped(batch).loss.backward()
-
-        out.append(collectives(step))
-    return out
-
-
+@pytest.mark.timeout(290)
 @pytest.mark.parametrize(
-    ("ranks", "strategies"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.slow)], ids=["2 ranks", "4 ranks"]
+    ("ranks", "cases"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.slow)], ids=["2 ranks", "4 ranks"]
 )
-def test_real_ranks_send_what_is_said(ranks: int, strategies: list[tuple[Strategy, int]]) -> None:
-    """As many calls, and as many numbers but for the padding of shards that do not divide evenly."""
-    (counted, *_) = run_ranks(counted_steps, ranks, strategies)
-    for (strategy, shards), found in zip(strategies, counted, strict=True):
-        counts = count_parameters(TINY)
-        parts = transfers(
-            strategy, counts, num_layers=TINY.num_layers, bf16=False, ranks=ranks, shards=shards, per_node=8
+def test_a_real_step_sends_what_is_said(tiny_run: TinyRun, ranks: int, cases: list[tuple[Strategy, int, int]]) -> None:
+    """As many calls, and as many numbers but for the padding of shards that do not divide evenly: under DDP one
+    all-reduce a step, not one for each microbatch, and under HSDP the copies meet once as well."""
+    runs = []
+    for strategy, shards, microbatches in cases:
+        rows = f"phases.short.batch_rows={ranks * microbatches}"
+        cut = (rows, "phases.short.microbatch_tokens=64", "phases.short.batch_warmup=null", "phases.short.tokens=3900")
+        sharing = (f"distributed.shard_ranks={shards}",) if strategy == "hsdp" else ()
+        words = (f"name={strategy}{microbatches}", f"distributed.strategy={strategy}", *sharing, *cut)
+        runs.append(tiny_run(*words, "phases.long=null", "data.validation=null"))
+    (counted, *_) = run_ranks(count_steps, ranks, runs, STEP, timeout_seconds=280)
+    model = read_run(runs[0]).model
+    for (strategy, shards, microbatches), found in zip(cases, counted, strict=True):
+        assert found.microbatches == microbatches
+        meetings, *parts = transfers(
+            strategy,
+            count_parameters(model),
+            num_layers=model.num_layers,
+            ranks=ranks,
+            shards=shards,
+            per_node=8,
         )
-        assert {part.kind for part in parts} == found.keys(), strategy
-        for kind, (calls, elements) in found.items():
+        sharded = strategy != "ddp"
+        small = [size for size in found.sizes["all_reduce"] if size <= SMALL]
+        assert len(small) == MEETINGS + sharded == meetings.calls + sharded  # StableAdamW's own, on shards
+        sizes = large(found.sizes)
+        assert {part.kind for part in parts} == sizes.keys(), strategy
+        for kind, elements in sizes.items():
             same = [part for part in parts if part.kind == kind]
-            times = [MICROBATCHES if part.every_microbatch else 1 for part in same]
-            assert sum(n * part.calls for n, part in zip(times, same, strict=True)) == calls, (strategy, kind)
+            times = [microbatches if part.every_microbatch else 1 for part in same]
+            assert sum(n * part.calls for n, part in zip(times, same, strict=True)) == len(elements), (strategy, kind)
             payload = sum(n * part.payload for n, part in zip(times, same, strict=True))
-            assert payload == pytest.approx(4 * elements, rel=0.03), (strategy, kind)
+            assert payload == pytest.approx(4 * sum(elements), rel=0.03), (strategy, kind)
+        if not sharded:  # gradients lie in the bucket itself and are not copied back
+            assert found.gradients == len(sizes["all_reduce"])
 
 
 def gb(kind: Any, inside: int, nodes: int, payload: float = 1e9) -> Transfer:
-    return Transfer(kind, inside, nodes, "backward", int(payload), 1, False)
+    return Transfer(kind, inside, nodes, "backward", int(payload), 1, False, False)
 
 
 @pytest.mark.parametrize(
@@ -126,20 +101,39 @@ def test_waiting_grows_with_ranks_for_rings_and_with_their_logarithm_for_trees()
     assert tree[2] - tree[1] == pytest.approx(2 * 3 * 8e-6)
 
 
-def test_only_what_the_pass_cannot_hide_is_exposed() -> None:
-    parts = transfers("ddp", count_parameters(ModelConfig()), num_layers=22, bf16=True, ranks=8, shards=1, per_node=8)
-    took = 2 * 7 / 8 * 4 * 149_655_232 / 1e9
-    slow = exchange(parts, SLOW, microbatch_seconds=0.3, microbatches=4)
-    assert slow.payload == 4 * 149_655_232
-    assert slow.seconds == pytest.approx(took, rel=0.01)
-    assert slow.exposed == pytest.approx(took - 0.2, rel=0.01)  # two thirds of 0.3 s go backward, once
-    fast = exchange(parts, SLOW, microbatch_seconds=30.0, microbatches=4)
-    assert fast.exposed == pytest.approx(took / parts[0].calls, rel=0.01)  # the last bucket has nothing to hide behind
+BASE = count_parameters(ModelConfig())
+ROOT, LAYERS = 4e-9 * BASE.root, 4e-9 * BASE.layers  # GB
 
 
-def test_sharding_sends_in_every_microbatch() -> None:
-    counts = count_parameters(ModelConfig())
-    parts = transfers("fsdp2", counts, num_layers=22, bf16=True, ranks=8, shards=8, per_node=8)
-    one, four = (exchange(parts, SLOW, microbatch_seconds=0.3, microbatches=n) for n in (1, 4))
-    assert one.payload == 2 * counts.total + 2 * counts.layers + 4 * counts.total
+def of(strategy: Strategy, *, ranks: int = 8, shards: int = 8) -> list[Transfer]:
+    """Of base, the meetings left out."""
+    return transfers(strategy, BASE, num_layers=22, ranks=ranks, shards=shards, per_node=8)[1:]
+
+
+def test_ddp_hides_all_but_the_bucket_of_the_embedding() -> None:
+    """The tied embedding has its gradient last: torch puts 175 MB of base into its bucket, and 424 MB before."""
+    before, last = of("ddp", shards=1)
+    assert last.payload == pytest.approx(174_793_728, rel=0.03) and before.calls == pytest.approx(15, abs=1)
+    assert before.payload + last.payload == 4 * BASE.total
+    fast = exchange([before, last], SLOW, [30.0] * 4)
+    assert fast.payload == 4 * BASE.total and fast.seconds == pytest.approx(2 * 7 / 8 * 4e-9 * BASE.total, rel=0.01)
+    assert fast.exposed == pytest.approx(2 * 7 / 8e9 * (last.payload + before.payload / before.calls), rel=0.01)
+    slow = exchange([before, last], SLOW, [0.3] * 4)
+    assert slow.exposed == pytest.approx(fast.seconds - 0.2, rel=0.01)  # two thirds of 0.3 s go backward, once
+
+
+def test_sharding_gathers_fp32_and_sends_in_every_microbatch() -> None:
+    """Also in bf16 runs: 4 bytes a weight, whatever is multiplied."""
+    one, four = (exchange(of("fsdp2"), SLOW, [30.0] * n) for n in (1, 4))
+    assert one.payload == 4 * (BASE.total + BASE.layers + BASE.total)
     assert (four.payload, four.exposed) == (4 * one.payload, pytest.approx(4 * one.exposed))
+    bare = 2 * (ROOT + LAYERS / 22)  # before the first layer can begin, and after the last has ended
+    assert one.exposed == pytest.approx(7 / 8 * bare, rel=0.01)
+
+
+def test_the_copies_of_hsdp_meet_with_the_last_microbatch_only() -> None:
+    one, four = (exchange(of("hsdp", ranks=32), SLOW, [30.0] * n) for n in (1, 4))
+    plain = exchange(of("fsdp2"), SLOW, [30.0])
+    assert one.payload - plain.payload == four.payload - 4 * plain.payload == 4 * BASE.total // 8
+    summed = 2 * 3 / 4 * 10 * (ROOT + LAYERS / 22) / 8  # an eighth of each, over 4 nodes at a tenth of the speed
+    assert four.exposed - 4 * plain.exposed == pytest.approx(summed - 7 / 8 * LAYERS / 22, rel=0.02)

@@ -14,17 +14,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.models import modernbert
-from modernbert_train.models.heads import loss_and_gradient
 from modernbert_train.models.attention import varlen
+from modernbert_train.models.heads import loss_and_gradient
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import Memory, layers_bytes, memory, outside_bytes, sharing_ranks, usable_bytes
 from modernbert_train.plan.parameters import count_parameters
+from tests.distributed.gloo import run_ranks
 from tests.plan.batches import make_batch
 
 BASE = ModelConfig(attention_out_dropout=0.0)
@@ -221,7 +224,31 @@ def test_sharding_divides_what_lasts() -> None:
     assert sharded.weights == -(-4 * 149_655_232 // 16) and sharded.moments == 2 * sharded.weights
     assert sharded.layers == whole.layers and sharded.head == whole.head
     assert whole.buffers == whole.gradients and planned(BASE, True, ranks=1).buffers == 0
+    counts = count_parameters(BASE)
+    assert whole.copies == 2 * counts.matrices  # bf16, and on shards those gathered in fp32 besides
+    assert sharded.copies == whole.copies + 4 * (counts.root + 2 * counts.layer)
     assert sharded.peak < whole.peak
+
+
+def saved_whole_and_on_shards() -> list[int]:
+    """On one rank: bytes that autograd keeps without FSDP2 and with it."""
+    found = []
+    for sharded in (False, True):
+        model = ModernBertForMaskedLM(SMALL).train()
+        if sharded:
+            mesh = init_device_mesh("cpu", (1,))
+            for layer in model.model.layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        found.append(saved(model, make_batch([40, 24], 20), True))
+    return found
+
+
+def test_copies_in_bf16_are_kept_on_shards_too() -> None:
+    """FSDP2 frees the fp32 weights of a layer that is done; what autocast made of them stays until it goes backward."""
+    ((whole, sharded),) = run_ranks(saved_whole_and_on_shards, 1)
+    assert whole > 2 * count_parameters(SMALL).matrices
+    assert sharded == pytest.approx(whole, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,11 @@ HSDP's mesh, which Composer replaces, is in tests/distributed/test_invariance.py
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerMaskedLM, parallelism
 from modernbert_train.train.build import resolve_precision
 from modernbert_train.train.ranks import composer_device
+from modernbert_train.train.stability import Guard
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
 
@@ -45,6 +49,35 @@ def test_resuming_in_the_middle_of_an_epoch_has_the_same_dropout(tiny_run: TinyR
     torch.manual_seed(1234567)  # what another process would begin with
     assert main(["train", *words]) == 0
     assert steps(folder) == expected and len(expected) > 8
+
+
+@pytest.mark.filterwarnings("ignore:No optimizer was specified")
+def test_a_closed_run_is_closed_once_and_forgotten(tiny_run: TinyRun) -> None:
+    """Composer's hook for the end of the process would draw the report again, and keep every model in memory."""
+    from composer import Trainer
+    from composer.core import Engine
+    from composer.models import ComposerModel
+
+    class Nothing(ComposerModel):
+        def forward(self, batch: Any) -> Any:
+            raise NotImplementedError
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            raise NotImplementedError
+
+    trainer = Trainer(model=Nothing(), device="cpu", progress_bar=False)
+    kept = weakref.ref(trainer.state)
+    trainer.engine.close()
+    del trainer
+    gc.collect()
+    assert kept() is not None
+    atexit.unregister(Engine._close)
+    gc.collect()
+    assert kept() is None
+
+    assert main(["train", *tiny_run("phases.long=null")]) == 0
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, Guard)]
 
 
 def test_fsdp2_is_asked_for_in_the_one_way_that_composer_hears(tiny_run: TinyRun) -> None:

@@ -94,12 +94,12 @@ def test_what_may_change_between_the_starts_of_a_mixture(words: TinyRun, folders
     for number, allowed in enumerate(([], [], [f"data.streams.a.path={moved}"])):
         folder = RunFolder(read_run(words(*allowed)))
         assert len(folder.open()) == (number == 2)
+        folder.save_config()
         folder.close()
     for key, override in (
         ("data.streams.a.proportion", "data.streams.a.proportion=0.7"),
         ("data.streams.c.path", f"data.streams.c={{path: {folders}/a}}"),
         ("data.streams.b.path", "data.streams.b=null"),
-        ("phases.long.streams.a.proportion", "phases.long.streams.a.proportion=0.3"),
         ("data.mix_by", "data.mix_by=documents"),
     ):
         with pytest.raises(ConfigError, match=rf"(?m)^  {key}: "):

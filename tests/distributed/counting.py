@@ -1,0 +1,93 @@
+"""What the ranks of a real training step send each other, as torch's profiler saw it."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+
+from modernbert_train.__main__ import read_run
+from modernbert_train.train import build
+from tests.distributed.gloo import HOST
+
+Sizes = dict[str, list[int]]  # kind of collective -> numbers in the whole tensor, of each call
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One step of one rank.
+
+    Attributes:
+        sizes: of its collectives.
+        microbatches: of the step on this rank.
+        gradients: storages that its parameters' gradients lie in.
+    """
+
+    sizes: Sizes
+    microbatches: int
+    gradients: int
+
+
+def collectives(record: Any) -> Sizes:
+    """Every collective that a profile with shapes has recorded."""
+    found: Sizes = {}
+    reducing = False
+    for event in record.events():
+        shapes = event.input_shapes
+        if event.name == "c10d::_allgather_base_":
+            found.setdefault("all_gather", []).append(shapes[0][0])
+        elif event.name == "c10d::_reduce_scatter_base_":
+            found.setdefault("reduce_scatter", []).append(shapes[1][0])
+        elif event.name == "gloo:all_reduce" and reducing:  # gloo makes a reduce-scatter of one too
+            found.setdefault("all_reduce", []).append(math.prod(shapes[0]))
+        reducing = event.name == "c10d::allreduce_" or (reducing and event.name != "gloo:all_reduce")
+    return found
+
+
+def count_steps(runs: list[list[str]], step: int) -> list[Counted]:
+    """On every rank: train each run, and record everything from the end of the step before `step` to its own."""
+    from composer import Callback, State
+    from composer.loggers import Logger
+
+    class Recorder(Callback):
+        """Runs after every other callback of the run has done its work for a step."""
+
+        def __init__(self) -> None:
+            self.profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+            self.microbatches = self.gradients = 0
+
+        def after_train_batch(self, state: State, logger: Logger) -> None:
+            gradients = [parameter.grad for parameter in state.model.parameters()]
+            local = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in gradients if grad is not None]
+            self.gradients = len({grad.untyped_storage().data_ptr() for grad in local})
+
+        def batch_end(self, state: State, logger: Logger) -> None:
+            if state.timestamp.batch.value == step - 1:
+                self.profile.start()
+            elif state.timestamp.batch.value == step:
+                self.profile.stop()
+                self.microbatches = len(state.batch.microbatches)
+
+    counted = []
+    rank, num_ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    accumulation = build.accumulation
+    for number, words in enumerate([*runs, None]):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        store = dist.PrefixStore(f"run{number}", dist.TCPStore(HOST, port, is_master=False))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60))
+        if words is None:  # the last group is for run_ranks to end
+            break
+        recorder = Recorder()
+        build.accumulation = lambda *args, recorder=recorder: [*accumulation(*args), recorder]
+        build.train(read_run(words))
+        sizes = collectives(recorder.profile)
+        counted.append(Counted(sizes, recorder.microbatches, recorder.gradients))
+    build.accumulation = accumulation
+    return counted
