@@ -254,12 +254,12 @@ def report(curves: dict[str, Curve]) -> str:
     }
     steps = len(plain_losses)
     rows.append(f"\n{steps} steps, {curves[PLAIN].tokens[-1]:,} tokens. Largest relative difference in loss:\n")
-    rows += [f"| steps | {OURS}, and the plain loop | the two plain loops |", "| --- | --- | --- |"]
-    parts = 8
-    for part in range(parts):
-        first, end = steps * part // parts, steps * (part + 1) // parts
+    rows += [f"| steps | {OURS}, and the plain loop | the two plain loops | mean loss of each |", 4 * "| --- " + "|"]
+    ends = sorted({end for end in (50, 100, 150) if end < steps // 8} | {steps * part // 8 for part in range(1, 9)})
+    for first, end in pairwise([0, *ends]):
         cells = [f"{max(apart[name][first:end]):.1e}" for name in (OURS, REVERSED)]
-        rows.append(f"| {first + 1} to {end} | {' | '.join(cells)} |")
+        means = ", ".join(f"{sum(curve.losses[first:end]) / (end - first):.4f}" for curve in curves.values())
+        rows.append(f"| {first + 1} to {end} | {' | '.join(cells)} | {means} |")
     return "\n".join(rows)
 
 

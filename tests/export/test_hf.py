@@ -98,7 +98,8 @@ def test_transformers_computes_the_same(
     encoder = transformers.AutoModel.from_pretrained(exported).eval()
     model.set_global_rope_theta(theta)
     with torch.no_grad():
-        torch.testing.assert_close(twin(ids[None]).logits[0], model(one_sequence(ids), keep_logits=True).logits_MV, atol=1e-5, rtol=1e-5)
+        logits_MV = model(one_sequence(ids), keep_logits=True).logits_MV
+        torch.testing.assert_close(twin(ids[None]).logits[0], logits_MV, atol=1e-5, rtol=1e-5)
         hidden_TD = model.encode(one_sequence(ids))
         torch.testing.assert_close(encoder(ids[None]).last_hidden_state[0], hidden_TD, atol=1e-5, rtol=1e-5)
     assert all(parameter.dtype == torch.float32 for parameter in twin.parameters())

@@ -162,7 +162,7 @@ def flash_attention_2(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seq
 
 def flash_attention_4(
     q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, **more
-):  # type: ignore[no-untyped-def]  # noqa: E501
+):  # type: ignore[no-untyped-def]
     """Those of flash-attn-4 4.0.0b36, which has another tensor before the borders."""
     assert qv is None
     return ((cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), more), "log-sum-exp"
