@@ -14,12 +14,16 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from modernbert_train import __version__
 from modernbert_train.config.check import check, check_model
 from modernbert_train.config.load import load_model, load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
+
+if TYPE_CHECKING:
+    from modernbert_train.train.checkpoint import Checkpoint
 
 EPILOG = """\
 RUN is one or more YAML files, merged left to right, or the folder of a run. Overrides are section.key=value.
@@ -114,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     words = "median length of documents, in place of the data's"
     verb.add_argument("--median", type=_positive, metavar="TOKENS", help=words)
     verb.add_argument("--html", type=Path, metavar="FILE", help="write it as a page too; FILE.svg: the picture alone")
-    with_run(add("eval", _eval, "held-out loss and accuracy of the newest checkpoint, beside the unigram baseline"))
+    with_run(add("eval", _eval, "held-out loss and accuracy of a run's newest checkpoint, or one named"))
     verb = with_run(add("export", _export, "write a run's newest checkpoint, one named, or FILE.pt for Hugging Face"))
     verb.add_argument("--out", type=Path, help="folder of the model; default: the run's folder/hf")
     with_licence(verb)
@@ -246,12 +250,23 @@ def _plan(options: argparse.Namespace) -> None:
     print(as_text(config, found))
 
 
+def _named_checkpoint(words: list[str]) -> Checkpoint | None:
+    """The checkpoint that a command line names in place of a run, verified before its configuration is read."""
+    for folder in (Path(word) for word in words if "=" not in word):
+        if (folder.name.startswith("step-") and not folder.is_file()) or (folder / "MANIFEST.json").is_file():
+            from modernbert_train.train.checkpoint import open_named
+
+            return open_named(folder)
+    return None
+
+
 def _eval(options: argparse.Namespace) -> None:
+    named = _named_checkpoint(options.run)
     config = read_run(options.run)
     check(config)
     from modernbert_train.train.finished import evaluate_run
 
-    evaluate_run(config)
+    evaluate_run(config, checkpoint=named)
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -262,12 +277,11 @@ def _export(options: argparse.Namespace) -> None:
 
         convert_model(options.run[0], options.out, options.licence)
         return
+    named = _named_checkpoint(options.run)
     config = read_run(options.run)
     check(config)
-    from modernbert_train.train.checkpoint import MANIFEST
     from modernbert_train.train.finished import export_run
 
-    named = next((Path(word) for word in options.run if (Path(word) / MANIFEST).is_file()), None)
     export_run(config, options.out, checkpoint=named, licence=options.licence)
 
 

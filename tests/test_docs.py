@@ -1,79 +1,119 @@
-"""The documentation: every command is one that this version takes, every link leads somewhere, and the site builds.
+"""The documentation: what it quotes and names is really there, every link leads somewhere, and the site builds.
 
-The README is run (test_readme.py), and each feature has tests that run it. Here every command of every page is held
-against the parser, and every run or spec that it names is loaded and checked with its overrides.
+Its commands are run by tests/docs/. Here the runs of those that need GPUs are checked, the YAML it shows is loaded, the
+keys it names are held against the schema, and the errors it quotes are searched for in the source.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from modernbert_train.__main__ import _parser, read_run
+from launch.run import _parser as launch_parser
+from modernbert_train.__main__ import read_run
 from modernbert_train.config.check import check
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.prepare import PrepareConfig, prepare_problems
+from modernbert_train.config.prepare import PrepareConfig
+from modernbert_train.config.reference import reference
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.sweep import SweepConfig
+from modernbert_train.errors import ConfigError
+from tests.docs.pages import PAGES, ROOT, blocks, commands
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-
-
-def commands(page: Path) -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    found = [line.split("  #")[0].strip() for line in lines]
-    return [line for line in found if line.startswith(("python ", "make "))]
+NEEDY = [command for page in PAGES for command in commands(page) if command.needs == "GPUs"]
 
 
-COMMANDS = [(page.name, command) for page in PAGES for command in commands(page)]
-
-
-def test_the_pages_have_commands() -> None:
-    assert len(COMMANDS) > 40
-
-
-@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}:{command[:60]}" for page, command in COMMANDS])
-def test_a_command_is_one_that_this_version_takes(
-    page: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("command", NEEDY, ids=[command.text[:90] for command in NEEDY])
+def test_a_run_that_needs_gpus_is_good_until_then(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody tries on a laptop must not be refused in the queue."""
     monkeypatch.chdir(ROOT)
-    words = shlex.split(command)
-    if words[0] == "make":
-        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-        assert words[1] in targets
-        return
-    if words[1:3] == ["-m", "modernbert_train"]:
-        options, rest = _parser().parse_known_args(words[3:])
-        assert not any(word.startswith("-") for word in rest)
-        _check_run([*getattr(options, "run", []), *rest])
-    elif words[1] == "-m":
-        assert importlib.util.find_spec(words[2]) is not None
-    else:
-        script = ROOT / words[1]
-        assert script.is_file(), f"{words[1]} is not in the repository"
-        if script.name == "prepare.py":
-            _check_spec([word for word in words[2:] if not word.startswith("-")])
-        elif script.name == "run.py":
-            _check_run([word for word in words[2:] if word.endswith(".yaml") or ("=" in word and word[0] != "-")])
+    words = shlex.split(command.text)
+    assert words[:2] == ["python", "launch/run.py"]
+    check(read_run(launch_parser().parse_intermixed_args(words[2:]).run), num_ranks=8)
 
 
-def _check_run(words: list[str]) -> None:
-    """Load and check what a command would train, if it is in the repository and not a run that exists elsewhere."""
-    files = [word for word in words if "=" not in word]
-    if files and all((ROOT / file).is_file() for file in files) and any("=" in w or w in files for w in words):
-        check(read_run(words))
+YAML = [(page.name, block) for page in PAGES for block in blocks(page, "yaml")]
 
 
-def _check_spec(words: list[str]) -> None:
-    files, overrides = [w for w in words if "=" not in w], [w for w in words if "=" in w]
-    if files and all((ROOT / file).is_file() for file in files):
-        assert prepare_problems(load_typed(PrepareConfig, files, overrides)) == []
+@pytest.mark.parametrize(("page", "block"), YAML, ids=[f"{page}:{block[:30]!r}" for page, block in YAML])
+def test_yaml_that_is_shown_has_keys_and_values_that_are_taken(page: str, block: str, tmp_path: Path) -> None:
+    """It is copied into a file of the reader's; what it leaves out is not missed, and nothing else may be wrong."""
+    file = tmp_path / "shown.yaml"
+    file.write_text(block, encoding="utf-8")
+    tree = yaml.safe_load(block)
+    schema = SweepConfig if "space" in tree else PrepareConfig if "executor" in tree else RunConfig
+    assert [line for line in _mistakes(schema, file) if ": missing. It has no default" not in line] == []
+
+
+def _mistakes(schema: type[Any], file: Path) -> list[str]:
+    try:
+        load_typed(schema, [file])
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
+
+
+NO_KEYS = ("model.safetensors", "stability.held_back")  # a file, and an entry of state.json
+
+
+def test_every_key_that_a_page_names_is_a_key() -> None:
+    """`phases.decay.tokens` and `phases.NAME.tokens` are both phases.<name>.tokens."""
+    rows = re.findall(r"^\| `([\w.<>]+)` \|", reference(), re.MULTILINE)
+    known = {re.sub(r"<\w+>", "*", key) for key in rows}
+    sections = {key.split(".")[0] for key in known if "." in key} | {"phases"}
+    unknown = []
+    for page in PAGES:
+        if page.name in ("config.md", "moving.md"):  # the one is written from the keys, the other has those of others
+            continue
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for code in re.findall(r"`([^`\n]+)`", text):
+            for key in re.findall(r"(?<![\w/.-])([a-z]\w*(?:\.\w+)+)(?![\w/(]|\.\w)", code):
+                if key.split(".")[0] in sections and key not in NO_KEYS and not _is_key(key, known):
+                    unknown.append(f"{page.name}: {key}")
+    assert not unknown
+
+
+def _is_key(key: str, known: set[str]) -> bool:
+    parts = key.split(".")
+    if parts[:2] == ["launch", "env"]:  # any variable
+        return True
+    forms = {key, ".".join([parts[0], "*", *parts[2:]]), ".".join([*parts[:2], "*", *parts[3:]])}
+    return any(form == each or each.startswith(f"{form}.") for form in forms for each in known)
+
+
+def quoted_errors() -> list[str]:
+    """The first column of the table by error of docs/faults.md."""
+    text = (ROOT / "docs/faults.md").read_text(encoding="utf-8").partition("## By what you see")[2]
+    return re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
+
+
+def test_every_error_that_is_quoted_is_said_by_the_program() -> None:
+    """Somebody searches the page for the words on the screen. `...` is any text; the rest must stand in one file."""
+    files = [path for top in ("modernbert_train", "launch", "data_prep") for path in (ROOT / top).rglob("*.py")]
+    said = {path: "\n".join(_texts(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
+    assert len(quoted_errors()) > 20
+    for quote in quoted_errors():
+        parts = [part.strip() for part in quote.split("...") if len(part.strip()) > 2]
+        assert parts and any(all(part in text for part in parts) for text in said.values()), quote
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    """Every text in a program without docstrings; a value in an f-string is left out."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)

@@ -7,12 +7,24 @@ from modernbert_train.config.schema import PhaseConfig, RunConfig
 
 
 def describe(config: RunConfig) -> str:
-    """The run's phases, batch sizes, learning rates and expected steps, one phase a line."""
+    """The run's phases, batch sizes, learning rates and expected steps, one phase a line; and what is advised."""
     head = ("phase", "tokens", "row", "batch rows", "steps", "peak lr", "decay", "global theta")
     rows = [head, *(_row(config, name, phase) for name, phase in config.phases.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([f"{config.name}: good. {config.total_tokens:,} tokens into {config.folder}", *lines])
+    advised = [f"advice: {text}" for text in advice(config)]
+    return "\n".join([f"{config.name}: good. {config.total_tokens:,} tokens into {config.folder}", *lines, *advised])
+
+
+def advice(config: RunConfig) -> list[str]:
+    """What will run as it is, and might be better otherwise."""
+    size = config.model.vocab_size
+    if size % 64 == 0:
+        return []
+    return [
+        f"model.vocab_size={size} is not a multiple of 64, so the head is slower on GPUs. Keep it for the weights of a "
+        f"published model; otherwise set {-(-size // 64) * 64}."
+    ]
 
 
 def _row(config: RunConfig, name: str, phase: PhaseConfig) -> tuple[str, ...]:

@@ -14,10 +14,12 @@ from typing import Literal, NamedTuple
 
 from modernbert_train.report.curves import thin
 from modernbert_train.report.text import tokens_text
+from modernbert_train.report.ticks import log_ticks, round_step
 
 UNITS = 10_000  # side of the square that curves are drawn in
 LABEL_ROW = 15  # height of one row of phase labels above the plot, in px
 COLOURS = 8  # of runs that share a chart; compare.css
+DIAMOND = "M0 0l5 6-5 6-5-6z"
 NARROW = 300  # plot width on a phone in px: phase labels must not touch even there
 
 
@@ -52,8 +54,8 @@ class Chart:
     high: float | None = None
 
 
-class Restarted(NamedTuple):
-    """A restart of a run, and the number of the run where several share a chart."""
+class Event(NamedTuple):
+    """A restart or a fault of a run, and the number of the run where several share a chart."""
 
     tokens: float
     label: str
@@ -62,11 +64,12 @@ class Restarted(NamedTuple):
 
 @dataclass(frozen=True)
 class Marks:
-    """What all charts share: the end of the x axis in tokens, phase borders, restarts, losses that are not numbers."""
+    """What charts share: the end of the x axis in tokens, phase borders, restarts, faults, losses not numbers."""
 
     end: float
     borders: Sequence[tuple[float, str]] = ()
-    restarts: Sequence[Restarted] = ()
+    restarts: Sequence[Event] = ()
+    faults: Sequence[Event] = ()
     broken: Sequence[float] = ()
 
 
@@ -94,9 +97,9 @@ class Scale:
             low, high = low - margin, high + margin
         if self.log:
             self.low, self.high = low - 0.04 * (high - low), high + 0.04 * (high - low)
-            self.ticks = _log_ticks(self.low, self.high)
+            self.ticks = log_ticks(self.low, self.high)
         else:
-            step, margin = _round_step((high - low) / 4), 0.05 * (high - low)
+            step, margin = round_step((high - low) / 4), 0.05 * (high - low)
             self.low = low if low == chart.low else low - margin
             self.high = high if high == chart.high else high + margin
             first = math.ceil(self.low / step - 1e-9)
@@ -168,6 +171,7 @@ def draw(chart: Chart, marks: Marks, width: float = NARROW) -> tuple[str, list[P
             f'<g class="{css}"><title>{escape(restart.label)}</title><line x1="{x}" x2="{x}" y1="100%" y2="93%"/>'
             f'<circle cx="{x}" cy="93%" r="3"/></g>'
         )
+    out += _faults(marks)
     for x in sorted({f"{_percent(position, marks.end):.1f}%" for position in marks.broken}):
         out.append(f'<line class="broken" x1="{x}" x2="{x}" y2="5%"><title>loss not a number</title></line>')
     return "".join(out), placed
@@ -203,7 +207,7 @@ def standalone(chart: Chart, marks: Marks, subtitle: str, style: str, width: int
 def legend_entries(chart: Chart, marks: Marks) -> list[tuple[str, str]]:
     """(CSS class, name) of everything the chart shows that needs a name."""
     entries: list[tuple[str, str]] = [(line.css, line.name) for line in chart.lines if line.x]
-    return entries + [("restart", "restart")] * bool(marks.restarts)
+    return entries + [("restart", "restart")] * bool(marks.restarts) + [("fault", "fault")] * bool(marks.faults)
 
 
 def run_css(run: int | None) -> str:
@@ -217,12 +221,14 @@ def key_mark(css: str) -> str:
     """The little picture of a series in a legend, 22 px wide, centred on y = 0."""
     if css == "restart":
         return '<g class="restart"><line x1="11" x2="11" y1="-3" y2="6"/><circle cx="11" cy="-3" r="3"/></g>'
+    if css == "fault":
+        return f'<g class="fault"><path transform="translate(11 -6)" d="{DIAMOND}"/></g>'
     return f'<path class="{css}" d="{"M11 0h0" if css.startswith("points") else "M0 0H22"}"/>'
 
 
 def _x_axis(marks: Marks) -> list[str]:
     out = ['<line class="axis" x2="100%" y1="100%" y2="100%"/>']
-    step = _round_step(marks.end / 5) if marks.end else 1.0
+    step = round_step(marks.end / 5) if marks.end else 1.0
     for i in range(int(marks.end / step + 1e-9) + 1):
         x = _percent(i * step, marks.end)
         anchor = "end" if x > 95 else "middle"
@@ -230,6 +236,19 @@ def _x_axis(marks: Marks) -> list[str]:
         out.append(f'<line class="axis" x1="{x}%" x2="{x}%" y1="100%" y2="100%" transform="translate(0 4)"/>')
         out.append(f'<text class="tick" x="{x}%" y="100%" dy="18" text-anchor="{anchor}">{label}</text>')
     return out
+
+
+def _faults(marks: Marks) -> list[str]:
+    """Diamonds at the upper edge; those of a run that would cover each other are one, with all their labels."""
+    labels: dict[tuple[str, str], list[str]] = {}
+    for fault in marks.faults:
+        place = f"{_percent(fault.tokens, marks.end):.1f}%", f"fault {run_css(fault.run)}".rstrip()
+        labels.setdefault(place, []).append(fault.label)
+    return [
+        f'<g class="{css}"><title>{escape("; ".join(found))}</title>'
+        f'<svg x="{x}" overflow="visible"><path d="{DIAMOND}"/></svg></g>'
+        for (x, css), found in labels.items()
+    ]
 
 
 def _borders(marks: Marks, width: float) -> list[str]:
@@ -271,18 +290,3 @@ def _path(points: Points, dots: bool) -> str:
 
 def _percent(position: float, end: float) -> float:
     return round(100 * position / end, 3) if end else 0.0
-
-
-def _round_step(rough: float) -> float:
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(m * power for m in (1.0, 2.0, 2.5, 5.0, 10.0) if m * power >= rough * 0.999)
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Round values in a range of exponents: powers of ten, digits between them when few, even steps when very few."""
-    if high - low < 0.3:
-        step = _round_step((10.0**high - 10.0**low) / 5)
-        return [i * step for i in range(math.ceil(10.0**low / step), int(10.0**high / step) + 1)]
-    decades = range(math.floor(low), math.ceil(high) + 1)
-    digits = (1,) if high - low > 3 else (1, 2, 5) if high - low > 1.2 else (1, 1.5, 2, 3, 4, 6, 8)
-    return [d * 10.0**e for e in decades for d in digits if low <= math.log10(d * 10.0**e) <= high]

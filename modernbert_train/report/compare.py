@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.config.read import read_yaml
-from modernbert_train.report.chart import Chart, Line, Marks, Restarted, key_mark, run_css
+from modernbert_train.report.chart import Chart, Event, Line, Marks, key_mark, run_css
 from modernbert_train.report.curves import History, StepRecord, read_history, smooth
 from modernbert_train.report.html import marks_of
 from modernbert_train.report.page import render, write
@@ -118,19 +118,25 @@ def _charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _marks(runs: Sequence[Run]) -> Marks:
-    """Restarts of every run; phases only where all runs have the same at the same places."""
+    """Restarts and faults of every run; phases only where all runs have the same at the same places."""
     own = [marks_of(run.history) for run in runs]
     end = max(marks.end for marks in own)
     places = {tuple((name, round(100 * start / (end or 1))) for start, name in marks.borders) for marks in own}
     return Marks(
         end=end,
         borders=own[0].borders if len(places) == 1 else (),
-        restarts=[
-            Restarted(restart.tokens, f"{run.name}: {restart.label}", number)
-            for number, (run, marks) in enumerate(zip(runs, own, strict=True))
-            for restart in marks.restarts
-        ],
+        restarts=_of_all(runs, [marks.restarts for marks in own]),
+        faults=_of_all(runs, [marks.faults for marks in own]),
     )
+
+
+def _of_all(runs: Sequence[Run], events: Sequence[Sequence[Event]]) -> list[Event]:
+    """The events of each run, with its name and number."""
+    return [
+        Event(event.tokens, f"{run.name}: {event.label}", number)
+        for number, (run, found) in enumerate(zip(runs, events, strict=True))
+        for event in found
+    ]
 
 
 def _figure_table(runs: Sequence[Run]) -> str:

@@ -53,6 +53,19 @@ class Restart(NamedTuple):
     step: int
     tokens: float
     checkpoint: str
+    time: float
+
+
+class Fault(NamedTuple):
+    """A batch that stability.py held back, let pass, or ended the run at; `tokens` are those before it."""
+
+    step: int
+    tokens: float
+    fault: str
+    action: str
+    loss: float
+    checkpoint: str  # that a roll-back went back to
+    time: float
 
 
 class Phase(NamedTuple):
@@ -78,6 +91,7 @@ class History:
     steps: list[StepRecord] = field(default_factory=list)
     validations: list[ValidationRecord] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
     repeated_steps: int = 0
     unreadable_lines: int = 0
     running_seconds: float = 0.0
@@ -100,10 +114,11 @@ class History:
             self.steps.pop()
             self.repeated_steps += 1
         self.validations = [v for v in self.validations if v.step <= step]
+        self.faults = [fault for fault in self.faults if fault.step <= step]
 
 
 def read_history(path: Path) -> History:
-    """Read metrics.jsonl.
+    """Read metrics.jsonl, and beside it faults.jsonl, which alone knows of the faults that ended the run.
 
     Raises:
         DataError: the file does not exist or cannot be read. Damaged lines are counted, not raised.
@@ -118,6 +133,10 @@ def read_history(path: Path) -> History:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}). Give the folder of a run that has begun training."
         ) from error
+    stops = path.with_name("faults.jsonl")
+    if stops.is_file():
+        entries = map(_parse, stops.read_text(encoding="utf-8", errors="replace").splitlines())
+        history.faults += [_fault(entry) for entry in entries if entry and entry.get("action") == "stop"]
     return history
 
 
@@ -182,7 +201,8 @@ def _add_line(history: History, line: str) -> None:
     _add_time(history, _number(record, "time"), new_process=kind in ("start", "resume"))
     if kind in ("start", "resume"):
         if history.steps or kind == "resume":
-            history.restarts.append(Restart(step, tokens, str(record.get("checkpoint", ""))))
+            checkpoint = str(record.get("checkpoint", ""))
+            history.restarts.append(Restart(step, tokens, checkpoint, _number(record, "time")))
         history.forget_after(step)
     elif kind == "step":
         if history.steps and history.steps[-1].step >= step:  # the line that told of the resume was lost
@@ -193,6 +213,20 @@ def _add_line(history: History, line: str) -> None:
         rest = [_number(record, key) for key in ValidationRecord._fields[3:]]
         history.validations = [v for v in history.validations if (v.step, v.phase) != (step, phase)]
         history.validations.append(ValidationRecord(step, phase, tokens, *rest))
+    elif kind == "fault":
+        history.faults.append(_fault(record))
+
+
+def _fault(record: dict[str, Any]) -> Fault:
+    return Fault(
+        step=int(_number(record, "step", 0.0)),
+        tokens=_number(record, "tokens_before", 0.0),
+        fault=str(record.get("fault", "")),
+        action=str(record.get("action", "")),
+        loss=_number(record, "loss"),
+        checkpoint=str(record.get("to", "")),
+        time=_number(record, "time"),
+    )
 
 
 def _add_time(history: History, time: float, new_process: bool) -> None:

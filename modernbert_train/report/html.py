@@ -1,7 +1,7 @@
 """A run's folder -> report.html: one file, no request to anywhere, readable by e-mail and offline.
 
-The page is a function of metrics.jsonl and config.yaml alone (no clock, no host name), so the same run gives the same
-bytes.
+The page is a function of metrics.jsonl, faults.jsonl and config.yaml alone (no clock, no host name), so the same run
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.report.chart import Chart, Line, Marks, Restarted
+from modernbert_train.report.chart import Chart, Event, Line, Marks
 from modernbert_train.report.chart import standalone as draw_standalone
 from modernbert_train.report.curves import History, StepRecord, read_history, smooth, thin
+from modernbert_train.report.events import event_table, what_happened, what_was_done
 from modernbert_train.report.page import render, resource, write
 from modernbert_train.report.summary import header_note, phase_table, smoothing_window, tiles, warnings, where_text
 from modernbert_train.report.text import fixed, percent, rate, short, tokens_text, whole
 
 
 def write_report(run_folder: Path, out: Path | None = None) -> Path:
-    """Draw a run from the metrics and the configuration in its folder.
+    """Draw a run from the records and the configuration in its folder.
 
     Args:
         run_folder: of the run.
@@ -69,7 +70,7 @@ def render_page(name: str, history: History, config_text: str) -> str:
         places=[(step.tokens, where_text(step)) for step in shown],
         resting=where_text(history.steps[-1]) if history.steps else "",
         above=f"{tiles(history)}\n{warnings(history)}",
-        below=f"{phase_table(history)}\n{config}",
+        below=f"{phase_table(history)}\n{event_table(history)}\n{config}",
     )
 
 
@@ -136,6 +137,7 @@ def marks_of(history: History) -> Marks:
     return Marks(
         end=max(ends + [r.tokens for r in history.restarts], default=0.0),
         borders=[(phase.start, phase.name) for phase in history.phases()],
-        restarts=[Restarted(r.tokens, f"restart from {r.checkpoint or 'scratch'}") for r in history.restarts],
+        restarts=[Event(r.tokens, f"restart from {r.checkpoint or 'scratch'}") for r in history.restarts],
+        faults=[Event(f.tokens, f"step {f.step:,}: {what_happened(f)}, {what_was_done(f)}") for f in history.faults],
         broken=[s.tokens for s in history.steps if not math.isfinite(s.loss)],
     )

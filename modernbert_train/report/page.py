@@ -38,7 +38,7 @@ def render(
     Args:
         title: of the browser's tab; not HTML, as heading, note, the texts of places, and resting.
         heading, note: the first line.
-        charts, marks: what is drawn; losses that are not numbers are marked in the first chart only.
+        charts, marks: what is drawn; faults and losses that are not numbers are marked in the first chart only.
         places: tokens, and what is said of the place where the crosshair is next to them.
         resting: what is said while there is no crosshair.
         above, below: HTML around the charts.
@@ -50,7 +50,7 @@ def render(
         figure, lines = _figure(len(drawn), chart, marks, resting)
         figures.append(figure)
         drawn.append(lines)
-        marks = replace(marks, broken=())
+        marks = replace(marks, broken=(), faults=())
     steps = {"x": [round(x / (marks.end or 1) * UNITS) for x, _ in places], "text": [text for _, text in places]}
     data = json.dumps({"charts": drawn, "steps": steps}, separators=(",", ":")).replace("<", "\\u003c")
     style = "".join(resource(name) for name in ("chart.css", "page.css", *styles))

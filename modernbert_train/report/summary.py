@@ -49,6 +49,7 @@ FIGURES = (
     "Data wait",
     "Wall time",
     "Restarts",
+    "Faults",
 )
 
 
@@ -66,6 +67,7 @@ def figures(history: History) -> tuple[str, ...]:
         _median(steps, "data_wait_share", percent(1)),
         duration(history.running_seconds),
         whole(len(history.restarts)),
+        whole(len(history.faults)),
     )
 
 

@@ -20,6 +20,15 @@ def validation(number: int, loss: float = 2.5, phase: str = "stable") -> dict[st
     }  # fmt: skip
 
 
+def fault(
+    number: int, action: str, fault: str = "non_finite", loss: float | str = "nan", **more: Any
+) -> dict[str, Any]:
+    return {
+        "kind": "fault", "fault": fault, "step": number, "phase": "stable", "tokens_before": (number - 1) * 100,
+        "tokens": number * 100, "loss": loss, "grad_norm": "nan", "action": action, "time": 1000.5 + 2 * number, **more,
+    }  # fmt: skip
+
+
 def resume(number: int, time: float = 2000.0) -> dict[str, Any]:
     name = f"step-{number:08d}"
     return {"kind": "resume", "step": number, "tokens": number * 100, "time": time, "checkpoint": name}

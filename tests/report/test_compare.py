@@ -11,7 +11,7 @@ import pytest
 from modernbert_train.__main__ import main
 from modernbert_train.errors import DataError
 from modernbert_train.report import write_comparison
-from tests.report.records import resume, step, validation
+from tests.report.records import fault, resume, step, validation
 from tests.report.test_page import Page
 
 CONFIG = (
@@ -75,6 +75,19 @@ def test_restarts_are_marked_in_the_colour_of_their_run(two: list[Path], tmp_pat
     page = page_of(two, tmp_path / "c.html")
     assert page.texts("title")[1:] == ["b: restart from step-00000020"] * 6
     assert sum(t == "g" and a.get("class") == "restart run r1" for t, a, _ in page.found) == 6
+
+
+def test_faults_are_marked_once_and_counted(two: list[Path], tmp_path: Path) -> None:
+    """Two runs of one recipe, of which one skipped batches, are not equals."""
+    with (two[1] / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(fault(31, "skip")) + "\n")
+    page = page_of(two, tmp_path / "c.html")
+    assert page.texts("title").count("b: step 31: loss or gradient not finite, update left out") == 1
+    assert sum(t == "g" and a.get("class") == "fault run r1" for t, a, _ in page.found) == 1
+    found = cells(page)
+    heads = found.index("Faults") - found.index("Tokens")
+    rows = [found.index(name, found.index("Faults")) for name in ("a", "b")]
+    assert [found[row + 1 + heads] for row in rows] == ["0", "1"]
 
 
 def test_the_tables_have_the_final_numbers_and_only_the_keys_that_differ(two: list[Path], tmp_path: Path) -> None:

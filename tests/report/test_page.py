@@ -16,7 +16,7 @@ from modernbert_train.errors import StorageError
 from modernbert_train.report import write_loss_svg, write_report
 from modernbert_train.report.chart import Chart, Line, Marks, Scale, draw, label_rows
 from modernbert_train.report.text import duration, percent, rate, tokens_text
-from tests.report.records import resume, step, validation
+from tests.report.records import fault, resume, step, validation
 
 VOID = {"meta", "link", "br"}
 
@@ -128,6 +128,57 @@ def test_a_loss_that_is_not_a_number_is_a_gap_and_is_told(tmp_path: Path) -> Non
     assert path.count("M") == 2
     assert any("2 steps with a loss that is not a number, first at step 3" in x for x in page.texts("p"))
     assert page.texts("title").count("loss not a number") == 2
+
+
+def faulty_run(tmp_path: Path) -> Path:
+    """Stopped at step 21, gone on from step 20 by skipping it; a jump let pass, another rolled back; resumed once more.
+    A skipped step that the last resume made void is not counted."""
+    folder = run_folder(
+        tmp_path,
+        *(step(i) for i in range(1, 21)),
+        resume(20, time=1043.0),
+        fault(21, "skip", time=1044.0),
+        *(step(i, time=1044.0 + i) for i in range(22, 40)),
+        fault(30, "ignore", "spike", 9.0, time=1075.0),
+        fault(40, "roll_back", "spike", 12.0, to="step-00000020", time=1090.0),
+        *(step(i, time=1100.0 + i) for i in range(41, 60)),
+        fault(60, "skip", time=1170.0),
+        resume(50, time=2000.0),
+        *(step(i, time=2000.0 + i) for i in range(51, 101)),
+    )
+    told = [fault(21, "stop", time=1042.5), fault(21, "skip", time=1044.0), fault(60, "skip", time=1170.0)]
+    (folder / "faults.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in told))
+    return folder
+
+
+def test_faults_are_marked_on_the_loss_chart_and_listed(tmp_path: Path) -> None:
+    """A run that skipped, went back or was stopped on its way must not look like one that ran through."""
+    page = page_of(faulty_run(tmp_path))
+    marks = [x for x in page.texts("title") if x.startswith("step ")]
+    assert marks == [
+        "step 21: loss or gradient not finite, update left out; step 21: loss or gradient not finite, run stopped",
+        "step 30: the loss jumped, let pass",
+        "step 40: the loss jumped, back to step-00000020",
+    ]
+    places = [a.get("x") for t, a, _ in page.found if t == "svg" and str(a.get("x")).endswith("%")]
+    assert places == ["20.0%", "29.0%", "39.0%"]  # tokens before the batch, of 10,000
+    cells = [text for tag, _, text in page.found if tag == "td"]
+    table = [cells[i : i + 6] for i in range(len(cells) - 36, len(cells), 6)]
+    assert [line[1] + " " + line[3] + " " + line[5] for line in table] == [
+        "21 loss or gradient not finite run stopped",
+        "20 restart from step-00000020",
+        "21 loss or gradient not finite update left out",
+        "30 the loss jumped let pass",
+        "40 the loss jumped back to step-00000020",
+        "50 restart from step-00000050",
+    ]
+    assert [line[4] for line in table] == ["not a number", "", "not a number", "9.000", "12.000", ""]
+    assert "Faults and restarts" in page.texts("h2")
+
+
+def test_a_run_that_ran_through_lists_nothing(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, *(step(i) for i in range(1, 21))))
+    assert "Faults and restarts" not in page.texts("h2") and "fault" not in page.texts("span")
 
 
 def test_a_torn_line_is_told(tmp_path: Path, records: list[dict[str, Any]]) -> None:

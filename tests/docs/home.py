@@ -1,0 +1,190 @@
+"""A reader's folder for the commands of the documentation, and how a test types them.
+
+The folder has the repository's `yamls/`, forty short texts in `my/texts`, and nothing else: what a command needs must
+come from a command before it, or from PREPARED, which makes the files that a page takes for given. Commands run as they
+stand, but for SMALLER, which makes what is trained small.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import yaml
+from tokenizers import Tokenizer, models
+
+import data_prep.prepare
+import data_prep.stats
+import data_prep.tokenizer_command
+import launch.run
+import launch.sweep
+import modernbert_train.__main__
+from modernbert_train.config.schema import ModelConfig
+from tests.config.test_import_config import THEIRS
+from tests.conftest import RANK_VARIABLES
+from tests.data.make_shards import make_texts
+from tests.docs.pages import ROOT, blocks
+from tests.export.reference_checkpoint import write_reference_checkpoint
+
+PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
+    "-m modernbert_train": modernbert_train.__main__.main,  # type: ignore[dict-item]
+    "data_prep/prepare.py": data_prep.prepare.main,
+    "data_prep/stats.py": data_prep.stats.main,
+    "data_prep/tokenizer.py": data_prep.tokenizer_command.main,
+    "launch/run.py": launch.run.main,  # type: ignore[dict-item]
+    "launch/sweep.py": launch.sweep.main,  # type: ignore[dict-item]
+}
+
+WIDTH = "model.hidden_size=64 model.num_layers=4 model.num_heads=1 model.intermediate_size=96"
+FEW = (
+    f"{WIDTH} data.num_workers=0 eval.max_tokens=2_000 checkpoint.interval_tokens=1_500 "
+    "'phases.stable={tokens: 16_000, batch_warmup: {tokens: 4_000}, schedule: {warmup_tokens: 2_000}}' "
+    "phases.context.tokens=4_000 'phases.decay={tokens: 8_000, schedule: {decay_tokens: 8_000}}'"
+)
+LARGER = "model.vocab_size=8192 model.hidden_size=128 model.num_layers=7 model.num_heads=2 model.intermediate_size=128"
+ONE_TRIAL = (
+    "trials=1 'prune={name: none, interval_tokens: null, min_tokens: 0}' "
+    f"'overrides=[phases.context=null, phases.decay=null, {WIDTH.replace(' ', ', ')}, data.num_workers=0, "
+    "phases.stable.tokens=2_000, phases.stable.batch_warmup=null, phases.stable.schedule.warmup_tokens=0, "
+    "eval.max_tokens=2_000]'"
+)
+# part of a command -> what stands there in the test: the same with less to do, on other text
+SMALLER = {
+    "prepare.py yamls/data/quickstart.yaml": "prepare.py yamls/data/quickstart.yaml tokenizer.vocab_size=512 "
+    "'sources.stdlib={kind: text, path: my/texts}'",
+    "yamls/data/own_text.yaml": "yamls/data/own_text.yaml validation_share=0.2",
+    "tokenizer.vocab_size=8192": "tokenizer.vocab_size=512",
+    "--entries 50368": "--entries 512",
+    " train yamls/quickstart.yaml": f" train yamls/quickstart.yaml {FEW}",
+    "run.py yamls/quickstart.yaml": f"run.py yamls/quickstart.yaml {FEW}",
+    "train yamls/model/base.yaml mine.yaml": f"train yamls/model/base.yaml mine.yaml model.vocab_size=8192 {WIDTH}",
+    "train mine.yaml": f"train mine.yaml model.vocab_size=8192 {WIDTH}",
+    "--to yamls/model/large.yaml": f"--to yamls/model/large.yaml {LARGER}",
+    "train yamls/model/large.yaml mine.yaml": f"train yamls/model/large.yaml mine.yaml {LARGER}",
+}  # fmt: skip
+
+
+def smaller(text: str) -> str:
+    """The command as the test types it."""
+    for part, instead in SMALLER.items():
+        text = text.replace(part, instead)
+    if text.startswith("python launch/sweep.py yamls/sweeps/lr_by_weight_decay.yaml"):
+        text += f" {ONE_TRIAL}"
+    return text
+
+
+def type_in(text: str) -> str:
+    """Run a command in the present folder, in this process; returns what it printed, which `> FILE` writes instead."""
+    words = shlex.split(smaller(text))
+    assert words[0] == "python", text
+    name, words = (" ".join(words[1:3]), words[3:]) if words[1] == "-m" else (words[1], words[2:])
+    target = None
+    if ">" in words:
+        at = words.index(">")
+        target, words = words[at + 1], words[:at] + words[at + 2 :]
+    for variable in RANK_VARIABLES:
+        os.environ.pop(variable, None)
+    output = io.StringIO()
+    with redirect_stdout(output):
+        program = PROGRAMS.get(name) or importlib.import_module(name.removeprefix("-m ")).main
+        code = program(words) or 0  # a benchmark's main returns nothing
+    assert code == 0, f"{text}: exit code {code}\n{output.getvalue()}"
+    if target is not None:
+        Path(target).write_text(output.getvalue(), encoding="utf-8")
+    return output.getvalue()
+
+
+def furnish(folder: Path) -> None:
+    """Make a reader's folder."""
+    (folder / "yamls").symlink_to(ROOT / "yamls")
+    (folder / "my/texts").mkdir(parents=True)
+    for number, text in enumerate(make_texts(40)):
+        (folder / f"my/texts/{number:02}.txt").write_text(text, encoding="utf-8")
+
+
+# --- what a page takes for given -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def averaging(home: Path) -> Iterator[None]:
+    for name in ("base", "a", "b"):
+        shutil.copytree(home / "runs/quickstart", home / f"runs/{name}")
+    last = max((home / "runs/a/checkpoints").iterdir())
+    last.rename(last.with_name("step-00001000"))
+    yield
+
+
+@contextmanager
+def clusters(home: Path) -> Iterator[None]:
+    (section,) = (block for block in blocks(ROOT / "docs/clusters.md", "yaml") if block.startswith("launch:"))
+    rows = "{batch_rows: 16, batch_warmup: null}"  # for the 16 GPUs of the page's section
+    phases = f"phases: {{stable: {rows}, context: {rows}, decay: {rows}}}"
+    (home / "RUN.yaml").write_text(f"include: yamls/quickstart.yaml\n{phases}\n{section}", encoding="utf-8")
+    yield
+
+
+@contextmanager
+def data(home: Path) -> Iterator[None]:
+    Tokenizer(models.BPE({chr(ord("a") + i): i for i in range(26)}, [])).save(str(home / "olmo.json"))
+    yield
+
+
+@contextmanager
+def mixtures(home: Path) -> Iterator[None]:
+    sources = {"texts": {"kind": "text", "path": "my/texts"}}
+    for name in ("web", "law"):
+        spec = {"sources": sources, "validation_share": 0.2, "tokenizer": {"vocab_size": 512}}
+        (home / f"{name}.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
+    streams = {name: {"path": f"data/{name}/train", "proportion": 0.5} for name in ("web", "law")}
+    mixed = {"train": None, "streams": streams, "validation": "data/law/validation", "tokenizer": "data/web/tokenizer"}
+    run = {"include": "yamls/quickstart.yaml", "name": "mine", "data": mixed}
+    (home / "mine.yaml").write_text(yaml.safe_dump(run), encoding="utf-8")
+    yield
+
+
+@contextmanager
+def moving(home: Path) -> Iterator[None]:
+    (home / "their.yaml").write_text(THEIRS, encoding="utf-8")
+    (home / "mine.yaml").unlink(missing_ok=True)
+    yield
+
+
+@contextmanager
+def watching(home: Path) -> Iterator[None]:
+    shutil.copytree(home / "runs/quickstart", home / "runs/mine", dirs_exist_ok=True)
+    yield
+
+
+@contextmanager
+def weights(home: Path) -> Iterator[None]:
+    checkpoints = home / "runs/quickstart/checkpoints"
+    shutil.copytree(min(checkpoints.iterdir()), checkpoints / "step-00000733")
+    shutil.copytree(home / "runs/quickstart/hf", home / "base")
+    sizes = {key: int(value) for key, value in re.findall(r"model\.(\w+)=(\d+)", WIDTH)}
+    written, _ = write_reference_checkpoint(home / "there", ModelConfig(vocab_size=8192, **sizes), home / "base")
+    written.rename(home / "ep0-ba4000-rank0.pt")
+    phase = {"tokens": 2_000, "row_tokens": 128, "batch_rows": 4, "microbatch_tokens": 512}
+    folders = {name: f"data/for-base/{name}" for name in ("train", "validation", "tokenizer")}
+    run = {"name": "mine-base", "data": folders, "optim": {"lr": 1e-3}, "phases": {"main": phase}}
+    (home / "mine.yaml").write_text(json.dumps(run), encoding="utf-8")
+    yield
+    shutil.rmtree(checkpoints / "step-00000733")
+
+
+PREPARED = {
+    "averaging.md": averaging,
+    "clusters.md": clusters,
+    "data.md": data,
+    "mixtures.md": mixtures,
+    "moving.md": moving,
+    "watching.md": watching,
+    "weights.md": weights,
+}

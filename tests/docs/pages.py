@@ -1,0 +1,40 @@
+"""What the documentation tells a reader to type, read out of its Markdown.
+
+A command is a line of a `bash` block, or one after `$` in a block that shows output. One that ends in `# needs ...`
+wants what the tests do not have, and says so to the reader; all others are run.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+NEEDS = ("a cluster", "a GPU", "GPUs", "the network", "an account", "a database server", "torchvision")
+
+
+class Command(NamedTuple):
+    """A line to type; `needs` is what it wants beyond a machine with this repository, None if nothing."""
+
+    text: str
+    needs: str | None
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a language, in order."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def commands(page: Path) -> list[Command]:
+    typed = [line for block in blocks(page, "bash") for line in re.sub(r"\s*\\\n\s*", " ", block).splitlines()]
+    shown = [line for block in blocks(page, "text") for line in block.splitlines()]
+    lines = [*typed, *(line.removeprefix("$ ") for line in shown if line.startswith("$ "))]
+    found = []
+    for line in filter(str.strip, lines):
+        text, *comments = re.split(r"\s+# ", line.strip())
+        comment = "".join(comments)
+        needs = comment.removeprefix("needs ") if comment.startswith("needs ") else None
+        found.append(Command(text, needs))
+    return found

@@ -1,0 +1,109 @@
+"""Every command of every page is run: what a reader types must do what the page says.
+
+They run in one folder (home.py), those of index.md first, which train the run that other pages go on with. What takes
+other programs is run by a test of its own, named in ELSEWHERE; what needs a cluster, GPUs, the network or an account is
+marked so on the page.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.docs.home import PREPARED, SMALLER, furnish, type_in
+from tests.docs.pages import NEEDS, PAGES, ROOT, Command, commands
+
+# command -> the test that runs it, and what must stand in that test
+ELSEWHERE = {
+    "make quickstart": ("tests/test_readme.py::test_quickstart_goes_from_the_standard_library_to_a_model_that_"
+                        "transformers_loads", ("launch/quickstart.py",)),
+    "torchrun --standalone --nproc-per-node 2 -m modernbert_train train yamls/quickstart.yaml": (
+        "tests/launch/test_launch.py::test_torchrun_alone_works_too",
+        ("torch.distributed.run", "--standalone", "--nproc-per-node"),
+    ),
+    "python -m benchmarks.scaling --measure": (
+        "tests/benchmarks/test_scaling.py::test_the_model_is_held_against_real_processes", ("print_comparison",)
+    ),
+}  # fmt: skip
+LONG = ("sweeps.md",)  # pages that start a process for each trial
+ALL = {page.name: commands(page) for page in PAGES}
+
+
+def to_run(page: str) -> list[Command]:
+    """The commands of a page that are run here; those of the README are run by its own test, word for word."""
+    return [each for each in ALL[page] if each.needs is None and each.text not in ELSEWHERE and not _in_readme(each)]
+
+
+def _in_readme(command: Command) -> bool:
+    return "loggers.wandb" in command.text and command in commands(ROOT / "README.md")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A reader's folder after the first ten minutes, and the folder in which the commands of the other pages run."""
+    folder = tmp_path_factory.mktemp("reader")
+    furnish(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        said = {command.text: type_in(command.text) for command in to_run("index.md")}
+        (folder / "said.txt").write_text("\n".join(said.values()), encoding="utf-8")
+        yield folder
+
+
+def test_there_are_commands_and_each_mark_is_one_of_a_few() -> None:
+    """A mark is a promise to the reader: an unknown one, or a misspelt one, would pass a command by in silence."""
+    found = [command for page in ALL.values() for command in page]
+    assert len(found) > 55
+    assert {command.needs for command in found} <= {None, *NEEDS}
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    lines = re.findall(r"^[ $]*python (?:-m|data_prep/|launch/)", text, re.MULTILINE)
+    assert len(lines) == sum(command.text.startswith("python ") for command in found), "one stands in another block"
+    assert not [part for part in SMALLER if not any(part in command.text for command in found)], "no command has it"
+
+
+@pytest.mark.timeout(200)
+def test_the_first_ten_minutes(home: Path) -> None:
+    said = (home / "said.txt").read_text(encoding="utf-8")
+    assert "quickstart: good." in said and "better by" in said and "%" in said.splitlines()[-1]
+    assert (home / "runs/quickstart/report.html").is_file()
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] * (page in LONG))
+        for page in ALL
+        if page != "index.md" and to_run(page)
+    ],
+)
+def test_the_commands_of_a_page_work(home: Path, page: str) -> None:
+    with PREPARED[page](home) if page in PREPARED else nullcontext():
+        for command in to_run(page):
+            output = type_in(command.text)
+            words = shlex.split(command.text)
+            named = [after for word, after in pairwise(words) if word in ("--out", "--html", ">")]
+            assert all((home / name).exists() for name in named), command.text
+            assert output or named, f"{command.text}: prints nothing and writes nothing"
+    if page == "watching.md":
+        assert list((home / "runs/profiled/profile").glob("steps-11-13.*"))
+    if page == "data.md":
+        assert (home / "data/mine/prepare_report.json").is_file()
+
+
+@pytest.mark.parametrize("command", ELSEWHERE)
+def test_what_is_run_elsewhere_is_run_there(command: str) -> None:
+    test, words = ELSEWHERE[command]
+    file, name = test.split("::")
+    text = (ROOT / file).read_text(encoding="utf-8")
+    functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    body = ast.get_source_segment(text, functions[name]) or ""
+    assert not [word for word in words if word not in body]
+    assert any(each.text == command for page in ALL.values() for each in page), "no page has it any more"
