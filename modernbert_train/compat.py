@@ -4,12 +4,17 @@ Both libraries import torchvision, and Composer imports mosaicml-cli, at their t
 we call. There is no CPU build of torchvision on the package index, and one built for CUDA does not load on a CPU
 torch. `install()` stands an empty module in for each of them, only when the real one cannot be imported, and whoever
 calls into it gets an error that says so. Call it before the first import of composer or streaming.
+
+    python -m modernbert_train.compat composer.cli -n 2 -m modernbert_train train RUN.yaml
+
+runs a module of theirs, here Composer's launcher, where its own command cannot start.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import runpy
 import sys
 from types import ModuleType
 from typing import Any
@@ -75,3 +80,11 @@ def _refuse(self: object, *args: Any, **kwargs: Any) -> None:
         f"{type(self).__module__}.{type(self).__name__} is not available: the package could not be imported here. "
         "Install the build that fits your torch."
     )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m modernbert_train.compat MODULE [ARGUMENT ...]")
+    install()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -28,6 +28,10 @@ ELSEWHERE = {
         "tests/launch/test_launch.py::test_torchrun_alone_works_too",
         ("torch.distributed.run", "--standalone", "--nproc-per-node"),
     ),
+    "python -m modernbert_train.compat composer.cli -n 2 -m modernbert_train train yamls/quickstart.yaml": (
+        "tests/launch/test_launch.py::test_composers_launcher_works_too",
+        ("modernbert_train.compat", "composer.cli", "-n"),
+    ),
     "python -m benchmarks.scaling --measure": (
         "tests/benchmarks/test_scaling.py::test_the_model_is_held_against_real_processes", ("print_comparison",)
     ),

@@ -128,19 +128,11 @@ def test_torchrun_alone_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
     assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3
 
 
-COMPOSER = """
-import sys
-from modernbert_train import compat
-compat.install()  # where torchvision is missing, the `composer` command cannot start by itself
-from composer.cli.launcher import main
-sys.exit(main())
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_composers_launcher_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", COMPOSER, "-n", "2", "-m", "modernbert_train", "train", *tiny_run(*SHORT)]
+    command = [sys.executable, "-m", "modernbert_train.compat", "composer.cli"]
+    command += ["-n", "2", "-m", "modernbert_train", "train", *tiny_run(*SHORT)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3
