@@ -9,12 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 import data_prep
 from data_prep.executors import Stage
@@ -46,12 +48,23 @@ def words(tmp_path: Path, corpus: Path, texts: list[str]) -> Words:
     return line
 
 
-def run_and_kill(line: list[str], seconds: float) -> bool:
-    """Run the command in a fork of this process, which has imported everything; returns whether it finished."""
+def start(line: list[str]) -> int:
+    """Run the command in a fork of this process, which has imported everything; returns the fork's number.
+
+    It gets a lock of its own for tqdm: the usual one is shared by forks, and one that is killed while it holds it would
+    leave this process waiting for ever.
+    """
     child = os.fork()
     if child == 0:
+        tqdm.set_lock(threading.RLock())
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os._exit(main(line))
+    return child
+
+
+def run_and_kill(line: list[str], seconds: float) -> bool:
+    """Start the command and kill it after so long; returns whether it had finished."""
+    child = start(line)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
     return os.waitpid(child, 0)[1] == 0
@@ -103,13 +116,7 @@ def test_two_processes_killed_with_all_their_children(words: Words, tmp_path: Pa
 def test_two_machines_with_a_shared_folder(words: Words, tmp_path: Path, files_of: Files) -> None:
     """Neither an engine nor a network between them is needed, and the outcome is that of one machine."""
     assert main(words("one")) == 0
-    children = []
-    for part in ("2/2", "1/2"):
-        child = os.fork()
-        if child == 0:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os._exit(main([*words("both"), "--part", part]))
-        children.append(child)
+    children = [start([*words("both"), "--part", part]) for part in ("2/2", "1/2")]
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
     assert files_of(tmp_path / "both") == files_of(tmp_path / "one")
     assert not (tmp_path / "both.work").exists()
@@ -117,9 +124,7 @@ def test_two_machines_with_a_shared_folder(words: Words, tmp_path: Path, files_o
 
 def test_a_machine_that_fails_ends_the_others(words: Words, tmp_path: Path, capfd: Any) -> None:
     """Seven machines that wait for ever for the eighth cost more than the eighth's failure."""
-    child = os.fork()
-    if child == 0:
-        os._exit(main([*words("out", "tokenizer.vocab_size=65536"), "--part", "1/2"]))
+    child = start([*words("out", "tokenizer.vocab_size=65536"), "--part", "1/2"])
     assert main([*words("out", "tokenizer.vocab_size=65536"), "--part", "2/2"]) == 65  # the last does what is one task
     assert os.waitpid(child, 0)[1] != 0
     said = capfd.readouterr().err
@@ -129,9 +134,7 @@ def test_a_machine_that_fails_ends_the_others(words: Words, tmp_path: Path, capf
 
 def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, tmp_path: Path, capsys: Any) -> None:
     """Half the tasks with one filter and half with another would be a dataset that no spec describes."""
-    child = os.fork()
-    if child == 0:
-        os._exit(main(words("out")))
+    child = start(words("out"))
     while not (tmp_path / "out.work/plan.json").exists():
         time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
