@@ -212,6 +212,7 @@ def test_layers_compile_once_whatever_the_documents(
 ) -> None:
     """A line has few long documents or many short ones; compiling again for each number takes minutes every time."""
     torch._dynamo.reset()
+    counters.clear()
     kernel = opaque_attention()
     monkeypatch.setattr(modernbert, "choose_kernel", lambda *_: kernel)
     model = build(small(num_layers=4)).train()
