@@ -12,12 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-import transformers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW
 
 from benchmarks.measure import Mark, between, mark
+from benchmarks.reference import transformers_model
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch
@@ -49,10 +49,6 @@ class Contender:
         self.flop_rates: list[float] = []
         self.seconds: dict[str, list[float]] = {}
         self.peak_bytes = 0
-
-    def first_loss(self, taken: Taken) -> float:
-        """Mean loss of a batch, before any step."""
-        raise NotImplementedError
 
     def extend(self, other: Contender) -> None:
         """Add what another turn has found."""
@@ -126,6 +122,7 @@ class Ours(Contender):
         return next(self._batches), self._loader.rows
 
     def first_loss(self, taken: Taken) -> float:
+        """Mean loss of a batch, before any step."""
         parts = taken[0].microbatches
         predicted = sum(part.num_predicted for part in parts)
         with torch.no_grad():
@@ -190,31 +187,13 @@ class Theirs(Contender):
         vocabulary = read_vocabulary(config.data.tokenizer)
         self._pad = vocabulary.pad_id
         (phase,) = config.phases.values()
-        size = config.model
-        thetas = {"full_attention": phase.global_rope_theta, "sliding_attention": size.local_rope_theta}
-        self._model = transformers.ModernBertForMaskedLM(
-            transformers.ModernBertConfig(
-                vocab_size=size.vocab_size,
-                hidden_size=size.hidden_size,
-                intermediate_size=size.intermediate_size,
-                num_hidden_layers=size.num_layers,
-                num_attention_heads=size.num_heads,
-                max_position_embeddings=phase.row_tokens,
-                rope_parameters={kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},  # type: ignore[misc]
-                pad_token_id=vocabulary.pad_id,
-                bos_token_id=vocabulary.cls_id,
-                eos_token_id=vocabulary.sep_id,
-                cls_token_id=vocabulary.cls_id,
-                sep_token_id=vocabulary.sep_id,
-                sparse_prediction=sparse,
-                attn_implementation="sdpa",  # type: ignore[call-arg]
-            )
-        )
+        self._model = transformers_model(config.model, phase, vocabulary, sparse=sparse)
         self._model.load_state_dict(model.state_dict())
         self._model.to(device).train()  # type: ignore[arg-type]
         self._optimizer = AdamW(self._model.parameters(), 1e-4, fused=True, **ADAM)  # type: ignore[arg-type]
 
     def first_loss(self, taken: Taken) -> float:
+        """Mean loss of a batch, before any step."""
         parts = self._padded(taken)
         predicted = sum(count for *_, count in parts)
         with torch.no_grad():

@@ -37,8 +37,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import ModernBertConfig, ModernBertForMaskedLM
 
+from benchmarks.reference import transformers_model
 from modernbert_train.batch import Batch
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
@@ -151,7 +151,7 @@ def plain(config: RunConfig, reverse: bool) -> Curve:
     vocabulary = read_vocabulary(config.data.tokenizer)
     first = build_model(config, sharded=False)
     initialize(first, config.model, config.seed)
-    model = transformers_model(config, vocabulary)
+    model = transformers_model(config.model, config.phases["stable"], vocabulary)
     model.load_state_dict(first.state_dict())
     model.train()
     parameters = list(model.parameters())
@@ -186,32 +186,6 @@ def plain(config: RunConfig, reverse: bool) -> Curve:
     phase = config.phases["stable"]
     found = build_validation(config, vocabulary).evaluate(first, phase, torch.device("cpu"), bf16=False)
     return Curve(curve.tokens, curve.losses, found.loss, seconds)
-
-
-def transformers_model(config: RunConfig, vocabulary: Vocabulary) -> ModernBertForMaskedLM:
-    """Their model of the same architecture."""
-    model, phase = config.model, config.phases["stable"]
-    thetas = {"full_attention": phase.global_rope_theta, "sliding_attention": model.local_rope_theta}
-    return ModernBertForMaskedLM(
-        ModernBertConfig(
-            vocab_size=model.vocab_size,
-            hidden_size=model.hidden_size,
-            intermediate_size=model.intermediate_size,
-            num_hidden_layers=model.num_layers,
-            num_attention_heads=model.num_heads,
-            max_position_embeddings=phase.row_tokens,
-            local_attention=model.local_attention,
-            norm_eps=model.norm_eps,
-            rope_parameters={kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
-            pad_token_id=vocabulary.pad_id,
-            cls_token_id=vocabulary.cls_id,
-            sep_token_id=vocabulary.sep_id,
-            bos_token_id=vocabulary.cls_id,
-            eos_token_id=vocabulary.sep_id,
-            sparse_prediction=True,
-            attn_implementation="sdpa",
-        )
-    )
 
 
 def rate(seen: int, total: int) -> float:

@@ -1,4 +1,4 @@
-"""Synthetic documents for benchmarks of training: drawn, packed as the loader packs, and what they cost in FLOPs.
+"""Synthetic documents for benchmarks of single steps: drawn, and packed as the loader packs.
 
 Lengths are log-normal with a median of 300 tokens, cut at a row; 30 % of the tokens are predicted.
 """
@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from modernbert_train.batch import IGNORED_LABEL, Batch
-from modernbert_train.config.schema import ModelConfig
 from modernbert_train.data.packing import pack_greedy
 
 ROW_TOKENS = 1024
@@ -87,19 +86,3 @@ def pack(rows: list[list[Document]]) -> Batch:
         num_predicted=len(positions),
         num_rows=len(rows),
     )
-
-
-def training_flops(config: ModelConfig, lengths: list[int], num_predicted: int) -> float:
-    """FLOPs of forward and backward that the documents need, whatever a kernel computes beside them.
-
-    A multiply-add counts two, the backward pass twice the forward one; embeddings, norms and softmax count nothing.
-    Attention counts the keys that each token sees in its own document; the head counts the predicted positions.
-    """
-    width, side = config.hidden_size, config.half_window
-    layer = 4 * width**2 + 3 * width * config.intermediate_size
-    macs = float(config.num_layers * layer * sum(lengths) + width * (width + config.vocab_size) * num_predicted)
-    num_global = sum(config.is_global(index) for index in range(config.num_layers))
-    for n in lengths:
-        beyond = max(0, n - 1 - side)  # pairs further apart than the window: beyond * (beyond + 1)
-        macs += 2 * width * (num_global * n * n + (config.num_layers - num_global) * (n * n - beyond * (beyond + 1)))
-    return 6 * macs

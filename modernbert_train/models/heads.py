@@ -60,8 +60,8 @@ def loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, z_loss: float) -> tup
     """
     own_dtype, real_C = logits_CV.dtype, labels_C != IGNORED_LABEL
     logits_CV = logits_CV.float()
-    label_C1 = labels_C.clamp(min=0).unsqueeze(1)
-    label_logit_C = logits_CV.gather(1, label_C1).squeeze(1)
+    column_C = labels_C.clamp(min=0)
+    label_logit_C = logits_CV.gather(1, column_C.unsqueeze(1)).squeeze(1)
     highest_C1 = logits_CV.amax(dim=-1, keepdim=True)
     exp_CV = logits_CV.sub_(highest_C1).exp_()
     sum_C = exp_CV.sum(dim=-1)
@@ -71,7 +71,7 @@ def loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, z_loss: float) -> tup
     at_label_C = torch.where(real_C, factor_C * (label_logit_C - partition_C).exp() - 1, 0.0)
     gradient_CV = exp_CV.mul_((factor_C / sum_C).unsqueeze(1)).to(own_dtype)
     line_C = torch.arange(len(labels_C), device=labels_C.device)
-    gradient_CV[line_C, labels_C.clamp(min=0)] = at_label_C.to(own_dtype)
+    gradient_CV[line_C, column_C] = at_label_C.to(own_dtype)
     return torch.where(real_C, loss_C, 0.0).sum(), gradient_CV
 
 

@@ -11,15 +11,12 @@ import torch
 
 from benchmarks.contenders import _documents
 from benchmarks.corpus import write_corpus
-from benchmarks.documents import ROW_TOKENS, draw_rows, pack, training_flops
+from benchmarks.documents import ROW_TOKENS, draw_rows, pack
 from benchmarks.train_step import Case, report, run, run_config
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.train.build import build_loader
 from modernbert_train.vocabulary import read_vocabulary
-
-LARGE = ModelConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
-
 
 TINY = Case(
     ModelConfig(
@@ -82,13 +79,3 @@ def test_rows_hold_whole_documents_and_every_label() -> None:
     assert batch.num_predicted == pytest.approx(0.3 * batch.num_tokens, rel=0.02)
     sizes = [n for n in batch.cu_seqlens_S.diff().tolist() if n]
     assert [n for n in map(len, documents) if n not in sizes] == [] and sum(sizes) == 3 * ROW_TOKENS
-
-
-@pytest.mark.parametrize(
-    ("config", "length", "gigaflops"),
-    [(ModelConfig(), 1024, 0.8241), (ModelConfig(), 8192, 1.3530), (LARGE, 1024, 2.3071), (LARGE, 8192, 3.1887)],
-)
-def test_flops_are_those_worked_by_hand(config: ModelConfig, length: int, gigaflops: float) -> None:
-    """Utilisation is only comparable if the work is counted as others count it: per token, 30 % of it predicted."""
-    flops = training_flops(config, [length] * 10, 3 * length)
-    assert flops / (10 * length) / 1e9 == pytest.approx(gigaflops, abs=6e-5)

@@ -1,0 +1,42 @@
+"""transformers' ModernBERT of the same architecture as one of our models: what the benchmarks compare with."""
+
+from __future__ import annotations
+
+from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+from modernbert_train.config.schema import ModelConfig, PhaseConfig
+from modernbert_train.vocabulary import Vocabulary
+
+
+def transformers_model(
+    model: ModelConfig, phase: PhaseConfig, vocabulary: Vocabulary, *, sparse: bool = True
+) -> ModernBertForMaskedLM:
+    """Build it with random weights, in evaluation, with torch's scaled_dot_product_attention.
+
+    Args:
+        model: the architecture.
+        phase: whose row length and RoPE bases it has.
+        vocabulary: ids of the special tokens.
+        sparse: its switch `sparse_prediction`, which computes logits only where something is predicted.
+    """
+    thetas = {"full_attention": phase.global_rope_theta, "sliding_attention": phase.local_theta(model)}
+    return ModernBertForMaskedLM(
+        ModernBertConfig(
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            intermediate_size=model.intermediate_size,
+            num_hidden_layers=model.num_layers,
+            num_attention_heads=model.num_heads,
+            max_position_embeddings=phase.row_tokens,
+            local_attention=model.local_attention,
+            norm_eps=model.norm_eps,
+            rope_parameters={kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},  # type: ignore[misc]
+            pad_token_id=vocabulary.pad_id,
+            cls_token_id=vocabulary.cls_id,
+            sep_token_id=vocabulary.sep_id,
+            bos_token_id=vocabulary.cls_id,
+            eos_token_id=vocabulary.sep_id,
+            sparse_prediction=sparse,
+            attn_implementation="sdpa",  # type: ignore[call-arg]
+        )
+    )
