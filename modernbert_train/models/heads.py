@@ -3,8 +3,8 @@
 Logits are the largest tensor of a step by far: 6 GB in bf16, with their gradient, for the masked 30 % of 98,304 tokens.
 `ChunkedLoss` makes some of them at a time, takes loss and gradient from them at once, and forgets them. It computes
 nothing twice. The plain form is its meaning, which tests hold it against; it serves where logits are wanted.
-On one CPU core, 614 positions of width 192 and 8,192 entries, the plain form took 73 ms, chunks of 128 positions 80 ms,
-of 256 76 ms, all at once 74 ms; so chunks are large, see `ModelConfig.logit_chunk`.
+Small chunks make its matrix products slow, so chunks are large, see `ModelConfig.logit_chunk`; `benchmarks/kernels.py`
+compares sizes.
 
 Shape legend: M predicted positions (padded), C positions of a chunk, D model width, V vocabulary.
 """
