@@ -9,6 +9,7 @@ Shape legend: T packed tokens, S sequences (padded), M predicted positions (padd
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 IGNORED_LABEL = -100
+TENSORS = ("input_ids_T", "position_ids_T", "cu_seqlens_S", "positions_M", "labels_M")
 _INDICES = ("input_ids_T", "position_ids_T", "positions_M", "labels_M")
 
 
@@ -57,23 +59,20 @@ class Batch:
     num_predicted: int
     num_rows: int
 
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in TENSORS}
+
+    def numbers(self) -> dict[str, int]:
+        """All that is not a tensor."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in TENSORS}
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The batch on a device, ready for the model."""
-        moved = {
-            f.name: getattr(self, f.name).to(device, non_blocking=non_blocking)
-            for f in fields(self)
-            if isinstance(getattr(self, f.name), Tensor)
+        moved: dict[str, Any] = {
+            n: tensor.to(device, non_blocking=non_blocking) for n, tensor in self.tensors().items()
         }
         return replace(self, **{name: moved[name].long() if name in _INDICES else moved[name] for name in moved})
 
     def __deepcopy__(self, memo: object) -> Batch:
         """Itself: nothing changes a batch, and Composer 0.32.1 copies each microbatch, on the device, to keep it."""
         return self
-
-    def pin_memory(self) -> Batch:
-        pinned = {
-            f.name: getattr(self, f.name).pin_memory()
-            for f in fields(self)
-            if isinstance(getattr(self, f.name), Tensor)
-        }
-        return replace(self, **pinned)

@@ -22,7 +22,7 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from modernbert_train.batch import Batch
+from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import ModelConfig, PhaseConfig
 from modernbert_train.models.attention import choose_kernel
 from modernbert_train.models.heads import ChunkedLoss, PredictionHead, loss_and_gradient, masked_lm_loss_sum
@@ -164,7 +164,9 @@ class ModernBertForMaskedLM(nn.Module):
             loss_sum = ChunkedLoss.apply(
                 hidden_MD, weight_VD, bias_V, batch.labels_M, self.config.z_loss, chunk, self._loss_and_gradient
             )
-        return MlmOutput(loss_sum / max(1, batch.num_predicted), logits_MV)
+        # counted on the device, not taken from the host, so that one CUDA graph serves microbatches of any content
+        predicted = (batch.labels_M != IGNORED_LABEL).sum().clamp(min=1)
+        return MlmOutput(loss_sum / predicted, logits_MV)
 
 
 def _checked_theta(name: str, theta: float) -> float:

@@ -7,7 +7,7 @@ everything in fp32, in bf16 runs too (train/adapters.py says why), one step move
     fsdp2   each microbatch: all-gather of 4 P forward and 4 P_layers backward, reduce-scatter of 4 P, over N ranks
     hsdp    the same over the s ranks that share one copy of the weights (those of a node, unless the configuration
             says otherwise), and an all-reduce of 4 P / s over the N / s copies, with the last microbatch only
-    each    MEETINGS all-reduces of a few numbers over N ranks, for which everything waits: Composer's and ours
+    each    MEETINGS all-reduces of a few numbers over N ranks, for which everything waits: predicted tokens, the guard
 
 What comes first or last has no computation to hide behind: forward the gathers of what lies outside the layers and of
 the first layer; backward the reductions of the last layer and of what lies outside. The embedding is the bulk of that,
@@ -37,8 +37,8 @@ NODE_HOP_SECONDS = 2e-6  # from one GPU to the next in its node
 NETWORK_HOP_SECONDS = 8e-6  # from node to node
 DDP_BUCKET_BYTES = 25 * (1 << 20)  # torch's default
 BACKWARD_SHARE = 2 / 3  # of the time of a microbatch
-MEETINGS = 6  # small all-reduces of a step
-MEETING_BYTES = 8
+MEETINGS = 2  # small all-reduces of a step
+MEETING_BYTES = 24  # on average
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce"]
 

@@ -1,4 +1,4 @@
-"""A configuration becomes a Composer Trainer, on one page. Read this first.
+"""A configuration becomes a Trainer, on one page. Read this first.
 
 shards -> planner -> workers -> loader -+
 model -> FSDP2 or DDP ------------------+-> composer.Trainer -> checkpoints
@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from composer import Callback, Trainer
+from composer import Callback
 from composer.utils import dist
 
 from modernbert_train.config.check import check
@@ -47,9 +47,11 @@ from modernbert_train.train.origin import Origin, find_origin
 from modernbert_train.train.profile import Profile
 from modernbert_train.train.progress import Progress
 from modernbert_train.train.ranks import composer_device, joined, on_rank_zero
+from modernbert_train.train.requests import Requests
 from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.train.stability import Guard
 from modernbert_train.train.start import Start, any_checkpoint, find_branch, find_start, origin_text, restore
+from modernbert_train.train.trainer import PlannedTrainer
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 
@@ -108,14 +110,15 @@ def _train(
     progress = Progress(config, visible=rank == 0, tokens=start.tokens)
     recorder = folder if rank == 0 else None
     adapter = ComposerMaskedLM(model)
-    guard = Guard(config, loader, folder, progress, partial(key_dropout, config, adapter))
-    save = Save(config, loader, folder, fingerprint, guard)
+    requests = Requests(config.checkpoint.interval_seconds)
+    guard = Guard(config, loader, folder, progress, partial(key_dropout, config, adapter), requests)
     precision = resolve_precision(config, device)
     measure = Measure(recorder, progress, guard, loader, Meter(config, device, precision))
-    callbacks = [Trace(), SetClock(config, start.phase), guard, measure]
+    save = Save(config, loader, folder, fingerprint, guard, measure, requests)
+    callbacks = [Trace(), SetClock(config, start.phase), measure, guard]
     bf16 = precision == "amp_bf16"
     if config.data.validation is not None:
-        callbacks.append(Validate(config, build_validation(config, vocabulary), recorder, progress, bf16))
+        callbacks.append(Validate(config, build_validation(config, vocabulary), recorder, progress, measure, bf16))
     callbacks += [*plugins, *accumulation(config, num_ranks), save]
     if rank == 0:
         callbacks.append(SafeReport(folder.path))
@@ -131,7 +134,7 @@ def _train(
         print(lines, flush=True)
         if config.profile is not None:
             callbacks.append(Profile(config.profile, folder.path / "profile", device, progress))
-    trainer = Trainer(
+    trainer = PlannedTrainer(
         model=adapter,
         optimizers=build_optimizer(config, model),
         train_dataloader=data_spec(loader, device),
@@ -163,7 +166,7 @@ def _train(
         initialize(model, config.model, config.seed)
     on_rank_zero(lambda: _record_start(folder, start, origin))
     trainer.logger.log_hyperparameters(flat(config))
-    save.listen()
+    requests.listen()
     try:
         trainer.fit()
     except Exception as error:

@@ -6,18 +6,16 @@ a step measured is on disk before the checkpoint that would skip the step is.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from composer.core import Callback, Event, State
 from composer.loggers import Logger
 from composer.utils import dist
+from torch import Tensor
 
 from modernbert_train.clock import position_at
 from modernbert_train.config.load import to_yaml
@@ -33,6 +31,8 @@ from modernbert_train.train.heartbeat import passed
 from modernbert_train.train.meter import Meter, scalars
 from modernbert_train.train.progress import Progress
 from modernbert_train.train.ranks import on_rank_zero
+from modernbert_train.train.reading import Reading
+from modernbert_train.train.requests import Requests
 from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.train.stability import Guard, UnstableRun
 from modernbert_train.train.state import gather_optimizer, gather_weights
@@ -83,9 +83,9 @@ class Trace(Callback):
 class Measure(Callback):
     """Writes one line to metrics.jsonl for each step, feeds the progress display and the loggers.
 
-    The device is done with a step when this is called: Composer 0.32.1 has read the loss after the update, as it reads
-    after each batch whether any rank ran out of data, and the guard the gradient before the update. So nothing here
-    waits for the device; the norm of the update is the one number that is copied from it.
+    The host has been told the loss and the gradient's norm by the guard, before the update, and nothing here waits for
+    the update: the line of a step is written when the norm of its update is there, which on a GPU is while the next
+    step is computed. What must stand behind it in the record calls `flush` first.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Measure(Callback):
         self._loader = loader
         self._meter = meter
         self._started = self._delivered = 0.0
+        self._line: tuple[dict[str, Any], Reading | None, Logger] | None = None  # of a step, to be written
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
         self._started = time.perf_counter()
@@ -104,13 +105,16 @@ class Measure(Callback):
     def after_dataloader(self, state: State, logger: Logger) -> None:
         self._delivered = time.perf_counter()
 
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        self.flush()  # while the device goes on with what the host has just asked of it
+
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._guard.refused:  # no step was taken; the guard has recorded why
             return
         batch: StepBatch = state.batch
         seconds = time.perf_counter() - self._started
         optimizer, plan = state.optimizers[0], batch.plan
-        update_norm = getattr(optimizer, "last_update_norm", None)
+        update_norm: Tensor | None = getattr(optimizer, "last_update_norm", None)
         predicted = sum(microbatch.num_predicted for microbatch in batch.microbatches)
         entry: dict[str, Any] = {
             "kind": "step",
@@ -122,20 +126,33 @@ class Measure(Callback):
             "loss": state.total_loss_dict["loss/train/total"],
             "lr": optimizer.param_groups[0]["lr"],
             "grad_norm": self._guard.grad_norm,
-            "update_norm": None if update_norm is None else float(update_norm),
+            "update_norm": None,
             **self._meter.measure(plan, self._loader.rows, predicted, seconds, self._delivered - self._started),
         }
-        if self._folder is not None:
-            self._folder.record(entry)
-        self._progress.step(entry)
+        reading = None if update_norm is None else Reading(update_norm)
+        self._line = (entry, reading, logger)
+        if reading is None or reading.is_here() or plan.unused:
+            self.flush()
         if plan.unused:
             self._progress.line(
                 f"the run ends here; {plan.unused:,} tokens of text were waiting for a row and are not trained on"
             )
+
+    def flush(self) -> None:
+        """Write the line of the last step, if it is not written yet."""
+        if self._line is None:
+            return
+        (entry, reading, logger), self._line = self._line, None
+        if reading is not None:
+            entry["update_norm"] = reading.value()
+        if self._folder is not None:
+            self._folder.record(entry)
+        self._progress.step(entry)
         skipped = ("kind", "step", "phase")
         logger.log_metrics({f"train/{k}": v for k, v in scalars(entry) if k not in skipped and v is not None})
 
     def close(self, state: State, logger: Logger) -> None:
+        self.flush()
         self._progress.close()
 
 
@@ -159,10 +176,17 @@ class Validate(Callback):
     """Measures the held-out text at the end of each phase, of the run, and every eval.interval_tokens."""
 
     def __init__(
-        self, config: RunConfig, validation: Validation, folder: RunFolder | None, progress: Progress, bf16: bool
+        self,
+        config: RunConfig,
+        validation: Validation,
+        folder: RunFolder | None,
+        progress: Progress,
+        measure: Measure,
+        bf16: bool,
     ) -> None:
         self._config = config
         self._validation = validation
+        self._measure = measure
         self._folder = folder
         self._progress = progress
         self._bf16 = bf16
@@ -172,6 +196,7 @@ class Validate(Callback):
         due = crosses(self._config.eval.interval_tokens, before, after)
         if not due and not ends_phase(self._config, before, after):
             return
+        self._measure.flush()
         position = position_at(self._config, before)
         device = state.device.tensor_to_device(torch.zeros(())).device
         found = self._validation.evaluate(inner_model(state.model), position.phase, device, self._bf16).as_dict()
@@ -185,60 +210,44 @@ class Validate(Callback):
         logger.log_metrics({f"validation/{key}": value for key, value in found.items()})
 
 
-# A scheduler that signals every process of a job, and the launcher that passes the signal on, mean the same request.
-ONE_REQUEST_SECONDS = 1.0
-
-
 class Save(Callback):
     """Writes checkpoints, and stops the run after one when a signal asked for it.
 
-    SIGINT, SIGTERM and SIGUSR1 to any rank let all ranks finish the step, save, and end; a second signal ends at once.
+    Attributes:
+        stopped: it did.
     """
 
     def __init__(
-        self, config: RunConfig, loader: PackedLoader, folder: RunFolder, fingerprint: dict[str, str], guard: Guard
+        self,
+        config: RunConfig,
+        loader: PackedLoader,
+        folder: RunFolder,
+        fingerprint: dict[str, str],
+        guard: Guard,
+        measure: Measure,
+        requests: Requests,
     ) -> None:
         self._config = config
         self._guard = guard
         self._loader = loader
         self._folder = folder
         self._fingerprint = fingerprint
-        self._last_saved = time.monotonic()
-        self._signal: int | None = None
-        self._signalled = 0.0
+        self._measure = measure
+        self._requests = requests
         self.stopped = False
-
-    def listen(self) -> None:
-        """Take over the signals."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is not None:
-            if time.monotonic() - self._signalled < ONE_REQUEST_SECONDS:
-                return
-            os._exit(128 + number)  # not sys.exit: a worker or a collective may be what hangs
-        self._signal, self._signalled = number, time.monotonic()
-        print(
-            f"{signal.Signals(number).name}: finishing this step, then saving; once more ends at once.", file=sys.stderr
-        )
 
     def batch_end(self, state: State, logger: Logger) -> None:
         settings = self._config.checkpoint
         step = state.timestamp.batch.value
-        waited = time.monotonic() - self._last_saved
-        overdue = settings.interval_seconds is not None and waited >= settings.interval_seconds
-        asked = torch.tensor([self._signal is not None, overdue], dtype=torch.uint8)
-        if dist.get_world_size() > 1:  # a signal to one rank, or one rank's clock, decides for all
-            asked = state.device.tensor_to_device(asked)
-            dist.all_reduce(asked, reduce_operation="MAX")
-        signalled, overdue = (bool(flag) for flag in asked.tolist())
+        alone = dist.get_world_size() == 1
+        asked = self._requests.of_this_rank() if alone else self._requests.of_all_ranks
         phase_end = ends_phase(self._config, *step_tokens(state))
         milestone = crosses(settings.interval_tokens, *step_tokens(state))
         due = settings.interval_steps is not None and step % settings.interval_steps == 0
-        if signalled or overdue or phase_end or milestone or due or self._guard.rolled_back:
+        if asked.stop or asked.overdue or phase_end or milestone or due or self._guard.rolled_back:
+            self._measure.flush()
             self.save(state, phase_end, milestone)
-        if signalled:
+        if asked.stop:
             self.stopped = True
             state.stop_training()
 
@@ -280,7 +289,7 @@ class Save(Callback):
             checkpoint.clean(self._folder.checkpoints, self._config.checkpoint.keep)
 
         on_rank_zero(write)
-        self._last_saved = time.monotonic()
+        self._requests.saved()
 
 
 class SafeReport(Callback):

@@ -1,9 +1,10 @@
 """Holds back the update of a batch whose loss or gradient is not finite, or whose loss is a spike.
 
-The decision falls between the backward pass and the optimizer's step, where Composer waits for the device anyway to
-read the loss. One all-reduce of three numbers, the loss, its weight and the squared gradient, tells every rank the
-same: NaN and infinity survive any sum. An update is refused by dropping the gradients, because an optimizer leaves
-parameters without one alone: weights, moments and step counts stay, whichever optimizer and sharding it is.
+The decision falls between the backward pass and the optimizer's step, the one place in a step where the host waits
+for the device. One all-reduce, of the loss, its weight and the squared gradient, tells every rank the same: NaN and
+infinity survive any sum. The wishes of requests.py go with it. An update is refused by dropping the gradients, because
+an optimizer leaves parameters without one alone: weights, moments and step counts stay, whichever optimizer and
+sharding it is.
 
 Rolling back means: weights and moments of an earlier checkpoint, with the clock and the data where they are. So the
 batches since that checkpoint are neither repeated nor kept, and nothing has to be rewound.
@@ -35,6 +36,7 @@ from modernbert_train.train.checkpoint import Checkpoint, newest_valid
 from modernbert_train.train.diagnosis import as_json, describe, diagnose
 from modernbert_train.train.progress import Progress
 from modernbert_train.train.ranks import on_rank_zero
+from modernbert_train.train.requests import Requests
 from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.train.spikes import highest_normal_loss
 from modernbert_train.train.state import load_optimizer, load_weights
@@ -56,6 +58,7 @@ class Guard(Callback):
         folder: the run's folder.
         progress: shows what happens.
         reseed: puts dropout to the start of a step, given the number of steps before it.
+        requests: this rank's wishes, which are made known to all.
 
     Attributes:
         grad_norm: of the present batch, over all ranks.
@@ -70,6 +73,7 @@ class Guard(Callback):
         folder: RunFolder,
         progress: Progress,
         reseed: Callable[[int], None],
+        requests: Requests,
     ) -> None:
         self._config = config
         self._settings = config.stability
@@ -77,6 +81,7 @@ class Guard(Callback):
         self._folder = folder
         self._progress = progress
         self._reseed = reseed
+        self._requests = requests
         self._decided = {
             (entry["step"], entry["tokens_before"]): entry
             for entry in on_rank_zero(folder.read_faults)
@@ -119,6 +124,7 @@ class Guard(Callback):
         plan: BatchPlan = state.batch.plan
         loss, grad_norm = self._measure(state.model)
         self.grad_norm = grad_norm
+        state.total_loss_dict = {"loss/train/total": loss}
         step = state.timestamp.batch.value + 1
         entry = self._decided.get((step, plan.tokens_before))
         if entry is not None:
@@ -153,10 +159,13 @@ class Guard(Callback):
         """Mean loss over the predicted tokens of the global batch, and the norm of its gradient; equal on all ranks."""
         total = sum(loss.double() * weight for loss, weight in self._losses)
         assert isinstance(total, Tensor)
-        weight = torch.full_like(total, sum(weight for _, weight in self._losses))
-        sums = torch.stack([total, weight, squared_gradient(model.parameters(), dist.get_world_size())])
+        wishes = self._requests.of_this_rank()
+        known = (sum(weight for _, weight in self._losses), float(wishes.stop), float(wishes.overdue))
+        squared = squared_gradient(model.parameters(), dist.get_world_size())
+        sums = torch.stack([total, squared, *(torch.full_like(total, number) for number in known)])
         dist.all_reduce(sums)
-        loss_sum, predicted, square = sums.tolist()
+        loss_sum, square, predicted, ranks_that_stop, ranks_overdue = sums.tolist()
+        self._requests.agree(ranks_that_stop, ranks_overdue)
         return loss_sum / max(1.0, predicted), math.sqrt(square)
 
     def _judge(self, plan: BatchPlan, loss: float, grad_norm: float) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def test_nothing_in_a_step_waits_for_the_device(attention: str, compiled: bool) 
         model.compile_layers()
     optimizer = StableAdamW(decay_groups(model, 1e-5), 1e-4)
     on_host = [make_batch([400, 300, seed + 1], ROW, config.vocab_size, seed=seed).to("cpu") for seed in range(4)]
-    pinned = [batch.pin_memory() for batch in on_host]
+    pinned = [replace(batch, **{n: t.pin_memory() for n, t in batch.tensors().items()}) for batch in on_host]
     for batch in pinned[:2]:
         training_step(model, optimizer, batch.to(DEVICE, non_blocking=True))
     torch.cuda.synchronize()

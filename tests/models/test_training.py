@@ -250,6 +250,46 @@ def test_no_step_waits_for_the_device(
         loss.item()
 
 
+class Launches(TorchDispatchMode):
+    """Everything the host asks of the device: operators, shapes, and numbers that are fixed by asking."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[object, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [
+            (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+            for leaf in tree_leaves((args, kwargs or {}))
+        ]
+        self.calls.append((str(func), *given))
+        return func(*args, **(kwargs or {}))
+
+
+def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(
+    monkeypatch: pytest.MonkeyPatch, small: Make, sequences: Make, pack: Make
+) -> None:
+    """Then one CUDA graph serves all of them: neither a shape nor a number of the host follows the documents."""
+    monkeypatch.setattr(varlen, "support", lambda *_: None)
+    choose_kernel.cache_clear()
+    with torch.device("meta"):
+        model = ModernBertForMaskedLM(small(attention="varlen"))
+    seen = []
+    for lengths, predicted in (([40, 30], 20), ([96], 3), ([3] * 30, 0)):
+        batch = pack([sequences(lengths)], row_tokens=96, spare=1)
+        borders, labels = torch.full((40,), 96, dtype=torch.int32), torch.full((24,), IGNORED_LABEL)
+        borders[: len(batch.cu_seqlens_S)] = batch.cu_seqlens_S
+        labels[:predicted] = 7
+        positions = torch.arange(24)
+        batch = replace(batch, cu_seqlens_S=borders, positions_M=positions, labels_M=labels, num_predicted=predicted)
+        with Launches() as launches:
+            model(batch.to("meta")).loss.backward()
+        model.zero_grad()
+        seen.append(launches.calls)
+    choose_kernel.cache_clear()
+    assert len(seen[0]) > 100 and seen[0] == seen[1] == seen[2]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_model_does_not_compile_again_for_other_documents(

@@ -1,0 +1,31 @@
+"""A number on its way from the device, which nobody has to wait for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Reading:
+    """Copies a scalar to the host as it is now, behind all work that the device has been given so far.
+
+    Args:
+        number: one element, on any device; it may change afterwards.
+    """
+
+    def __init__(self, number: Tensor) -> None:
+        self._copied: torch.cuda.Event | None = None
+        self._number = number.detach()
+        if number.is_cuda:
+            self._number = torch.empty((), dtype=number.dtype, pin_memory=True).copy_(self._number, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def is_here(self) -> bool:
+        return self._copied is None or self._copied.query()
+
+    def value(self) -> float:
+        """The number; waits for it, and for nothing that was begun later."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return float(self._number)

@@ -1,0 +1,111 @@
+"""What a training step waits for: each number that the host reads leaves a GPU idle until the host goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modernbert_train.__main__ import main
+from modernbert_train.train import build, callbacks
+from modernbert_train.train.reading import Reading
+from tests.conftest import TinyRun
+
+HOST_READS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__")
+
+
+@contextmanager
+def noting_reads(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the modules that read a tensor's numbers, one for each time."""
+    found: list[str] = []
+
+    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            found.append(Path(sys._getframe(1).f_code.co_filename).stem)
+            return original(tensor, *args, **kwargs)
+
+        return read
+
+    for name in HOST_READS:
+        patch.setattr(torch.Tensor, name, noted(getattr(torch.Tensor, name)))
+    yield found
+
+
+@pytest.mark.parametrize("optimizer", ["stable_adamw", "adamw"])
+def test_a_step_waits_for_the_guard_and_for_nothing_else(
+    tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    """Of everything in a step of `train`, Composer's loop and the record included, one thing is waited for: what the
+    guard must know before the update. The norm of the update is copied behind it, see reading.py."""
+    from composer import Callback
+
+    accumulation = build.accumulation
+    steps: list[Counter[str]] = []
+
+    with noting_reads(monkeypatch) as reads:
+
+        class Steps(Callback):
+            """Runs after all others but the one that saves, which is not due."""
+
+            def batch_end(self, state: Any, logger: Any) -> None:
+                steps.append(Counter(reads))
+                reads.clear()
+
+        monkeypatch.setattr(build, "accumulation", lambda *given: [*accumulation(*given), Steps()])
+        short = ("phases.long=null", "phases.short={tokens: 2400, batch_warmup: null, microbatch_tokens: 64}")
+        words = tiny_run(*short, "data.validation=null", "data.num_workers=0", f"optim.name={optimizer}")
+        assert main(["train", *words]) == 0
+    assert len(steps) > 3
+    on_host_anyway = ("sdpa", "optimizer")  # the kernel of CPUs, and AdamW's step counts
+    expected = {"stability": 1, "reading": 1} if optimizer == "stable_adamw" else {"stability": 1}
+    for step in steps[1:]:
+        assert {name: count for name, count in step.items() if name not in on_host_anyway} == expected
+
+
+class Late(Reading):
+    """A number that a GPU has not come to yet when it is asked for."""
+
+    waited = 0
+
+    def is_here(self) -> bool:
+        return False
+
+    def value(self) -> float:
+        Late.waited += 1
+        return super().value()
+
+
+def test_lines_that_are_written_a_step_later_are_the_same_record(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a step's line waits for the norm of its update. None may be lost, moved behind a validation or a
+    checkpoint that came after it, or carry the numbers of the step that was computed meanwhile."""
+
+    def record(name: str) -> list[dict[str, Any]]:
+        assert main(["train", *tiny_run(f"name={name}", "checkpoint.interval_steps=4")]) == 0
+        lines = (tmp_path / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        timed = ("seconds", "per_second", "wait", "memory", "time")
+        return [
+            {key: value for key, value in json.loads(line).items() if not any(word in key for word in timed)}
+            for line in lines
+        ]
+
+    expected = record("at-once")
+    monkeypatch.setattr(callbacks, "Reading", Late)
+    assert record("later") == expected
+    assert Late.waited == sum(entry["kind"] == "step" for entry in expected) > 8
+    assert {entry["kind"] for entry in expected} >= {"step", "validation"}
+
+
+def test_a_reading_is_the_number_as_it_was() -> None:
+    number = torch.tensor(2.5)
+    reading = Reading(number * 1)
+    number += 1
+    assert reading.is_here() and reading.value() == 2.5
