@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -244,7 +245,8 @@ class Theirs(Contender):
 def through_train(config: RunConfig, warm_up: int) -> Contender:
     """A whole run by `train`, as its metrics.jsonl has it; the first `warm_up` steps, which compile, do not count."""
     found = Contender(config.device == "cuda")
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with quiet[0], quiet[1], noting_host_gaps() as gaps:
         train(config)
     lines = (Path(config.folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [entry for entry in map(json.loads, lines) if entry["kind"] == "step"][warm_up:]
@@ -253,10 +255,38 @@ def through_train(config: RunConfig, warm_up: int) -> Contender:
     found.flop_rates = [sum(step["rank_flops_per_second"] * step["seconds"] for step in steps) / seconds]
     found.seconds = {
         "data wait": [step["data_wait_share"] * step["seconds"] for step in steps],
+        "host between update and forward": gaps[warm_up:],
         "all": [step["seconds"] for step in steps],
     }
     found.peak_bytes = max(step["peak_memory_bytes"] for step in steps) if found.on_gpu else 0
     return found
+
+
+@contextlib.contextmanager
+def noting_host_gaps() -> Iterator[list[float]]:
+    """Seconds of the host from the end of each update, as it was asked of the device, to the next forward pass.
+
+    A GPU that has done the update by then is idle.
+    """
+    gaps: list[float] = []
+    updated: list[float] = []
+    step, forward = StableAdamW.step, ModernBertForMaskedLM.forward
+
+    def noted_step(self: StableAdamW, *args: Any, **kwargs: Any) -> Any:
+        result = step(self, *args, **kwargs)
+        updated[:] = [time.perf_counter()]
+        return result
+
+    def noted_forward(self: ModernBertForMaskedLM, *args: Any, **kwargs: Any) -> Any:
+        if updated:
+            gaps.append(time.perf_counter() - updated.pop())
+        return forward(self, *args, **kwargs)
+
+    StableAdamW.step, ModernBertForMaskedLM.forward = noted_step, noted_forward  # type: ignore[method-assign]
+    try:
+        yield gaps
+    finally:
+        StableAdamW.step, ModernBertForMaskedLM.forward = step, forward  # type: ignore[method-assign]
 
 
 def _record(who: Contender, batches: Sequence[Taken], config: RunConfig, seconds: float, clock: Clock) -> None:

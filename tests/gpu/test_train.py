@@ -6,13 +6,16 @@ import importlib.util
 import os
 import signal
 import sys
+import traceback
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import TinyRun
-from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU
+from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU, needs_gpu
 
 pytestmark = GPU_TEST
 
@@ -82,3 +85,36 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert one is not None and other is not None
     for name, tensor in one.weights().items():
         assert torch.equal(tensor, other.weights()[name]), name
+
+
+@needs_gpu
+def test_a_run_waits_for_the_device_once_a_step(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Composer's loop, the guard, the optimizer and the record: torch warns of each wait it knows of, and from one step
+    to the next there is the guard's. The batches come from a worker, pinned."""
+    from composer import Callback
+
+    first, last, waits = 4, 10, []
+
+    class Watch(Callback):
+        def batch_end(self, state: Any, logger: Any) -> None:
+            watched = first <= state.timestamp.batch.value < last
+            torch.cuda.set_sync_debug_mode("warn" if watched else "default")
+
+    def note(message: Any, *_: Any, **__: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            waits.append("".join(traceback.format_stack(limit=8)))
+
+    accumulation = build.accumulation
+    monkeypatch.setattr(build, "accumulation", lambda *given: [*accumulation(*given), Watch()])
+    words = ["phases.long=null", "phases.short={tokens: 6000, batch_warmup: null}", "data.validation=null"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", note)
+        try:
+            assert main(["train", *tiny_run("device=cuda", "precision=bf16", "data.num_workers=1", *words)]) == 0
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len(runs.records(tmp_path / "runs/tiny")) > last
+    assert len(waits) == last - first, "\n\n".join(waits)
