@@ -19,8 +19,8 @@ lint: venv ## style and types
 	$(PYTHON_IN_VENV) -m ruff format --check .
 	$(PYTHON_IN_VENV) -m mypy
 
-test: lint ## style, types and the tests that need no GPU
-	$(PYTHON_IN_VENV) -m pytest
+test: lint ## style, types and the tests that need no GPU, on all cores
+	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test-gpu: venv ## the tests that need a GPU, on this machine's; minutes
 	$(PYTHON_IN_VENV) -m pytest -m gpu tests/gpu --durations=15

@@ -49,7 +49,8 @@ from modernbert_train.config.schema import (
     StableAdamWConfig,
 )
 from modernbert_train.models.init import initialize
-from modernbert_train.train.build import build_model, keep_freed_memory
+from modernbert_train.train.build import build_model
+from modernbert_train.train.device import keep_freed_memory
 from modernbert_train.train.meter import peak_flops
 
 SMALL = ModelConfig(

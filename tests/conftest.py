@@ -67,6 +67,15 @@ logging:
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+# by far the longest; where several processes share the tests by file, these must not be left for the end
+LONGEST = ("test_readme.py", "test_run.py", "test_train_ranks.py", "test_faults.py", "test_recipes.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Longest files first; otherwise the order stays."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(autouse=True)
 def no_rank_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Composer leaves these variables behind in its process; a launcher started with them takes itself for a rank."""

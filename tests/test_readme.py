@@ -53,7 +53,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(command: str, folder: Path) -> str:
     words = shlex.split(command)
     assert words[0] == "python", command
-    environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "2"}
+    environment = {"OMP_NUM_THREADS": "2"} | os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(
         [sys.executable, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
     )

@@ -197,12 +197,15 @@ class PackedLoader:
         self._prefetch_batches = prefetch_batches
         self._worker_timeout_seconds = worker_timeout_seconds
         self._taken = planner.state_dict()
+        self._ahead: deque[tuple[tuple[Row, ...], BatchPlan]] = deque()  # planned, and not given out
+        # state after each planned batch, until it is taken
         self._planned: deque[tuple[dict[str, Any], tuple[Row, ...]]] = deque()
         self.rows: tuple[Row, ...] = ()
 
     def __iter__(self) -> Iterator[StepBatch]:
         self._planner.load_state_dict(self._taken)
         self._planned.clear()
+        self._ahead.clear()
         loader = DataLoader(
             _RankRows(self._maker),
             batch_size=None,
@@ -221,11 +224,24 @@ class PackedLoader:
             yield batch
 
     def plans(self) -> Iterator[tuple[tuple[Row, ...], BatchPlan]]:
-        """This rank's rows of each batch to come; remembers the state after each until the batch is taken."""
-        for plan in self._planner:
+        """This rank's rows of each batch to come."""
+        while True:
+            self.plan_ahead()
+            if not self._ahead:
+                return
+            yield self._ahead.popleft()
+
+    def plan_ahead(self) -> None:
+        """Plan a batch before it is asked for, unless that was done. It makes no difference but in time.
+
+        Every rank plans the whole batch: tens of milliseconds for millions of tokens, which are free while the device
+        is busy and dear when it waits for its next batch.
+        """
+        plan = None if self._ahead else next(self._planner, None)
+        if plan is not None:
             rows = share_of_rank(plan.rows, self._rank, self._num_ranks, plan.microbatch_rows)
             self._planned.append((self._planner.state_dict(), rows))
-            yield rows, replace(plan, rows=())
+            self._ahead.append((rows, replace(plan, rows=())))
 
     def stream_of(self, document: int) -> str:
         """Name of the stream that a document belongs to."""

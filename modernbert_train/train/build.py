@@ -8,8 +8,6 @@ optimizer <- clock <- callbacks --------+
 from __future__ import annotations
 
 import atexit
-import ctypes
-import os
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -29,7 +27,7 @@ from modernbert_train.data.mixture import Stream, TokenStreams, open_streams
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.remote import local_folder
 from modernbert_train.data.shares import token_shares
-from modernbert_train.errors import ConfigError, StoppedEarly
+from modernbert_train.errors import StoppedEarly
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.objectives.mlm import MaskedLM
@@ -38,7 +36,8 @@ from modernbert_train.train.accumulation import accumulation
 from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded, data_spec, is_sharded, parallelism
 from modernbert_train.train.agreement import require_agreement
 from modernbert_train.train.banner import banner
-from modernbert_train.train.callbacks import Measure, SafeReport, Save, SetClock, Trace, Validate, key_dropout
+from modernbert_train.train.callbacks import Measure, PlanAhead, SafeReport, SetClock, Trace, Validate, key_dropout
+from modernbert_train.train.device import choose_device, keep_freed_memory, resolve_precision
 from modernbert_train.train.engine_plugins import build_callbacks, build_loggers, check_loggers
 from modernbert_train.train.evaluate import MASK_SEED, Unigram, Validation
 from modernbert_train.train.failures import tell_others
@@ -49,6 +48,7 @@ from modernbert_train.train.progress import Progress
 from modernbert_train.train.ranks import composer_device, joined, on_rank_zero
 from modernbert_train.train.requests import Requests
 from modernbert_train.train.run_folder import RunFolder
+from modernbert_train.train.saving import Save
 from modernbert_train.train.stability import Guard
 from modernbert_train.train.start import Start, any_checkpoint, find_branch, find_start, origin_text, restore
 from modernbert_train.train.trainer import PlannedTrainer
@@ -115,7 +115,7 @@ def _train(
     precision = resolve_precision(config, device)
     measure = Measure(recorder, progress, guard, loader, Meter(config, device, precision))
     save = Save(config, loader, folder, fingerprint, guard, measure, requests)
-    callbacks = [Trace(), SetClock(config, start.phase), measure, guard]
+    callbacks = [Trace(), SetClock(config, start.phase), measure, PlanAhead(loader), guard]
     bf16 = precision == "amp_bf16"
     if config.data.validation is not None:
         callbacks.append(Validate(config, build_validation(config, vocabulary), recorder, progress, measure, bf16))
@@ -181,49 +181,6 @@ def _train(
             f"{folder.path}: stopped at {trainer.state.timestamp.token.value:,} of {config.total_tokens:,} tokens, "
             "checkpoint written. The same command goes on from here."
         )
-
-
-def keep_freed_memory() -> None:
-    """Ask glibc to keep freed memory for the next allocation instead of giving each large tensor back to the system.
-
-    Every operation of a CPU step allocates its result, and fresh pages cost a fault each: 8 % of the quickstart's step
-    (2 cores, medians of 3). Has no effect with another C library.
-    """
-    mmap_max, trim_threshold = -4, -1  # the names' numbers in malloc.h
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(mmap_max, 0)
-        mallopt(trim_threshold, 2**31 - 1)
-
-
-def choose_device(config: RunConfig) -> torch.device:
-    """The device asked for.
-
-    Raises:
-        ConfigError: a GPU was asked for and there is none.
-    """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda: torch sees no GPU here. Set device=auto or cpu, or run `doctor` to see why.")
-    if config.device == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
-def resolve_precision(config: RunConfig, device: torch.device) -> str:
-    """Composer's name of the precision: bf16 autocast over fp32 weights on GPUs that have bf16, else fp32.
-
-    Asked for bf16, Composer would compute in fp32 without a GPU, and torch imitate it on a GPU that has none; both in
-    silence.
-
-    Raises:
-        ConfigError: bf16 was asked for, on a CPU or on a GPU without it.
-    """
-    if config.precision == "bf16" and device.type == "cpu":
-        raise ConfigError("precision=bf16: this machine trains on its CPU, which Composer does in fp32 only. Use auto.")
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if config.precision == "bf16" and not has_bf16:
-        raise ConfigError("precision=bf16: this GPU has no bf16, and torch would imitate it, slowly. Use auto or fp32.")
-    return "amp_bf16" if has_bf16 and config.precision != "fp32" else "fp32"
 
 
 def build_model(config: RunConfig, *, sharded: bool) -> ModernBertForMaskedLM:

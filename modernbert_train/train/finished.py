@@ -10,9 +10,10 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.export.hf import export
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.train.build import build_validation, choose_device, resolve_precision
+from modernbert_train.train.build import build_validation
 from modernbert_train.train.card import run_card
 from modernbert_train.train.checkpoint import CONFIG, Checkpoint, newest_valid
+from modernbert_train.train.device import choose_device, resolve_precision
 from modernbert_train.train.evaluate import Evaluation
 from modernbert_train.train.origin import last_phase
 from modernbert_train.train.ranks import joined

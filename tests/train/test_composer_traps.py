@@ -25,7 +25,7 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerMaskedLM, parallelism
-from modernbert_train.train.build import resolve_precision
+from modernbert_train.train.device import resolve_precision
 from modernbert_train.train.ranks import composer_device
 from modernbert_train.train.stability import Guard
 from tests.conftest import TinyRun

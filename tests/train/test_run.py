@@ -27,7 +27,7 @@ TRAIN = [sys.executable, "-m", "modernbert_train", "train"]
 
 def start(words: list[str], *flags: str) -> subprocess.Popen[str]:
     """Start a run as a user does; two threads always, so that sums are added in the same order."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    environment = {"OMP_NUM_THREADS": "2"} | os.environ | {"PYTHONPATH": str(ROOT)}
     command = [*TRAIN, *words, *flags]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
