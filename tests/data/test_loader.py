@@ -199,6 +199,38 @@ def test_what_workers_had_prefetched_is_neither_lost_nor_repeated(
     assert again == whole[taken:]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_was_planned_ahead_is_the_next_batch_and_asks_for_no_plan(
+    config: RunConfig, whole: list[Any], num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planned while the device computes, or when the batch is asked for: the same batches and states, to the end. If it
+    were planned twice, a GPU would wait for it all the same."""
+    plan = BatchPlanner.__next__
+    busy = True  # the device, as far as the test is concerned
+    late = 0
+
+    def counted(planner: BatchPlanner) -> Any:
+        nonlocal late
+        late += not busy
+        return plan(planner)
+
+    monkeypatch.setattr(BatchPlanner, "__next__", counted)
+    loader = make_loader(config, num_workers=num_workers)
+    batches, found = iter(loader), []
+    while True:
+        loader.plan_ahead()
+        loader.plan_ahead()  # one batch, however often it is said
+        busy = not found  # the first fills the workers
+        step = next(batches, None)
+        busy = True
+        if step is None:
+            break
+        found.append((rows_of(step), loader.state_dict()))
+    assert found == whole
+    # the plan that comes after the last one says that it was the last
+    assert late <= 1
+
+
 def test_nothing_is_drawn_from_the_global_generator(config: RunConfig) -> None:
     """Dropout is drawn from it; starting to iterate once more, after a resumption, must not shift it."""
     before = torch.get_rng_state()
