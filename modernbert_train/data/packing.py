@@ -104,6 +104,8 @@ class GreedyPacker:
             self._num_finished += 1
         else:
             self._wait(piece, self._num_finished)
+            if len(self._waiting) <= self._window:
+                return  # no row was finished, so none has become overdue
         while len(self._waiting) > self._window or self._overdue():
             self._finish_row()
 

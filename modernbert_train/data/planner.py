@@ -183,9 +183,9 @@ class BatchPlanner:
         packer, cursors, queue = self._packer, self._cursors, self._queue
         used = [index for index, weight in enumerate(queue.weights) if weight]
         if len(used) == 1:
-            cursor = cursors[used[0]]
-            while len(packer.ready) < wanted:
-                packer.place(cursor.take())
+            take, place, ready = cursors[used[0]].take, packer.place, packer.ready
+            while len(ready) < wanted:
+                place(take())
             return
         unit = int(self._by_documents)  # what next_size tells: tokens, documents
         sizes = [cursors[index].next_size()[unit] if index in used else 0 for index in range(len(cursors))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -129,8 +130,8 @@ class PieceCursor:
             self._laid_out_for = self._laid_out_for or self._most
             self._layout = self._pieces.block(self.epoch, self._block, self._laid_out_for)
         some = self._layout[self._taken : self._taken + _SLICE][::-1]
-        columns = (np.full(len(some), self.epoch), some[:, 0] + self._first_document, some[:, 1], some[:, 2])
-        self._next = list(map(_as_piece, np.stack(columns, axis=1).tolist()))
+        columns = ((some[:, 0] + self._first_document).tolist(), some[:, 1].tolist(), some[:, 2].tolist())
+        self._next = list(map(_as_piece, zip(repeat(self.epoch), *columns, strict=False)))
         if not self._next:
             last = self._block + 1 == self._pieces.num_blocks
             self._begin(*((self.epoch + 1, 0) if last else (self.epoch, self._block + 1)))

@@ -9,6 +9,7 @@ from modernbert_train.plan.advice import Setting, configured_memory, fits, setti
 from modernbert_train.plan.gpus import GPUS, PRICE_DATE, find_measurement
 from modernbert_train.plan.make import Phase, Plan
 from modernbert_train.plan.memory import usable_bytes
+from modernbert_train.plan.speed import PLANNED_TOKENS_PER_SECOND
 from modernbert_train.report.text import duration, percent, plural, tokens_text
 
 GB = 1e9
@@ -287,6 +288,7 @@ def _scaling(plan: Plan, gpu: str) -> Section:
             f"The same global batch, rounded up to whole rows on every GPU, in nodes of {kind.per_node}. GB sent are "
             f"the tensors gathered and reduced in a step. Links reach 80 % of {kind.node_link / GB:.0f} GB/s in a node "
             f"and {kind.network_link / GB:.0f} GB/s per GPU between nodes. Efficiency is computation over the whole "
-            "step.",
+            "step, which lasts at least as long as every rank needs to plan the next batch, "
+            f"{PLANNED_TOKENS_PER_SECOND / 1e6:.0f} M tokens a second.",
         ],
     )

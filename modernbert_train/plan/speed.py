@@ -24,6 +24,7 @@ MEMORY_SHARE = 0.75  # of the memory's rate
 LOCAL_TILES = 2.5  # keys that a kernel computes for each key inside a window: tiles of 128 overhang it
 LAUNCH_SECONDS = 5e-6  # of one kernel
 OPTIMIZER_BYTES = 28  # read and written for each parameter: weight, gradient, two moments
+PLANNED_TOKENS_PER_SECOND = 100e6  # by one core, on each rank, of the whole batch; benchmarks/packing.py
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class StepTime:
     Attributes:
         compute: seconds of computation on each rank, the optimizer included.
         sent: communication.
+        planning: seconds of the host, which plans the next batch while the device is busy.
         tokens: global tokens that are not padding.
         ranks: over which they are spread.
         basis: where the rate comes from.
@@ -79,13 +81,14 @@ class StepTime:
 
     compute: float
     sent: Exchange
+    planning: float
     tokens: float
     ranks: int
     basis: Literal["measured", "roofline"]
 
     @property
     def seconds(self) -> float:
-        return self.compute + self.sent.exposed
+        return max(self.compute + self.sent.exposed, self.planning)
 
     @property
     def efficiency(self) -> float:
@@ -163,4 +166,5 @@ def step_time(
             per_node=gpu.per_node,
         )
         sent = exchange(parts, gpu, [timed[size][0] for size in sizes])
-    return StepTime(compute, sent, rows * work.row_tokens * work.fill, ranks, basis)
+    tokens = rows * work.row_tokens * work.fill
+    return StepTime(compute, sent, tokens / PLANNED_TOKENS_PER_SECOND, tokens, ranks, basis)

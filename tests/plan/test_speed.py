@@ -15,7 +15,7 @@ from modernbert_train.plan.flops import flops_per_token, mean_spans
 from modernbert_train.plan.gpus import GPUS, MEASUREMENTS, Measurement
 from modernbert_train.plan.make import Plan, make_plan
 from modernbert_train.plan.memory import usable_bytes
-from modernbert_train.plan.speed import Work, microbatch_seconds
+from modernbert_train.plan.speed import PLANNED_TOKENS_PER_SECOND, Work, microbatch_seconds
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,10 +91,25 @@ def test_no_advice_where_nothing_fits() -> None:
     assert not fits(plan, plan.phases[0], "rtx4090")
 
 
-def test_the_first_advice_is_the_fastest_and_ddp_where_sharding_gains_nothing() -> None:
+LARGE = [
+    f"model.{key}={value}"
+    for key, value in {"hidden_size": 1024, "num_layers": 28, "num_heads": 16, "intermediate_size": 2624}.items()
+]
+
+
+def test_no_step_is_shorter_than_the_planning_of_its_batch() -> None:
+    """Each rank plans the whole batch: a thousand GPUs make a step of base shorter than that, and would wait."""
     plan = base("model.compile=true")
+    for ranks, waits in ((8, False), (64, False), (1024, True)):
+        step = settings(plan, plan.phases[0], "h100", ranks)[0].step
+        assert step.planning == pytest.approx(step.tokens / PLANNED_TOKENS_PER_SECOND)
+        assert (step.seconds == step.planning > step.compute + step.sent.exposed) is waits
+
+
+def test_the_first_advice_is_the_fastest_and_ddp_where_sharding_gains_nothing() -> None:
+    plan = base("model.compile=true", *LARGE)
     (phase,) = plan.phases
-    few, many = (settings(plan, phase, "h100", ranks) for ranks in (8, 1024))
+    few, many = (settings(plan, phase, "h100", ranks) for ranks in (8, 512))
     assert few[0].strategy == "ddp" and few[0].step.seconds < 1.02 * few[1].step.seconds
     assert many[0].step.seconds == min(setting.step.seconds for setting in many)
     assert many[0].strategy == "hsdp"  # each rank then updates an eighth of the weights
