@@ -159,7 +159,7 @@ def load(folder: Path, row_tokens: int, num_workers: int = 0) -> Rate:
             break
         tokens += batch.plan.tokens
     seconds, _ = clock.read()
-    batches.close()  # ends the workers, whose time is known then
+    batches.close()  # type: ignore[attr-defined]  # ends the workers, whose time is known then
     return tokens, seconds, clock.read()[1]
 
 

@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="STEP", help="some of the steps")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, at the smallest sizes")
     options = parser.parse_args()
-    steps = REHEARSAL if options.rehearse else STEPS
+    steps: tuple[Step, ...] = REHEARSAL if options.rehearse else STEPS
     if options.only:
         if unknown := set(options.only) - {step.name for step in steps}:
             parser.error(f"--only {' '.join(sorted(unknown))}: the steps are {', '.join(step.name for step in steps)}")

@@ -28,6 +28,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.train.progress import Progress
+from modernbert_train.train.requests import Requests
 from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.train.stability import Guard
 
@@ -47,7 +48,7 @@ def main() -> None:
     initialize(model, shape, seed=17)
     optimizer = StableAdamW(model.parameters(), 1e-4, weight_decay=1e-5)
     progress = Progress(config, visible=False, tokens=0)
-    guard = Guard(config, None, RunFolder(config), progress, lambda steps: None)  # type: ignore[arg-type]
+    guard = Guard(config, None, RunFolder(config), progress, lambda steps: None, Requests(None))  # type: ignore[arg-type]
     full_window = [9.0 + 0.01 * n for n in range(config.stability.spike_window_batches)]
     guard.load_state_dict({"phase": "only", "losses": full_window, "held_back": []})
     plan = SimpleNamespace(phase="only", tokens_before=0, tokens=1)
