@@ -104,7 +104,6 @@ def data_spec(loader: PackedLoader, device: torch.device) -> DataSpec:
 
     return DataSpec(
         dataloader=_Noted(loader),
-        split_batch=lambda batch, _: parts(batch),
         microbatch_transforms=lambda batch: batch.to(device, non_blocking=True),
         get_num_samples_in_batch=lambda batch: sum(part.num_rows for part in parts(batch)),
         get_num_tokens_in_batch=num_tokens,

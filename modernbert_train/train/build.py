@@ -141,7 +141,7 @@ def _train(
         max_duration=f"{config.total_tokens}tok",
         spin_dataloaders=False,  # our loader starts where it is told; Composer would read everything before it again
         accumulate_train_batch_on_tokens=True,
-        device_train_microbatch_size=1,  # the loader cuts microbatches itself; SetClock shows their size
+        device_train_microbatch_size=1,  # of no effect: the loader cuts microbatches itself
         device=composer_device(device),
         precision=precision,
         parallelism_config=parallelism(config, num_ranks),

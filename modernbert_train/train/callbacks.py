@@ -58,7 +58,6 @@ class SetClock(Callback):
         model = inner_model(state.model)
         model.set_global_rope_theta(position.phase.global_rope_theta)
         model.set_local_rope_theta(position.phase.local_theta(self._config.model))
-        state.device_train_microbatch_size = position.phase.microbatch_rows
         key_dropout(self._config, adapter_of(state.model), state.timestamp.batch.value)
 
 

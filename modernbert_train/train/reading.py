@@ -15,9 +15,9 @@ class Reading:
 
     def __init__(self, number: Tensor) -> None:
         self._copied: torch.cuda.Event | None = None
-        self._number = number.detach()
+        number = number.detach()
+        self._number = torch.empty((), dtype=number.dtype, pin_memory=number.is_cuda).copy_(number, non_blocking=True)
         if number.is_cuda:
-            self._number = torch.empty((), dtype=number.dtype, pin_memory=True).copy_(self._number, non_blocking=True)
             self._copied = torch.cuda.Event()
             self._copied.record()
 

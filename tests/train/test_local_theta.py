@@ -42,7 +42,6 @@ def test_the_clock_sets_the_angles_of_local_layers(tiny_run: TinyRun) -> None:
             batch=SimpleNamespace(plan=SimpleNamespace(tokens_before=tokens)),
             timestamp=SimpleNamespace(token=token, batch=batch),
             optimizers=[torch.optim.SGD(parameters)],
-            device_train_microbatch_size=None,
         )
         clock.batch_start(cast(Any, state), cast(Any, None))
         angles = first_angles(model)

@@ -106,6 +106,6 @@ def test_lines_that_are_written_a_step_later_are_the_same_record(
 
 def test_a_reading_is_the_number_as_it_was() -> None:
     number = torch.tensor(2.5)
-    reading = Reading(number * 1)
+    reading = Reading(number)
     number += 1
     assert reading.is_here() and reading.value() == 2.5
