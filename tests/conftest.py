@@ -83,19 +83,20 @@ def no_rank_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture(scope="session")
-def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train (60 documents of 3 to 400 tokens in several shards), validation and tokenizer.
-
-    Shared by the whole session: copy it before changing anything in it.
-    """
-    folder = tmp_path_factory.mktemp("tiny_data")
+def make_tiny_data(folder: Path) -> Path:
+    """Write train (60 documents of 3 to 400 tokens in several shards), validation and tokenizer; always the same."""
     tokenizer = make_tokenizer(folder / "tokenizer")
     draw = np.random.default_rng(3)
     lengths = [3, 400, *np.clip(draw.lognormal(3.5, 1.0, 58), 3, 400).astype(int)]
     make_shards(folder / "train", make_documents(tokenizer, lengths, seed=21), tokenizer)
     make_shards(folder / "validation", make_documents(tokenizer, [40, 3, 150, 90, 300], seed=22), tokenizer)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """See `make_tiny_data`. Shared by the whole session: copy it before changing anything in it."""
+    return make_tiny_data(tmp_path_factory.mktemp("tiny_data"))
 
 
 @pytest.fixture

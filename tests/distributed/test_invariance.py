@@ -34,7 +34,7 @@ def assert_same_weights(folder: Path, expected: Path) -> None:
         torch.testing.assert_close(tensor, wanted[name], rtol=2e-3, atol=2e-5)
 
 
-def train_each(runs: list[list[str]]) -> list[tuple[int, ...]]:
+def train_each(runs: list[list[str]], of_meshes: bool = True) -> list[tuple[int, ...]]:
     """On every rank: one run after the other, each with a process group of its own, as `train` leaves none behind.
 
     Returns:
@@ -50,7 +50,7 @@ def train_each(runs: list[list[str]]) -> list[tuple[int, ...]]:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60))
         if words is not None:  # the last group is for run_ranks to end
             train(read_run(words))
-    return meshes()
+    return meshes() if of_meshes else []
 
 
 def meshes() -> list[tuple[int, ...]]:

@@ -1,0 +1,195 @@
+"""Recorded curves: tokens, loss and gradient norm of every step of small runs, kept as text beside this file.
+
+A change that should not change training must leave them as they are, to the last bit on the platform that recorded
+them. One that should is recorded anew, and its commit shows old beside new: see record.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from modernbert_train.__main__ import main
+from tests.conftest import TINY_YAML, make_tiny_data
+from tests.distributed.gloo import run_ranks
+from tests.distributed.test_invariance import train_each
+
+FOLDER = Path(__file__).parent / "recorded"
+COLUMNS = ("step", "phase", "tokens", "loss", "grad_norm")
+# elsewhere products and sums may be rounded otherwise; 15 steps let that grow to some 1e-5
+TOLERANCE = 2e-4
+
+OPTIMIZERS = {"stable_adamw": (), "adamw": ("optim={name: adamw, lr: 5e-3}",)}
+MASKINGS = ("exact", "bernoulli", "reference")
+# the second half of the short phase decays too, so that each part of the schedule is in the curve
+COMMON = ("phases.short.schedule.decay_tokens=1500", "checkpoint.keep=1", "optim.weight_decay=1e-3")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run whose every step is recorded.
+
+    Attributes:
+        words: overrides of the tiny run.
+        ranks: processes that train it.
+        anywhere: it means the same on every platform; dropout draws other numbers on other processors.
+    """
+
+    words: tuple[str, ...]
+    ranks: int = 1
+    anywhere: bool = True
+
+
+def _curves() -> dict[str, Curve]:
+    curves = {}
+    for optimizer, of_optimizer in OPTIMIZERS.items():
+        for masking in MASKINGS:
+            words = (*of_optimizer, f"objective.masking={masking}", *COMMON)
+            curves[f"{optimizer}-{masking}-1-rank"] = Curve(words)
+            for strategy in ("ddp", "fsdp2"):
+                curves[f"{optimizer}-{masking}-2-{strategy}"] = Curve((*words, f"distributed.strategy={strategy}"), 2)
+    curves["dropout-1-rank"] = Curve(("model.attention_out_dropout=0.1", *COMMON), anywhere=False)
+    return curves
+
+
+CURVES = _curves()
+
+
+FAULTY = "stable_adamw-exact-1-rank"  # the run in which these faults are planted, to see that a curve notices them
+_FAULTS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {  # module, name in it, what is put in its place
+    "schedule": ("optim.schedules", "WARMUP_START", lambda ratio: 1e-3),
+    "masking": ("objectives.mlm", "_KIND", lambda key: key + np.uint64(1)),
+    "optimizer": ("optim.stable_adamw", "_new_shares", lambda new: lambda block: (new(block)[0], 0.9 * new(block)[1])),
+}
+FAULTS = tuple(_FAULTS)
+
+
+@contextmanager
+def planted(fault: str | None) -> Iterator[None]:
+    """One constant of the code is another."""
+    if fault is None:
+        yield
+        return
+    module, name, change = _FAULTS[fault]
+    target = importlib.import_module(f"modernbert_train.{module}")
+    with patch.object(target, name, change(getattr(target, name))):
+        yield
+
+
+def platform_text() -> str:
+    """What must be equal for two curves to be equal to the bit."""
+    cpu = dict(map(str.strip, line.split(":", 1)) for line in _cpu_lines() if ":" in line)
+    names = [cpu[key] for key in ("model name", "cpu family", "model", "stepping") if key in cpu]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__}, {capability}, {' '.join(names) or platform.processor()}, {platform.machine()}"
+
+
+def _cpu_lines() -> list[str]:
+    info = Path("/proc/cpuinfo")
+    return info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+
+
+def data_text(data: Path) -> str:
+    """A short hash of the shards and the tokenizer: other data are another curve, and no fault of the code."""
+    digest = hashlib.sha256()
+    for path in sorted(data.rglob("*")):
+        if path.is_file() and path.name in ("index.json", "lengths.npy", "token_counts.npy", "tokenizer.json"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def train(names: Sequence[str], folder: Path, data: Path | None = None, faults: Sequence[str] = ()) -> dict[str, str]:
+    """Train curves and write each as text: those of one rank in one process, those of two in another pair.
+
+    Args:
+        names: of CURVES.
+        folder: empty, for the runs.
+        data: what `make_tiny_data` made; None makes it here.
+        faults: of FAULTS; FAULTY is also trained with each of them planted, under the fault's name.
+    """
+    data = data or make_tiny_data(folder / "data")
+    file = folder / "curves.yaml"
+    file.write_text(TINY_YAML.format(runs=folder / "runs", data=data), encoding="utf-8")
+    words = {name: [str(file), *CURVES[name].words, f"name={name}"] for name in names}
+    alone = [(words[name], None) for name in names if CURVES[name].ranks == 1]
+    alone += [([str(file), *CURVES[FAULTY].words, f"name={fault}"], fault) for fault in faults]
+    if alone:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            pool.submit(_train_alone, alone).result()
+    together = [words[name] for name in names if CURVES[name].ranks == 2]
+    if together:
+        run_ranks(_train_together, 2, together, timeout_seconds=280)
+    head = f"# platform: {platform_text()}\n# data: {data_text(data)}\n"
+    return {name: head + _curve_of(folder / "runs" / name) for name in (*names, *faults)}
+
+
+def _train_alone(runs: list[tuple[list[str], str | None]]) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(1)  # sums are added in the same order
+    for words, fault in runs:
+        with planted(fault):
+            assert main(["train", *words]) == 0, words
+
+
+def _train_together(runs: list[list[str]]) -> None:
+    train_each(runs, of_meshes=False)
+
+
+def _curve_of(run: Path) -> str:
+    entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [COLUMNS, *([_text(entry[key]) for key in COLUMNS] for entry in entries if entry["kind"] == "step")]
+    return "".join(" ".join(row) + "\n" for row in rows)
+
+
+def _text(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else str(value)  # repr gives back the same bits
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A curve as text holds it: what it was recorded on, and a row for each step."""
+
+    head: Mapping[str, str]
+    rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Recorded:
+        lines = text.splitlines()
+        head = dict(line.removeprefix("# ").split(": ", 1) for line in lines if line.startswith("#"))
+        rows = [tuple(line.split(" ")) for line in lines if not line.startswith("#")]
+        assert rows[0] == COLUMNS, f"columns are {rows[0]}"
+        return cls(head, tuple(rows[1:]))
+
+
+def differences(old: str, new: str) -> list[str]:
+    """Lines that tell where two curves differ: to the bit on one platform, else by more than TOLERANCE; none if equal.
+
+    Steps, phases and tokens must always be equal.
+    """
+    one, other = Recorded.parse(old), Recorded.parse(new)
+    if one.head["data"] != other.head["data"]:
+        return [f"made from other data: {one.head['data']} -> {other.head['data']}"]
+    if len(one.rows) != len(other.rows):
+        return [f"{len(one.rows)} steps -> {len(other.rows)} steps"]
+    tolerance = 0.0 if one.head["platform"] == other.head["platform"] else TOLERANCE
+    found = []
+    for before, after in zip(one.rows, other.rows, strict=True):
+        numbers = [(float(x), float(y)) for x, y in zip(before[3:], after[3:], strict=True)]
+        far = any(not abs(x - y) <= tolerance * abs(x) for x, y in numbers)
+        if before[:3] != after[:3] or far:
+            found.append(f"{' '.join(before)} -> {' '.join(after)}")
+    return found

@@ -1,0 +1,60 @@
+"""Training is what it was: every step of small runs against recorded text.
+
+If this breaks, a change altered what people's runs compute. Where it was meant to, `python -m tests.curves.record`
+shows old beside new and records the new.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.curves.curves import CURVES, FAULTS, FAULTY, FOLDER, differences, platform_text, train
+
+ONE = [name for name, curve in CURVES.items() if curve.ranks == 1]
+TWO = [name for name, curve in CURVES.items() if curve.ranks == 2]
+
+
+def recorded(name: str) -> str:
+    return (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def assert_unchanged(found: dict[str, str]) -> None:
+    here = f"# platform: {platform_text()}\n"
+    checked = {name: text for name, text in found.items() if CURVES[name].anywhere or here in recorded(name)}
+    assert len(checked) > 3
+    changed = {name: differences(recorded(name), text) for name, text in checked.items()}
+    assert {name: lines[:3] for name, lines in changed.items() if lines} == {}
+
+
+@pytest.mark.timeout(280)
+def test_one_process_trains_as_recorded_and_a_changed_constant_is_noticed(tiny_data: Path, tmp_path: Path) -> None:
+    """Unchanged code leaves every curve; one constant of the schedule, the masking, the optimizer, each on its own,
+    breaks it, also where another processor leaves only the tolerance to compare with."""
+    found = train(ONE, tmp_path, tiny_data, FAULTS)
+    assert_unchanged({name: found[name] for name in ONE})
+    for fault in FAULTS:
+        assert differences(recorded(FAULTY), found[fault]), fault
+        elsewhere = found[fault].replace(platform_text(), "another processor")
+        assert differences(recorded(FAULTY), elsewhere), fault
+
+
+@pytest.mark.timeout(290)
+def test_two_ranks_train_as_recorded_under_ddp_and_fsdp2(tiny_data: Path, tmp_path: Path) -> None:
+    assert_unchanged(train(TWO, tmp_path, tiny_data))
+
+
+def test_what_counts_as_a_difference() -> None:
+    """One bit on the same platform, the tolerance on another; a lost step and other data always."""
+    text = recorded(FAULTY)
+    last = text.splitlines()[-1].split(" ")
+    loss = float(last[3])
+    near, far = (text.replace(last[3], repr(loss * (1 + change))) for change in (1e-6, 1e-2))
+    assert differences(text, text) == []
+    assert len(differences(text, near)) == 1
+    platform = next(line for line in text.splitlines() if line.startswith("# platform"))
+    assert differences(text, near.replace(platform, "# platform: another")) == []
+    assert len(differences(text, far.replace(platform, "# platform: another"))) == 1
+    assert differences(text, text.replace(" ".join(last) + "\n", "")) != []
+    assert "other data" in differences(text, text.replace("# data: ", "# data: 0"))[0]
