@@ -31,8 +31,8 @@ _HEAD = """\
 Written from the code by `python -m modernbert_train.config.reference > docs/config.md`; do not edit.
 
 A run is a YAML file with these keys; `a.b=c` on the command line changes one. A file may begin with
-`include: [other.yaml]`, relative to itself: what it names is read first. Unknown keys are refused. `<name>` is a name of
-your choice.
+`include: [other.yaml]`, relative to itself: what it names is read first. Unknown keys are refused. `<name>` is a
+name of your choice.
 """
 _ROOTS = (
     ("A run", RunConfig),
