@@ -237,6 +237,7 @@ def _plan(options: argparse.Namespace) -> None:
     words = options.gpu or []
     config = read_run(options.run + [word for word in words if "=" in word])  # overrides may follow --gpu
     check(config, options.ranks)
+    from modernbert_train.plan.answer import answer
     from modernbert_train.plan.gpus import GPUS
     from modernbert_train.plan.make import make_plan
     from modernbert_train.plan.output import as_text, write
@@ -244,7 +245,8 @@ def _plan(options: argparse.Namespace) -> None:
 
     named = [word for word in words if "=" not in word]
     plan = make_plan(config, options.ranks, options.median)
-    found = sections(plan, (named or ["h100"])[0], named or list(GPUS), dict(options.price))
+    wanted = (plan, (named or ["h100"])[0], named or list(GPUS), dict(options.price))
+    found = [answer(*wanted), *sections(*wanted)]
     if options.html is not None:
         write(options.html, config, found)
     print(as_text(config, found))

@@ -8,6 +8,10 @@ calls into it gets an error that says so. Call it before the first import of com
     python -m modernbert_train.compat composer.cli -n 2 -m modernbert_train train RUN.yaml
 
 runs a module of theirs, here Composer's launcher, where its own command cannot start.
+
+    python -m modernbert_train.compat --environment
+
+lets every program of this environment import both from now on, see import_hook.py; requirements/install.sh calls it.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ import importlib
 import importlib.machinery
 import runpy
 import sys
+import sysconfig
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +39,11 @@ _STUBS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "mcli": {"mcli": ()},
 }
+# one line, for Python's site module
+_HOOK = (
+    "import sys; exec('try:\\n from modernbert_train.import_hook import activate\\nexcept ImportError:\\n pass\\n"
+    "else:\\n activate()')"
+)
 
 
 def install() -> list[str]:
@@ -82,9 +93,27 @@ def _refuse(self: object, *args: Any, **kwargs: Any) -> None:
     )
 
 
-if __name__ == "__main__":
+def write_hook(folder: Path) -> Path:
+    """Have import_hook.py activated in every program whose packages are in a folder.
+
+    Returns:
+        The file that does it; it does nothing where this package is gone.
+    """
+    file = folder / "modernbert_train_import_hook.pth"
+    file.write_text(f"{_HOOK}\n", encoding="utf-8")
+    return file
+
+
+def _main() -> None:
+    if sys.argv[1:] == ["--environment"]:
+        write_hook(Path(sysconfig.get_path("purelib")))
+        return
     if len(sys.argv) < 2:
-        sys.exit("usage: python -m modernbert_train.compat MODULE [ARGUMENT ...]")
+        sys.exit("usage: python -m modernbert_train.compat {--environment | MODULE [ARGUMENT ...]}")
     install()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Makes, mends or updates the Python environment of this project:  sh requirements/install.sh VENV
 #
-# torch first, then the pinned list with its hashes, then the project itself, editable. A mark inside VENV holds the sum
-# of what went in, so that a second call ends at once; while an install is under way it says "unfinished", and an
-# environment found so is emptied and made again, because no installer can tell which packages a kill left half written.
+# torch first, then the pinned list with its hashes, then the project itself, editable, and what lets every program of the
+# environment import Composer. A mark inside VENV holds the sum of what went in, so that a second call ends at once; while
+# an install is under way it says "unfinished", and an environment found so is emptied and made again, because no
+# installer can tell which packages a kill left half written.
 #
 #   PYTHON              the Python to build on; default: the first one found from 3.11 to 3.13
 #   MODERNBERT_TORCH    the torch to install; default torch==2.13.0
@@ -66,4 +67,5 @@ echo unfinished >"$mark"
 install_torch
 "$python" -m pip install --no-deps --require-hashes -r "$here/pinned.txt"
 "$python" -m pip install --no-deps --no-build-isolation -e "$root"
+"$python" -m modernbert_train.compat --environment # `import composer` works in a user's own files too
 echo "$want" >"$venv/.modernbert-train"

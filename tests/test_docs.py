@@ -7,6 +7,8 @@ keys it names are held against the schema, and the errors it quotes are searched
 from __future__ import annotations
 
 import ast
+import html
+import json
 import re
 import shlex
 import subprocess
@@ -62,13 +64,13 @@ def _mistakes(schema: type[Any], file: Path) -> list[str]:
     return []
 
 
+KEYS = re.findall(r"^#### `([\w.<>]+)`", reference(), re.MULTILINE)
 NO_KEYS = ("model.safetensors", "stability.held_back")  # a file, and an entry of state.json
 
 
 def test_every_key_that_a_page_names_is_a_key() -> None:
     """`phases.decay.tokens` and `phases.NAME.tokens` are both phases.<name>.tokens."""
-    rows = re.findall(r"^\| `([\w.<>]+)` \|", reference(), re.MULTILINE)
-    known = {re.sub(r"<\w+>", "*", key) for key in rows}
+    known = {re.sub(r"<\w+>", "*", key) for key in KEYS}
     sections = {key.split(".")[0] for key in known if "." in key} | {"phases"}
     unknown = []
     for page in PAGES:
@@ -132,3 +134,11 @@ def test_every_page_is_in_the_navigation_and_the_site_builds(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site/recipe/index.html").is_file()
+    index = json.loads((tmp_path / "site/search/search_index.json").read_text(encoding="utf-8"))
+    found = {html.unescape(re.sub(r"<.*?>", "", entry["title"])): entry["location"] for entry in index["docs"]}
+    lost = [key for key in KEYS if not any(title.split()[0] == key for title in found)]
+    assert len(KEYS) > 150 and not lost, "searching the site for these keys does not lead to them"
+    assert found["data.shuffle_block_shards"] == "config/#datashuffle_block_shards"
+    shown = (tmp_path / "site/config/index.html").read_text(encoding="utf-8")
+    assert 'id="datashuffle_block_shards"' in shown and "phases.&lt;name&gt;.lr_ratio" in shown
+    assert re.split(index["config"]["separator"], "optim.lr") == ["optim", "lr"]  # either is found, and both together

@@ -22,6 +22,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.errors": (),
     "modernbert_train.keyed": (),
     "modernbert_train.compat": (),
+    "modernbert_train.import_hook": ("compat",),
     "modernbert_train.batch": (),
     "modernbert_train.config": ("errors",),
     "modernbert_train.clock": ("config",),

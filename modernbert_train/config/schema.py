@@ -222,6 +222,8 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
+    """When the state of the run is saved, besides the end of each phase, and how many of the saved states are kept."""
+
     interval_seconds: float | None = 900.0  # a checkpoint when this much time has passed; None by steps only
     interval_steps: int | None = None  # a checkpoint every so many optimizer steps
     interval_tokens: int | None = None  # a checkpoint every so many tokens, kept for good: to average, to branch from
@@ -248,6 +250,8 @@ class StabilityConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
+    """How several ranks share the model; see docs/scaling.md."""
+
     strategy: Literal["ddp", "fsdp2", "hsdp"] = "ddp"  # with several ranks; hsdp: whole copies, each sharded by FSDP2
     shard_ranks: int | None = None  # hsdp only: ranks that share one copy of the weights, usually those of one machine
     timeout_seconds: float = 300.0  # a collective that waits longer ends the job
@@ -255,6 +259,8 @@ class DistributedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
+    """What a run shows of its progress; loggers besides it stand in `loggers`."""
+
     progress_bar: bool = True  # a bar on a terminal, plain lines elsewhere
     line_seconds: float = 10.0  # time between plain progress lines
 

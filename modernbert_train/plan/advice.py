@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modernbert_train.plan.gpus import GPUS
@@ -79,6 +80,26 @@ def settings(plan: Plan, phase: Phase, gpu: str, ranks: int) -> list[Setting]:
     return sorted(
         found, key=lambda setting: setting.step.seconds * (1.0 if setting.strategy == "ddp" else SHARDING_GAIN)
     )
+
+
+def remedy(plan: Plan, phase: Phase, gpu: str, found: Sequence[Setting]) -> str | None:
+    """What to do about a phase that does not fit as it is configured; None if it fits.
+
+    Args:
+        plan, phase: what runs.
+        gpu: key of GPUS.
+        found: its `settings` there.
+    """
+    model = plan.config.model
+    ways = [] if model.compile else ["model.compile=true"]
+    ways += [] if model.activation_checkpointing else ["model.activation_checkpointing=true"]
+    if not found:
+        words = " and ".join(ways) or "a larger GPU or shorter rows"
+        return f"{phase.name}: not even one row of {phase.config.row_tokens:,} tokens fits. Try {words}."
+    if fits(plan, phase, gpu):
+        return None
+    smaller = found[0].microbatch_rows * phase.config.row_tokens
+    return f"{phase.name} does not fit as configured. Set {' or '.join([f'microbatch_tokens={smaller}', *ways])}."
 
 
 def _most_rows(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: int, most: int) -> int:

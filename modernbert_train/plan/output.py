@@ -15,10 +15,11 @@ from modernbert_train.plan.sections import Section
 
 WIDTH = 118
 STYLES = ("chart.css", "page.css")  # of the report
+OWN_STYLE = "main > svg { width: 100%; height: auto } .answer td { text-align: left; white-space: normal }"
 
 
 def as_text(config: RunConfig, sections: Sequence[Section]) -> str:
-    """All sections and the picture, in lines of at most 118 characters where tables allow."""
+    """The answer, the other sections and the picture, in lines of at most 118 characters where tables allow."""
     return "\n\n".join([*(_section_text(section) for section in sections), f"Over tokens\n{picture_text(config)}"])
 
 
@@ -26,6 +27,10 @@ def _section_text(section: Section) -> str:
     out = [section.title]
     widths = [max(map(len, column)) for column in zip(*section.rows, strict=True)]
     for row in section.rows:
+        if section.flush_left:
+            start = f"  {row[0].ljust(widths[0])}  "
+            out += textwrap.wrap(row[1], WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+            continue
         cells = [cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
         out.append("  " + "  ".join(cells).rstrip())
     for note in section.notes:
@@ -34,16 +39,16 @@ def _section_text(section: Section) -> str:
 
 
 def as_html(config: RunConfig, sections: Sequence[Section]) -> str:
-    """The same as a page."""
+    """The same as a page: the answer, which is the first section, then the picture and the tables."""
     style = "".join(files("modernbert_train.report").joinpath(name).read_text("utf-8") for name in STYLES)
-    parts = "".join(_section_html(section) for section in sections)
+    first, *others = (_section_html(section) for section in sections)
     name = escape(config.name)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{name}: plan</title><style>{style}main > svg {{ width: 100%; height: auto }}</style></head>
+<title>{name}: plan</title><style>{style}{OWN_STYLE}</style></head>
 <body><main><header><h1>{name}: plan</h1></header>
-{picture_svg(config, styled=False)}{parts}</main></body></html>
+{first}{picture_svg(config, styled=False)}{"".join(others)}</main></body></html>
 """
 
 
@@ -54,7 +59,9 @@ def _section_html(section: Section) -> str:
         tag = "th" if has_head and index == 0 else "td"
         rows.append("<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>")
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in section.notes)
-    return f'<h2>{escape(section.title)}</h2><div class="box wide"><table>{"".join(rows)}</table></div>{notes}\n'
+    kind = ' class="answer"' if section.flush_left else ""
+    table = f"<table{kind}>{''.join(rows)}</table>"
+    return f'<h2>{escape(section.title)}</h2><div class="box wide">{table}</div>{notes}\n'
 
 
 def write(path: Path, config: RunConfig, sections: Sequence[Section]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modernbert_train.plan.advice import Setting, configured_memory, fits, settings
+from modernbert_train.plan.advice import Setting, configured_memory, fits, remedy, settings
+from modernbert_train.plan.cost import bill_of, stored
 from modernbert_train.plan.gpus import GPUS, PRICE_DATE, find_measurement
 from modernbert_train.plan.make import Phase, Plan
 from modernbert_train.plan.memory import usable_bytes
@@ -20,11 +21,15 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a table (the first row is its head, and may be all there is), and sentences below it."""
+    """A heading, a table (the first row is its head, and may be all there is), and sentences below it.
+
+    A table of two columns is names and values, without a head; if `flush_left`, the values are sentences.
+    """
 
     title: str
     rows: Sequence[Row] = ()
     notes: Sequence[str] = ()
+    flush_left: bool = False
 
 
 def sections(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float]) -> list[Section]:
@@ -52,6 +57,11 @@ def gb(count: float) -> str:
     """Bytes as GB, three digits."""
     value = count / GB
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def dollars(amount: float) -> str:
+    """An amount, with cents while they count."""
+    return f"{amount:,.2f}" if amount < 100 else f"{amount:,.0f}"
 
 
 def _model(plan: Plan) -> Section:
@@ -158,22 +168,13 @@ def _advice(plan: Plan, gpu: str) -> Section:
     ]
     notes = ["The largest that divides the rows of a rank, and the largest that fits; sharding must gain 2 % over ddp."]
     best: dict[str, list[str]] = {}
-    model = plan.config.model
-    ways = [] if model.compile else ["model.compile=true"]
-    ways += [] if model.activation_checkpointing else ["model.activation_checkpointing=true"]
     for phase in plan.phases:
         found = settings(plan, phase, gpu, plan.ranks)
         rows += [_setting_row(phase, setting) for setting in found]
-        if not found:
-            remedy = " and ".join(ways) or "a larger GPU or shorter rows"
-            notes.append(f"{phase.name}: not even one row of {phase.config.row_tokens:,} tokens fits. Try {remedy}.")
-            continue
         if len(found) > 1:
             best.setdefault(found[0].strategy, []).append(phase.name)
-        if not fits(plan, phase, gpu):
-            smaller = found[0].microbatch_rows * phase.config.row_tokens
-            remedy = " or ".join([f"microbatch_tokens={smaller}", *ways])
-            notes.append(f"{phase.name} does not fit as configured. Set {remedy}.")
+        if (words := remedy(plan, phase, gpu, found)) is not None:
+            notes.append(words)
     notes += [f"{strategy} is the best of those that fit: {', '.join(names)}." for strategy, names in best.items()]
     return Section(f"Largest microbatch that fits {plan.ranks} x {GPUS[gpu].label}", rows, notes)
 
@@ -192,55 +193,38 @@ def _setting_row(phase: Phase, setting: Setting) -> Row:
 
 
 def _storage(plan: Plan, gpu: str) -> Section:
-    settings_ = plan.config.checkpoint
-    size = checkpoint_bytes(plan)
-    seconds = sum(plan.phase_seconds(gpu, phase) for phase in plan.phases)
-    timed = int(seconds // settings_.interval_seconds) if settings_.interval_seconds is not None else 0
-    stepped = plan.steps // settings_.interval_steps if settings_.interval_steps is not None else 0
-    written = len(plan.phases) + timed + stepped + plan.milestones
-    kept = min(written, settings_.keep + len(plan.phases) - 1 + plan.milestones)
+    found = stored(plan, gpu)
     validation = "none: data.validation is not set"
     if plan.config.data.validation is not None:
         tokens = "all its" if plan.validation_tokens is None else f"{plan.validation_tokens:,}"
         validation = f"{plan.validations:,} passes over {tokens} tokens"
+    most = f"{gb(found.kept_bytes)} GB; {gb(found.most_bytes)} GB while one is written"
     return Section(
         "Checkpoints and validation",
         [
-            ("one checkpoint", f"{gb(size)} GB"),
-            ("written", f"about {written:,}, {gb(written * size)} GB in all"),
-            ("kept", f"at most {kept:,}, {gb(kept * size)} GB; {gb((kept + 1) * size)} GB while one is written"),
+            ("one checkpoint", f"{gb(found.checkpoint_bytes)} GB"),
+            ("written", f"about {found.written:,}, {gb(found.written * found.checkpoint_bytes)} GB in all"),
+            ("kept", f"at most {found.kept:,}, {most}"),
             ("validation", validation),
         ],
     )
 
 
-def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes of tensors in one checkpoint: weights and two moments, fp32."""
-    return 3 * 4 * plan.parameters.total
-
-
 def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section:
     rows = [("GPUs", "tokens/s each", "MFU", "rates", "time", "GPU hours", "dollars an hour", "cost", "fits")]
     for name in shown:
-        gpu = GPUS[name]
-        seconds = sum(plan.phase_seconds(name, phase) for phase in plan.phases)
-        flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
-        rate = plan.tokens / seconds / plan.ranks
-        seconds_all = seconds + plan.validation_seconds(name)
-        hours = plan.ranks * seconds_all / 3600
-        price = prices.get(name, gpu.price)
-        measured = [find_measurement(name, plan.config.model, p.config.row_tokens) is not None for p in plan.phases]
+        bill = bill_of(plan, name, prices)
         rows.append(
             (
-                f"{plan.ranks} x {gpu.label}",
-                f"{rate:,.0f}",
-                SHARE(flops / seconds / plan.ranks / gpu.peak_flops),
-                "measured" if all(measured) else "part measured" if any(measured) else "predicted",
-                duration(seconds_all),
-                f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}",
-                f"{price:.2f}" + ("" if name in prices else " assumed"),
-                f"{hours * price:,.2f}" if hours * price < 100 else f"{hours * price:,.0f}",
-                "yes" if all(fits(plan, phase, name) for phase in plan.phases) else "NO",
+                f"{plan.ranks} x {GPUS[name].label}",
+                f"{bill.tokens_per_second:,.0f}",
+                SHARE(bill.mfu),
+                bill.rates,
+                duration(bill.seconds),
+                f"{bill.gpu_hours:,.1f}" if bill.gpu_hours >= 1 else f"{bill.gpu_hours:.2g}",
+                f"{bill.price:.2f}" + ("" if name in prices else " assumed"),
+                dollars(bill.dollars),
+                "yes" if bill.fits else "NO",
             )
         )
     compiled = "compiled" if plan.config.model.compile else "NOT compiled (model.compile=true is faster)"

@@ -63,6 +63,7 @@ class Machine:
 
 LIST = "-m pip install --no-deps --require-hashes -r ./requirements/pinned.txt"
 ITSELF = "-m pip install --no-deps --no-build-isolation -e ."
+HOOK = "-m modernbert_train.compat --environment"
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_a_second_call_installs_nothing(machine: Machine) -> None:
     """`make test` calls it each time."""
     assert machine.install().returncode == 0
-    assert machine.calls() == ["-m venv ./venv", "-m pip install torch==2.13.0", LIST, ITSELF]
+    assert machine.calls() == ["-m venv ./venv", "-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
     assert machine.install().returncode == 0
     assert machine.calls() == []
 
@@ -86,12 +87,14 @@ def test_a_new_list_or_another_torch_is_installed_over_the_old_one(machine: Mach
     with (machine.folder / "requirements/pinned.txt").open("a") as pinned:
         pinned.write("more==1.0\n")
     machine.install()
-    assert machine.calls() == ["-m pip install torch==2.13.0", LIST, ITSELF]
+    assert machine.calls() == ["-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
     machine.install(MODERNBERT_TORCH="torch==2.14.0")
-    assert machine.calls() == ["-m pip install torch==2.14.0", LIST, ITSELF]
+    assert machine.calls() == ["-m pip install torch==2.14.0", LIST, ITSELF, HOOK]
 
 
-@pytest.mark.parametrize("step", ["-m venv", "torch==2.13.0", "--require-hashes", "--no-build-isolation"])
+@pytest.mark.parametrize(
+    "step", ["-m venv", "torch==2.13.0", "--require-hashes", "--no-build-isolation", "--environment"]
+)
 def test_an_install_that_stopped_anywhere_is_made_again(machine: Machine, step: str) -> None:
     """A package half written looks installed to pip; only an empty environment is sure."""
     (machine.folder / "fail").write_text(step)
@@ -103,7 +106,7 @@ def test_an_install_that_stopped_anywhere_is_made_again(machine: Machine, step: 
     done = machine.install()
     assert done.returncode == 0
     assert "did not finish" in done.stdout
-    assert machine.calls() == ["-m venv --clear ./venv", "-m pip install torch==2.13.0", LIST, ITSELF]
+    assert machine.calls() == ["-m venv --clear ./venv", "-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
     assert not (machine.venv / "lib" / "half").exists()
     machine.install()
     assert machine.calls() == []
@@ -118,7 +121,7 @@ def test_an_environment_made_by_someone_else_is_never_emptied(machine: Machine) 
     (machine.folder / "fail").unlink()
     machine.calls()
     assert machine.install().returncode == 0
-    assert machine.calls() == ["-m pip install torch==2.13.0", LIST, ITSELF]
+    assert machine.calls() == ["-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
 
 
 def test_no_gpu_and_no_pip_settings_means_the_cpu_build(machine: Machine) -> None:
@@ -126,14 +129,14 @@ def test_no_gpu_and_no_pip_settings_means_the_cpu_build(machine: Machine) -> Non
     (machine.folder / "pip-config").unlink()
     machine.install()
     uv = "-m uv --no-config pip install --python ./venv/bin/python --torch-backend cpu torch==2.13.0"
-    assert machine.calls() == ["-m venv ./venv", "-m pip install --quiet uv==0.13.8", uv, LIST, ITSELF]
+    assert machine.calls() == ["-m venv ./venv", "-m pip install --quiet uv==0.13.8", uv, LIST, ITSELF, HOOK]
 
 
 def test_where_the_cpu_build_cannot_be_had_plain_pip_is_used(machine: Machine) -> None:
     (machine.folder / "pip-config").unlink()
     (machine.folder / "fail").write_text("--torch-backend")
     assert machine.install().returncode == 0
-    assert machine.calls()[-3:] == ["-m pip install torch==2.13.0", LIST, ITSELF]
+    assert machine.calls()[-4:] == ["-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
 
 
 def test_a_gpu_gets_what_pip_gives(machine: Machine) -> None:

@@ -48,8 +48,64 @@ def test_it_is_there_within_seconds_and_without_a_gpu(tiny_run: TinyRun) -> None
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     titles = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
-    assert titles[:3] == ["Model", "Training", "GFLOP per token"] and "Time and cost" in titles
+    assert titles[:4] == ["tiny on 2 x H100 SXM", "Model", "Training", "GFLOP per token"] and "Time and cost" in titles
     assert "the very batches of the run" in done.stdout
+
+
+def answered(out: str) -> tuple[str, dict[str, list[str]]]:
+    """The title of the first paragraph, and its lines by their label."""
+    title, *lines = out.split("\n\n")[0].splitlines()
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        label, text = line[2:12].strip(), line[12:].strip()
+        if label:
+            found.setdefault(label, []).append(text)
+        else:
+            found[next(reversed(found))][-1] += f" {text}"
+    return title, found
+
+
+def test_the_first_lines_are_the_answer(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """What somebody wants to know first would stand at the end of 85 lines of tables."""
+    out = told(
+        capsys,
+        *tiny_run("model.compile=true"),
+        "--ranks",
+        "2",
+        "--gpu",
+        "l40s",
+        "b200",
+        "--price",
+        "l40s=9e6",
+        "--price",
+        "b200=9e9",
+    )
+    title, found = answered(out)
+    assert title == "tiny on 2 x L40S" and 5 <= len(out.split("\n\n")[0].splitlines()) - 1 <= 8
+    assert list(found) == ["model", "training", "takes", "memory", "disk"]
+    table = re.search(r"2 x L40S +\S+ +.* % +predicted +(\d+ s) +\S+ +9000000.00 +([\d,]+)", out)
+    price = "9000000.00 dollars an hour for one GPU"
+    assert table is not None and found["takes"] == [f"{table[1]}, predicted, and {table[2]} dollars at {price}"]
+    parameters = re.search(r"parameters +([\d,]+)", out.split("\n\n")[1])
+    assert parameters is not None and found["model"] == [f"{parameters[1]} parameters"]
+    total = re.search(r"  all +(\S+ k) +(\d+)", out)
+    assert total is not None and found["training"] == [f"{total[1]} tokens in {total[2]} steps, 2 phases"]
+    disk = re.search(r"at most .*; (\S+) GB while one is written", out)
+    assert disk is not None and found["disk"] == [f"{disk[1]} GB for checkpoints"]
+
+
+def test_the_answer_says_what_stands_in_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that does not fit, or that would be cheaper elsewhere, is seen before anything is rented."""
+    run = [str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml"), "data.train=absent/train", "--ranks", "8"]
+    _, found = answered(told(capsys, *run, "--gpu", "rtx4090", "b200"))
+    assert found["memory"][0].startswith("does NOT fit, 47.2 GB too much: 69.4 of 22.2 usable GB in phase stable")
+    assert found["note"][0].startswith("stable does not fit as configured. Set microbatch_tokens=")
+    assert found["note"][1].startswith("Documents are assumed, since absent/train is not here")
+    assert found["cheapest"][0].startswith("8 x B200: ")  # although it costs more: the other does not do it
+    _, found = answered(told(capsys, *run, "--gpu", "h100", "b200", "--price", "b200=1"))
+    assert found["memory"][0].startswith("fits, 7.75 GB to spare: 69.4 of 77.2 usable GB")
+    assert found["cheapest"][0].startswith("8 x B200: ") and len(found["note"]) == 2
+    assert re.match(r"model.compile=true: .+ instead of .+, predicted", found["note"][1])
 
 
 def test_gpus_and_prices_are_the_users(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,6 +190,9 @@ def test_pages_and_pictures_are_whole_and_ask_for_nothing(
     out = told(capsys, *words, "--html", str(page))
     told(capsys, *words, "--html", str(picture))
     html = page.read_text()
+    assert (
+        html.index("tiny on 1 x H100 SXM") < html.index("<svg") < html.index("<h2>Model")
+    )  # the answer first here too
     assert html.count("<svg") == html.count("</svg>") and html.count("<table") == out.count("\n\n")
     assert "//" not in html.replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert all(gpu.label in html for gpu in GPUS.values())

@@ -12,9 +12,9 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.clock import position_at
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
+from modernbert_train.plan.cost import checkpoint_bytes
 from modernbert_train.plan.documents import read_documents, rows_of
 from modernbert_train.plan.make import make_plan
-from modernbert_train.plan.sections import checkpoint_bytes
 from modernbert_train.plan.steps import Stretch, crossings, crossings_or_ends, run_stretches
 from tests.conftest import TinyRun
 

@@ -1,0 +1,84 @@
+"""What a plan comes to, in a few lines before its tables: how large, how long, at what cost, whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from modernbert_train.plan.advice import configured_memory, fits, remedy, settings
+from modernbert_train.plan.cost import Bill, bill_of, stored
+from modernbert_train.plan.gpus import GPUS
+from modernbert_train.plan.make import Plan
+from modernbert_train.plan.memory import usable_bytes
+from modernbert_train.plan.sections import Section, dollars, gb
+from modernbert_train.report.text import duration, plural, tokens_text
+
+GAIN = 1.05  # a change is proposed if it makes a run faster by this factor
+MOST_NOTES = 2
+
+
+def answer(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float]) -> Section:
+    """The first section of a plan.
+
+    Args:
+        plan: the run.
+        gpu: key of GPUS, what the lines are about.
+        shown: keys of GPUS among which the cheapest is named.
+        prices: dollars an hour for one GPU, where they are not the assumed ones.
+    """
+    bill = bill_of(plan, gpu, prices)
+    price = f"{bill.price:.2f} dollars an hour for one GPU" + ("" if gpu in prices else ", assumed")
+    rows = [
+        ("model", f"{plan.parameters.total:,} parameters"),
+        ("training", f"{tokens_text(plan.tokens)} tokens in {plural(plan.steps, 'step')}, {_phases(plan)}"),
+        ("takes", f"{duration(bill.seconds)}, {bill.rates}, and {dollars(bill.dollars)} dollars at {price}"),
+        ("memory", _memory(plan, gpu)),
+        ("disk", f"{gb(stored(plan, gpu).most_bytes)} GB for checkpoints"),
+    ]
+    if (line := _cheaper(plan, bill, {name: bill_of(plan, name, prices) for name in shown})) is not None:
+        rows.insert(3, ("cheapest", line))
+    found = list(_notes(plan, gpu, bill))
+    rows += [("note", line) for line in found[:MOST_NOTES]]
+    return Section(f"{plan.config.name} on {plan.ranks} x {GPUS[gpu].label}", rows, flush_left=True)
+
+
+def _phases(plan: Plan) -> str:
+    return plural(len(plan.phases), "phase") + ("" if plan.exact else "; counted with batches of mean size")
+
+
+def _memory(plan: Plan, gpu: str) -> str:
+    """Whether every phase fits, told by the one that needs most."""
+    peak, name = max((configured_memory(plan, phase, gpu).peak, phase.name) for phase in plan.phases)
+    usable = usable_bytes(GPUS[gpu])
+    verdict = (
+        f"fits, {gb(usable - peak)} GB to spare" if peak <= usable else f"does NOT fit, {gb(peak - usable)} GB too much"
+    )
+    return f"{verdict}: {gb(peak)} of {gb(usable)} usable GB in phase {name}"
+
+
+def _cheaper(plan: Plan, bill: Bill, bills: dict[str, Bill]) -> str | None:
+    """The GPU of those shown that costs least, unless it is the one that the plan is about."""
+    fitting = {name: each for name, each in bills.items() if each.fits}
+    if not fitting:
+        return None
+    name, best = min(fitting.items(), key=lambda item: item[1].dollars)
+    if bill.fits and bill.dollars - best.dollars < max(1.0, (GAIN - 1) * bill.dollars):
+        return None
+    return f"{plan.ranks} x {GPUS[name].label}: {duration(best.seconds)}, {dollars(best.dollars)} dollars"
+
+
+def _notes(plan: Plan, gpu: str, bill: Bill) -> Iterator[str]:
+    """What stands in the way, what the figures rest on, what is faster; the weightiest first."""
+    for phase in plan.phases:
+        if not fits(plan, phase, gpu):
+            yield str(remedy(plan, phase, gpu, settings(plan, phase, gpu, plan.ranks)))
+    if not plan.bf16:
+        yield "precision=fp32: time and cost are predicted for bf16; fp32 is several times slower."
+    if not plan.documents.streams:
+        yield f"Documents are {plan.documents.source}."
+    compiled = replace(plan, config=replace(plan.config, model=replace(plan.config.model, compile=True)))
+    faster = bill_of(compiled, gpu, {}).seconds
+    if faster * GAIN < bill.seconds:
+        yield f"model.compile=true: {duration(faster)} instead of {duration(bill.seconds)}, predicted."
+    if plan.config.data.validation is None:
+        yield "data.validation is not set: nothing will tell whether the model learns more than its own text."

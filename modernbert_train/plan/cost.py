@@ -1,0 +1,100 @@
+"""What a run takes of a kind of GPU: hours and dollars; and of a disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from modernbert_train.plan.advice import fits
+from modernbert_train.plan.gpus import GPUS, find_measurement
+from modernbert_train.plan.make import Plan
+
+
+@dataclass(frozen=True)
+class Bill:
+    """A run on one kind of GPU.
+
+    Attributes:
+        tokens_per_second: of one GPU, in training.
+        mfu: share of the datasheet's FLOPs that training uses.
+        rates: where the rates of its phases come from.
+        seconds: of training and validation.
+        gpu_hours: the same of all GPUs.
+        price: dollars an hour for one GPU.
+        fits: whether every phase fits as it is configured.
+    """
+
+    tokens_per_second: float
+    mfu: float
+    rates: Literal["measured", "part measured", "predicted"]
+    seconds: float
+    gpu_hours: float
+    price: float
+    fits: bool
+
+    @property
+    def dollars(self) -> float:
+        return self.gpu_hours * self.price
+
+
+def bill_of(plan: Plan, gpu: str, prices: dict[str, float]) -> Bill:
+    """Work out time and cost.
+
+    Args:
+        plan: the run.
+        gpu: key of GPUS.
+        prices: dollars an hour for one GPU, where they are not the assumed ones.
+    """
+    training = sum(plan.phase_seconds(gpu, phase) for phase in plan.phases)
+    flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
+    seconds = training + plan.validation_seconds(gpu)
+    measured = [find_measurement(gpu, plan.config.model, phase.config.row_tokens) is not None for phase in plan.phases]
+    return Bill(
+        tokens_per_second=plan.tokens / training / plan.ranks,
+        mfu=flops / training / plan.ranks / GPUS[gpu].peak_flops,
+        rates="measured" if all(measured) else "part measured" if any(measured) else "predicted",
+        seconds=seconds,
+        gpu_hours=plan.ranks * seconds / 3600,
+        price=prices.get(gpu, GPUS[gpu].price),
+        fits=all(fits(plan, phase, gpu) for phase in plan.phases),
+    )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Checkpoints of a run.
+
+    Attributes:
+        checkpoint_bytes: of one.
+        written: in all, about.
+        kept: at the same time, at most.
+    """
+
+    checkpoint_bytes: int
+    written: int
+    kept: int
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.kept * self.checkpoint_bytes
+
+    @property
+    def most_bytes(self) -> int:
+        """While one more is being written."""
+        return (self.kept + 1) * self.checkpoint_bytes
+
+
+def stored(plan: Plan, gpu: str) -> Stored:
+    """Count the checkpoints; those that are written by the clock depend on the GPU."""
+    settings = plan.config.checkpoint
+    seconds = sum(plan.phase_seconds(gpu, phase) for phase in plan.phases)
+    timed = int(seconds // settings.interval_seconds) if settings.interval_seconds is not None else 0
+    stepped = plan.steps // settings.interval_steps if settings.interval_steps is not None else 0
+    written = len(plan.phases) + timed + stepped + plan.milestones
+    kept = min(written, settings.keep + len(plan.phases) - 1 + plan.milestones)
+    return Stored(checkpoint_bytes(plan), written, kept)
+
+
+def checkpoint_bytes(plan: Plan) -> int:
+    """Bytes of tensors in one checkpoint: weights and two moments, fp32."""
+    return 3 * 4 * plan.parameters.total
