@@ -217,7 +217,6 @@ def standalone(chart: Chart, marks: Marks, subtitle: str, style: str, width: int
         f'<text class="name" x="{width - 24}" y="34" text-anchor="end">{escape(subtitle)}</text>{"".join(legend)}'
         f'<svg x="64" y="{top}" width="{plot_width}" height="{plot_height}" overflow="visible">'
         f"{drawing.axes}{drawing.curves}</svg>"
-        
         f'<text class="tick" x="{width - 24}" y="{height - 10}" text-anchor="end">tokens seen</text></svg>\n'
     )
 
@@ -251,7 +250,7 @@ def _x_axis(marks: Marks) -> list[str]:
 
 def _grouped(events: Sequence[Event], end: float) -> list[tuple[str, int | None, str]]:
     """(place, run, label) of marks: events of a run that would cover each other are one, and at most EVENTS or so."""
-    for places in (1000, 200, 50, 20, 10):
+    for places in (1000, 200, 50, 20, 10, 4):
         labels: dict[tuple[float, int | None], list[str]] = {}
         for event in events:
             share = round(event.tokens / end * places) / places if end else 0.0
