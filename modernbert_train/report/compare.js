@@ -42,6 +42,7 @@ function update() {
     for (const chart of parts) for (const part of chart[run]) part.classList.toggle("off", !shown(run));
     count += shown(run);
   });
+  if (hot !== null && !shown(hot)) leave();
   tools.querySelector("output").textContent = `${count} of ${rows.length} shown`;
 }
 
@@ -80,6 +81,11 @@ function name(run, x, pointed) {
   }
 }
 
+function leave() {
+  highlight(null);
+  name(null, null);
+}
+
 function brief(text) {
   return text.length > 26 ? text.slice(0, 17) + "…" + text.slice(-8) : text;
 }
@@ -100,8 +106,7 @@ document.body.append(tip);
 followers.push((figure, x, y, box, event) => {
   tip.hidden = true;
   if (!figure) {
-    highlight(null);
-    name(null, null);
+    leave();
     return;
   }
   const there = figure.lines
@@ -159,7 +164,6 @@ rows.forEach((row, run) => {
     update();
   });
   const point = () => { if (shown(run)) { highlight(run); name(run, null); } };
-  const leave = () => { highlight(null); name(null, null); };
   row.addEventListener("pointerenter", point);
   row.addEventListener("pointerleave", leave);
   row.addEventListener("focusin", point);

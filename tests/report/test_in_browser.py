@@ -90,6 +90,7 @@ def test_a_click_on_a_run_hides_and_shows_it_in_all_charts(chromium: Browser, tm
     assert before[3] >= 13 and before[5] >= 12  # six charts: a curve (validation: a dot) and a restart in each, a fault
     chromium.to('tr[data-run="3"] button', click=True)
     assert [chromium.run(drawn % n) for n in range(8)] == [*before[:3], 0, *before[4:]]
+    assert chromium.run("return document.querySelectorAll('.over .hot path').length") == 0  # though pointed at
     pressed = "return document.querySelector('tr[data-run=\"3\"] button').getAttribute('aria-pressed')"
     assert chromium.run(pressed) == "false" and len(chromium.run(ROWS)) == 8
     assert chromium.run("return document.querySelector('.tools output').textContent") == "7 of 8 shown"
@@ -187,7 +188,8 @@ def test_a_lone_value_can_be_seen(chromium: Browser, tmp_path: Path) -> None:
     chromium.open(compared(tmp_path, 5))
     chromium.run("document.querySelectorAll('figure')[1].scrollIntoView({block: 'center'})")
     dots = chromium.run(
-        "return [...document.querySelectorAll('figure:nth-child(2) path.lone')].map(p => {const s = getComputedStyle(p);"
+        "return [...document.querySelectorAll('figure:nth-child(2) path.lone')].map(p => {"
+        "const s = getComputedStyle(p);"
         "return [parseFloat(s.strokeWidth), s.strokeLinecap, s.strokeDasharray, s.vectorEffect]})"
     )
     assert dots == [[7, "round", "none", "non-scaling-stroke"]] * 5

@@ -294,7 +294,7 @@ def test_a_chart_of_nothing_but_gaps_is_a_sentence() -> None:
 
 
 def test_a_value_without_neighbours_is_a_dot(tmp_path: Path) -> None:
-    """The one value of a run that has just begun, or one between two gaps, must be seen; a curve has no length there."""
+    """The one value of a run that has just begun, or one between two gaps; a curve has no length there."""
     page = page_of(run_folder(tmp_path, step(1), *(step(i, math.nan if i != 5 else 2.0) for i in range(2, 9))))
     dots = [a for t, a, _ in page.found if t == "path" and a.get("class") == "faint lone"]
     assert dots[0]["d"] is not None and dots[0]["d"].count("h0") == 2

@@ -50,7 +50,7 @@ def test_the_measure_sees_what_a_deuteranope_does_not() -> None:
 
 
 def test_runs_differ_without_their_colours() -> None:
-    """On a printout, or to who sees no colours: dashes and markers differ within 28, dashes between any two neighbours."""
+    """On a printout, say: dashes and markers differ within any 28, dashes between any two neighbours."""
     looks = [look(run) for run in range(200)]
     assert len(set(looks[: 7 * DASHES * len(SHAPES)])) == 196
     for first in range(150):
