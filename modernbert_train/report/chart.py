@@ -13,12 +13,16 @@ from html import escape
 from typing import Literal, NamedTuple
 
 from modernbert_train.report.curves import thin
-from modernbert_train.report.text import tokens_text
+from modernbert_train.report.series import belongs, colour_of, line_of, marker, markers
+from modernbert_train.report.text import shorten, tokens_text
 from modernbert_train.report.ticks import log_ticks, round_step
 
 UNITS = 10_000  # side of the square that curves are drawn in
 LABEL_ROW = 15  # height of one row of phase labels above the plot, in px
-COLOURS = 8  # of runs that share a chart; compare.css
+POINTS = 20_000  # drawn in one chart, all its lines together, up to gaps: bounds the page's size
+BUCKETS = (10, 600)  # that a line is thinned to, of two points each: the fewest (of 1,000 runs) and the most
+EVENTS = 500  # restarts or faults drawn in one chart; where there are more, neighbours share a mark
+PHASE_LETTERS = 24  # of a phase's name above the plot
 DIAMOND = "M0 0l5 6-5 6-5-6z"
 NARROW = 300  # plot width on a phone in px: phase labels must not touch even there
 
@@ -27,7 +31,7 @@ NARROW = 300  # plot width on a phone in px: phase labels must not touch even th
 class Line:
     """One series. `kind` is also its CSS class: faint and main are curves, dashed a reference, points are dots.
 
-    `run` is the number of the run that it is of, where several share a chart; it gives the colour.
+    `run` is the number of the run that it is of, where several share a chart; it gives colour, dashes and marker.
     """
 
     name: str
@@ -38,7 +42,7 @@ class Line:
 
     @property
     def css(self) -> str:
-        return f"{self.kind} {run_css(self.run)}".rstrip()
+        return f"{self.kind} {line_of(self.run)}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,14 @@ class Points(NamedTuple):
     text: list[str]
 
 
+class Drawing(NamedTuple):
+    """A chart as drawn: SVG elements of its axes, those that lie over them, and the points of each line."""
+
+    axes: str
+    curves: str
+    points: list[Points]
+
+
 class Scale:
     """The vertical axis: values to 0 (bottom) ... 1 (top), and round ticks."""
 
@@ -113,8 +125,9 @@ class Scale:
 
 
 def place(line: Line, scale: Scale, chart: Chart, end: float) -> Points:
-    """Thin a line and turn it into positions and texts."""
-    chosen = thin(line.x, line.y) if line.x else []
+    """Thin a line to its share of the chart's POINTS, and turn it into positions and texts."""
+    fewest, most = BUCKETS
+    chosen = thin(line.x, line.y, min(most, max(fewest, POINTS // (2 * len(chart.lines))))) if line.x else []
     x = [round(line.x[i] / end * UNITS) if end else 0 for i in chosen]
     heights = [scale.position(line.y[i]) for i in chosen]
     y = [None if h is None else round((1 - h) * UNITS) for h in heights]
@@ -126,7 +139,7 @@ def label_rows(marks: Marks, width: float = NARROW) -> list[int]:
     ends: list[list[tuple[float, float]]] = []
     rows = []
     for start, name in marks.borders:
-        left, right = _label_span(start / marks.end if marks.end else 0.0, name, width)
+        left, right = _label_span(start / marks.end if marks.end else 0.0, shorten(name, PHASE_LETTERS), width)
         row = next((r for r, taken in enumerate(ends) if all(right < a or b < left for a, b in taken)), len(ends))
         if row == len(ends):
             ends.append([])
@@ -135,7 +148,7 @@ def label_rows(marks: Marks, width: float = NARROW) -> list[int]:
     return rows
 
 
-def draw(chart: Chart, marks: Marks, width: float = NARROW) -> tuple[str, list[Points]]:
+def draw(chart: Chart, marks: Marks, width: float = NARROW) -> Drawing:
     """Draw one chart in the coordinates of its plot area; labels hang out of it on all sides.
 
     Args:
@@ -143,11 +156,12 @@ def draw(chart: Chart, marks: Marks, width: float = NARROW) -> tuple[str, list[P
 
     Returns:
         SVG elements to put in an <svg> with visible overflow, and the points of each line for the hover script.
-        An empty chart is a sentence.
+        An empty chart is a sentence without points.
     """
     scale = Scale(chart)
     if scale.empty:
-        return '<text class="tick" x="50%" y="50%" text-anchor="middle">Nothing recorded yet</text>', []
+        sentence = '<text class="tick" x="50%" y="50%" text-anchor="middle">Nothing recorded yet</text>'
+        return Drawing(sentence, "", [])
     out = ['<rect class="plot" width="100%" height="100%"/>']
     for value in scale.ticks:
         y = f"{100 * (1 - (scale.position(value) or 0.0)):.2f}%"
@@ -157,24 +171,26 @@ def draw(chart: Chart, marks: Marks, width: float = NARROW) -> tuple[str, list[P
         )
     out += _x_axis(marks)
     out += _borders(marks, width)
+    axes, out = "".join(out), []
     placed = [place(line, scale, chart, marks.end) for line in chart.lines]
-    curves = [
-        f'<path class="{line.css}" d="{_path(points, line.kind == "points")}"/>'
-        for line, points in zip(chart.lines, placed, strict=True)
-        if points.x
-    ]
+    curves = [_curve(line, points) for line, points in zip(chart.lines, placed, strict=True)]
     out.append(f'<svg viewBox="0 0 {UNITS} {UNITS}" preserveAspectRatio="none" width="100%" height="100%"'
                f' overflow="visible">{"".join(curves)}</svg>')  # fmt: skip
-    for restart in marks.restarts:
-        x, css = f"{_percent(restart.tokens, marks.end)}%", f"restart {run_css(restart.run)}".rstrip()
+    for x, run, label in _grouped(marks.restarts, marks.end):
         out.append(
-            f'<g class="{css}"><title>{escape(restart.label)}</title><line x1="{x}" x2="{x}" y1="100%" y2="93%"/>'
-            f'<circle cx="{x}" cy="93%" r="3"/></g>'
+            f'<g class="{f"restart {colour_of(run)}".rstrip()}"{belongs(run)}><title>{escape(label)}</title>'
+            f'<line x1="{x}" x2="{x}" y1="100%" y2="93%"/><circle cx="{x}" cy="93%" r="3"/></g>'
         )
-    out += _faults(marks)
+    for x, run, label in _grouped(marks.faults, marks.end):
+        out.append(
+            f'<g class="{f"fault {colour_of(run)}".rstrip()}"{belongs(run)}><title>{escape(label)}</title>'
+            f'<svg x="{x}" overflow="visible"><path d="{DIAMOND}"/></svg></g>'
+        )
+    for line, points in zip(chart.lines, placed, strict=True):
+        out += [marker(line.run or 0, f"{x / 100}%", f"{y / 100}%") for x, y in markers(line.run, points.x, points.y)]
     for x in sorted({f"{_percent(position, marks.end):.1f}%" for position in marks.broken}):
         out.append(f'<line class="broken" x1="{x}" x2="{x}" y2="5%"><title>loss not a number</title></line>')
-    return "".join(out), placed
+    return Drawing(axes, "".join(out), placed)
 
 
 def standalone(chart: Chart, marks: Marks, subtitle: str, style: str, width: int = 1000, height: int = 440) -> str:
@@ -187,7 +203,7 @@ def standalone(chart: Chart, marks: Marks, subtitle: str, style: str, width: int
     rows = max(label_rows(marks, width - 88), default=0)
     top = 92 + LABEL_ROW * rows
     plot_width, plot_height = width - 88, height - top - 48
-    content, _ = draw(chart, marks, plot_width)
+    drawing = draw(chart, marks, plot_width)
     legend, x = [], 64
     for kind, name in legend_entries(chart, marks):
         legend.append(f'<g transform="translate({x} 58)">{key_mark(kind)}<text class="name" x="28" y="4">{escape(name)}'
@@ -199,22 +215,16 @@ def standalone(chart: Chart, marks: Marks, subtitle: str, style: str, width: int
         f'<rect class="card" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="12"/>'
         f'<text class="title" x="64" y="34">{escape(chart.title)}</text>'
         f'<text class="name" x="{width - 24}" y="34" text-anchor="end">{escape(subtitle)}</text>{"".join(legend)}'
-        f'<svg x="64" y="{top}" width="{plot_width}" height="{plot_height}" overflow="visible">{content}</svg>'
+        f'<svg x="64" y="{top}" width="{plot_width}" height="{plot_height}" overflow="visible">'
+        f"{drawing.axes}{drawing.curves}</svg>"
         f'<text class="tick" x="{width - 24}" y="{height - 10}" text-anchor="end">tokens seen</text></svg>\n'
     )
 
 
 def legend_entries(chart: Chart, marks: Marks) -> list[tuple[str, str]]:
-    """(CSS class, name) of everything the chart shows that needs a name."""
-    entries: list[tuple[str, str]] = [(line.css, line.name) for line in chart.lines if line.x]
+    """(CSS class, name) of everything the chart shows that needs a name; runs have theirs in the table of the page."""
+    entries: list[tuple[str, str]] = [(line.css, line.name) for line in chart.lines if line.x and line.run is None]
     return entries + [("restart", "restart")] * bool(marks.restarts) + [("fault", "fault")] * bool(marks.faults)
-
-
-def run_css(run: int | None) -> str:
-    """CSS classes of a run among several: eight colours, then the same again with dashes; empty for a run alone."""
-    if run is None:
-        return ""
-    return f"run r{run % COLOURS}{' again' if run // COLOURS % 2 else ''}"
 
 
 def key_mark(css: str) -> str:
@@ -238,16 +248,18 @@ def _x_axis(marks: Marks) -> list[str]:
     return out
 
 
-def _faults(marks: Marks) -> list[str]:
-    """Diamonds at the upper edge; those of a run that would cover each other are one, with all their labels."""
-    labels: dict[tuple[str, str], list[str]] = {}
-    for fault in marks.faults:
-        place = f"{_percent(fault.tokens, marks.end):.1f}%", f"fault {run_css(fault.run)}".rstrip()
-        labels.setdefault(place, []).append(fault.label)
+def _grouped(events: Sequence[Event], end: float) -> list[tuple[str, int | None, str]]:
+    """(place, run, label) of marks: events of a run that would cover each other are one, and at most EVENTS or so."""
+    for places in (1000, 200, 50, 20, 10, 4):
+        labels: dict[tuple[float, int | None], list[str]] = {}
+        for event in events:
+            share = round(event.tokens / end * places) / places if end else 0.0
+            labels.setdefault((share, event.run), []).append(event.label)
+        if len(labels) <= EVENTS:
+            break
     return [
-        f'<g class="{css}"><title>{escape("; ".join(found))}</title>'
-        f'<svg x="{x}" overflow="visible"><path d="{DIAMOND}"/></svg></g>'
-        for (x, css), found in labels.items()
+        (f"{100 * share:.1f}%", run, "; ".join(found[:3]) + (f"; and {len(found) - 3:,} more" if found[3:] else ""))
+        for (share, run), found in labels.items()
     ]
 
 
@@ -255,12 +267,13 @@ def _borders(marks: Marks, width: float) -> list[str]:
     out = []
     for (start, name), row in zip(marks.borders, label_rows(marks, width), strict=True):
         x, up = _percent(start, marks.end), 8 + LABEL_ROW * row
-        flip = _flips(x / 100, name, width)
-        text = f"{name} ▸" if flip else name
+        shown = shorten(name, PHASE_LETTERS)
+        flip = _flips(x / 100, shown, width)
+        text = escape(f"{shown} ▸" if flip else shown) + (f"<title>{escape(name)}</title>" if shown != name else "")
         if start > 0:
             out.append(f'<line class="border" x1="{x}%" x2="{x}%" y1="{-up - 10}" y2="100%"/>')
         out.append(f'<text class="phase" x="{x}%" dx="{-5 if flip else 5 * (start > 0)}" y="{-up}"'
-                   f' text-anchor="{"end" if flip else "start"}">{escape(text)}</text>')  # fmt: skip
+                   f' text-anchor="{"end" if flip else "start"}">{text}</text>')  # fmt: skip
     return out
 
 
@@ -274,18 +287,25 @@ def _label_span(share: float, name: str, width: float) -> tuple[float, float]:
     return (start - length, start) if _flips(share, name, width) else (start, start + length)
 
 
-def _path(points: Points, dots: bool) -> str:
-    """Dots and lone points are strokes of length zero: round caps make them circles whatever the stretch."""
-    out: list[str] = []
+def _curve(line: Line, points: Points) -> str:
+    """A line as a path, and its points that have no neighbour to be joined with as dots.
+
+    Dots are strokes of length zero: round caps make them circles whatever the stretch.
+    """
+    curve: list[str] = []
+    dots: list[str] = []
     pen_down = False
     for i, (x, y) in enumerate(zip(points.x, points.y, strict=True)):
         if y is None:
             pen_down = False
-            continue
-        lone = not pen_down and (i + 1 == len(points.y) or points.y[i + 1] is None)
-        out.append(f"M{x} {y}h0" if dots or lone else f"{'L' if pen_down else 'M'}{x} {y}")
-        pen_down = not dots
-    return "".join(out)
+        elif line.kind == "points" or (not pen_down and (i + 1 == len(points.y) or points.y[i + 1] is None)):
+            dots.append(f"M{x} {y}h0")
+        else:
+            curve.append(f"{'L' if pen_down else 'M'}{x} {y}")
+            pen_down = True
+    lone = "" if line.kind == "points" else " lone"
+    found = ((line.css, curve), (line.css + lone, dots))
+    return "".join(f'<path class="{css}"{belongs(line.run)} d="{"".join(d)}"/>' for css, d in found if d)
 
 
 def _percent(position: float, end: float) -> float:

@@ -8,36 +8,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from modernbert_train.config.read import read_yaml
-from modernbert_train.report.chart import Chart, Event, Line, Marks, key_mark, run_css
-from modernbert_train.report.curves import History, StepRecord, read_history, smooth
+from modernbert_train.report.chart import Chart, Event, Line, Marks
+from modernbert_train.report.curves import StepRecord, read_history, smooth
 from modernbert_train.report.html import marks_of
 from modernbert_train.report.page import render, write
-from modernbert_train.report.summary import FIGURES, figures, header_note, smoothing_window, warnings
-from modernbert_train.report.text import fixed, percent, rate, short, tokens_text, whole
+from modernbert_train.report.runs_table import Run, runs_table, settings_table
+from modernbert_train.report.series import shapes
+from modernbert_train.report.summary import header_note, smoothing_window, warnings
+from modernbert_train.report.text import fixed, percent, rate, short, shorten, tokens_text, whole
 
 _PLACES = 500  # that the crosshair tells apart
-_OWN = ("name", "runs_folder")  # differ between any two runs and say nothing
-
-
-@dataclass(frozen=True)
-class Run:
-    """One of the runs.
-
-    Attributes:
-        name: that tells it from the others.
-        history: what it did.
-        settings: its configuration as text, by dotted key; empty if there is none.
-    """
-
-    name: str
-    history: History
-    settings: Mapping[str, str]
+_WARNINGS = 4  # shown at once; more of them are folded
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
@@ -65,17 +50,25 @@ def render_comparison(runs: Sequence[Run]) -> str:
     marks = _marks(runs)
     places = [marks.end * i / _PLACES for i in range(_PLACES + 1)]
     return render(
-        ", ".join(run.name for run in runs),
+        shorten(", ".join(run.name for run in runs), 100),
         f"{len(runs)} runs",
         header_note(max((run.history.last_time for run in runs), key=lambda time: (math.isfinite(time), time))),
         _charts(runs),
         marks,
         places=[(place, f"{tokens_text(place, 4)} tokens") for place in places],
-        resting="at the end of each run",
-        above="".join(warnings(run.history, run.name) for run in runs),
-        below=f"{_figure_table(runs)}\n{_settings_table(runs)}",
-        styles=["compare.css"],
+        resting="",
+        above=f"{shapes()}{_warnings(runs)}\n{runs_table(runs)}",
+        below=settings_table(runs),
+        more="compare",
     )
+
+
+def _warnings(runs: Sequence[Run]) -> str:
+    found = [text for run in runs if (text := warnings(run.history, run.name))]
+    shown = "".join(found)
+    if len(found) <= _WARNINGS:
+        return shown
+    return f'<details class="box"><summary>Warnings of {len(found)} runs</summary>{shown}</details>'
 
 
 def _charts(runs: Sequence[Run]) -> list[Chart]:
@@ -137,44 +130,6 @@ def _of_all(runs: Sequence[Run], events: Sequence[Sequence[Event]]) -> list[Even
         for number, (run, found) in enumerate(zip(runs, events, strict=True))
         for event in found
     ]
-
-
-def _figure_table(runs: Sequence[Run]) -> str:
-    losses = [run.history.validations[-1].loss if run.history.validations else math.nan for run in runs]
-    best = min((loss for loss in losses if math.isfinite(loss)), default=None)
-    lines = []
-    for number, (run, loss) in enumerate(zip(runs, losses, strict=True)):
-        cells = [
-            f"<b>{escape(text)}</b>" if head == "Validation loss" and loss == best else escape(text)
-            for head, text in zip(FIGURES, figures(run.history), strict=True)
-        ]
-        lines.append([_key(number, run.name), *cells])
-    return _table("What they came to", ["Run", *FIGURES], lines)
-
-
-def _settings_table(runs: Sequence[Run]) -> str:
-    keys = list(dict.fromkeys(key for run in runs for key in run.settings if key not in _OWN))
-    values = {key: [run.settings.get(key, "absent") for run in runs] for key in keys}
-    lines = [[escape(key), *map(escape, found)] for key, found in values.items() if len(set(found)) > 1]
-    note = "" if lines else '<p class="note">Their configurations are the same.</p>'
-    unknown = [run.name for run in runs if not run.settings]
-    if unknown:
-        note = f'<p class="note">Without a config.yaml that can be read: {escape(", ".join(unknown))}.</p>'
-    heads = ["Key", *(_key(number, run.name) for number, run in enumerate(runs))]
-    return note + _table("What differs in their configurations", heads, lines) if lines else note
-
-
-def _table(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{cell}</th>" for cell in heads)
-    rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in lines)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<section class="box wide"><h2>{title}</h2>{table}</section>'
-
-
-def _key(number: int, name: str) -> str:
-    """A run's name behind the colour of its curves."""
-    mark = key_mark(f"main {run_css(number)}")
-    return f'<span class="key"><svg viewBox="0 -5 22 10" aria-hidden="true">{mark}</svg>{escape(name)}</span>'
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -2,6 +2,7 @@
 "use strict";
 const page = JSON.parse(document.getElementById("data").textContent);
 const UNITS = 10000;
+const followers = []; // called with the chart, the place and the event, or with nothing when the pointer leaves
 
 function nearest(xs, x) {
   let low = 0, high = xs.length - 1;
@@ -15,11 +16,19 @@ function nearest(xs, x) {
 const figures = [...document.querySelectorAll("figure[data-chart]")].map((figure) => ({
   lines: page.charts[figure.dataset.chart],
   where: figure.querySelector(".where"),
-  values: [...figure.querySelectorAll(".keys b")],
+  values: [...figure.querySelectorAll(".keys b")], // of a run alone, one for each line; runs compared have none
   cross: figure.querySelector(".cross"),
   dots: [...figure.querySelectorAll(".dot")],
-  plot: figure.querySelector(".frame > svg"),
+  hot: figure.querySelector(".over .hot"), // takes a copy of the run that is pointed at
+  label: figure.querySelector(".label"),
+  frame: figure.querySelector(".frame"),
 }));
+
+function placeDot(dot, x, y) {
+  dot.setAttribute("cx", x / 100 + "%");
+  dot.setAttribute("cy", (y ?? 0) / 100 + "%");
+  dot.style.visibility = y === null ? "hidden" : "visible";
+}
 
 function show(x) {
   const step = nearest(page.steps.x, x);
@@ -28,12 +37,10 @@ function show(x) {
     figure.cross.setAttribute("x1", x / 100 + "%");
     figure.cross.setAttribute("x2", x / 100 + "%");
     figure.cross.style.visibility = "visible";
-    figure.lines.forEach((line, i) => {
-      const at = nearest(line.x, x), y = line.y[at];
-      figure.values[i].textContent = line.text[at];
-      figure.dots[i].setAttribute("cx", line.x[at] / 100 + "%");
-      figure.dots[i].setAttribute("cy", (y ?? 0) / 100 + "%");
-      figure.dots[i].style.visibility = y === null ? "hidden" : "visible";
+    figure.values.forEach((value, i) => {
+      const line = figure.lines[i], at = nearest(line.x, x);
+      value.textContent = line.text[at];
+      placeDot(figure.dots[i], line.x[at], line.y[at]);
     });
   }
 }
@@ -42,19 +49,24 @@ function hide() {
   for (const figure of figures) {
     figure.where.textContent = figure.where.dataset.last;
     figure.cross.style.visibility = "hidden";
-    figure.lines.forEach((line, i) => {
-      figure.values[i].textContent = line.text[line.text.length - 1];
+    figure.values.forEach((value, i) => {
+      value.textContent = figure.lines[i].text[figure.lines[i].text.length - 1];
       figure.dots[i].style.visibility = "hidden";
     });
   }
+  for (const follow of followers) follow();
 }
 
-for (const { plot } of figures) {
+for (const figure of figures) {
   const move = (event) => {
-    const box = plot.querySelector(".plot").getBoundingClientRect();
-    show(Math.min(UNITS, Math.max(0, Math.round(((event.clientX - box.left) / box.width) * UNITS))));
+    const plot = figure.frame.querySelector(".plot");
+    if (!plot) return; // nothing recorded yet
+    const box = plot.getBoundingClientRect();
+    const x = Math.min(UNITS, Math.max(0, Math.round(((event.clientX - box.left) / box.width) * UNITS)));
+    show(x);
+    for (const follow of followers) follow(figure, x, ((event.clientY - box.top) / box.height) * UNITS, box, event);
   };
-  plot.addEventListener("pointermove", move);
-  plot.addEventListener("pointerdown", move);
-  plot.addEventListener("pointerleave", hide);
+  figure.frame.addEventListener("pointermove", move);
+  figure.frame.addEventListener("pointerdown", move);
+  figure.frame.addEventListener("pointerleave", hide);
 }

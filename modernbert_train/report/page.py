@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from modernbert_train.errors import StorageError
-from modernbert_train.report.chart import UNITS, Chart, Marks, draw, key_mark, label_rows, legend_entries
+from modernbert_train.report.chart import LABEL_ROW, UNITS, Chart, Marks, draw, key_mark, label_rows, legend_entries
 
 NO_REQUESTS = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -31,7 +32,7 @@ def render(
     resting: str,
     above: str = "",
     below: str = "",
-    styles: Sequence[str] = (),
+    more: str = "",
 ) -> str:
     """Build a page.
 
@@ -42,7 +43,7 @@ def render(
         places: tokens, and what is said of the place where the crosshair is next to them.
         resting: what is said while there is no crosshair.
         above, below: HTML around the charts.
-        styles: names of further style sheets.
+        more: name of a further style sheet and script, without their endings; empty for none.
     """
     figures: list[str] = []
     drawn: list[list[dict[str, Any]]] = []
@@ -53,44 +54,51 @@ def render(
         marks = replace(marks, broken=(), faults=())
     steps = {"x": [round(x / (marks.end or 1) * UNITS) for x, _ in places], "text": [text for _, text in places]}
     data = json.dumps({"charts": drawn, "steps": steps}, separators=(",", ":")).replace("<", "\\u003c")
-    style = "".join(resource(name) for name in ("chart.css", "page.css", *styles))
+    style = "".join(resource(name) for name in ("chart.css", "page.css", *([f"{more}.css"] if more else [])))
+    script = resource("page.js") + (resource(f"{more}.js") if more else "")
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{NO_REQUESTS}"><link rel="icon" href="data:,">
 <title>{escape(title)}</title>
 <style>{style}</style></head>
-<body><main>
+<body><main{f' class="{more}"' if more else ""}>
 <header><h1>{escape(heading)}</h1><p>{escape(note)}</p></header>
 {above}
 <div class="charts">{"".join(figures)}</div>
 {below}
 </main>
 <script type="application/json" id="data">{data}</script>
-<script>{resource("page.js")}</script>
+<script>{script}</script>
 </body></html>
 """
 
 
 def _figure(number: int, chart: Chart, marks: Marks, where: str) -> tuple[str, list[dict[str, Any]]]:
-    """A chart with its caption, and the points that the script needs: one entry per line that has any."""
-    content, points = draw(chart, marks)
-    points = [p for p in points if p.x]
+    """A chart with its caption, and the points that the script needs: one entry per line that has any.
+
+    A line of a run alone has its name, its value and its dot on the chart; runs that share a chart have theirs in the
+    one table of the page, and a chart of them has one dot and one label, for the run that is pointed at.
+    """
+    axes, curves, points = draw(chart, marks)
+    drawn = [(line, each) for line, each in zip(chart.lines, points, strict=False) if each.x]
     keys, dots = [], []
+    values = [f"<b>{escape(each.text[-1])}</b>" for line, each in drawn if line.run is None]
     entries = [e for e in legend_entries(chart, marks) if points and (e[0] != "restart" or number == 0)]
-    for i, (css, name) in enumerate(entries):
-        value = f"<b>{escape(points[i].text[-1])}</b>" if i < len(points) else ""
+    for (css, name), value in zip_longest(entries, values, fillvalue=""):
         mark = f'<svg viewBox="0 -5 22 10" aria-hidden="true">{key_mark(css)}</svg>'
         keys.append(f"<span>{mark}{escape(name)}{value}</span>")
-        dots += [f'<circle class="dot {css}" r="4.5"/>'] * (i < len(points))
-    rows = min(max(label_rows(marks), default=0), 3)
+        dots += [f'<circle class="dot {css}" r="4.5"/>'] * bool(value)
+    if any(line.run is not None for line, _ in drawn):
+        dots.append('<g class="hot"></g><circle class="dot" r="5"/><text class="label"></text>')
+    top = 14 + LABEL_ROW * (1 + max(label_rows(marks), default=-1))
     title = escape(chart.title)
     figure = f"""<figure class="box" data-chart="{number}"><figcaption><h2>{title}</h2>
 <output class="where" data-last="{escape(where)}">{escape(where)}</output>
 <div class="keys">{"".join(keys)}</div></figcaption>
-<div class="frame rows-{rows}"><svg role="img" aria-label="{title}, over tokens">{content}
-<line class="cross" y2="100%"/>{"".join(dots)}</svg></div></figure>
+<div class="frame" style="padding-top:{top}px"><svg role="img" aria-label="{title}, over tokens">{axes}</svg>
+<svg class="curves">{curves}</svg><svg class="over"><line class="cross" y2="100%"/>{"".join(dots)}</svg></div></figure>
 """
-    return figure, [p._asdict() for p in points]
+    return figure, [p._asdict() | ({} if line.run is None else {"run": line.run}) for line, p in drawn]
 
 
 def resource(name: str) -> str:

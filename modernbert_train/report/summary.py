@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from html import escape
+from typing import NamedTuple
 
 from modernbert_train.report.curves import History, StepRecord, ValidationRecord
 from modernbert_train.report.text import date, duration, fixed, percent, plural, rate, tokens_text, whole
@@ -25,12 +26,12 @@ def tiles(history: History) -> str:
     facts = [
         ("Tokens", tokens_text(steps[-1].tokens) if steps else "0", whole(steps[-1].tokens) if steps else ""),
         ("Steps", whole(steps[-1].step) if steps else "0", f"{plural(history.repeated_steps, 'step')} repeated"),
-        ("Training loss", _final_loss(steps), f"mean of last {plural(_tail(steps), 'step')}"),
+        ("Training loss", _shown(_final(steps), LOSS), f"mean of last {plural(_tail(steps), 'step')}"),
         ("Validation loss", LOSS(last.loss) if last else "none", _validated(last)),
         ("Unigram baseline", LOSS(last.unigram_loss) if last else "none", "loss of guessing"),
         ("Accuracy", ACCURACY(last.accuracy) if last else "none", _accuracy_to_beat(last)),
-        ("Tokens per second", _median(steps, "tokens_per_second", whole), "median over steps"),
-        ("Packing efficiency", _median(steps, "packing_efficiency", percent(2)), "median over steps"),
+        ("Tokens per second", _shown(_median(steps, "tokens_per_second"), whole), "median over steps"),
+        ("Packing efficiency", _shown(_median(steps, "packing_efficiency"), percent(2)), "median over steps"),
         ("Wall time", duration(history.running_seconds), f"and {duration(pause)} paused" if pause >= 1 else "no pause"),
         ("Restarts", whole(len(history.restarts)), _last_restart(history)),
     ]
@@ -38,37 +39,35 @@ def tiles(history: History) -> str:
     return f'<dl class="summary box">{found}</dl>'
 
 
-FIGURES = (
-    "Tokens",
-    "Steps",
-    "Training loss",
-    "Validation loss",
-    "Accuracy",
-    "Tokens/s",
-    "MFU",
-    "Data wait",
-    "Wall time",
-    "Restarts",
-    "Faults",
-)
+class Figure(NamedTuple):
+    """One number of a run: as it is sorted by (not a number where there is none), and as it is shown."""
+
+    value: float
+    text: str
 
 
-def figures(history: History) -> tuple[str, ...]:
-    """What a run came to, one text for each of FIGURES."""
+def figures(history: History) -> dict[str, Figure]:
+    """What a run came to, by the heads of a table's columns."""
     steps, last = history.steps, history.validations[-1] if history.validations else None
-    return (
-        tokens_text(steps[-1].tokens) if steps else "0",
-        whole(steps[-1].step) if steps else "0",
-        _final_loss(steps),
-        LOSS(last.loss) if last else "none",
-        ACCURACY(last.accuracy) if last else "none",
-        _median(steps, "tokens_per_second", whole),
-        _median(steps, "mfu", percent(1)),
-        _median(steps, "data_wait_share", percent(1)),
-        duration(history.running_seconds),
-        whole(len(history.restarts)),
-        whole(len(history.faults)),
-    )
+    tokens, number = (steps[-1].tokens, steps[-1].step) if steps else (0, 0)
+    none = Figure(math.nan, "none")
+
+    def shown(value: float, text: Callable[[float], str]) -> Figure:
+        return Figure(value, _shown(value, text))
+
+    return {
+        "Training loss": shown(_final(steps), LOSS),
+        "Validation loss": Figure(last.loss, LOSS(last.loss)) if last else none,
+        "Accuracy": Figure(last.accuracy, ACCURACY(last.accuracy)) if last else none,
+        "Tokens": shown(tokens, tokens_text),
+        "Steps": shown(number, whole),
+        "Tokens/s": shown(_median(steps, "tokens_per_second"), whole),
+        "MFU": shown(_median(steps, "mfu"), percent(1)),
+        "Data wait": shown(_median(steps, "data_wait_share"), percent(1)),
+        "Wall time": shown(history.running_seconds, duration),
+        "Restarts": shown(len(history.restarts), whole),
+        "Faults": shown(len(history.faults), whole),
+    }
 
 
 def phase_table(history: History) -> str:
@@ -94,10 +93,10 @@ def phase_table(history: History) -> str:
             whole(len(phase.steps)),
             rate(max((s.lr for s in phase.steps if math.isfinite(s.lr)), default=0.0)),
             " to ".join(whole(r) for r in dict.fromkeys(rows[:1] + rows[-1:])),
-            _final_loss(phase.steps),
+            _shown(_final(phase.steps), LOSS),
             LOSS(checks[-1].loss) if checks else "none",
             ACCURACY(checks[-1].accuracy) if checks else "none",
-            _median(phase.steps, "tokens_per_second", whole),
+            _shown(_median(phase.steps, "tokens_per_second"), whole),
         )
         lines.append("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>")
     if not lines:
@@ -137,14 +136,19 @@ def _tail(steps: Sequence[StepRecord]) -> int:
     return min(len(steps), smoothing_window(steps) // 2 + 1)
 
 
-def _final_loss(steps: Sequence[StepRecord]) -> str:
+def _final(steps: Sequence[StepRecord]) -> float:
+    """Training loss at the end; not a number where no loss is one."""
     losses = [s.loss for s in steps[len(steps) - _tail(steps) :] if math.isfinite(s.loss)]
-    return LOSS(statistics.fmean(losses)) if losses else "none"
+    return statistics.fmean(losses) if losses else math.nan
 
 
-def _median(steps: Sequence[StepRecord], name: str, text: Callable[[float], str]) -> str:
+def _median(steps: Sequence[StepRecord], name: str) -> float:
     values = [value for step in steps if math.isfinite(value := getattr(step, name))]
-    return text(statistics.median(values)) if values else "none"
+    return statistics.median(values) if values else math.nan
+
+
+def _shown(value: float, text: Callable[[float], str]) -> str:
+    return text(value) if math.isfinite(value) else "none"
 
 
 def _validated(last: ValidationRecord | None) -> str:

@@ -69,3 +69,11 @@ def date(unix_seconds: float) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def shorten(text: str, letters: int) -> str:
+    """At most so many letters: both ends, for what differs often stands at the end of what is long."""
+    if len(text) <= letters:
+        return text
+    tail = (letters - 1) // 3
+    return f"{text[: letters - 1 - tail]}…{text[len(text) - tail :]}"

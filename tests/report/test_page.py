@@ -18,7 +18,7 @@ from modernbert_train.report.chart import Chart, Line, Marks, Scale, draw, label
 from modernbert_train.report.text import duration, percent, rate, tokens_text
 from tests.report.records import fault, resume, step, validation
 
-VOID = {"meta", "link", "br"}
+VOID = {"meta", "link", "br", "wbr", "input"}
 
 
 class Page(HTMLParser):
@@ -288,9 +288,36 @@ def test_axes_hold_all_values_and_round_ticks() -> None:
 
 
 def test_a_chart_of_nothing_but_gaps_is_a_sentence() -> None:
-    content, points = draw(Chart("t", [Line("a", "main", [1.0], [math.nan])], str, str), Marks(end=1.0))
-    assert "Nothing recorded yet" in content
-    assert points == []
+    drawing = draw(Chart("t", [Line("a", "main", [1.0], [math.nan])], str, str), Marks(end=1.0))
+    assert "Nothing recorded yet" in drawing.axes
+    assert drawing.points == []
+
+
+def test_a_value_without_neighbours_is_a_dot(tmp_path: Path) -> None:
+    """The one value of a run that has just begun, or one between two gaps; a curve has no length there."""
+    page = page_of(run_folder(tmp_path, step(1), *(step(i, math.nan if i != 5 else 2.0) for i in range(2, 9))))
+    dots = [a for t, a, _ in page.found if t == "path" and a.get("class") == "faint lone"]
+    assert dots[0]["d"] is not None and dots[0]["d"].count("h0") == 2
+    style = page.texts("style")[0]
+    assert re.search(r"path\.lone \{ stroke-width: 7 \}", style) and "stroke-linecap: round" in style
+
+
+def test_a_long_name_of_a_phase_stays_in_its_chart(tmp_path: Path) -> None:
+    name = "a-phase-with-quite-a-long-name-" * 5 + "end"
+    page = page_of(run_folder(tmp_path, *(step(i, phase=name) for i in range(1, 20))))
+    labels = [text for text in page.texts("text", "phase")]
+    assert len(labels) == 6 and all(len(label) == 24 and label.endswith("end") for label in labels)
+    assert page.texts("title").count(name) == 6
+
+
+def test_faults_of_every_step_stay_a_small_page(tmp_path: Path) -> None:
+    """A run that skipped 20,000 updates has few marks, which say how many each stands for."""
+    folder = run_folder(tmp_path, step(1), *(fault(i, "skip") for i in range(2, 20_002)), step(20_002))
+    path = write_report(folder)
+    assert path.stat().st_size < 300_000
+    marks = [text for text in Page(path.read_text("utf-8")).texts("title") if text.startswith("step ")]
+    assert 100 < len(marks) <= 500
+    assert sum(3 + int(m.rpartition("and ")[2].split()[0].replace(",", "")) for m in marks) == 20_000
 
 
 def test_numbers_as_a_reader_wants_them() -> None:

@@ -1,0 +1,102 @@
+"""A real browser without a window, driven over chromedriver's HTTP interface with nothing but the standard library."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+)  # fmt: skip
+SECONDS = 120  # for one answer; only to end a hang
+
+
+class Browser:
+    """One page of a browser: open a file, run JavaScript in it, move the pointer, look."""
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+
+    def open(self, page: Path, width: int = 1000, height: int = 900, *, dark: bool = False) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._devtools("Emulation.setDeviceMetricsOverride", size)
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self._devtools("Emulation.setEmulatedMedia", {"features": scheme})
+        _post(f"{self.session}/url", {"url": page.resolve().as_uri()})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """Call the body of a JavaScript function; an element that it returns is passed to `point` and `click`."""
+        return _post(f"{self.session}/execute/sync", {"script": script, "args": list(arguments)})
+
+    def point(self, x: float, y: float, *, click: bool = False) -> None:
+        """Move the pointer to a place of the window, and click there if wanted."""
+        move = {"type": "pointerMove", "x": round(x), "y": round(y), "duration": 0}
+        press = [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}] if click else []
+        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [move, *press]}
+        _post(f"{self.session}/actions", {"actions": [mouse]})
+
+    def to(self, selector: str, *, click: bool = False) -> None:
+        """Bring the first element of a CSS selector into view and the pointer to its middle."""
+        middle = (
+            "const e = document.querySelector(arguments[0]); e.scrollIntoView({block: 'center', behavior: 'instant'});"
+            "const b = e.getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]"
+        )
+        self.point(*self.run(middle, selector), click=click)
+
+    def picture(self, out: Path, *, whole: bool = False) -> None:
+        shot = self._devtools("Page.captureScreenshot", {"captureBeyondViewport": whole})
+        out.write_bytes(base64.b64decode(shot["data"]))
+
+    def errors(self) -> list[str]:
+        """What the pages have complained of since the last call."""
+        return [entry["message"] for entry in _post(f"{self.session}/se/log", {"type": "browser"})]
+
+    def _devtools(self, command: str, parameters: dict[str, Any]) -> Any:
+        return _post(f"{self.session}/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+
+@contextmanager
+def browser(profile: Path) -> Iterator[Browser]:
+    """A browser with a fresh profile; the test is skipped where none is installed."""
+    driver = shutil.which("chromedriver")
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if driver is None or program is None:
+        pytest.skip("no chromium with its chromedriver (Debian: chromium, chromium-driver)")
+    process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = next(found[1] for line in process.stdout if (found := re.search(r"successfully on port (\d+)", line)))
+        options = {"binary": program, "args": [*FLAGS, f"--user-data-dir={profile}"]}
+        wanted = {"alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}}
+        session = _post(f"http://127.0.0.1:{port}/session", {"capabilities": wanted})["sessionId"]
+        address = f"http://127.0.0.1:{port}/session/{session}"
+        try:
+            yield Browser(address)
+        finally:
+            _send(urllib.request.Request(address, method="DELETE"))
+    finally:
+        process.terminate()
+        process.wait(30)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _post(url: str, body: dict[str, Any]) -> Any:
+    return _send(urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}))
+
+
+def _send(request: urllib.request.Request) -> Any:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(request, timeout=SECONDS) as answer:
+        return json.load(answer)["value"]
