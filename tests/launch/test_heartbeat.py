@@ -68,6 +68,18 @@ def test_a_silent_rank_is_named_by_the_one_before_it(ranks: list[Rank], clock: C
     assert ranks[2].act("b") is None  # it listens to rank 0 alone
 
 
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_every_rank_is_listened_to(ranks: list[Rank], clock: Clock, silent: int) -> None:
+    """The first one too, by the last: a frozen rank that nobody listens to costs the whole job's time."""
+    others = [rank for number, rank in enumerate(ranks) if number != silent]
+    for step in range(2):
+        clock.now += 50
+        assert [rank.act(f"step {step}") for rank in others] == [None, None]
+    clock.now += 11
+    verdicts = [verdict for rank in others if (verdict := rank.act("step 2")) is not None]
+    assert [verdict.rank for verdict in verdicts] == [silent]
+
+
 def test_a_rank_that_lives_but_stands_behind_is_named(ranks: list[Rank], clock: Clock) -> None:
     """It hangs in its data, its disk or an endless loop, and the others in the collective that it does not come to."""
     for rank in ranks:
