@@ -5,8 +5,8 @@
 
 Nothing happens to the checkout: the files that git knows are copied into a temporary folder, and each fault is planted
 there, tested with the files that it names, and taken out again. The test that notices it must pass without it, or its
-failure would mean nothing. With --out, what was found is kept, and the same command goes on where it was stopped; what was
-found of other code or tests is not believed. Ends with 1 if a fault was not noticed.
+failure would mean nothing. With --out, what was found is kept, and the same command goes on where it was stopped; what
+was found of other code or tests is not believed. Ends with 1 if a fault was not noticed.
 """
 
 from __future__ import annotations

@@ -161,13 +161,11 @@ def test_a_download_under_way_takes_its_room_from_the_others(
     reserved = other / "partial/shard.00007.mds.zstd/reserved"
     reserved.parent.mkdir(parents=True)
     reserved.write_bytes(bytes(max(sizes)))
-    with (
-        try_lock(other / "locks" / reserved.parent.name),  # whoever fetches it lives
-        monkeypatch.context() as impatient,
-        pytest.raises(StorageError, match="other downloads under way take up"),
-    ):
+    alive = try_lock(other / "locks" / reserved.parent.name)  # held by whoever fetches it
+    with alive, monkeypatch.context() as impatient:
         impatient.setattr(shards.remote, "_timeout", 0.3)
-        shards.read(0)
+        with pytest.raises(StorageError, match="other downloads under way take up"):
+            shards.read(0)
     assert shards.read(0).tolist() == expected(tiny_data)[0]
 
 

@@ -130,7 +130,7 @@ def test_a_sweep_grows_but_never_changes(tiny_run: TinyRun, tmp_path: Path) -> N
 
 
 def test_two_workers_that_fill_a_trial_at_the_same_moment_run_it_once(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Both have looked before either has written. Run by both it would cost twice, and one would overwrite the other."""
+    """Both have looked before either has written. Run by both, one overwrites the other."""
     store = Store(make_space(spec(tiny_run(), tmp_path, "trials=1")))
     store._fill()
     [first] = store.attempts()

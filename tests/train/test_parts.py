@@ -77,7 +77,7 @@ def test_validation_asks_the_same_questions_of_every_run(tiny_run: TinyRun) -> N
 def test_each_rank_measures_rows_of_its_own_on_any_number_of_machines(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two machines with one rank each: both are the first of their machine, and together they measure every row once."""
+    """Two machines with a rank each: both are the first of their machine, and together they measure each row once."""
     model = Flat()
     words = tiny_run("phases.short.microbatch_tokens=64")
     whole = evaluate(words, model)
