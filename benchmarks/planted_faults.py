@@ -32,6 +32,11 @@ from benchmarks.faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parent.parent
 SURVIVED = "SURVIVED"
+# the same examples for each fault, and no search for the smallest that fails, which takes minutes
+_HYPOTHESIS = """
+from hypothesis import Phase, settings
+settings.register_profile("planted", derandomize=True, deadline=None, phases=(Phase.explicit, Phase.generate))
+"""
 
 
 @dataclass(frozen=True)
@@ -96,19 +101,18 @@ def run_tests(tests: Sequence[str], root: Path, seconds: float) -> tuple[str | N
     Returns:
         The first test that failed, and why nothing can be said; both None if all passed.
     """
-    shutil.rmtree(root / ".hypothesis", ignore_errors=True)  # examples found for another fault
     words = ["-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
     if find_spec("hypothesis"):
-        words.append("--hypothesis-seed=0")
+        words += ["-p", "planted_hypothesis", "--hypothesis-profile=planted"]
     # no bytecode: a file that changes twice within a second, and not in size, would be taken for unchanged; and a fixed
     # order of sets, so that an answer comes again
-    own = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
-    environment = os.environ | own
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+    with tempfile.TemporaryDirectory() as plugins, tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        Path(plugins, "planted_hypothesis.py").write_text(_HYPOTHESIS, encoding="utf-8")
         process = subprocess.Popen(
             [sys.executable, *words, *tests],
             cwd=root,
-            env=environment,
+            env=environment | {"PYTHONPATH": os.pathsep.join((str(root), plugins))},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
