@@ -96,6 +96,18 @@ def test_a_rank_that_lives_but_stands_behind_is_named(ranks: list[Rank], clock: 
         assert "'before_forward of step 7'" in verdict.text and "'before_backward of step 7'" in verdict.text
 
 
+def test_a_rank_a_moment_behind_is_waited_for_however_long_the_run_has_been(ranks: list[Rank], clock: Clock) -> None:
+    """What counts is the time since this rank's last step, not since its first: else a healthy run of hours ends at the
+    first batch that comes late."""
+    for number in range(5):
+        clock.now += 50
+        assert [rank.act(f"step {number}") for rank in ranks] == [None] * 3
+    for rank in (ranks[0], ranks[2]):
+        rank.act("step 5")
+    clock.now += 1
+    assert [rank.act() for rank in ranks] == [None] * 3
+
+
 def test_after_a_broken_connection_the_rank_that_wrote_nothing_is_named(
     ranks: list[Rank], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
