@@ -26,6 +26,7 @@ from modernbert_train.data import remote
 from modernbert_train.data.folders import cache_holds_next_block, open_shards, shuffle_pieces
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.remote import local_folder
+from modernbert_train.data.shared_files import try_lock
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards
@@ -146,6 +147,26 @@ def test_what_was_not_read_for_longest_makes_room(store: Store, data: DataConfig
         shards.read(int(first[shard]))
     names = {path.name[:11] for path in cached(data)}
     assert "shard.00000" in names and "shard.00002" in names and "shard.00001" not in names
+
+
+def test_a_download_under_way_takes_its_room_from_the_others(
+    store: Store, data: DataConfig, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or ranks that fetch at the same moment would together write more than the limit, and fill the disk."""
+    sizes = TokenShards(tiny_data / "train", "tokens", 512, 2).shard_bytes
+    limited = replace(data, cache_limit_bytes=max(sizes) + 1, shuffle_block_shards=1)
+    shards = open_shards(limited.train, limited, 512)
+    assert shards.remote is not None
+    other = Path(str(data.cache_folder)) / "another-folder"
+    reserved = other / "partial/shard.00007.mds.zstd/reserved"
+    reserved.parent.mkdir(parents=True)
+    reserved.write_bytes(bytes(max(sizes)))
+    alive = try_lock(other / "locks" / reserved.parent.name)  # held by whoever fetches it
+    with alive, monkeypatch.context() as impatient:
+        impatient.setattr(shards.remote, "_timeout", 0.3)
+        with pytest.raises(StorageError, match="other downloads under way take up"):
+            shards.read(0)
+    assert shards.read(0).tolist() == expected(tiny_data)[0]
 
 
 def test_a_limit_that_no_block_fits_into_is_refused(data: DataConfig, tiny_data: Path) -> None:

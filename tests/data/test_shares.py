@@ -6,6 +6,7 @@ If this breaks, a model is trained on another mixture than its configuration say
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -135,6 +136,16 @@ def test_shares_of_the_whole_run_by_hand() -> None:
     streams = {"a": StreamConfig(path=""), "b": StreamConfig(path="", repeat=0.0)}
     asked = config(streams, decay={"b": 0.8, "a": 0.2})
     assert token_shares(asked, {"a": 900, "b": 300}, {"a": 9, "b": 9}) == pytest.approx({"a": 0.6, "b": 0.4})
+
+
+def test_a_long_phase_counts_for_as_long_as_it_is() -> None:
+    """Nine tenths of the run are all of a: the card and the unigram baseline must not call it half."""
+    streams = {"a": StreamConfig(path=""), "b": StreamConfig(path="", repeat=0.0)}
+    asked = config(streams, decay={"b": 1.0})
+    phases = asked.phases | {"plain": replace(asked.phases["plain"], tokens=9000)}
+    asked = replace(asked, phases=phases)
+    shares = token_shares(asked, {"a": 900, "b": 300}, {"a": 9, "b": 9})
+    assert shares == pytest.approx({"a": 0.9, "b": 0.1})
 
 
 def test_shares_of_documents_are_turned_into_shares_of_tokens() -> None:

@@ -145,3 +145,18 @@ def test_a_cursor_starts_the_next_pass_where_it_is_told_to() -> None:
     cursor.begin_epoch()
     cursor.begin_epoch()
     assert cursor.take().epoch == 1
+
+
+@pytest.mark.parametrize("part", ["shards", "chunks"])
+@pytest.mark.parametrize("other", [{"epoch": 1}, {"seed": 2}])
+def test_the_order_of_shards_and_that_within_them_change_each_by_itself(part: str, other: dict[str, int]) -> None:
+    """Either one alone would hide that the other repeats: the same text together in every epoch, or in every run."""
+
+    def order(seed: int = 1, epoch: int = 0) -> list[int]:
+        if part == "chunks":  # one shard: only the order within it is left
+            return make([[5] * 20], 1, seed).block(epoch, 0, 10)[:, 0].tolist()
+        pieces = make([[5]] * 20, 1, seed)  # one document in each: only the order of the shards is left
+        return [document for block in range(20) for document in pieces.block(epoch, block, 10)[:, 0].tolist()]
+
+    assert sorted(order()) == sorted(order(**other)) == list(range(20))
+    assert order() != order(**other)

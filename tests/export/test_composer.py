@@ -90,6 +90,15 @@ def test_a_local_base_of_minus_one_is_the_global_one(
     assert (file.global_rope_theta, file.model.local_rope_theta) == (theta, expected)
 
 
+def test_what_the_file_leaves_to_torch_is_torchs(edited: Edit) -> None:
+    """eps of the norms: the model would compute something else, by little, and nobody would know."""
+
+    def leave_out(state: dict[str, Any]) -> None:
+        settings(state)["norm_kwargs"] = {"bias": False}
+
+    assert open_composer(edited(leave_out)).model.norm_eps == torch.nn.LayerNorm(1).eps == 1e-5
+
+
 def test_bf16_becomes_fp32(edited: Edit, reference: Reference) -> None:
     """Training on bf16 tensors would round every update away."""
 

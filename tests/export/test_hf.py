@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,40 @@ def test_tokenizer_and_card_travel_along(exported: Path, tokenizer_folder: Path)
     assert tokenizer_config["tokenizer_class"] == "PreTrainedTokenizerFast", "transformers 4 knows no TokenizersBackend"
     assert (exported / "tokenizer.json").read_bytes() == (tokenizer_folder / "tokenizer.json").read_bytes()
     assert (exported / "README.md").read_text() == "# A model\n"
+
+
+def test_the_special_tokens_of_an_older_tokenizer_travel_along(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """transformers 4 keeps them in a file of their own; without it [MASK] is no mask there."""
+    older = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer_folder, older)
+    (older / "special_tokens_map.json").write_text('{"mask_token": "[MASK]"}')
+    exported = write(model, older, tmp_path / "hf")
+    assert (exported / "special_tokens_map.json").read_text() == '{"mask_token": "[MASK]"}'
+    write(model, older, exported)  # and is known as our own when it is replaced
+
+
+def test_an_export_is_on_the_disk_before_it_replaces_the_last_one(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename may reach the disk before what is renamed: after a power cut neither model would be there."""
+    synced: set[int] = set()
+    ready: list[set[int]] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def note_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def note_rename(self: Path, target: Path) -> Path:
+        ready.append({path.stat().st_ino for path in self.iterdir()} - synced if target == exported else set())
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+    write(model, tokenizer_folder, exported)
+    assert ready == [set(), set()] and len(synced) >= 5  # the old one aside, the new one in its place
 
 
 def test_the_tied_decoder_is_stored_once(exported: Path) -> None:

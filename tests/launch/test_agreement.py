@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.train.agreement import disagreement, identity
+from modernbert_train.train.agreement import code_hash, disagreement, identity
 from tests.conftest import TinyRun
 from tests.data.test_faults import ROOT, ranks_environment
 
@@ -40,6 +40,13 @@ def test_what_counts_and_what_may_differ(tiny_run: TinyRun) -> None:
     assert identity(elsewhere, {"shards": "aa"}) == here
     assert identity(config, {"shards": "bb"}) != here
     assert identity(read_run(tiny_run("seed=6")), {"shards": "aa"}) != here
+
+
+def test_the_hash_of_the_code_is_that_of_its_files_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """File systems list folders as they like; machines with equal checkouts must not be told that they differ."""
+    expected, listed = code_hash(), Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(sorted(listed(self, pattern))))
+    assert code_hash() == expected
 
 
 @pytest.mark.timeout(120)

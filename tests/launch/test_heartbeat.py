@@ -68,6 +68,18 @@ def test_a_silent_rank_is_named_by_the_one_before_it(ranks: list[Rank], clock: C
     assert ranks[2].act("b") is None  # it listens to rank 0 alone
 
 
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_every_rank_is_listened_to(ranks: list[Rank], clock: Clock, silent: int) -> None:
+    """The first one too, by the last: a frozen rank that nobody listens to costs the whole job's time."""
+    others = [rank for number, rank in enumerate(ranks) if number != silent]
+    for step in range(2):
+        clock.now += 50
+        assert [rank.act(f"step {step}") for rank in others] == [None, None]
+    clock.now += 11
+    verdicts = [verdict for rank in others if (verdict := rank.act("step 2")) is not None]
+    assert [verdict.rank for verdict in verdicts] == [silent]
+
+
 def test_a_rank_that_lives_but_stands_behind_is_named(ranks: list[Rank], clock: Clock) -> None:
     """It hangs in its data, its disk or an endless loop, and the others in the collective that it does not come to."""
     for rank in ranks:
@@ -82,6 +94,18 @@ def test_a_rank_that_lives_but_stands_behind_is_named(ranks: list[Rank], clock: 
     for verdict in (verdicts[0], verdicts[2]):
         assert verdict is not None and verdict.rank == 1
         assert "'before_forward of step 7'" in verdict.text and "'before_backward of step 7'" in verdict.text
+
+
+def test_a_rank_a_moment_behind_is_waited_for_however_long_the_run_has_been(ranks: list[Rank], clock: Clock) -> None:
+    """What counts is the time since this rank's last step, not since its first: else a healthy run of hours ends at the
+    first batch that comes late."""
+    for number in range(5):
+        clock.now += 50
+        assert [rank.act(f"step {number}") for rank in ranks] == [None] * 3
+    for rank in (ranks[0], ranks[2]):
+        rank.act("step 5")
+    clock.now += 1
+    assert [rank.act() for rank in ranks] == [None] * 3
 
 
 def test_after_a_broken_connection_the_rank_that_wrote_nothing_is_named(

@@ -49,6 +49,15 @@ def test_the_rank_that_told_its_error_is_named_and_gives_the_code(tmp_path: Path
     assert ended(tmp_path, {0: 65, 1: -signal.SIGTERM}, {0: said}) == (65, said)
 
 
+def test_of_several_errors_the_first_is_told(tmp_path: Path) -> None:
+    """A rank that lost the others fails too, a moment later, and its error says nothing of the cause."""
+    for rank, second in ((0, 30), (1, 20), (2, 40)):
+        (tmp_path / f"{rank}.json").write_text(json.dumps({"message": f"of rank {rank}", "timestamp": second}))
+    codes = {0: 70, 1: 65, 2: 70}
+    failures = {rank: failure(rank, code, tmp_path) for rank, code in codes.items()}
+    assert outcome(failures, set(), _Signals()) == (65, "of rank 1")
+
+
 def test_a_killed_rank_is_named_before_those_that_only_lost_it(tmp_path: Path) -> None:
     code, said = ended(tmp_path, {0: 70, 1: -signal.SIGKILL}, {0: "rank 1 on x: is gone"})
     assert code == 70 and said.startswith(f"rank 1 on {HERE} was ended by SIGKILL") and "memory" in said

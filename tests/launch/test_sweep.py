@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from launch.sweep import main
 from launch.sweeps import trial as trial_module
 from launch.sweeps.many import shares
 from launch.sweeps.results import show_results
-from launch.sweeps.rows import make_rows
+from launch.sweeps.rows import Row, best_row, make_rows, ranked
 from launch.sweeps.space import make_space
 from launch.sweeps.store import REASON, Store
 from modernbert_train.__main__ import read_run
@@ -127,6 +127,28 @@ def test_a_sweep_grows_but_never_changes(tiny_run: TinyRun, tmp_path: Path) -> N
         run_fake(spec(run, tmp_path, space="{optim.lr: {low: 1e-4, high: 1e-1, log: true}}"))
     with pytest.raises(ConfigError, match="run: seed: 5 -> 8"):
         run_fake(spec(run, tmp_path, "overrides=[seed=8]"))
+
+
+def test_two_workers_that_fill_a_trial_at_the_same_moment_run_it_once(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Both have looked before either has written. Run by both, one overwrites the other."""
+    store = Store(make_space(spec(tiny_run(), tmp_path, "trials=1")))
+    store._fill()
+    [first] = store.attempts()
+    store.study.add_trial(create_trial(state=TrialState.WAITING, user_attrs=dict(first.user_attrs)))
+    claimed = store.claim()
+    assert claimed is not None and (claimed[0], claimed[1].number) == (0, first.number)
+    assert store.claim() is None, "the second attempt runs beside the first"
+    assert [each.state for each in store.attempts()] == [TrialState.RUNNING, TrialState.FAIL]
+
+
+def test_the_best_is_the_highest_where_that_is_asked_for() -> None:
+    """direction=maximize, of an accuracy or a speed: best.yaml must not hold the worst."""
+    rows = [Row(slot, "complete", value, 0, {}, None, ()) for slot, value in enumerate((0.2, 0.9, 0.9, 0.1))]
+    rows.append(Row(4, "failed", None, 0, {}, "exit code 70", ()))
+    for direction, order in (("minimize", [3, 0, 1, 2, 4]), ("maximize", [1, 2, 0, 3, 4])):
+        best = best_row(rows, direction)
+        assert best is not None and best.slot == order[0]
+        assert [row.slot for row in ranked(rows, direction)] == order
 
 
 def test_the_database_cannot_be_reached(tiny_run: TinyRun, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -185,6 +186,27 @@ def test_dropout_acts_in_training_only(small: Make, build: Make, sequences: Make
     for layer in model.model.layers:
         layer.attn.out_drop.p = 0.0
     assert torch.equal(model.encode(batch), still), "something other than the attention's output is dropped"
+
+
+def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone(small: Make, build: Make) -> None:
+    """As in the release: before the projection, or on the sum, it would be another recipe with the same loss curve at
+    first. With the feed-forward silenced, each number that a layer adds is 0 or the undropped one over 1 - p."""
+    model = build(small(attention_out_dropout=0.5))
+    layer = model.model.layers[1]
+    torch.nn.init.zeros_(layer.mlp.Wo.weight)
+    kernel, tokens = SimpleNamespace(attend=lambda q, k, v, layout, window: v), 40  # whatever attends, it ends at Wo
+    x_TD = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(6))
+    rotary = rotary_tables(torch.arange(tokens), 10_000.0, 32, torch.float32)
+
+    def added() -> Tensor:
+        return (layer(x_TD, rotary, kernel, None) - x_TD).detach()
+
+    whole = added()
+    model.train()
+    dropped = added()
+    kept = dropped != 0
+    assert 0.4 < kept.float().mean() < 0.6
+    torch.testing.assert_close(dropped, torch.where(kept, whole / 0.5, 0.0), atol=1e-5, rtol=1e-5)
 
 
 def test_activation_checkpointing_changes_memory_and_not_gradients(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import sys
+from types import SimpleNamespace
 
 import optimi  # type: ignore[import-untyped]
 import pytest
@@ -73,6 +75,67 @@ def test_fp64_equals_the_equations_written_out() -> None:
         assert optimizer.last_update_norm.item() == pytest.approx(update_norms[t - 1], rel=1e-6)
     for param, expected in zip(params, weights, strict=True):
         assert param.flatten().tolist() == pytest.approx(expected, rel=1e-11, abs=1e-13)
+
+
+class PlainKernels:
+    """What optim/fused.py promises, one tensor at a time; shows what the optimizer asks of it, without Triton."""
+
+    Layout = SimpleNamespace(of=lambda sizes, global_sizes, device: global_sizes)
+
+    @staticmethod
+    def addresses(*columns: list[Tensor]) -> list[tuple[Tensor, ...]]:
+        return list(zip(*columns, strict=True))
+
+    @staticmethod
+    def move_moments(
+        table: list[tuple[Tensor, ...]], sizes: list[int], *, new1: float, new2: float, eps: float, decay: float
+    ) -> Tensor:
+        sums = []
+        for (p, g, m, v), size in zip(table, sizes, strict=True):
+            m.copy_((1 - new1) * m + new1 * g)
+            v.copy_((1 - new2) * v + new2 * g**2)
+            direction = m / (v.sqrt() + eps) + decay * p
+            ratio = (g / v.sqrt().clamp(min=eps)).square().sum() / size
+            sums.append(torch.stack([ratio, g.square().sum(), direction.square().sum()]).double())
+        return torch.stack(sums, dim=1)
+
+    @staticmethod
+    def apply_updates(
+        table: list[tuple[Tensor, ...]], sizes: list[int], rate_P: Tensor, *, eps: float, decay: float
+    ) -> None:
+        for (p, _, m, v), rate in zip(table, rate_P, strict=True):
+            p.sub_(rate * (m / (v.sqrt() + eps) + decay * p))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_each_beta_is_debiased_by_the_number_of_the_step(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: with betas 1/3 and 1/2 the newest gradient counts 1, 3/4, 9/13 and 1, 2/3, 4/7. One step off, and the
+    first steps of every run and phase are too large or too small."""
+    monkeypatch.setitem(sys.modules, "modernbert_train.optim.fused", PlainKernels)  # type: ignore[arg-type]
+    param = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = StableAdamW([param], LR, betas=(1 / 3, 1 / 2), fused=fused)
+    m, v = 0.0, 0.0
+    for gradient, new1, new2 in ((1.0, 1, 1), (2.0, 3 / 4, 2 / 3), (4.0, 9 / 13, 4 / 7)):
+        step_with(optimizer, [param], [torch.tensor([gradient])])
+        m, v = m + new1 * (gradient - m), v + new2 * (gradient**2 - v)
+        state = optimizer.state[param]
+        assert state["exp_avg"].item() == pytest.approx(m, rel=1e-12)
+        assert state["exp_avg_sq"].item() == pytest.approx(v, rel=1e-12)
+
+
+def test_the_fused_form_is_asked_for_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no Triton, nothing else tests what the kernels are given: decay, eps, rates, sizes, norms."""
+    monkeypatch.setitem(sys.modules, "modernbert_train.optim.fused", PlainKernels)  # type: ignore[arg-type]
+    runs = []
+    for fused in (False, True):
+        params = make_params(torch.float64)
+        groups = [{"params": params[:2], "weight_decay": DECAY}, {"params": params[2:], "eps": 1e-3}]
+        optimizer = StableAdamW(groups, LR, betas=BETAS, eps=EPS, max_lr=MAX_LR, fused=fused)
+        for t in range(1, 8):
+            step_with(optimizer, params, make_grads(t))
+        runs.append([*params, optimizer.last_grad_norm, optimizer.last_update_norm])
+    for plain, kernels in zip(*runs, strict=True):
+        torch.testing.assert_close(kernels, plain, rtol=1e-6 if plain.dim() == 0 else 1e-11, atol=1e-13)
 
 
 def test_the_gradients_of_these_tests_are_clipped() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
-from modernbert_train.train.checkpoint import Checkpoint, newest_valid, verify
+from modernbert_train.train.checkpoint import Checkpoint, commit, newest_valid, verify
 from tests.conftest import TinyRun
 
 # one phase that decays from 1,000 tokens on, with checkpoints kept every 300
@@ -122,6 +122,38 @@ def test_what_has_no_mean_is_refused_with_both_values(
     assert "its own average" in refused(str(run))
     assert "give 2 numbers above 0" in refused(str(run), str(run), "--weights", "1", "0")
     assert "takes the folder of one run" in refused(str(run), str(run), "--last", "2")
+
+
+def copy_of(folder: Path, step: int, tokens: int, copies: Path) -> Path:
+    """A checkpoint of a run once more, as if of another step."""
+    found = verify(folder)
+    made = commit(
+        copies / "checkpoints",
+        step,
+        weights=found.weights(),
+        optimizer=found.optimizer(),
+        state=found.state() | {"step": step, "tokens": tokens},
+        config_yaml=(folder / "config.yaml").read_text(encoding="utf-8"),
+        phase_end=False,
+    )
+    (copies / "config.yaml").write_text((folder / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    return made.folder
+
+
+def test_an_average_is_as_old_as_the_newest_of_them_and_of_the_decay_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Named in any order: its tokens stand on the card. And the checkpoint at which the decay begins has a rate that
+    was never lowered."""
+    copies, newest = tmp_path / "runs/copies", checkpoints(run)[-1].folder
+    old, new = (str(copy_of(newest, step, tokens, copies)) for step, tokens in ((3, 1000), (7, 2222)))
+    for number, names in enumerate(((old, new), (new, old))):
+        out = tmp_path / f"mean{number}"
+        assert main(["average", *names, "--out", str(out)]) == 0
+        assert (average_of(out).step, average_of(out).state()["tokens"]) == (7, 2222)
+    capsys.readouterr()
+    assert main(["average", str(copies), "--last", "2", "--out", str(tmp_path / "third")]) == 74
+    assert "1 whole checkpoints of its decay, which begins at 1,000 tokens" in capsys.readouterr().err
 
 
 def test_nothing_that_is_there_is_overwritten(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

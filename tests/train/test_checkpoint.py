@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -177,3 +178,37 @@ def test_a_pickle_in_place_of_weights_is_never_opened(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="(?i)header"):
         verify(folder).weights()
     assert not marker.exists()
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rename may reach the disk before what is renamed: after a power cut the newest checkpoint would be empty, and
+    the one before it perhaps removed."""
+    synced: set[int] = set()  # inodes
+    at_rename: list[tuple[str, set[int], set[int]]] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def note_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def note_rename(self: Path, target: Path) -> Path:
+        at_rename.append((target.name, {path.stat().st_ino for path in (*self.iterdir(), self)}, set(synced)))
+        synced.clear()
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+    final = write(tmp_path, 5).folder
+    [(name, needed, found)] = at_rename
+    assert name == final.name and len(needed) >= 6 and needed <= found
+    assert tmp_path.stat().st_ino in synced, "the rename itself is not on the disk"
+
+
+def test_steps_are_numbers_also_beyond_eight_digits(tmp_path: Path) -> None:
+    """As text step-100000000 comes before step-99999999: resuming would throw a day of training away."""
+    for step in (99_999_999, 100_000_000):
+        write(tmp_path, step)
+    found, _ = newest_valid(tmp_path)
+    assert found is not None and found.step == 100_000_000
+    clean(tmp_path, keep=1)
+    assert steps(tmp_path) == [100_000_000]

@@ -16,6 +16,7 @@ from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.errors import DataError, RunError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.train import evaluate as evaluating
 from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded
 from modernbert_train.train.build import build_validation
 from modernbert_train.train.evaluate import Evaluation, Unigram
@@ -71,6 +72,30 @@ def test_validation_asks_the_same_questions_of_every_run(tiny_run: TinyRun) -> N
         evaluate(tiny_run(*words), model)
         asked.append(torch.cat(model.labels))
     assert torch.equal(*asked)
+
+
+def test_each_rank_measures_rows_of_its_own_on_any_number_of_machines(
+    tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines with a rank each: both are the first of their machine, and together they measure each row once."""
+    model = Flat()
+    words = tiny_run("phases.short.microbatch_tokens=64")
+    whole = evaluate(words, model)
+    monkeypatch.setattr(evaluating.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(evaluating.dist, "get_local_rank", lambda: 0)
+    monkeypatch.setattr(
+        evaluating.dist, "all_reduce", lambda sums: None
+    )  # so that each tells what it has seen by itself
+    asked, predicted = [], 0
+    for rank in range(2):
+        monkeypatch.setattr(evaluating.dist, "get_global_rank", lambda rank=rank: rank)
+        own = Flat()
+        predicted += evaluate(words, own).predicted
+        asked.append(own.labels)
+    assert predicted == whole.predicted
+    assert [len(labels) for labels in asked] == [-(-len(model.labels) // 2)] * 2  # as many microbatches on each
+    turns = [labels for pair in zip(*asked, strict=True) for labels in pair][: len(model.labels)]
+    assert all(torch.equal(one, other) for one, other in zip(turns, model.labels, strict=True))
 
 
 def test_validation_stops_at_max_tokens_and_never_divides_by_nothing(tiny_run: TinyRun) -> None:

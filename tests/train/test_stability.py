@@ -168,20 +168,22 @@ def test_roll_back_takes_the_weights_of_the_checkpoint_and_never_repeats_its_bat
 
 
 @pytest.mark.parametrize(
-    ("policy", "message"),
+    ("policy", "times", "message"),
     [
-        (["skip", "stability.max_skips=2"], "stability.max_skips=2 is reached"),
-        (["roll_back", "stability.max_roll_backs=2"], "stability.max_roll_backs=2 is reached"),
-        (["roll_back", "checkpoint.interval_steps=100"], "no checkpoint of this phase to go back to"),
+        (["skip", "stability.max_skips=2"], 2, "stability.max_skips=2 is reached"),
+        (["roll_back", "stability.max_roll_backs=2"], 2, "stability.max_roll_backs=2 is reached"),
+        (["roll_back", "checkpoint.interval_steps=100"], 0, "no checkpoint of this phase to go back to"),
     ],
 )
 def test_a_fault_that_stays_ends_the_run(
-    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], policy: list[str], message: str
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: list[str], times: int, message: str
 ) -> None:
-    """Otherwise a run that has diverged would skip the rest of its data at full price."""
+    """After as many times as was asked for: a run that has diverged would skip the rest of its data at full price."""
     with at_fault(Fault("forward", steps=tuple(range(3, 9)))):
         assert main(["train", *tiny_run(*SHORT), f"stability.non_finite={policy[0]}", *policy[1:]]) == 70
     assert message in capsys.readouterr().err
+    actions = [each["action"] for each in lines(tmp_path / "runs/tiny", "fault", "faults.jsonl")]
+    assert actions == [policy[0]] * times + ["stop"]
 
 
 def test_weights_that_are_not_finite_are_never_saved_nor_skipped_over(

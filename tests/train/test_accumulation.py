@@ -1,0 +1,64 @@
+"""How the gradients of a step's microbatches and ranks are added up, looked at without starting ranks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from modernbert_train.train import accumulation, trainer
+from modernbert_train.train.accumulation import ReduceCopiesOnce
+from modernbert_train.train.trainer import PlannedTrainer
+
+
+def test_copies_are_summed_with_the_last_microbatch_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any earlier, and under HSDP what comes after it is only in one copy of the weights, which drift apart."""
+    told: list[bool] = []
+
+    class Sharded:
+        set_requires_all_reduce = staticmethod(told.append)
+
+    monkeypatch.setattr(accumulation, "FSDPModule", Sharded)
+    monkeypatch.setattr(accumulation, "inner_model", lambda model: model)
+    once: Any = ReduceCopiesOnce()
+    for number in (3, 1, 2):
+        state = SimpleNamespace(model=Sharded(), batch=SimpleNamespace(microbatches=(None,) * number))
+        once.before_train_batch(state, None)
+        for _ in range(number):
+            once.before_backward(state, None)
+    assert told == [False, False, True, True, False, True]
+
+
+class Step:
+    """A step of two microbatches on one of four ranks, of which each has the given number of predicted tokens."""
+
+    def __init__(self, predicted: list[int]) -> None:
+        self.calls: list[tuple[Any, float, bool]] = []
+        device = SimpleNamespace(tensor_to_device=lambda tensor: tensor)
+        self.batch = SimpleNamespace(microbatches=tuple(SimpleNamespace(num_predicted=n) for n in predicted))
+        self.state = SimpleNamespace(batch=self.batch, optimizers=[], device=device)
+        self.engine = SimpleNamespace(run_event=lambda event: None)
+        self._train_data_spec = SimpleNamespace(microbatch_transforms=lambda part: part)
+
+    def _mean_over_ranks(self, number: int) -> float | Tensor:
+        return PlannedTrainer._mean_over_ranks(self, number)  # type: ignore[arg-type]
+
+    def _train_microbatch(self, scaling: bool, predicted: float | Tensor, last: bool) -> None:
+        self.calls.append((self.state.batch, float(predicted), last))
+
+
+def test_gradients_are_of_the_mean_over_all_ranks_and_meet_with_the_last_microbatch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wrappers divide by the number of ranks, so the denominator is a mean; else the step depends on how many there
+    are. DDP sums over the ranks with the microbatch that is called the last."""
+    monkeypatch.setattr(trainer.dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(trainer.dist, "all_reduce", lambda total: total.add_(torch.tensor(100.0)))  # of the others
+    step = Step([7, 13])
+    PlannedTrainer._train_microbatches(step, step.batch.microbatches)  # type: ignore[arg-type]
+    first, second = step.batch.microbatches
+    assert step.calls == [(first, 30.0, False), (second, 30.0, True)]
+    assert step.state.batch is step.batch
