@@ -139,7 +139,9 @@ def _construct(
             continue
         key = str(key_node.value)
         if len(key) > MAX_KEY:
-            errors.append(f"{shown(key)} ({line}): a key of {len(key):,} characters; the limit is {MAX_KEY}. Shorten it.")
+            errors.append(
+                f"{shown(key)} ({line}): a key of {len(key):,} characters; the limit is {MAX_KEY}. Shorten it."
+            )
             continue
         here = (*path, key)
         dotted = ".".join(here)
