@@ -109,8 +109,8 @@ def read_override(override: str, origins: Origins, errors: list[str]) -> dict[st
         return {}
     if len(path) > MAX_DEPTH or max(map(len, path)) > MAX_KEY:
         errors.append(
-            f"{shown(override)}: a key of {len(path)} parts, the longest of {max(map(len, path))} characters; the limits "
-            f"are {MAX_DEPTH} and {MAX_KEY}. Write section.key=value, for example optim.lr=1e-3."
+            f"{shown(override)}: a key of {len(path)} parts, the longest of {max(map(len, path))} characters; the "
+            f"limits are {MAX_DEPTH} and {MAX_KEY}. Write section.key=value, for example optim.lr=1e-3."
         )
         return {}
     try:

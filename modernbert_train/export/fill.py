@@ -67,7 +67,7 @@ def _open(folder: Path) -> tuple[Any, Any]:
         ) from None
     if tokenizer.mask_token_id is None or len(tokenizer) > model.config.vocab_size:
         raise DataError(
-            f"{folder}: the tokenizer has {len(tokenizer)} entries and the mask token {tokenizer.mask_token}, the model "
-            f"vocab_size={model.config.vocab_size}. Put the tokenizer there that the model was trained with."
+            f"{folder}: the tokenizer has {len(tokenizer)} entries and the mask token {tokenizer.mask_token}, the "
+            f"model has vocab_size={model.config.vocab_size}. Put the tokenizer there that the model was trained with."
         )
     return tokenizer, model

@@ -200,6 +200,7 @@ def _rope_thetas(raw: dict[str, Any], where: str) -> tuple[float, float]:
         is_number = isinstance(theta, int | float) and not isinstance(theta, bool)
         if not (is_number and 0 < theta <= sys.float_info.max):
             raise DataError(
-                f"{where}: a RoPE base is {shown(theta)}, which gives NaN. Write the bases that the model was trained with."
+                f"{where}: a RoPE base is {shown(theta)}, which gives NaN. Write the bases that the model was "
+                "trained with."
             )
     return float(thetas[0]), float(thetas[1])

@@ -110,8 +110,7 @@ def test_whatever_a_configuration_says_it_is_read_or_refused(tiny_data: Path) ->
         for value in WEIRD:
             try:
                 architecture(good | {key: value}, "here")
-            except DataError as error:
-                assert str(error).startswith("here: ")
+            except DataError:
                 refused += 1
     assert refused > 300
 
