@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.errors import DataError
+from modernbert_train.own_files import require_own_files
 
 _LARGEST_ID = (1 << 31) - 1  # what the shards' ids can be
 
@@ -72,6 +73,7 @@ def token_ids(folder: str | Path) -> dict[str, int]:
 
 def _read(path: Path) -> tuple[bytes, dict[str, int], dict[str, Any]]:
     """The file, the id of every token, and what it says about each added token."""
+    require_own_files(path.parent)
     try:
         content = path.read_bytes()
         tokenizer = json.loads(content)

@@ -9,6 +9,7 @@ from typing import Any
 
 from modernbert_train.errors import DataError
 from modernbert_train.export.hf_config import CONFIG, read_json
+from modernbert_train.own_files import require_own_files
 
 
 def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
@@ -50,6 +51,7 @@ def _open(folder: Path) -> tuple[Any, Any]:
     disable_progress_bar()
     if not (folder / CONFIG).is_file():
         raise DataError(f"{folder}: holds no exported model. Write one with `python -m modernbert_train export`.")
+    require_own_files(folder)
     kind = read_json(folder / CONFIG).get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise DataError(

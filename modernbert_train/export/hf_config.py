@@ -16,6 +16,7 @@ from modernbert_train import __version__
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import DataError
+from modernbert_train.own_files import require_own_files
 from modernbert_train.vocabulary import Vocabulary
 
 CONFIG = "config.json"
@@ -85,6 +86,7 @@ def model_config_from_hf(folder: Path) -> tuple[ModelConfig, float]:
     Raises:
         DataError: the file is missing or damaged, or describes another architecture; names what differs.
     """
+    require_own_files(folder)
     path = folder / CONFIG
     return architecture(read_json(path), str(path))
 
