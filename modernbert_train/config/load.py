@@ -261,6 +261,8 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether a value is of the very type asked for, which OmegaConf would otherwise convert to; numbers are finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return False
+    if hint == list[str]:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     return hint not in (str, bool, int, float) or type(value) is hint
 
 
@@ -287,6 +289,8 @@ def _describe(hint: Any) -> str:
         return "one of " + ", ".join(str(choice) for choice in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         return f"a list like [{', '.join(getattr(a, '__name__', str(a)) for a in typing.get_args(hint))}]"
+    if hint == list[str]:
+        return "a list of texts"
     if hint == dict[str, str]:
         return "a section with a text for each name"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
