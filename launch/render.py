@@ -17,13 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from launch.gpu_labels import product_label
 from modernbert_train.config.check import check
+from modernbert_train.config.launch import split_resource
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 IN_IMAGE = "/opt/modernbert-train"  # where the Dockerfile puts this project
+
+GPU_NODES = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}  # how clusters keep others off them
 
 Values = dict[str, str | int | None]
 
@@ -102,9 +106,20 @@ def _fill(line: str, values: Values) -> str | None:
 def _slurm(config: RunConfig, words: list[str], common: Values) -> Values:
     """The machines share a disk with this one, so the job runs from here with this Python."""
     launch = config.launch
-    start = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(common["ranks"])]
+    if launch.container is None:
+        start = shlex.join([sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(common["ranks"])])
+    else:
+        inside = ["python", f"{IN_IMAGE}/launch/run.py", *words, "--ranks", str(common["ranks"])]
+        gpu = "" if common["gpus"] is None else "--nv "
+        start = f'apptainer exec {gpu}--bind "$PWD" --pwd "$PWD" {shlex.join([launch.container, *inside])}'
     gpus = None if common["gpus"] is None else f"{launch.gpu}:{common['gpus']}" if launch.gpu else str(common["gpus"])
-    return {"folder": shlex.quote(str(Path.cwd())), "setup": launch.setup, "gpus": gpus, "start": shlex.join(start)}
+    return {
+        "folder": shlex.quote(str(Path.cwd())),
+        "own": "\n".join(f"#SBATCH {option}" for option in launch.sbatch) or None,
+        "setup": launch.setup,
+        "gpus": gpus,
+        "start": start,
+    }
 
 
 def _kubernetes(config: RunConfig, words: list[str], common: Values) -> Values:
@@ -127,13 +142,18 @@ def _kubernetes(config: RunConfig, words: list[str], common: Values) -> Values:
         requests["memory"] = limits["memory"] = f"{common['memory_gib']}Gi"
     if common["gpus"] is not None:
         limits["nvidia.com/gpu"] = common["gpus"]
+    rdma = None if launch.rdma_resource is None else split_resource(launch.rdma_resource)
+    if rdma is not None:
+        limits[rdma[0]] = rdma[1]
     return {
         "label": label,
         "namespace": launch.namespace,
         "script": json.dumps(script),
         "env": json.dumps([{"name": name, "value": value} for name, value in launch.env.items()]),
         "resources": json.dumps({"requests": requests, "limits": limits}),
-        "gpu": None if launch.gpu is None else json.dumps(launch.gpu),
+        "gpu": None if launch.gpu is None or common["gpus"] is None else json.dumps(product_label(launch.gpu)),
+        "tolerations": None if common["gpus"] is None else json.dumps([GPU_NODES]),
+        "security": None if rdma is None else json.dumps({"capabilities": {"add": ["IPC_LOCK"]}}),  # RDMA locks memory
         "image": json.dumps(launch.image),
         "volume_claim": launch.volume_claim,
     }

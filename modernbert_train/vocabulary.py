@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.errors import DataError
+from modernbert_train.own_files import require_own_files
+
+_LARGEST_ID = (1 << 31) - 1  # what the shards' ids can be
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ def token_ids(folder: str | Path) -> dict[str, int]:
 
 def _read(path: Path) -> tuple[bytes, dict[str, int], dict[str, Any]]:
     """The file, the id of every token, and what it says about each added token."""
+    require_own_files(path.parent)
     try:
         content = path.read_bytes()
         tokenizer = json.loads(content)
@@ -77,11 +81,14 @@ def _read(path: Path) -> tuple[bytes, dict[str, int], dict[str, Any]]:
         if isinstance(listed, list):  # Unigram: [token, score] in the order of the ids
             listed = {token: i for i, (token, _) in enumerate(listed)}
         vocabulary = {str(token): int(i) for token, i in listed.items()}
-        added = {token["content"]: token for token in tokenizer["added_tokens"]}
-        return content, vocabulary | {text: int(token["id"]) for text, token in added.items()}, added
+        added = {str(token["content"]): token for token in tokenizer["added_tokens"]}
+        vocabulary |= {text: int(token["id"]) for text, token in added.items()}
+        if wrong := [text for text, i in vocabulary.items() if not 0 <= i <= _LARGEST_ID]:
+            raise ValueError(f"{wrong[0][:40]!r} has the id {vocabulary[wrong[0]]:.9g}")
+        return content, vocabulary, added
     except FileNotFoundError:
         raise DataError(
             f"{path}: no such file. data.tokenizer must name a tokenizer folder, as data_prep/prepare.py makes it."
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: not a readable tokenizer ({type(error).__name__}: {error}).") from None

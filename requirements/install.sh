@@ -8,12 +8,17 @@
 #
 #   PYTHON              the Python to build on; default: the first one found from 3.11 to 3.13
 #   MODERNBERT_TORCH    the torch to install; default torch==2.13.0
+#   MODERNBERT_LIST     the list to install, beside this file; default pinned.txt; image.txt has no developers' tools
+#
+# Where only this folder is there yet, and not the project around it, all but the project is installed; a later call
+# adds it. So an image keeps its packages when nothing but the project changes.
 set -eu
 
 venv=${1:?"give the folder of the environment: sh requirements/install.sh .venv"}
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 torch=${MODERNBERT_TORCH:-torch==2.13.0}
+list=$here/${MODERNBERT_LIST:-pinned.txt}
 python=$venv/bin/python
 mark=$venv/.modernbert-train
 
@@ -48,7 +53,9 @@ mkdir -p "$venv"
 exec 9<"$venv"
 if command -v flock >/dev/null; then flock 9; fi # of two calls at once the second waits, and finds the work done
 
-want=$({ cat "$here/pinned.txt" "$here/install.sh" && echo "$torch $root"; } | sha256sum | cut -d ' ' -f 1)
+project=
+if [ -e "$root/pyproject.toml" ]; then project=$root; fi
+want=$({ cat "$list" "$here/install.sh" && echo "$torch $project"; } | sha256sum | cut -d ' ' -f 1)
 have=$(cat "$mark" 2>/dev/null || true)
 if [ "$have" = "$want" ] && "$python" -c '' 2>/dev/null; then exit 0; fi
 
@@ -65,7 +72,9 @@ elif [ -z "$have" ]; then
 fi
 echo unfinished >"$mark"
 install_torch
-"$python" -m pip install --no-deps --require-hashes -r "$here/pinned.txt"
-"$python" -m pip install --no-deps --no-build-isolation -e "$root"
-"$python" -m modernbert_train.compat --environment # `import composer` works in a user's own files too
+"$python" -m pip install --no-deps --require-hashes -r "$list"
+if [ -n "$project" ]; then
+    "$python" -m pip install --no-deps --no-build-isolation -e "$project"
+    "$python" -m modernbert_train.compat --environment # `import composer` works in a user's own files too
+fi
 echo "$want" >"$venv/.modernbert-train"

@@ -67,7 +67,11 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     ["", "not json", "[]", "null", "{}", '{"model": {}}', '{"model": {"vocab": 3}, "added_tokens": []}',
-     '{"model": {"vocab": {"a": "x"}}, "added_tokens": []}', '{"model": {"vocab": {"a": 0}}, "added_tokens": [3]}'],
+     '{"model": {"vocab": {"a": "x"}}, "added_tokens": []}', '{"model": {"vocab": {"a": 0}}, "added_tokens": [3]}',
+     "[" * 100_000, '{"model": {"vocab": {"a": 1e999}}, "added_tokens": []}',
+     '{"model": {"vocab": {"a": -1}}, "added_tokens": []}',
+     f'{{"model": {{"vocab": {{"a": {10**30}}}}}, "added_tokens": []}}'],
+    ids=lambda content: content[:60],
 )  # fmt: skip
 def test_a_damaged_tokenizer_is_no_crash(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")

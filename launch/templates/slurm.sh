@@ -11,6 +11,7 @@
 #SBATCH --output=%x-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
+$own
 
 cd $folder || exit 74
 $setup

@@ -23,12 +23,15 @@ class LaunchConfig:
     retries: int = 3  # new starts after failures, where the scheduler counts; after code 75 it always starts again
     cpus_per_rank: int = 8  # cores that a job file asks for: for the rank, its data workers and torch's threads
     memory_gib: int | None = None  # of one machine; None: what the scheduler gives
-    gpu: str | None = None  # kind of GPU, as the scheduler calls it
+    gpu: str | None = None  # kind of GPU, as the scheduler calls it; on kubernetes h100, say, or the node's label
     image: str | None = None  # container with this project, see Dockerfile; docker and kubernetes need it
     partition: str | None = None  # slurm
     account: str | None = None  # slurm
+    sbatch: list[str] = field(default_factory=list)  # slurm: more options of sbatch, as --qos=high; they win over ours
+    container: str | None = None  # slurm: an image that Apptainer runs this in, a .sif file or docker://...
     namespace: str | None = None  # kubernetes
     volume_claim: str | None = None  # kubernetes: a disk that all machines share, mounted as /work
+    rdma_resource: str | None = None  # kubernetes: what the cluster calls its InfiniBand or RoCE devices, or NAME=COUNT
     setup: str | None = None  # shell commands before the start on each machine: modules, a virtual environment
     env: dict[str, str] = field(default_factory=dict)  # environment of the ranks; no secrets, it is saved with the run
 
@@ -51,6 +54,14 @@ def launch_mistakes(launch: LaunchConfig) -> Iterator[str]:
         )
     if launch.rendezvous is not None and split_endpoint(launch.rendezvous) is None:
         yield f"launch.rendezvous={launch.rendezvous!r}: HOST:PORT is expected, for example node-1:29500."
+    for option in launch.sbatch:
+        if not re.fullmatch(r"--?[A-Za-z][^\n\r]*", option):
+            yield f"launch.sbatch: {option!r} is not an option of sbatch. Write it as on its command line: --qos=high."
+    if launch.rdma_resource is not None and split_resource(launch.rdma_resource) is None:
+        yield (
+            f"launch.rdma_resource={launch.rdma_resource!r}: DOMAIN/NAME or DOMAIN/NAME=COUNT is expected, for example "
+            "rdma/hca_shared_devices_a; `kubectl describe node` lists it under Allocatable."
+        )
     for name in launch.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             yield f"launch.env.{name}: not a name of an environment variable. Use letters, digits and '_'."
@@ -62,3 +73,13 @@ def split_endpoint(text: str) -> tuple[str, int] | None:
     if found is None or not 0 < int(found[3]) < 1 << 16:
         return None
     return found[1] or found[2], int(found[3])
+
+
+def split_resource(text: str) -> tuple[str, int] | None:
+    """A resource of Kubernetes and how many of it a machine needs, from DOMAIN/NAME or DOMAIN/NAME=COUNT."""
+    found = re.fullmatch(
+        r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)(?:=(\d{1,4}))?", text
+    )
+    if found is None or found[4] == "0":
+        return None
+    return found[1], int(found[4] or 1)

@@ -20,13 +20,15 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from modernbert_train.config.interpolations import interpolation_mistake
 from modernbert_train.config.plugins import PLUGINS, REFUSED
-from modernbert_train.config.read import Origins, merge, read_override, read_yaml
+from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
 from modernbert_train.config.schema import VARIANTS, ModelConfig, RunConfig
 from modernbert_train.errors import ConfigError
 
 T = TypeVar("T")
 
+_MAX_ERRORS = 100
 _NO_RESOLVERS = "a value, or another key as ${section.key}; resolvers are not run"
 
 
@@ -65,7 +67,8 @@ def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence
         merge(tree, read_override(override, origins, errors))
     config = _build(schema, tree, origins, errors)
     if errors:
-        raise ConfigError("\n".join(errors))
+        more = [f"and {len(errors) - _MAX_ERRORS:,} more mistakes. Mend these first."] * (len(errors) > _MAX_ERRORS)
+        raise ConfigError("\n".join(errors[:_MAX_ERRORS] + more))
     return typing.cast(T, OmegaConf.to_object(config))
 
 
@@ -94,10 +97,14 @@ def _build(schema: type, tree: dict[str, Any], origins: Origins, errors: list[st
     config = _structured(schema)
     _fill(config, schema, tree, (), origins, errors)
     if not errors:
+        reason = interpolation_mistake(typing.cast(dict[str, Any], OmegaConf.to_container(config)))
         try:
-            OmegaConf.resolve(config)
+            if reason is None:
+                OmegaConf.resolve(config)
         except OmegaConfBaseException as error:
-            errors.append(f"an interpolation cannot be resolved: {' '.join(str(error).split())}")
+            reason = " ".join(str(error).split())
+        if reason is not None:
+            errors.append(f"an interpolation cannot be resolved: {reason}")
     if not errors:
         errors.extend(
             f"{key}: missing. It has no default; set it in the YAML or as {key}=..."
@@ -254,6 +261,8 @@ def _fits(value: Any, hint: Any) -> bool:
     """Whether a value is of the very type asked for, which OmegaConf would otherwise convert to; numbers are finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return False
+    if hint == list[str]:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     return hint not in (str, bool, int, float) or type(value) is hint
 
 
@@ -263,7 +272,7 @@ def _unknown(here: tuple[str, ...], names: list[str], origins: Origins) -> str:
 
 
 def _bad(here: tuple[str, ...], value: Any, wanted: str, origins: Origins) -> str:
-    return f"{'.'.join(here)}={value!r} ({_origin(here, origins)}): expected {wanted}."
+    return f"{'.'.join(here)}={shown(value)} ({_origin(here, origins)}): expected {wanted}."
 
 
 def _origin(here: tuple[str, ...], origins: Origins) -> str:
@@ -280,6 +289,8 @@ def _describe(hint: Any) -> str:
         return "one of " + ", ".join(str(choice) for choice in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         return f"a list like [{', '.join(getattr(a, '__name__', str(a)) for a in typing.get_args(hint))}]"
+    if hint == list[str]:
+        return "a list of texts"
     if hint == dict[str, str]:
         return "a section with a text for each name"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

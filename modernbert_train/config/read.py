@@ -14,25 +14,20 @@ from typing import Any
 
 import yaml
 
+from modernbert_train.config.bounded_yaml import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_KEY,
+    Beyond,
+    Loader,
+    TooLarge,
+    compose,
+    read_bounded,
+)
+
 Origins = dict[tuple[str, ...], str]
 INCLUDE = "include"
 _Place = Callable[[yaml.Node], str]
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: `1e-4` is a number, `on` and `010` are not silently something else."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:bool",)]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    if first is not None
-}
-for _tag, _pattern, _first in (
-    ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
-    ("tag:yaml.org,2002:float", r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$", "-+0123456789"),
-):
-    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list(_first))
 
 
 def read_yaml(
@@ -50,16 +45,25 @@ def read_yaml(
     Returns:
         The merged tree; what could not be read is left out.
     """
+    if len(including) > MAX_DEPTH:
+        errors.append(f"{file}: more than {MAX_DEPTH} files include one another. Write fewer, larger files.")
+        return {}
     try:
-        text = file.read_text(encoding="utf-8")
+        if including and file.exists() and not file.is_file():  # a terminal or a pipe would be waited for
+            raise OSError("not a regular file")
+        node = compose(read_bounded(file))
     except FileNotFoundError:
         errors.append(f"{file}: no such file. Give the path of a YAML file, relative to the current folder.")
+        return {}
+    except TooLarge:
+        errors.append(f"{file}: larger than {MAX_BYTES:,} bytes. Give the YAML file of a configuration.")
         return {}
     except (OSError, UnicodeDecodeError) as error:
         errors.append(f"{file}: cannot be read ({error}). Check that it is a readable UTF-8 text file.")
         return {}
-    try:
-        node = yaml.compose(text, Loader=_Loader)
+    except Beyond as error:
+        errors.append(f"{file}:{error.line}: {error}")
+        return {}
     except yaml.YAMLError as error:
         errors.append(f"{file}: not valid YAML. {' '.join(str(error).split())}")
         return {}
@@ -69,11 +73,7 @@ def read_yaml(
         errors.append(f"{file}: holds no keys. Expected `key: value` lines.")
         return {}
     own: Origins = {}
-    try:
-        found = _construct(node, lambda node: f"{file}:{node.start_mark.line + 1}", (), own, errors)
-    except RecursionError:
-        errors.append(f"{file}: an alias contains itself. Write out what it stands for.")
-        return {}
+    found = _construct(node, lambda node: f"{file}:{node.start_mark.line + 1}", (), own, errors)
     tree: dict[str, Any] = {}
     done = set() if done is None else done
     for included in _included(file, found.pop(INCLUDE, []), own, errors):
@@ -105,12 +105,21 @@ def read_override(override: str, origins: Origins, errors: list[str]) -> dict[st
     key, equals, text = override.partition("=")
     path = key.split(".")
     if not equals or not all(path):
-        errors.append(f"{override!r}: not an override. Write section.key=value, for example optim.lr=1e-3.")
+        errors.append(f"{shown(override)}: not an override. Write section.key=value, for example optim.lr=1e-3.")
+        return {}
+    if len(path) > MAX_DEPTH or max(map(len, path)) > MAX_KEY:
+        errors.append(
+            f"{shown(override)}: a key of {len(path)} parts, the longest of {max(map(len, path))} characters; the "
+            f"limits are {MAX_DEPTH} and {MAX_KEY}. Write section.key=value, for example optim.lr=1e-3."
+        )
         return {}
     try:
-        node = yaml.compose(text, Loader=_Loader) or yaml.ScalarNode("tag:yaml.org,2002:null", "")
+        node = compose(text) or yaml.ScalarNode("tag:yaml.org,2002:null", "")
+    except Beyond as error:
+        errors.append(f"{shown(override)}: {error}")
+        return {}
     except yaml.YAMLError as error:
-        errors.append(f"{override!r}: the value is not valid YAML. {' '.join(str(error).split())}")
+        errors.append(f"{shown(override)}: the value is not valid YAML. {' '.join(str(error).split())}")
         return {}
     for part in reversed(path):
         node = yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", part), node)])
@@ -129,6 +138,11 @@ def _construct(
             errors.append(f"{line}: a list or a section stands where a key belongs. Write `key: value`.")
             continue
         key = str(key_node.value)
+        if len(key) > MAX_KEY:
+            errors.append(
+                f"{shown(key)} ({line}): a key of {len(key):,} characters; the limit is {MAX_KEY}. Shorten it."
+            )
+            continue
         here = (*path, key)
         dotted = ".".join(here)
         if key in found:
@@ -140,7 +154,7 @@ def _construct(
         for scalar in _octals(value_node):
             errors.append(f"{dotted}={scalar} ({line}): a leading zero means octal. Write it without.")
         try:
-            found[key] = _Loader("").construct_object(value_node, deep=True)
+            found[key] = Loader("").construct_object(value_node, deep=True)
         except (yaml.YAMLError, ValueError) as error:
             reason = str(error).splitlines()[0]
             errors.append(f"{dotted} ({line}): not a plain value ({reason}). Quote it if it is text.")
@@ -152,6 +166,12 @@ def _octals(node: yaml.Node) -> list[str]:
         return [scalar for item in node.value for scalar in _octals(item) if item is not node]
     is_octal = node.tag == "tag:yaml.org,2002:int" and re.fullmatch(r"[-+]?0[0-9_]+", str(node.value))
     return [node.value] if is_octal else []
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it, cut off where it would fill the screen."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:160]}... ({len(text):,} characters)"
 
 
 def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ from modernbert_train.data.dataset_card import CARD, INDEX, LENGTHS, TOKEN_COUNT
 from modernbert_train.data.download import Downloader, Patience
 from modernbert_train.data.shared_files import locked, mtime, size_of, touch, try_lock, writing
 from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.own_files import require_own_files
 
 Fault = Callable[[bytes], str | None]  # what is wrong with a file's bytes, if anything
 REMEDY = "Upload the folder again from a whole copy, or prepare the data again with data_prep/prepare.py."
@@ -54,10 +55,14 @@ def local_folder(path: str, data: DataConfig) -> Path:
     """Where the small files of a folder of shards can be read: in it, or in a verified copy of a remote one's.
 
     Raises:
+        DataError: see `require_own_files`.
         DataError, ConfigError, StorageError: as `RemoteFolder.describe`.
     """
     remote = remote_folder(path, data)
-    return Path(path) if remote is None else remote.describe()
+    if remote is not None:
+        return remote.describe()
+    require_own_files(Path(path))
+    return Path(path)
 
 
 def _cache_root(data: DataConfig) -> Path:

@@ -197,13 +197,15 @@ def _from_flexbert(raw: dict[str, Any], where: str) -> dict[str, Any]:
         )
     width, heads = raw["hidden_size"], raw["num_attention_heads"]
     for key in ("rotary_emb_dim", "local_attn_rotary_emb_dim"):
-        if raw.get(key) is not None and raw[key] * heads != width:
+        if raw.get(key) is not None and not (_is_number(heads) and _is_number(raw[key]) and raw[key] * heads == width):
             raise DataError(
                 f"{where}: {key}={raw[key]}, hidden_size={width}, num_attention_heads={heads}; this encoder rotates "
                 "whole heads. Name another model."
             )
     local_theta = raw.get("local_attn_rotary_emb_base", -1)  # -1: as in global layers
     norm = raw.get("norm_kwargs") or {}
+    if not isinstance(norm, dict):
+        raise DataError(f"{where}: norm_kwargs={norm}, not a section. Name another checkpoint.")
     return {
         "model_type": "modernbert",
         "architectures": ["ModernBertForMaskedLM"],
@@ -214,3 +216,7 @@ def _from_flexbert(raw: dict[str, Any], where: str) -> dict[str, Any]:
         "attention_bias": bool(raw.get("attn_qkv_bias") or raw.get("attn_out_bias")),
         "mlp_bias": bool(raw.get("mlp_in_bias") or raw.get("mlp_out_bias")),
     }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)

@@ -7,17 +7,23 @@ It states the architecture twice: in the keys of transformers 5 (layer_types, ro
 from __future__ import annotations
 
 import json
-import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from modernbert_train import __version__
+from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import DataError
+from modernbert_train.own_files import require_own_files
 from modernbert_train.vocabulary import Vocabulary
 
 CONFIG = "config.json"
+
+# Beyond every model there is; a number out of a damaged file would take all memory before anything is compared with it.
+_MAX_LAYERS = 1_000
+_MAX_WIDTH = 1 << 24
 
 # What ModernBERT's configuration can say and this encoder does not do otherwise.
 FIXED = {
@@ -80,6 +86,7 @@ def model_config_from_hf(folder: Path) -> tuple[ModelConfig, float]:
     Raises:
         DataError: the file is missing or damaged, or describes another architecture; names what differs.
     """
+    require_own_files(folder)
     path = folder / CONFIG
     return architecture(read_json(path), str(path))
 
@@ -99,19 +106,23 @@ def architecture(raw: dict[str, Any], where: str) -> tuple[ModelConfig, float]:
         DataError: it describes another architecture, or none; names what differs.
     """
     named = raw.get("architectures")
-    if raw.get("model_type") != "modernbert" or "ModernBertForMaskedLM" not in (named or ()):
+    if raw.get("model_type") != "modernbert" or not isinstance(named, list) or "ModernBertForMaskedLM" not in named:
         raise DataError(
-            f"{where}: model_type={raw.get('model_type')}, architectures={named}; only model_type=modernbert, "
-            "architectures=['ModernBertForMaskedLM'] can be read. Name such a model."
+            f"{where}: model_type={shown(raw.get('model_type'))}, architectures={shown(named)}; only "
+            "model_type=modernbert, architectures=['ModernBertForMaskedLM'] can be read. Name such a model."
         )
     for key, value in FIXED.items():
         if raw.get(key, value) != value:
-            raise DataError(f"{where}: {key}={raw[key]}; this encoder only knows {value}. Name another model.")
+            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
     given = {ours: raw[theirs] for ours, theirs in KEYS.items() if raw.get(theirs) is not None}
     for ours, value in given.items():
         kinds = (int,) if isinstance(getattr(ModelConfig, ours), int) else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
-            raise DataError(f"{where}: {KEYS[ours]}={value!r}, not a number above 0. Restore the file from a copy.")
+        limit = _MAX_LAYERS if ours == "num_layers" else _MAX_WIDTH
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= limit:
+            raise DataError(
+                f"{where}: {KEYS[ours]}={shown(value)}, not a number above 0 and up to {limit:,}. Restore the file "
+                "from a copy."
+            )
     global_theta, local_theta = _rope_thetas(raw, where)
     config = ModelConfig(**given, local_rope_theta=local_theta)
     if config.hidden_size % config.num_heads:
@@ -139,6 +150,8 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error}). Restore it from a copy.") from None
+    except RecursionError:
+        raise DataError(f"{path}: cannot be read (nested too deeply). Restore it from a copy.") from None
     if not isinstance(content, dict):
         raise DataError(f"{path}: not a JSON object. Restore it from a copy.")
     return content
@@ -151,10 +164,14 @@ def _layer_types(every_n: int, num_layers: int) -> list[str]:
 def _global_attn_every_n_layers(raw: dict[str, Any], num_layers: int, where: str) -> int:
     stated = raw.get("global_attn_every_n_layers")
     if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int) or stated < 1):
-        raise DataError(f"{where}: global_attn_every_n_layers={stated!r}, not a whole number above 0. Name another.")
+        raise DataError(
+            f"{where}: global_attn_every_n_layers={shown(stated)}, not a whole number above 0. Name another."
+        )
     types = raw.get("layer_types")
     if types is None:
         return stated or ModelConfig.global_attn_every_n_layers
+    if not isinstance(types, list):
+        raise DataError(f"{where}: layer_types={shown(types)}, not a list. Restore the file from a copy.")
     for every_n in [stated] if stated else range(1, num_layers + 1):
         if types == _layer_types(every_n, num_layers):
             return every_n
@@ -168,11 +185,12 @@ def _global_attn_every_n_layers(raw: dict[str, Any], num_layers: int, where: str
 def _rope_thetas(raw: dict[str, Any], where: str) -> tuple[float, float]:
     """Bases of global and local layers: from transformers 5's key if it is there, else from the older two."""
     rope = raw.get("rope_parameters") or {}
-    types = {kind.get("rope_type", "default") if isinstance(kind, dict) else str(kind) for kind in rope.values()}
-    if raw.get("rope_scaling") or types - {"default"}:
+    kinds = list(rope.values()) if isinstance(rope, dict) else [rope]
+    plain = all(isinstance(kind, dict) and kind.get("rope_type", "default") == "default" for kind in kinds)
+    if raw.get("rope_scaling") or not plain:
         raise DataError(
-            f"{where}: rope_parameters={rope}, rope_scaling={raw.get('rope_scaling')}; this encoder only knows "
-            "rope_type=default, for each kind of layer. Name a model without scaled positions."
+            f"{where}: rope_parameters={shown(rope)}, rope_scaling={shown(raw.get('rope_scaling'))}; this encoder "
+            "only knows rope_type=default, for each kind of layer. Name a model without scaled positions."
         )
     old_global = raw.get("global_rope_theta", 160_000.0)  # transformers' defaults for ModernBERT
     old_local = raw.get("local_rope_theta", 10_000.0)
@@ -181,8 +199,10 @@ def _rope_thetas(raw: dict[str, Any], where: str) -> tuple[float, float]:
         (rope.get("sliding_attention") or {}).get("rope_theta", old_global if old_local is None else old_local),
     )
     for theta in thetas:
-        if not (isinstance(theta, int | float) and math.isfinite(theta) and theta > 0):
+        is_number = isinstance(theta, int | float) and not isinstance(theta, bool)
+        if not (is_number and 0 < theta <= sys.float_info.max):
             raise DataError(
-                f"{where}: a RoPE base is {theta}, which gives NaN. Write the bases that the model was trained with."
+                f"{where}: a RoPE base is {shown(theta)}, which gives NaN. Write the bases that the model was "
+                "trained with."
             )
     return float(thetas[0]), float(thetas[1])

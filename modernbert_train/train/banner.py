@@ -6,6 +6,7 @@ every batch is planned, less for others.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from modernbert_train.data.remote import local_folder
 from modernbert_train.models.attention import choose_kernel
 from modernbert_train.plan.make import Plan, make_plan
 from modernbert_train.report.text import plural, rate, tokens_text
+from modernbert_train.train.transport import find_transport
 
 _MOST_PHASES, _MOST_STREAMS = 10, 12  # lines for each
 _HASH = 12  # characters of it, as in the messages that compare two
@@ -56,6 +58,7 @@ def banner(
         *_phases(plan),
         f"  on      {_machines(config, device, ranks, ranks_per_node)}, "
         f"{'bf16 autocast over fp32 weights' if precision == 'amp_bf16' else precision}",
+        *_network(device, ranks, ranks_per_node),
         f"  kernels {_kernels(model, device, precision)}",
         *_streams(config, fingerprint),
         f"  vocab   {config.data.tokenizer}, hash {fingerprint['tokenizer'][:_HASH]}",
@@ -106,6 +109,12 @@ def _machines(config: RunConfig, device: torch.device, ranks: int, ranks_per_nod
     nodes = -(-ranks // ranks_per_node)
     spread = f" on {nodes} nodes" if nodes > 1 else ""
     return f"{ranks} x {kind}{spread}{f', {config.distributed.strategy}' if ranks > 1 else ''}"
+
+
+def _network(device: torch.device, ranks: int, ranks_per_node: int) -> list[str]:
+    if device.type != "cuda" or ranks <= ranks_per_node:
+        return []
+    return [f"  network {find_transport(os.environ).text}"]
 
 
 def _kernels(model: ModelConfig, device: torch.device, precision: str) -> str:

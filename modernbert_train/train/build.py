@@ -52,6 +52,7 @@ from modernbert_train.train.saving import Save
 from modernbert_train.train.stability import Guard
 from modernbert_train.train.start import Start, any_checkpoint, find_branch, find_start, origin_text, restore
 from modernbert_train.train.trainer import PlannedTrainer
+from modernbert_train.train.transport import warn_of_slow_network
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 
@@ -72,6 +73,8 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         check(config, dist.get_world_size())
         if dist.get_world_size() > 1:
             require_agreement(config, data_fingerprint(config, read_vocabulary(config.data.tokenizer)))
+        if device.type == "cuda" and dist.get_world_size() > dist.get_local_world_size() and dist.get_local_rank() == 0:
+            warn_of_slow_network()  # of each machine, since they may differ
         plugins = build_callbacks(config, device)
         check_loggers(config)
         folder = RunFolder(config)

@@ -25,6 +25,7 @@ from modernbert_train.export.hf import DECODER, TOKENIZER, load_weights
 from modernbert_train.export.hub import local_model
 from modernbert_train.models.sharding import like
 from modernbert_train.models.tiling import EQUAL, GROWING, check_growth, grow_each
+from modernbert_train.own_files import require_own_files
 from modernbert_train.train.checkpoint import CONFIG, MANIFEST, Checkpoint, newest_valid, verify
 from modernbert_train.vocabulary import read_vocabulary, token_ids
 
@@ -106,6 +107,7 @@ def open_source(name: str | Path) -> Source:
     if folder.is_file() or folder.suffix == ".pt":
         return _from_composer(open_composer(folder))
     folder = local_model(str(name))
+    require_own_files(folder)
     raw = hf_config.read_json(folder / hf_config.CONFIG)
     model, theta = hf_config.architecture(raw, str(folder / hf_config.CONFIG))
     return Source(folder, None, model, theta, hf_config.max_tokens_of(raw), *_tokenizer_in(folder))

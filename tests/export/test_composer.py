@@ -177,7 +177,7 @@ def test_without_its_configuration_a_config_beside_it_counts(
         ({"initial_mlp_layer": "mlp"}, "initial_mlp_layer=mlp"),
         ({"rotary_emb_interleaved": True}, "rotary_emb_interleaved=True"),
         ({"rotary_emb_dim": 8}, "rotary_emb_dim=8, hidden_size=32, num_attention_heads=2"),
-        ({"hidden_act": "silu"}, "hidden_activation=silu"),
+        ({"hidden_act": "silu"}, "hidden_activation='silu'"),
         ({"attn_out_bias": True}, "attention_bias=True"),
         ({"norm_kwargs": {"eps": 1e-5}}, "norm_bias=True"),  # torch's default, were it not switched off
         ({"sliding_window": -1, "global_attn_every_n_layers": -1}, "sliding_window=-1, global_attn_every_n_layers=-1"),

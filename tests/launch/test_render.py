@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
+from launch.gpu_labels import LABELS
 from launch.render import ROOT, TARGETS, render
 from launch.run import main
 from modernbert_train.__main__ import read_run
 from modernbert_train.errors import ConfigError
+from modernbert_train.plan.gpus import GPUS
 from tests.conftest import TinyRun
 
 FULL = (
     "launch.ranks_per_node=4", "launch.nodes=2", "launch.cpus_per_rank=3", "launch.memory_gib=64", "launch.gpu=h100",
+    "launch.sbatch=[--qos=high, --exclusive]", "launch.rdma_resource=rdma/hca_shared_devices_a",
     "launch.time_limit_minutes=90", "launch.save_seconds=60", "launch.partition=long", "launch.account=lab",
     "launch.image=us/mine:1", "launch.volume_claim=disk", "launch.namespace=team", "launch.retries=5",
     "launch.setup=module load cuda", "launch.env.NOTE=it's $HOME \"x\"", "launch.env.NUMBER=1", "device=auto",
@@ -37,6 +40,7 @@ def test_slurm_asks_for_what_the_yaml_says(tiny_run: TinyRun) -> None:
     assert asked == [
         "job-name=tiny", "nodes=2", "ntasks-per-node=1", "cpus-per-task=12", "gpus-per-node=h100:4", "mem=64G",
         "time=90", "partition=long", "account=lab", "output=%x-%j.log", "open-mode=append", "requeue",
+        "qos=high", "exclusive",
     ]  # fmt: skip
     start = next(line for line in text.splitlines() if line.startswith("srun "))
     words = shlex.split(start)
@@ -78,7 +82,8 @@ def test_kubernetes_starts_again_after_75_and_gives_up_after_a_mistake(tiny_run:
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
     assert container["resources"] == {
-        "requests": {"cpu": 12, "memory": "64Gi"}, "limits": {"memory": "64Gi", "nvidia.com/gpu": 4}
+        "requests": {"cpu": 12, "memory": "64Gi"},
+        "limits": {"memory": "64Gi", "nvidia.com/gpu": 4, "rdma/hca_shared_devices_a": 1},
     }  # fmt: skip
     assert {"name": "NOTE", "value": 'it\'s $HOME "x"'} in container["env"]
     assert {"name": "NUMBER", "value": "1"} in container["env"]
@@ -88,6 +93,68 @@ def test_kubernetes_starts_again_after_75_and_gives_up_after_a_mistake(tiny_run:
     assert setup == "module load cuda" and start.startswith("exec python /opt/modernbert-train/launch/run.py ")
     assert start.endswith('--ranks 4 --nodes 2 --node-rank "$JOB_COMPLETION_INDEX" --rendezvous tiny-0.tiny:29500')
     assert container["command"][2].count("\n") == 1
+
+
+def pod_of(tiny_run: TinyRun, *words: str) -> dict[str, Any]:
+    _, job = yaml.safe_load_all(rendered("kubernetes", tiny_run(*FULL, *words)))
+    pod: dict[str, Any] = job["spec"]["template"]["spec"]
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("gpu", "label"),
+    [("h100", "NVIDIA-H100-80GB-HBM3"), ("H200", "NVIDIA-H200"), ("a100", "NVIDIA-A100-SXM4-80GB"),
+     ("NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-PCIE-40GB"), ("Tesla-V100-SXM2-32GB", "Tesla-V100-SXM2-32GB")],
+)  # fmt: skip
+def test_kubernetes_is_asked_for_the_label_that_nvidia_gives(tiny_run: TinyRun, gpu: str, label: str) -> None:
+    """No node has the label h100, and the job would wait for ever; nor does it come onto nodes kept for GPUs."""
+    pod = pod_of(tiny_run, f"launch.gpu={gpu}")
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": label}
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+
+
+def test_plan_and_kubernetes_call_gpus_the_same() -> None:
+    assert GPUS.keys() <= LABELS.keys()
+
+
+def test_kubernetes_gives_rdma_devices_and_lets_them_lock_memory(tiny_run: TinyRun) -> None:
+    """Without them NCCL uses TCP between machines, and says nothing."""
+    (container,) = pod_of(tiny_run, "launch.rdma_resource=vpc.amazonaws.com/efa=32")["containers"]
+    assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == 32
+    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    (plain,) = pod_of(tiny_run, "launch.rdma_resource=null")["containers"]
+    assert "securityContext" not in plain and plain["resources"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": 4}
+
+
+def test_a_job_without_gpus_asks_for_no_node_with_them(tiny_run: TinyRun) -> None:
+    pod = pod_of(tiny_run, "device=cpu")
+    assert "nodeSelector" not in pod and "tolerations" not in pod
+
+
+def test_slurm_runs_it_in_a_container(tiny_run: TinyRun) -> None:
+    """Clusters have Apptainer and no Docker; --nv gives the GPUs, and /dev/infiniband is there by itself."""
+    words = tiny_run(*FULL, "launch.container=/images/my own.sif")
+    start = next(line for line in rendered("slurm", words).splitlines() if line.startswith("srun "))
+    assert shlex.split(start) == [
+        "srun", "--cpus-per-task=12", "apptainer", "exec", "--nv", "--bind", "$PWD", "--pwd", "$PWD",
+        "/images/my own.sif", "python", "/opt/modernbert-train/launch/run.py", *words, "--ranks", "4",
+    ]  # fmt: skip
+    assert "--nv" not in rendered("slurm", tiny_run(*FULL, "launch.container=a.sif", "device=cpu"))
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("launch.sbatch=['--qos=a\\n#SBATCH --wrap=b', qos=high]", "is not an option of sbatch. Write it as"),
+        ("launch.sbatch=[qos=high]", "'qos=high' is not an option of sbatch"),
+        ("launch.sbatch=[1]", "expected a list of texts"),
+        ("launch.rdma_resource=ib", "DOMAIN/NAME or DOMAIN/NAME=COUNT is expected"),
+        ("launch.rdma_resource=rdma/ib=0", "DOMAIN/NAME or DOMAIN/NAME=COUNT is expected"),
+    ],
+)
+def test_options_that_a_scheduler_would_not_take_are_refused(tiny_run: TinyRun, word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rendered("slurm", tiny_run(word))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +200,12 @@ def test_docker_runs_it_once_with_what_it_needs(tiny_run: TinyRun, tmp_path: Pat
     done = subprocess.run(["sh", str(file)], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, cwd=tmp_path, timeout=20)
     called = (tmp_path / "called").read_text().split("\n")
     assert done.returncode == 75 and called[:2] == ["run", "--rm"]
-    for option, value in (("--gpus", "all"), ("--stop-timeout", "60"), ("--volume", f"{tmp_path}:/work")):
+    for option, value in (
+        ("--gpus", "all"),
+        ("--stop-timeout", "60"),
+        ("--volume", f"{tmp_path}:/work"),
+        ("--ulimit", "memlock=-1"),
+    ):
         assert called[called.index(option) + 1] == value
     assert 'NOTE=it\'s $HOME "x"' in called and "us/mine:1" in called
 
@@ -145,6 +217,7 @@ def test_docker_runs_it_once_with_what_it_needs(tiny_run: TinyRun, tmp_path: Pat
         ("slurm", ("launch.nodes=3",), "cannot be shared evenly by 3 ranks"),
         ("kubernetes", (), r"launch\.image is not set"),
         ("kubernetes", ("launch.image=x",), r"launch\.volume_claim is not set"),
+        ("kubernetes", (*FULL, "launch.gpu=h1000"), "launch.gpu=h1000: on Kubernetes one of .*h100.*kubectl get nodes"),
         ("skypilot", ("device=auto", "launch.ranks_per_node=1"), r"launch\.gpu is not set"),
         ("docker", (), r"launch\.image is not set"),
         ("docker", ("launch.image=x", "launch.nodes=2"), r"launch\.nodes=2 with --on docker"),

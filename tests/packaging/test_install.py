@@ -39,6 +39,7 @@ class Machine:
         self.venv = folder / "venv"
         (folder / "bin").mkdir()
         shutil.copytree(ROOT / "requirements", folder / "requirements")
+        (folder / "pyproject.toml").write_text("")
         self.program("python3", FAKE)
         self.program("nvidia-smi", "#!/bin/sh\nexit 9\n")
 
@@ -151,6 +152,19 @@ def test_no_fitting_python_says_what_to_do(machine: Machine) -> None:
     assert done.returncode == 1
     assert "no Python 3.11, 3.12 or 3.13 with the venv module among: /nowhere/python3" in done.stderr
     assert "PYTHON=/path/to/python3" in done.stderr
+    assert machine.calls() == []
+
+
+def test_an_image_keeps_its_packages_when_only_the_project_changes(machine: Machine) -> None:
+    """The packages are many gigabytes; a build without the layer that has them downloads all again."""
+    image = LIST.replace("pinned", "image")
+    (machine.folder / "pyproject.toml").unlink()
+    assert machine.install(MODERNBERT_LIST="image.txt").returncode == 0
+    assert machine.calls() == ["-m venv ./venv", "-m pip install torch==2.13.0", image]
+    (machine.folder / "pyproject.toml").write_text("")
+    assert machine.install(MODERNBERT_LIST="image.txt").returncode == 0
+    assert machine.calls()[-1] == ITSELF and "-m venv ./venv" not in machine.calls()
+    assert machine.install(MODERNBERT_LIST="image.txt").returncode == 0
     assert machine.calls() == []
 
 

@@ -32,9 +32,10 @@ def name_of(requirement: str) -> str:
     return re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")
 
 
-def test_every_pin_has_a_hash_and_no_index_is_named() -> None:
+@pytest.mark.parametrize("name", ["pinned.txt", "image.txt"])
+def test_every_pin_has_a_hash_and_no_index_is_named(name: str) -> None:
     """A pin without a hash is not installed at all; an index would bind the list to one place."""
-    lines = (ROOT / "requirements/pinned.txt").read_text().splitlines()
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
     heads = [i for i, line in enumerate(lines) if not line.startswith(" ")]
     for start, end in zip(heads, [*heads[1:], len(lines)], strict=True):
         assert re.fullmatch(r"[a-z0-9.-]+==\S+ \\", lines[start]), lines[start]
@@ -56,7 +57,8 @@ def test_exact_versions_agree_everywhere(project: dict[str, Any]) -> None:
     corrected = project["tool"]["uv"]["dependency-metadata"]
     for package in corrected:
         declared += [f"{package['name']}=={package['version']}", *package["requires-dist"]]
-    inputs = (ROOT / "requirements/in.txt").read_text() + (ROOT / "requirements/overrides.txt").read_text()
+    names = ("in.txt", "image-in.txt", "overrides.txt")
+    inputs = "\n".join((ROOT / "requirements" / name).read_text() for name in names)
     declared += [line for line in inputs.splitlines() if "==" in line and "sys_platform" not in line]
     exact = [re.split(r"==", requirement) for requirement in declared if "==" in requirement]
     assert {"mosaicml", "mosaicml-streaming", "transformers"} <= {name for name, _ in exact}
@@ -126,6 +128,38 @@ def test_the_image_is_pinned_and_runs_without_root() -> None:
         if word == "RUN" and "apt-get install" in rest:
             assert "--no-install-recommends" in rest
             assert "rm -rf /var/lib/apt/lists" in rest
+
+
+def test_the_image_installs_its_packages_before_it_copies_the_project() -> None:
+    """Else every change of a line of code downloads and installs all of CUDA again."""
+    lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    copies = [number for number, line in enumerate(lines) if line.startswith("COPY")]
+    installs = [number for number, line in enumerate(lines) if line.startswith("RUN sh ") and "install.sh" in line]
+    assert [lines[number].split()[2] for number in copies] == ["requirements", "."]
+    assert copies[0] < installs[0] < copies[1] < installs[1]
+    assert any("MODERNBERT_LIST=image.txt" in line for line in lines[: installs[0]])
+
+
+def test_the_image_can_use_infiniband() -> None:
+    """NCCL loads these at run time, and without them uses TCP without a word."""
+    text = (ROOT / "Dockerfile").read_text()
+    installed = re.split(r"\s+", text[text.index("apt-get install") : text.index("rm -rf")])
+    assert {"libibverbs1", "ibverbs-providers", "rdma-core"} <= set(installed)
+
+
+def test_the_image_has_the_tested_versions_and_no_tools_of_developers() -> None:
+    whole, image = _pins("pinned.txt"), _pins("image.txt")
+    assert image.items() <= whole.items()  # versions and hashes
+    tools = {"pytest", "hypothesis", "ruff", "mypy", "moto", "flask", "mkdocs", "mkdocs-material", "torch-optimi"}
+    assert tools <= whole.keys() and not tools & image.keys()
+    wanted = [re.split(r"[\[=<> #]", line)[0] for line in (ROOT / "requirements/image-in.txt").read_text().splitlines()]
+    assert {name for name in wanted if name} <= image.keys()
+
+
+def _pins(name: str) -> dict[str, str]:
+    """Each package of a list, with its version and hashes."""
+    blocks = re.split(r"\n(?=\S)", (ROOT / "requirements" / name).read_text().strip())
+    return {block.partition("==")[0]: block.partition("==")[2] for block in blocks if not block.startswith("#")}
 
 
 def test_no_registry_is_written_into_the_files_that_install() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig, StreamConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.train import banner as banner_module
 from modernbert_train.train.banner import banner
+from modernbert_train.train.transport import Transport
 from tests.conftest import TinyRun
 
 
@@ -59,3 +62,15 @@ def test_however_much_there_is_forty_lines_are_enough(tiny_run: TinyRun, tiny_da
     text = "\n".join(lines)
     assert "and 20 more phases" in text and "and 28 more streams" in text and "s11: " in text
     assert "  on      16 x cpu (" in text and "on 2 nodes, ddp" in text
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "lines"),
+    [("cuda", 16, ["  network TCP over eth0"]), ("cuda", 8, []), ("cpu", 16, [])],
+)
+def test_it_names_the_network_between_machines(
+    monkeypatch: pytest.MonkeyPatch, device: str, ranks: int, lines: list[str]
+) -> None:
+    """NCCL falls back to TCP without a word."""
+    monkeypatch.setattr(banner_module, "find_transport", lambda environment: Transport("TCP over eth0"))
+    assert banner_module._network(torch.device(device), ranks, 8) == lines

@@ -178,7 +178,7 @@ def test_a_checkpoint_of_the_run_wins_and_the_origin_is_no_longer_needed(
         ("window", 78, r"model\.local_attention=32 here, 16 there"),
         ("vocabulary", 78, r"model\.vocab_size=512 here, 576 there"),
         ("tokenizer", 78, r"tokens differ, as .*: id \S+ there, \S+ here"),
-        ("model_type", 65, r"config\.json: model_type=bert"),
+        ("model_type", 65, r"config\.json: model_type='bert'"),
         ("truncated", 65, r"model\.safetensors: cannot be read"),
         ("absent", 65, r"no/such/folder: no such folder"),
         ("empty run", 74, r"a run without a checkpoint"),

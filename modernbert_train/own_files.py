@@ -1,0 +1,51 @@
+"""Folders of strangers: what is in them is read, and what they only point to is not.
+
+A folder of shards or of a model can come out of an archive, and an archive can hold links: one named like a file of a
+tokenizer, to a key in somebody's home, would be copied into the next export and published with it. A folder may itself
+be a link, because whoever typed its name chose it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from modernbert_train.errors import DataError
+
+
+def require_own_files(folder: Path) -> None:
+    """Refuse a folder with a link to a file elsewhere, or with what is no file at all; below it nothing is looked at.
+
+    The hub's cache, where the files of snapshots/REVISION are links into blobs/ beside it, counts as one folder. A
+    folder that is not there is left to whoever reads it.
+
+    Raises:
+        DataError: names the link and where it goes.
+    """
+    try:
+        entries = [(Path(entry.path), entry.is_symlink(), entry.is_dir()) for entry in os.scandir(folder)]
+    except OSError:
+        return
+    home = folder.resolve()
+    homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
+    for path, is_link, is_folder in entries:
+        if is_folder:
+            continue
+        target = path.resolve()
+        if is_link and not any(target.is_relative_to(each) for each in homes):
+            raise DataError(
+                f"{path}: a link to {target}, outside its folder, which is not followed. Put the file itself there; or "
+                "move the whole folder, and name it or link to it as a whole."
+            )
+        if _is_endless(target):
+            raise DataError(f"{path}: a pipe or a device and not a file. Remove it, or restore the folder from a copy.")
+
+
+def _is_endless(path: Path) -> bool:
+    """Whether reading might never end; a file that is not there is told by whoever needs it."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)

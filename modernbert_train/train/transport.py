@@ -1,0 +1,150 @@
+"""Which network NCCL will use between machines: RDMA (InfiniBand or RoCE), or TCP, which it falls back to silently.
+
+NCCL tells only with NCCL_DEBUG=INFO. What it looks for is public: the verbs library, devices with an active port, and
+their files in /dev; so the same is looked up here, from a tree that a test can make. Its documentation of the
+environment variables: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+VERBS = "libibverbs.so.1"
+PLUGIN = "libnccl-net.so"
+_ENOUGH_LOCKED = 1 << 30  # bytes; NCCL registers buffers of some megabytes for each connection
+_IPC_LOCK = 1 << 14  # capability bit
+_REMEDY = "docs/clusters.md, InfiniBand and RoCE, says what a job needs; NCCL_IB_DISABLE=1 says that TCP is meant."
+
+
+@dataclass(frozen=True)
+class Transport:
+    """Attributes:
+    text: what NCCL will use, for the banner.
+    warning: why that is slower than it could be, or will fail, and what to do; None if all is well.
+    """
+
+    text: str
+    warning: str | None = None
+
+
+def can_load(library: str) -> bool:
+    """Whether the dynamic linker finds a library, as NCCL asks it."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def locks_memory() -> bool:
+    """Whether this process may lock as much memory as RDMA registers."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY or soft >= _ENOUGH_LOCKED:
+        return True
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return bool(int(fields.get("CapEff", "0"), 16) & _IPC_LOCK)
+
+
+def find_transport(
+    environment: Mapping[str, str],
+    root: Path = Path("/"),
+    loads: Callable[[str], bool] = can_load,
+    locks: Callable[[], bool] = locks_memory,
+) -> Transport:
+    """What NCCL will use between machines.
+
+    Args:
+        environment: of the ranks.
+        root: of the file system with sys and dev.
+        loads: whether a library can be loaded.
+        locks: whether enough memory can be locked.
+    """
+    wanted = environment.get("NCCL_NET", "")
+    plugin = environment.get("NCCL_NET_PLUGIN", "")
+    if wanted not in ("", "IB", "Socket"):
+        return Transport(f"{wanted} (NCCL_NET)")
+    if not wanted and plugin != "none" and (plugin or loads(PLUGIN)):
+        return Transport(f"network plugin {plugin or PLUGIN}")
+    tcp = f"TCP over {_interfaces(environment, root)}"
+    for name, value in (("NCCL_NET", "Socket"), ("NCCL_IB_DISABLE", "1")):
+        if environment.get(name) == value:
+            return Transport(f"{tcp} ({name}={value})")
+    reason, devices = _devices(environment.get("NCCL_IB_HCA", ""), root)
+    if devices and not loads(VERBS):
+        reason, devices = f"{VERBS} cannot be loaded (packages libibverbs1 and ibverbs-providers)", []
+    if not devices:
+        end = "NCCL_NET=IB then ends with an error" if wanted == "IB" else f"NCCL will use {tcp}, which is slow"
+        return Transport(tcp, f"no RDMA between machines: {reason}; {end}. {_REMEDY}")
+    text = f"RDMA over {', '.join(devices)}"
+    if not locks():
+        return Transport(text, f"{text}: locked memory is limited, see `ulimit -l`, so NCCL may fail. {_REMEDY}")
+    return Transport(text)
+
+
+def warn_of_slow_network() -> None:
+    """Say on the error stream if this machine's NCCL will not use RDMA between machines, or may fail to."""
+    warning = find_transport(os.environ).warning
+    if warning is not None:
+        print(f"warning: {socket.gethostname()}: {warning}", file=sys.stderr, flush=True)
+
+
+def _devices(wanted: str, root: Path) -> tuple[str, list[str]]:
+    """RDMA devices that can be used, each with its link; if there is none, why."""
+    folder = root / "sys/class/infiniband"
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if not names:
+        return "no device in /sys/class/infiniband", []
+    chosen = [name for name in names if _is_chosen(name, wanted)]
+    if not chosen:
+        return f"NCCL_IB_HCA={wanted} leaves none of {', '.join(names)}", []
+    found, reasons = [], []
+    for name in chosen:
+        ports = sorted((folder / name / "ports").glob("*"))
+        active = [port for port in ports if "ACTIVE" in _line(port / "state")]
+        nodes = [root / "dev/infiniband" / path.name for path in (folder / name / "device/infiniband_verbs").glob("*")]
+        if not active:
+            reasons.append(f"no port of {name} is active")
+        elif not any(os.access(node, os.R_OK | os.W_OK) for node in nodes):
+            reasons.append(f"{name} has no file in /dev/infiniband that this user may open")
+        else:
+            kind = "RoCE" if _line(active[0] / "link_layer") == "Ethernet" else "InfiniBand"
+            found.append(f"{name} ({kind}, {_line(active[0] / 'rate') or 'unknown rate'})")
+    return "; ".join(reasons), found
+
+
+def _is_chosen(name: str, wanted: str) -> bool:
+    """NCCL_IB_HCA: beginnings of names, `=` in front for whole names, `^` for all but those; ports are left out."""
+    exclude = wanted.startswith("^")
+    rest = wanted.removeprefix("^")
+    exact = rest.startswith("=")
+    parts = [part.partition(":")[0] for part in rest.removeprefix("=").split(",") if part]
+    if not parts:
+        return True
+    return any(name == part if exact else name.startswith(part) for part in parts) != exclude
+
+
+def _interfaces(environment: Mapping[str, str], root: Path) -> str:
+    """The network interfaces NCCL takes for TCP: those it is told, else ib*, else all but docker* and lo, else any."""
+    told = environment.get("NCCL_SOCKET_IFNAME")
+    if told:
+        return f"NCCL_SOCKET_IFNAME={told}"
+    folder = root / "sys/class/net"
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    names = [name for name in names if _line(folder / name / "operstate") in ("up", "unknown")]
+    infiniband = [name for name in names if name.startswith("ib")]
+    others = [name for name in names if not name.startswith(("docker", "lo"))]
+    return ", ".join(infiniband or others or names) or "an unknown interface"
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

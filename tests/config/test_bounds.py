@@ -1,0 +1,178 @@
+"""Configurations that are small to send and huge to read: each is refused, with the file, the limit and the remedy.
+
+If this breaks, a file from the internet hangs `check` on a login node, fills its memory, or ends in a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from data_prep import prepare
+from modernbert_train.__main__ import main
+from modernbert_train.config.bounded_yaml import MAX_BYTES, MAX_DEPTH
+from modernbert_train.config.load import load_run, load_typed
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.sweep import SweepConfig
+from modernbert_train.errors import ConfigError
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+)
+SECTIONS = "a: &a {x: 1, y: 2}\n" + "".join(
+    f"{new}: &{new} {{{', '.join(f'k{i}: *{old}' for i in range(10))}}}\n"
+    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+)
+MERGES = "a: &a {x: 1, y: 2}\n" + "".join(
+    f"{new}: [&{new} {{<<: [{', '.join([f'*{old}'] * 10)}]}}]\n"
+    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+)
+CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 3000))
+BASE = "name: n\ndata: {train: a, tokenizer: b}\noptim: {lr: 1.0}\nphases: {p: {tokens: 9, row_tokens: 9, batch_rows: 1"
+BASE += ", microbatch_tokens: 9}}\n"
+
+
+def doubling(first: str, other: str) -> str:
+    return BASE + "launch:\n  env:\n    A0: 'x'\n" + "".join(
+        f"    A{i}: '{first.format(i - 1)}{other.format(i - 1)}'\n" for i in range(1, 60)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "limit", "remedy"),
+    [
+        (LAUGHS, ":5", "more than 20,000 keys and values", "Remove aliases"),
+        (SECTIONS, ":5", "more than 20,000 keys and values", "Remove aliases"),
+        (MERGES, ":5", "more than 20,000 keys and values", "Remove aliases"),
+        ("".join(f"k{i}: 1\n" for i in range(10_001)), ":10000", "more than 20,000 keys", "in place of a long list"),
+        ("name: [&a '" + "x" * 400_000 + "', *a, *a]", ":1", "more than 1,000,000 characters", "shorten the texts"),
+        ("name: " + "[" * 20_000, ":1", f"more than {MAX_DEPTH} sections or lists", "a missing bracket"),
+        ("name: " + "{a: " * 20_000, ":1", f"more than {MAX_DEPTH} sections or lists", "a missing bracket"),
+        ("".join(f"{' ' * i}a:\n" for i in range(900)), ":50", f"more than {MAX_DEPTH} sections", "a missing bracket"),
+        (CHAIN, ":49", f"more than {MAX_DEPTH} sections or lists", "a missing bracket"),
+        ("model: &loop\n  inner: *loop", ":2", "an alias contains itself", "Write out what it stands for"),
+        ("name: &loop [*loop]", ":1", "an alias contains itself", "Write out what it stands for"),
+        ("seed: 0x" + "f" * 9000, ":1", "a number or date of 9,002 characters; the limit is 200", "Quote it"),
+        ("seed: 1" + ":10" * 9000, ":1", "a number or date of 27,001 characters", "Quote it"),
+        ("name: x\n# " + "x" * MAX_BYTES, "", "larger than 1,000,000 bytes", "Give the YAML file of a configuration"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else None,
+)
+def test_a_small_file_that_stands_for_a_huge_one_is_refused(
+    tmp_path: Path, text: str, place: str, limit: str, remedy: str
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_run([file])
+    assert str(error.value).startswith(f"{file}{place}: ")
+    assert limit in str(error.value) and remedy in str(error.value) and len(str(error.value)) < 500
+
+
+def test_ordinary_aliases_are_what_they_stand_for(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(BASE.replace("p: {", "p: &p {") + "start: null\nlaunch: {env: &env {A: &t text, B: *t}}\n")
+    assert load_run([file]).launch.env == {"A": "text", "B": "text"}
+
+
+@pytest.mark.parametrize("name", ["plain", "run folder", "sweep", "prepare", "import-config", "include"])
+def test_every_way_in_has_the_bounds(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run files, configurations saved with a run, sweeps, specifications of prepare, and files of other projects."""
+    file = tmp_path / "config.yaml"
+    file.write_text(LAUGHS)
+    first = tmp_path / "first.yaml"
+    first.write_text("include: config.yaml")
+    if name == "sweep":
+        with pytest.raises(ConfigError, match="keys and values"):
+            load_typed(SweepConfig, [file])
+        return
+    verbs = {
+        "plain": lambda: main(["check", str(file)]),
+        "run folder": lambda: main(["eval", str(tmp_path)]),
+        "prepare": lambda: prepare.main([str(file)]),
+        "import-config": lambda: main(["import-config", str(file)]),
+        "include": lambda: main(["check", str(first)]),
+    }
+    assert verbs[name]() == 78
+    assert f"{file}:5: more than 20,000 keys and values" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("callbacks=" + "[" * 3000, "sections or lists within each other"),
+        ("name=&l [*l]", "an alias contains itself"),
+        (".".join("a" * 3000) + "=1", f"a key of 3000 parts, the longest of 1 characters; the limits are {MAX_DEPTH}"),
+        ("k" * 5000 + "=1", "a key of 1 parts, the longest of 5000 characters"),
+        ("seed=0b" + "1" * 5000, "a number or date of 5,002 characters"),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_an_override_has_the_same_bounds_and_is_not_printed_whole(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_run([], [override])
+    first = str(error.value).splitlines()[0]
+    assert message in first and len(first) < 500
+
+
+def test_a_long_key_or_value_does_not_fill_the_screen(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("? " + "k" * 300_000 + "\n: 1\nseed: " + "v" * 300_000)
+    with pytest.raises(ConfigError) as error:
+        load_run([file])
+    key, value = str(error.value).splitlines()
+    assert "a key of 300,000 characters; the limit is 200. Shorten it." in key and len(key) < 500
+    assert "(300,002 characters)" in value and "expected a whole number" in value and len(value) < 500
+
+
+def test_thousands_of_mistakes_are_counted_and_the_first_hundred_told(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("".join(f"k{i}: 1\n" for i in range(3000)))
+    with pytest.raises(ConfigError) as error:
+        load_run([file])
+    lines = str(error.value).splitlines()
+    assert lines[0].startswith("k0 (") and len(lines) == 101
+    assert lines[-1] == "and 2,900 more mistakes. Mend these first."
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (doubling("${{launch.env.A{}}}", "${{launch.env.A{}}}"), "written out; the limit is 1,000,000"),
+        (doubling("${{.A{}}}", "${{.A{}}}"), "written out; the limit is 1,000,000"),
+        (doubling("${{..env[A{}]}}", "${{ launch.env.A{} }}"), "written out; the limit is 1,000,000"),
+        (doubling("${{launch.env.A{}}}", ""), "keys that refer to keys more than 50 times"),
+        (BASE + "launch: {env: {A: '${launch.env.B}', B: '${launch.env.A}'}}", "refers to itself"),
+        (BASE + "launch: {env: {A: '${launch.env.${name}}'}}", "a key within the name of a key"),
+    ],
+)
+def test_keys_that_refer_to_keys_cannot_grow_without_bound(tmp_path: Path, text: str, message: str) -> None:
+    """Thirty lines that each say `${the line before}` twice are a gigabyte."""
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_run([file])
+    assert message in str(error.value) and "launch.env.A" in str(error.value)
+
+
+def test_keys_that_refer_to_keys_are_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(BASE + "launch: {env: {A: '${name}-${seed}', B: '${.A}/${..env.A}'}}")
+    assert load_run([file]).launch.env == {"A": "n-17", "B": "n-17/n-17"}
+
+
+def test_a_pipe_that_a_file_includes_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    file = tmp_path / "run.yaml"
+    file.write_text("include: pipe.yaml")
+    with pytest.raises(ConfigError, match=r"pipe\.yaml: cannot be read \(not a regular file\)"):
+        load_run([file])
+
+
+def test_files_that_include_one_another_without_end_are_refused(tmp_path: Path) -> None:
+    for number in range(200):
+        (tmp_path / f"{number}.yaml").write_text(f"include: {number + 1}.yaml")
+    with pytest.raises(ConfigError, match="more than 50 files include one another"):
+        load_typed(RunConfig, [tmp_path / "0.yaml"])
