@@ -107,7 +107,7 @@ def _train(
     loader = build_loader(config, vocabulary, rank, num_ranks)
     model = build_model(config, sharded=is_sharded(config, num_ranks))
     fingerprint = data_fingerprint(config, vocabulary)
-    progress = Progress(config, visible=rank == 0, tokens=start.tokens)
+    progress = Progress(config, visible=rank == 0)
     recorder = folder if rank == 0 else None
     adapter = ComposerMaskedLM(model)
     requests = Requests(config.checkpoint.interval_seconds)
