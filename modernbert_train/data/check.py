@@ -30,7 +30,12 @@ def check_data(config: RunConfig) -> None:
             f"which has {vocabulary.num_entries} entries. Set model.vocab_size="
             f"{-(-vocabulary.num_entries // 64) * 64}."
         )
-    mistakes = [message for folder in _folders(config) for message in _mismatch(config, folder, vocabulary.sha256)]
+    mistakes = []
+    for folder in _folders(config):
+        try:
+            mistakes += _mismatch(config, folder, vocabulary.sha256)
+        except DataError as error:
+            mistakes.append(str(error))
     if mistakes:
         raise DataError("\n".join(mistakes))
 

@@ -6,7 +6,6 @@ a step measured is on disk before the checkpoint that would skip the step is.
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -220,4 +219,4 @@ class SafeReport(Callback):
         try:
             write_report(self._folder)
         except Exception as error:
-            print(f"warning: {self._folder}/report.html could not be drawn: {error}", file=sys.stderr)
+            print(f"warning: {self._folder}/report.html could not be drawn: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -95,7 +96,7 @@ def test_no_line_is_wider_than_its_terminal_and_none_shows_less_than_a_narrower_
     assert all(len(line) <= width for width, line in enumerate(lines, 1))
     assert lines[-1] == fitted(FIRST, REST, None)
     long = [line for line in lines if "tok/s" in line]
-    assert len(long) > 150 and all(b.startswith(a) for a, b in zip(long, long[1:], strict=False))
+    assert len(long) > 150 and all(b.startswith(a) for a, b in pairwise(long))
 
 
 def test_a_terminal_gets_a_line_that_is_redrawn(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
