@@ -48,7 +48,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "config", "data.check", "doctor", "errors", "export", "inspection", "plan", "report", "streams", "train",
     ),
     "data_prep": ("compat", "config", "data.dataset_card", "errors"),
-    "launch": ("__main__", "config", "errors", "report", "streams", "train.preflight"),
+    "launch": ("__main__", "config", "data.check", "errors", "report", "streams", "train.preflight"),
 }  # fmt: skip
 
 # module or package -> the libraries it may import, besides the standard one; the most exact row counts

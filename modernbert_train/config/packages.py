@@ -41,7 +41,8 @@ def missing_kernels(config: RunConfig) -> Iterator[str]:
             )
         if kernel == "flex" and not _is_there("triton"):
             yield (
-                f"{key}=flex: Triton, which compiles it, is not installed; CUDA builds of torch have it. Set {key}=auto."
+                f"{key}=flex: Triton, which compiles it, is not installed; CUDA builds of torch have it. Set "
+                f"{key}=auto."
             )
 
 
