@@ -256,8 +256,8 @@ class DistributedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    progress_bar: bool = True  # a bar on a terminal, plain lines elsewhere
-    line_seconds: float = 10.0  # time between plain progress lines
+    progress_bar: bool = True  # on a terminal one line that is redrawn; elsewhere, or if false, a line now and then
+    line_seconds: float = 10.0  # time between those lines
 
 
 @dataclass(frozen=True, kw_only=True)
