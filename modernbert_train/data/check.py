@@ -30,7 +30,7 @@ def check_data(config: RunConfig) -> None:
             f"which has {vocabulary.num_entries} entries. Set model.vocab_size="
             f"{-(-vocabulary.num_entries // 64) * 64}."
         )
-    mistakes = []
+    mistakes: list[str] = []
     for folder in _folders(config):
         try:
             mistakes += _mismatch(config, folder, vocabulary.sha256)
