@@ -47,7 +47,7 @@ def main() -> None:
     model = ModernBertForMaskedLM(shape)
     initialize(model, shape, seed=17)
     optimizer = StableAdamW(model.parameters(), 1e-4, weight_decay=1e-5)
-    progress = Progress(config, visible=False, tokens=0)
+    progress = Progress(config, visible=False)
     guard = Guard(config, None, RunFolder(config), progress, lambda steps: None, Requests(None))  # type: ignore[arg-type]
     full_window = [9.0 + 0.01 * n for n in range(config.stability.spike_window_batches)]
     guard.load_state_dict({"phase": "only", "losses": full_window, "held_back": []})

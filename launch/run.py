@@ -29,12 +29,13 @@ from launch.render import TARGETS, render, submit  # noqa: E402
 from launch.topology import Topology, find_topology, is_rank, seconds_until_stop  # noqa: E402
 from modernbert_train.__main__ import main as modernbert_train  # noqa: E402
 from modernbert_train.__main__ import read_run  # noqa: E402
-from modernbert_train.config.check import check  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
-from modernbert_train.data.check import check_data  # noqa: E402
 from modernbert_train.errors import RunError  # noqa: E402
+from modernbert_train.streams import lasting_output  # noqa: E402
+from modernbert_train.train.preflight import preflight  # noqa: E402
 
 
+@lasting_output()
 def main(arguments: list[str] | None = None) -> int:
     """Check the run and start it, or write its job file; returns the exit code, see docs/faults.md."""
     options = _parser().parse_intermixed_args(arguments)
@@ -56,8 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
             node_rank=options.node_rank,
             rendezvous=options.rendezvous,
         )
-        check(config, topology.num_ranks)
-        check_data(config)
+        preflight(config, topology.num_ranks, fresh=options.fresh, folder=topology.node_rank in (None, 0))
         stop_after = seconds_until_stop(config.launch, os.environ, time.time())
         if stop_after is not None:
             timer = threading.Timer(stop_after, os.kill, (os.getpid(), signal.SIGUSR1))

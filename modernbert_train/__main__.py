@@ -21,6 +21,7 @@ from modernbert_train.config.check import check, check_model
 from modernbert_train.config.load import load_model, load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
+from modernbert_train.streams import lasting_output
 
 if TYPE_CHECKING:
     from modernbert_train.train.checkpoint import Checkpoint
@@ -46,6 +47,7 @@ arguments, 65 bad data, 70 internal, 74 disk or checkpoint, 75 saved and please 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
+@lasting_output()
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the process's exit code."""
     parser = _parser()
@@ -190,11 +192,15 @@ def _train(options: argparse.Namespace) -> None:
     before = {number: signal.signal(number, _stop_at_once) for number in STOP_SIGNALS}
     try:
         config = read_run(options.run)
-        check(config)
-        if os.environ.get("WORLD_SIZE", "1") == "1":  # of several ranks, one that finds a mistake must tell the others
-            from modernbert_train.data.check import check_data
+        from modernbert_train.train.preflight import preflight
+        from modernbert_train.train.stages import stage
 
-            check_data(config)
+        stage("checking the configuration, the data and the run's folder")
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            preflight(config, fresh=options.fresh)
+        else:  # of several ranks, one that finds a mistake must tell the others, which needs torch
+            check(config)
+        stage("loading torch and Composer")
         from modernbert_train.train.build import train
 
         train(config, fresh=options.fresh)
@@ -212,13 +218,15 @@ def _stop_at_once(number: int, frame: FrameType | None) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     config = read_run(options.run)
-    check(config, options.ranks)
     from modernbert_train.config.describe import describe
-    from modernbert_train.data.check import check_data, describe_streams
+    from modernbert_train.data.check import describe_streams, few_predictions
     from modernbert_train.plan.picture import picture_text
+    from modernbert_train.train.preflight import preflight
 
-    check_data(config)
+    preflight(config, options.ranks)
     print(describe(config))
+    if (warning := few_predictions(config)) is not None:
+        print(f"warning: {warning}")
     if config.data.streams:
         print(describe_streams(config))
     print(f"\n{picture_text(config)}")

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.config.schema import EvalConfig, PhaseConfig, RunConfig
+
+VALIDATIONS = 15  # in a phase, if they cost no more than one part in so many of it:
+_COST_PARTS = 20
+_FORWARD_PARTS = 3  # a forward pass is a third of a training step
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,40 @@ def position_at(config: RunConfig, tokens: int) -> Position:
             return Position(index, name, phase, min(tokens - start, phase.tokens))
         start += phase.tokens
     raise ValueError("a run needs at least one phase")
+
+
+def ends_phase(config: RunConfig, before: int, after: int) -> bool:
+    """Whether a step from one token count to another ended a phase or the run."""
+    return after >= config.total_tokens or position_at(config, before).index != position_at(config, after).index
+
+
+def crosses(interval: int | None, before: int, after: int) -> bool:
+    """Whether a step from one token count to another passed a multiple of an interval; None never."""
+    return interval is not None and before // interval != after // interval
+
+
+def validations_in(phase: PhaseConfig, settings: EvalConfig, held_out_tokens: int | None) -> int:
+    """How many times a phase is validated where no interval is given, the last of them at its end; at least once.
+
+    Args:
+        phase: of the run.
+        settings: the run's eval section.
+        held_out_tokens: that one validation reads; None if they are not known, and then nothing bounds the number.
+    """
+    if settings.times_per_phase is not None:
+        return settings.times_per_phase
+    if not held_out_tokens:
+        return VALIDATIONS
+    return max(1, min(VALIDATIONS, _FORWARD_PARTS * phase.tokens // (_COST_PARTS * held_out_tokens)))
+
+
+def validates(config: RunConfig, held_out_tokens: int | None, before: int, after: int) -> bool:
+    """Whether the held-out text is measured after a step from one token count to another.
+
+    A function of the clock alone: the same for any number of ranks, and wherever the run was stopped and went on.
+    """
+    if config.eval.interval_tokens is not None:
+        return crosses(config.eval.interval_tokens, before, after) or ends_phase(config, before, after)
+    position = position_at(config, before)
+    parts, tokens = validations_in(position.phase, config.eval, held_out_tokens), position.phase.tokens
+    return parts * position.tokens // tokens != parts * (position.tokens + after - before) // tokens

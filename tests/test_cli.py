@@ -99,7 +99,7 @@ def test_a_good_run_is_described_without_torch(tiny_run: TinyRun) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("tiny: good. 6,000 tokens into ") and lines[-1] == "loaded:"
-    assert [line.split()[0] for line in lines[1 : lines.index("")]] == ["phase", "short", "long"]
+    assert [line.split()[0] for line in lines[1 : lines.index("")]] == ["phase", "short", "long", "warning:"]
     assert "learning rate: up to 5e-3" in lines
 
 
@@ -225,3 +225,19 @@ def test_a_model_too_small_for_the_tokenizer_ends_with_78(
 ) -> None:
     assert main(["check", *tiny_run("model.vocab_size=448")]) == 78
     assert "Set model.vocab_size=512." in capsys.readouterr().err
+
+
+def test_a_handful_of_held_out_tokens_is_said_with_what_it_means(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else differences that are chance are taken for a better run; 583 tokens hold out some 87 predictions."""
+    assert main(["check", *tiny_run()]) == 0
+    said = capsys.readouterr().out
+    assert "warning: data.validation=" in said
+    assert "583 tokens, of which about 87 are predicted" in said and "a standard error of about 0.32 nats" in said
+    assert main(["check", *tiny_run("eval.max_tokens=100")]) == 0
+    assert "warning: eval.max_tokens=100 leaves 100 tokens, of which about 15" in capsys.readouterr().out
+    assert main(["check", *tiny_run("objective.eval_mask_rate=1.0", "eval.max_tokens=null")]) == 0
+    assert "583 tokens, of which about 583 are predicted" in capsys.readouterr().out
+    assert main(["check", *tiny_run("data.validation=null")]) == 0
+    assert "warning" not in capsys.readouterr().out

@@ -26,9 +26,15 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.batch": (),
     "modernbert_train.config": ("errors",),
     "modernbert_train.clock": ("config",),
+<<<<<<< HEAD
     "modernbert_train.own_files": ("errors",),
     "modernbert_train.vocabulary": ("errors", "own_files"),
     "modernbert_train.data": ("batch", "clock", "compat", "config", "errors", "keyed", "own_files", "vocabulary"),
+=======
+    "modernbert_train.streams": (),
+    "modernbert_train.vocabulary": ("errors",),
+    "modernbert_train.data": ("batch", "clock", "compat", "config", "errors", "keyed", "vocabulary"),
+>>>>>>> wt-seen
     "modernbert_train.collate": ("data.packing",),
     "modernbert_train.inspection": ("batch", "config", "data", "errors", "objectives", "vocabulary"),
     "modernbert_train.objectives": ("batch", "config", "errors", "keyed", "vocabulary"),
@@ -46,10 +52,10 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.doctor": ("compat", "config", "errors", "models"),
     "modernbert_train.__main__": (
-        "config", "data.check", "doctor", "errors", "export", "inspection", "plan", "report", "train",
+        "config", "data.check", "doctor", "errors", "export", "inspection", "plan", "report", "streams", "train",
     ),
     "data_prep": ("compat", "config", "data.dataset_card", "errors"),
-    "launch": ("__main__", "config", "data.check", "errors", "report"),
+    "launch": ("__main__", "config", "data.check", "errors", "report", "streams", "train.preflight"),
 }  # fmt: skip
 
 # module or package -> the libraries it may import, besides the standard one; the most exact row counts
@@ -79,7 +85,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.plan": ("numpy",),
     "modernbert_train.export": ("huggingface_hub", "safetensors", "torch", "transformers"),
     "modernbert_train.export.hub": ("huggingface_hub",),
-    "modernbert_train.train": ("composer", "numpy", "safetensors", "torch", "tqdm", "xxhash"),
+    "modernbert_train.train": ("composer", "numpy", "safetensors", "torch", "xxhash"),
     "modernbert_train.train.logging": ("composer", "wandb"),
     "modernbert_train.doctor": ("torch",),
     "data_prep": ("datatrove", "numpy", "tokenizers", "tqdm"),
@@ -211,7 +217,7 @@ def test_a_forbidden_import_is_found_with_its_line(path: str, line: str, message
         ("modernbert_train/config/load.py", "import dataclasses, re"),
         ("modernbert_train/data/mds.py", "from modernbert_train import __version__, compat"),
         ("modernbert_train/train/build.py", "from modernbert_train.data.check import check_data"),
-        ("launch/run.py", "from modernbert_train.data.check import check_data"),
+        ("launch/run.py", "from modernbert_train.train.preflight import preflight"),
         ("modernbert_train/models/attention/flash.py", "from flash_attn import flash_attn_func"),
     ],
 )

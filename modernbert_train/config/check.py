@@ -85,6 +85,7 @@ def ranges(config: RunConfig, num_ranks: int) -> Iterator[str]:
         "checkpoint.interval_seconds": config.checkpoint.interval_seconds,
         "checkpoint.interval_steps": config.checkpoint.interval_steps,
         "checkpoint.interval_tokens": config.checkpoint.interval_tokens,
+        "eval.times_per_phase": config.eval.times_per_phase,
         "eval.interval_tokens": config.eval.interval_tokens,
         "eval.max_tokens": config.eval.max_tokens,
         "distributed.timeout_seconds": config.distributed.timeout_seconds,
@@ -263,8 +264,14 @@ def validation_rows(config: RunConfig, num_ranks: int) -> Iterator[str]:
     rows = config.eval.row_tokens
     if rows is not None and rows < 8:
         yield f"eval.row_tokens={rows}: at least 8, for text between [CLS] and [SEP]."
-    if config.eval.interval_tokens is not None and config.data.validation is None:
-        yield "eval.interval_tokens is set but data.validation is not. Name the held-out shards or remove the interval."
+    for key in ("times_per_phase", "interval_tokens"):
+        if getattr(config.eval, key) is not None and config.data.validation is None:
+            yield f"eval.{key} is set but data.validation is not. Name the held-out shards or remove eval.{key}."
+    if config.eval.times_per_phase is not None and config.eval.interval_tokens is not None:
+        yield (
+            f"eval.times_per_phase={config.eval.times_per_phase} and eval.interval_tokens="
+            f"{config.eval.interval_tokens}: both would say when to validate. Remove one of them."
+        )
 
 
 def worker_patience(config: RunConfig, num_ranks: int) -> Iterator[str]:

@@ -47,6 +47,17 @@ PLUGINS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
+# plugin -> the package it needs besides Composer
+PACKAGES = {
+    "cometml": "comet_ml",
+    "mlflow": "mlflow",
+    "neptune": "neptune",
+    "slack": "slack_sdk",
+    "system_metrics_monitor": "psutil",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+
 GPU_ONLY = ("memory_monitor", "memory_snapshot", "oom_observer")  # callbacks that measure nothing on a CPU
 
 _OUR_CHECKPOINTS = "checkpoints here are written and found by the checkpoint: section, not by Composer"

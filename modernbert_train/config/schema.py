@@ -213,10 +213,11 @@ class StartConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Validation during training, at the end of each phase and of the run."""
+    """Validation during training: evenly spread over each phase, the last time at its end; see docs/watching.md."""
 
-    interval_tokens: int | None = None  # additionally every so many tokens; None only at the ends of phases
-    max_tokens: int | None = 200_000  # tokens of data.validation used; None uses all of it
+    times_per_phase: int | None = None  # None: 15, or fewer, so that all of them cost at most 5 % of the phase
+    interval_tokens: int | None = None  # instead: every so many tokens of the run, and at the end of each phase
+    max_tokens: int | None = 200_000  # tokens of data.validation used each time; None uses all of it
     row_tokens: int | None = None  # None: the row length of the phase being evaluated
 
 
@@ -261,8 +262,8 @@ class DistributedConfig:
 class LoggingConfig:
     """What a run shows of its progress; loggers besides it stand in `loggers`."""
 
-    progress_bar: bool = True  # a bar on a terminal, plain lines elsewhere
-    line_seconds: float = 10.0  # time between plain progress lines
+    progress_bar: bool = True  # on a terminal one line that is redrawn; elsewhere, or if false, a line now and then
+    line_seconds: float = 10.0  # time between those lines
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from modernbert_train.config.schema import RunConfig
@@ -10,6 +11,9 @@ from modernbert_train.data.remote import local_folder
 from modernbert_train.data.shares import phase_weights, token_shares
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import read_vocabulary
+
+FEW_PREDICTIONS = 1000  # held-out predictions below which a warning says how uncertain their mean loss is
+LOSS_DEVIATION = 3.0  # nats; of the loss of single predictions, whose mean is 2 to 7 nats in training
 
 
 def check_data(config: RunConfig) -> None:
@@ -26,7 +30,12 @@ def check_data(config: RunConfig) -> None:
             f"which has {vocabulary.num_entries} entries. Set model.vocab_size="
             f"{-(-vocabulary.num_entries // 64) * 64}."
         )
-    mistakes = [message for folder in _folders(config) for message in _mismatch(config, folder, vocabulary.sha256)]
+    mistakes: list[str] = []
+    for folder in _folders(config):
+        try:
+            mistakes += _mismatch(config, folder, vocabulary.sha256)
+        except DataError as error:
+            mistakes.append(str(error))
     if mistakes:
         raise DataError("\n".join(mistakes))
 
@@ -48,6 +57,25 @@ def describe_streams(config: RunConfig) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([*lines, f"Shares are of {config.data.mix_by}."])
+
+
+def few_predictions(config: RunConfig) -> str | None:
+    """A warning where so little text is held out that chance decides its loss; None where it is enough, or none."""
+    path, most = config.data.validation, config.eval.max_tokens
+    if path is None:
+        return None
+    there = read_card(local_folder(path, config.data)).tokens
+    tokens = there if most is None else min(there, most)
+    predictions = max(1, round(tokens * config.objective.eval_mask_rate))
+    if predictions >= FEW_PREDICTIONS:
+        return None
+    cause = f"data.validation={path} has" if tokens == there else f"eval.max_tokens={most} leaves"
+    remedy = "Hold out more text" if tokens == there else "Raise eval.max_tokens"
+    return (
+        f"{cause} {tokens:,} tokens, of which about {predictions:,} are predicted: with so few the held-out loss has a "
+        f"standard error of about {LOSS_DEVIATION / math.sqrt(predictions):.2g} nats, and smaller differences mean "
+        f"nothing. {remedy}."
+    )
 
 
 def _folders(config: RunConfig) -> list[tuple[str, str]]:

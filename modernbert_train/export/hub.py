@@ -6,11 +6,19 @@ import re
 from pathlib import Path
 
 from modernbert_train.errors import DataError
-from modernbert_train.export.hf import EXPORTED_FILES, INDEX
 from modernbert_train.export.hf_config import CONFIG
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_FETCHED = [*sorted(EXPORTED_FILES), INDEX, "model-*.safetensors"]
+
+
+def check_name(name: str) -> None:
+    """Whether it can be a model; the hub is not asked.
+
+    Raises:
+        DataError: it is neither a folder nor of the form owner/model.
+    """
+    if not Path(name).is_dir() and not _HUB_ID.fullmatch(name):
+        raise DataError(f"{name}: no such folder, and not the owner/model of a hub. Name a folder with a {CONFIG}.")
 
 
 def local_model(name: str) -> Path:
@@ -22,15 +30,16 @@ def local_model(name: str) -> Path:
     Raises:
         DataError: neither is to be had.
     """
+    check_name(name)
     if Path(name).is_dir():
         return Path(name)
-    if not _HUB_ID.fullmatch(name):
-        raise DataError(f"{name}: no such folder, and not the owner/model of a hub. Name a folder with a {CONFIG}.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
+    from modernbert_train.export.hf import EXPORTED_FILES, INDEX
+
     try:
-        return Path(snapshot_download(name, allow_patterns=_FETCHED))
+        return Path(snapshot_download(name, allow_patterns=[*sorted(EXPORTED_FILES), INDEX, "model-*.safetensors"]))
     except (OSError, ValueError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(

@@ -12,9 +12,6 @@ def wants_color(refused: bool) -> bool:
 
 
 def print_text(text: str) -> None:
-    """Print; characters that the output cannot encode are escaped, and a reader that has seen enough may leave."""
+    """Print; characters that the output cannot encode are escaped."""
     encoding = sys.stdout.encoding or "utf-8"
-    try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    except BrokenPipeError:  # `| head`; without this Python complains once more when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)

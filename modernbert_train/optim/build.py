@@ -6,13 +6,13 @@ checkpoint of another phase, or of another configuration, cannot carry an old ra
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from modernbert_train.config.packages import missing_fused
 from modernbert_train.config.schema import OptimConfig, RunConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.optim.groups import decay_groups
@@ -21,11 +21,9 @@ from modernbert_train.optim.stable_adamw import StableAdamW
 
 
 def _build_stable_adamw(config: OptimConfig, groups: list[dict[str, Any]]) -> Optimizer:
+    for message in missing_fused(config):
+        raise ConfigError(message)
     fused = config.fused  # type: ignore[attr-defined]
-    if fused and importlib.util.find_spec("triton") is None:
-        raise ConfigError(
-            "optim.fused=true: Triton is not installed; CUDA builds of torch have it. Set optim.fused=false."
-        )
     return StableAdamW(groups, config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 

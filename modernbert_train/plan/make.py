@@ -13,7 +13,7 @@ from modernbert_train.plan.documents import Documents, RowText, read_documents, 
 from modernbert_train.plan.flops import Flops, flops_per_token
 from modernbert_train.plan.parameters import Parameters, count_parameters
 from modernbert_train.plan.speed import StepTime, Work, step_time
-from modernbert_train.plan.steps import Stretch, crossings, crossings_or_ends, run_stretches
+from modernbert_train.plan.steps import Stretch, crossings, run_stretches, validations
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None) -> Plan:
         _phase(config, name, phase, texts[index], [s for s in stretches if s.phase == index])
         for index, (name, phase) in enumerate(config.phases.items())
     )
-    held_out = config.data.validation is not None
+    held_out, held_out_tokens = config.data.validation is not None, _validation_tokens(config)
     return Plan(
         config=config,
         ranks=ranks,
@@ -152,9 +152,9 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None) -> Plan:
         documents=documents,
         phases=phases,
         exact=exact,
-        validations=crossings_or_ends(stretches, config.eval.interval_tokens) if held_out else 0,
+        validations=validations(config, stretches, held_out_tokens) if held_out else 0,
         milestones=crossings(stretches, config.checkpoint.interval_tokens),
-        validation_tokens=_validation_tokens(config),
+        validation_tokens=held_out_tokens,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from modernbert_train.clock import position_at
+from modernbert_train.clock import position_at, validations_in
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.planner import BatchPlanner
@@ -96,8 +96,30 @@ def crossings(stretches: Sequence[Stretch], interval_tokens: int | None) -> int:
     )
 
 
+def validations(config: RunConfig, stretches: Sequence[Stretch], held_out_tokens: int | None) -> int:
+    """Steps after which the held-out text is measured; see clock.validates.
+
+    Args:
+        config: the run.
+        stretches: its steps.
+        held_out_tokens: that one validation reads; None if that is not known.
+    """
+    if config.eval.interval_tokens is not None:
+        return crossings_or_ends(stretches, config.eval.interval_tokens)
+    found, begin = 0, 0
+    for index, phase in enumerate(config.phases.values()):
+        parts = validations_in(phase, config.eval, held_out_tokens)
+        for stretch in (each for each in stretches if each.phase == index):
+            if parts * stretch.step_tokens >= phase.tokens:
+                found += stretch.steps
+            else:
+                found += parts * (stretch.end - begin) // phase.tokens - parts * (stretch.start - begin) // phase.tokens
+        begin += phase.tokens
+    return found
+
+
 def crossings_or_ends(stretches: Sequence[Stretch], interval_tokens: int | None) -> int:
-    """Steps that pass a multiple of an interval, or end a phase, or both: when validations happen."""
+    """Steps that pass a multiple of an interval, or end a phase, or both."""
     last_steps = [
         stretch
         for index, stretch in enumerate(stretches)

@@ -14,6 +14,7 @@ import torch
 
 from modernbert_train.config.describe import advice
 from modernbert_train.config.schema import DataConfig, ModelConfig, RunConfig
+from modernbert_train.data.check import few_predictions
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.remote import local_folder
 from modernbert_train.models.attention import choose_kernel
@@ -62,17 +63,20 @@ def banner(
         f"  kernels {_kernels(model, device, precision)}",
         *_streams(config, fingerprint),
         f"  vocab   {config.data.tokenizer}, hash {fingerprint['tokenizer'][:_HASH]}",
-        f"  eval    {config.data.validation or 'nothing is held out'}",
+        f"  eval    {_validations(config, plan)}",
         f"  from    {origin}",
         f"  folder  {config.folder}",
         f"  saves   {_saves(config)}",
         *(f"  advice  {text}" for text in advice(config)),
+        *(f"  warning {text}" for text in [few_predictions(config)] if text is not None),
     ]
     return "\n".join(lines)
 
 
 def _local(data: DataConfig) -> DataConfig:
     """The same data with the small files of remote folders read from their copies here."""
+    if data.validation is not None:
+        data = replace(data, validation=str(local_folder(data.validation, data)))
     if data.train is not None:
         return replace(data, train=str(local_folder(data.train, data)))
     streams = {name: replace(s, path=str(local_folder(s.path, data))) for name, s in data.streams.items()}
@@ -101,6 +105,14 @@ def _phases(plan: Plan) -> list[str]:
         for row in rows
     ]
     return [*lines, *_rest(len(plan.phases) - _MOST_PHASES, "phases")]
+
+
+def _validations(config: RunConfig, plan: Plan) -> str:
+    if config.data.validation is None:
+        return "nothing is held out"
+    about = "" if plan.exact else "about "
+    of = "" if plan.validation_tokens is None else f" of {tokens_text(plan.validation_tokens)} tokens"
+    return f"{config.data.validation}, {about}{plural(plan.validations, 'validation')}{of}"
 
 
 def _machines(config: RunConfig, device: torch.device, ranks: int, ranks_per_node: int) -> str:

@@ -37,12 +37,14 @@ from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded, da
 from modernbert_train.train.agreement import require_agreement
 from modernbert_train.train.banner import banner
 from modernbert_train.train.callbacks import Measure, PlanAhead, SafeReport, SetClock, Trace, Validate, key_dropout
+from modernbert_train.train.closing import closing, next_commands
 from modernbert_train.train.device import choose_device, keep_freed_memory, resolve_precision
 from modernbert_train.train.engine_plugins import build_callbacks, build_loggers, check_loggers
 from modernbert_train.train.evaluate import MASK_SEED, Unigram, Validation
 from modernbert_train.train.failures import tell_others
 from modernbert_train.train.meter import Meter
 from modernbert_train.train.origin import Origin, find_origin
+from modernbert_train.train.preflight import preflight
 from modernbert_train.train.profile import Profile
 from modernbert_train.train.progress import Progress
 from modernbert_train.train.ranks import composer_device, joined, on_rank_zero
@@ -50,6 +52,7 @@ from modernbert_train.train.requests import Requests
 from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.train.saving import Save
 from modernbert_train.train.stability import Guard
+from modernbert_train.train.stages import stage
 from modernbert_train.train.start import Start, any_checkpoint, find_branch, find_start, origin_text, restore
 from modernbert_train.train.trainer import PlannedTrainer
 from modernbert_train.train.transport import warn_of_slow_network
@@ -73,8 +76,12 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         check(config, dist.get_world_size())
         if dist.get_world_size() > 1:
             require_agreement(config, data_fingerprint(config, read_vocabulary(config.data.tokenizer)))
+<<<<<<< HEAD
         if device.type == "cuda" and dist.get_world_size() > dist.get_local_world_size() and dist.get_local_rank() == 0:
             warn_of_slow_network()  # of each machine, since they may differ
+=======
+            on_rank_zero(lambda: preflight(config, dist.get_world_size(), fresh=fresh))
+>>>>>>> wt-seen
         plugins = build_callbacks(config, device)
         check_loggers(config)
         folder = RunFolder(config)
@@ -105,12 +112,15 @@ def _train(
     if start.tokens >= config.total_tokens:
         if rank == 0:
             print(f"{config.name}: already trained to its end, {start.tokens:,} tokens. Nothing to do.")
+            print(next_commands(config))
         return
     vocabulary = read_vocabulary(config.data.tokenizer)
+    stage("reading the lengths of the documents")
     loader = build_loader(config, vocabulary, rank, num_ranks)
+    stage("building the model")
     model = build_model(config, sharded=is_sharded(config, num_ranks))
     fingerprint = data_fingerprint(config, vocabulary)
-    progress = Progress(config, visible=rank == 0, tokens=start.tokens)
+    progress = Progress(config, visible=rank == 0)
     recorder = folder if rank == 0 else None
     adapter = ComposerMaskedLM(model)
     requests = Requests(config.checkpoint.interval_seconds)
@@ -120,8 +130,10 @@ def _train(
     save = Save(config, loader, folder, fingerprint, guard, measure, requests)
     callbacks = [Trace(), SetClock(config, start.phase), measure, PlanAhead(loader), guard]
     bf16 = precision == "amp_bf16"
+    validate = None
     if config.data.validation is not None:
-        callbacks.append(Validate(config, build_validation(config, vocabulary), recorder, progress, measure, bf16))
+        validate = Validate(config, build_validation(config, vocabulary), recorder, progress, measure, bf16)
+        callbacks.append(validate)
     callbacks += [*plugins, *accumulation(config, num_ranks), save]
     if rank == 0:
         callbacks.append(SafeReport(folder.path))
@@ -160,16 +172,19 @@ def _train(
         assert_sharded(trainer.state.model, config.distributed.shard_ranks)
     # only now, when a sharded model has its memory: no rank ever holds it whole
     if start.checkpoint is not None:
+        stage(f"restoring {start.checkpoint.folder.name}")
         restore(trainer, loader, start, fingerprint)
         if start.branch is None:
             guard.load_state_dict(start.checkpoint.state()["stability"])
     elif origin is not None:
+        stage(f"reading the first weights from {origin.source.folder}")
         origin.fill(model)
     else:
         initialize(model, config.model, config.seed)
     on_rank_zero(lambda: _record_start(folder, start, origin))
     trainer.logger.log_hyperparameters(flat(config))
     requests.listen()
+    stage("compiling the layers, and training the first batch" if config.model.compile else "training the first batch")
     try:
         trainer.fit()
     except Exception as error:
@@ -184,6 +199,9 @@ def _train(
             f"{folder.path}: stopped at {trainer.state.timestamp.token.value:,} of {config.total_tokens:,} tokens, "
             "checkpoint written. The same command goes on from here."
         )
+    if rank == 0:
+        at, held_out = trainer.state.timestamp, None if validate is None else validate.last
+        print(closing(config, tokens=at.token.value, steps=at.batch.value, loss=progress.loss, held_out=held_out))
 
 
 def build_model(config: RunConfig, *, sharded: bool) -> ModernBertForMaskedLM:

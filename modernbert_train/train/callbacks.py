@@ -6,7 +6,6 @@ a step measured is on disk before the checkpoint that would skip the step is.
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ from composer.core import Callback, Event, State
 from composer.loggers import Logger
 from torch import Tensor
 
-from modernbert_train.clock import position_at
+from modernbert_train.clock import position_at, validates
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.errors import RunError
 from modernbert_train.keyed import derive
 from modernbert_train.optim.build import apply_clock
 from modernbert_train.train.adapters import ComposerMaskedLM, adapter_of, inner_model
-from modernbert_train.train.evaluate import Validation
+from modernbert_train.train.evaluate import Evaluation, Validation
 from modernbert_train.train.heartbeat import passed
 from modernbert_train.train.meter import Meter, scalars
 from modernbert_train.train.progress import Progress
@@ -165,18 +164,12 @@ def step_tokens(state: State) -> tuple[int, int]:
     return state.previous_timestamp.token.value, state.timestamp.token.value
 
 
-def ends_phase(config: RunConfig, before: int, after: int) -> bool:
-    """Whether a step from one token count to another ended a phase or the run."""
-    return after >= config.total_tokens or position_at(config, before).index != position_at(config, after).index
-
-
-def crosses(interval: int | None, before: int, after: int) -> bool:
-    """Whether a step from one token count to another passed a multiple of an interval; None never."""
-    return interval is not None and before // interval != after // interval
-
-
 class Validate(Callback):
-    """Measures the held-out text at the end of each phase, of the run, and every eval.interval_tokens."""
+    """Measures the held-out text, as often as eval: says.
+
+    Attributes:
+        last: the newest measurement of this process.
+    """
 
     def __init__(
         self,
@@ -193,16 +186,17 @@ class Validate(Callback):
         self._folder = folder
         self._progress = progress
         self._bf16 = bf16
+        self.last: Evaluation | None = None
 
     def batch_end(self, state: State, logger: Logger) -> None:
         before, after = step_tokens(state)
-        due = crosses(self._config.eval.interval_tokens, before, after)
-        if not due and not ends_phase(self._config, before, after):
+        if not validates(self._config, self._validation.tokens, before, after):
             return
         self._measure.flush()
         position = position_at(self._config, before)
         device = state.device.tensor_to_device(torch.zeros(())).device
-        found = self._validation.evaluate(inner_model(state.model), position.phase, device, self._bf16).as_dict()
+        self.last = self._validation.evaluate(inner_model(state.model), position.phase, device, self._bf16)
+        found = self.last.as_dict()
         entry = {"kind": "validation", "step": state.timestamp.batch.value, "phase": position.name, "tokens": after}
         if self._folder is not None:
             self._folder.record(entry | found)
@@ -225,4 +219,4 @@ class SafeReport(Callback):
         try:
             write_report(self._folder)
         except Exception as error:
-            print(f"warning: {self._folder}/report.html could not be drawn: {error}", file=sys.stderr)
+            print(f"warning: {self._folder}/report.html could not be drawn: {error}")

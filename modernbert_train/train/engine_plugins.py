@@ -6,7 +6,6 @@ values that fit this trainer where Composer's defaults write beside the run's fo
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import time
@@ -20,6 +19,7 @@ from composer.core import Callback
 from composer.loggers import LoggerDestination
 from composer.utils import dist
 
+from modernbert_train.config.packages import missing_plugins
 from modernbert_train.config.plugins import GPU_ONLY
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
@@ -47,16 +47,6 @@ LOGGERS: dict[str, type[LoggerDestination]] = {
     "tensorboard": loggers.TensorboardLogger,
     "wandb": CurrentWandB,
 }
-# plugin -> the package it needs besides Composer
-PACKAGES = {
-    "cometml": "comet_ml",
-    "mlflow": "mlflow",
-    "neptune": "neptune",
-    "slack": "slack_sdk",
-    "system_metrics_monitor": "psutil",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-}
 
 
 def build_callbacks(config: RunConfig, device: torch.device) -> list[Callback]:
@@ -65,13 +55,13 @@ def build_callbacks(config: RunConfig, device: torch.device) -> list[Callback]:
     Raises:
         ConfigError: one refuses its arguments, or measures GPUs where there is none, or a package is missing.
     """
+    _require_packages(config, "callbacks")
     built = []
     for name, given in config.callbacks.items():
         if name in GPU_ONLY and device.type == "cpu":
             raise ConfigError(
                 f"callbacks.{name}: it measures GPUs only, and this run trains on a CPU. Set callbacks.{name}=false."
             )
-        _find_package("callbacks", name)
         arguments = _callback_defaults(config, name) | given
         try:
             built.append(CALLBACKS[name](**arguments))
@@ -89,8 +79,12 @@ def check_loggers(config: RunConfig) -> None:
     Raises:
         ConfigError: one is missing. What fails later, as a server that does not answer, costs no run: see `Harmless`.
     """
-    for name in config.loggers:
-        _find_package("loggers", name)
+    _require_packages(config, "loggers")
+
+
+def _require_packages(config: RunConfig, section: str) -> None:
+    if missing := list(missing_plugins(config, section)):
+        raise ConfigError("\n".join(missing))
 
 
 def build_loggers(config: RunConfig) -> list[LoggerDestination]:
@@ -102,15 +96,6 @@ def build_loggers(config: RunConfig) -> list[LoggerDestination]:
 
 def _maker(config: RunConfig, name: str) -> Callable[[], LoggerDestination]:
     return lambda: LOGGERS[name](**_logger_arguments(config, name))
-
-
-def _find_package(section: str, name: str) -> None:
-    package = PACKAGES.get(name)
-    if package is not None and importlib.util.find_spec(package) is None:
-        raise ConfigError(
-            f"{section}.{name}: the package {package} is not installed. Install it with pip, or set {section}.{name}="
-            "false."
-        )
 
 
 def _callback_defaults(config: RunConfig, name: str) -> dict[str, Any]:

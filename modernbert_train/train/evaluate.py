@@ -83,6 +83,9 @@ class Validation:
         maker: reads and masks rows of the validation shards; keyed by MASK_SEED.
         lengths: tokens of each validation document.
         unigram: the baseline.
+
+    Attributes:
+        tokens: of the held-out text that each measurement reads.
     """
 
     def __init__(
@@ -92,6 +95,8 @@ class Validation:
         self._maker = maker
         self._lengths = lengths
         self._unigram = unigram
+        total, most = int(np.sum(lengths, dtype=np.int64)), config.eval.max_tokens
+        self.tokens = total if most is None else min(total, most)
 
     def plan(self, phase: PhaseConfig) -> BatchPlan:
         """Documents in their order, up to eval.max_tokens, packed into rows of the phase's length."""

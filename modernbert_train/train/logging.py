@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +34,7 @@ class Harmless(LoggerDestination):
         except BaseException as error:  # wandb ends failed logins with SystemExit-like errors
             if isinstance(error, KeyboardInterrupt):
                 raise
-            print(f"warning: {self._name} is off for the rest of this run: {error}", file=sys.stderr)
+            print(f"warning: {self._name} is off for the rest of this run: {error}")
             self._logger = None
 
     def run_event(self, event: Any, state: Any, logger: Any) -> None:

@@ -33,7 +33,9 @@ DEVICE_NAMES = {
     "NVIDIA L40S": "l40s",
     "NVIDIA GeForce RTX 4090": "rtx4090",
 }
-_RECENT_STEPS = 500  # whose pace tells the time left; validations and checkpoints between them count
+_RECENT_STEPS = 50  # whose pace tells the time left
+_SLOWEST_PARTS = 20  # one in so many of them, at least one, is left out: it compiled, or waited for something rare
+_SETTLED_SECONDS = 600.0  # before, the time between steps (validations, checkpoints) is a share of this
 
 
 def training_flops(rows: Sequence[Row], predicted: int, model: ModelConfig) -> float:
@@ -87,7 +89,9 @@ class Meter:
         self._device = device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         self._peak_flops = peak_flops(name, precision)
-        self._pace: deque[tuple[float, int]] = deque(maxlen=_RECENT_STEPS)  # time and tokens at the ends of steps
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT_STEPS)  # seconds and tokens of steps
+        self._began: float | None = None  # end of the first step, which compiles and is never counted
+        self._in_steps = 0.0  # seconds since then that steps took
 
     def measure(
         self, plan: BatchPlan, rows: Sequence[Row], predicted: int, seconds: float, wait_seconds: float
@@ -110,7 +114,7 @@ class Meter:
             mfu: their share of the GPU's peak; absent where the peak is not known.
             data_wait_share: of the step.
             peak_memory_bytes: see `peak_memory_bytes`.
-            seconds_left: to the end of the run at the pace of the last 500 steps.
+            seconds_left: to the end of the run; see `_seconds_left`.
         """
         speed = training_flops(rows, predicted, self._config.model) / seconds
         found = _streams(plan.streams) | {
@@ -127,14 +131,24 @@ class Meter:
         return found
 
     def _seconds_left(self, plan: BatchPlan, seconds: float, now: float) -> float:
-        tokens = plan.tokens_before + plan.tokens
-        if self._pace:  # between the ends of steps, so that the first one, which compiles, does not count
-            then, before = self._pace[0]
-            seconds_per_token = (now - then) / (tokens - before)
+        """To the end of the run, if what is left goes as the last 50 steps did, without the slowest of them.
+
+        What happens between steps is added by its share of this process's time so far. A later phase that is dearer
+        or cheaper by the token, as one with longer rows, is not foreseen.
+        """
+        if self._began is None:
+            self._began = now
+            recent = [(seconds, plan.tokens)]  # better than nothing
         else:
-            seconds_per_token = seconds / plan.tokens
-        self._pace.append((now, tokens))
-        return seconds_per_token * max(0, self._config.total_tokens - tokens)
+            self._in_steps += seconds
+            self._recent.append((seconds, plan.tokens))
+            slowest_last = sorted(self._recent, key=lambda step: step[0] / step[1])
+            recent = slowest_last[: max(1, len(slowest_last) - -(-len(slowest_last) // _SLOWEST_PARTS))]
+        elapsed = now - self._began
+        between = max(0.0, elapsed - self._in_steps) / max(elapsed, _SETTLED_SECONDS)
+        seconds_per_token = sum(step[0] for step in recent) / sum(step[1] for step in recent)
+        left = max(0, self._config.total_tokens - plan.tokens_before - plan.tokens)
+        return left * seconds_per_token / (1 - min(between, 0.9))
 
 
 def _streams(streams: Sequence[StreamCount]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from modernbert_train.models.sharding import like
 from modernbert_train.models.tiling import EQUAL, GROWING, check_growth, grow_each
 from modernbert_train.own_files import require_own_files
 from modernbert_train.train.checkpoint import CONFIG, MANIFEST, Checkpoint, newest_valid, verify
+from modernbert_train.train.named_source import check_named
 from modernbert_train.vocabulary import read_vocabulary, token_ids
 
 
@@ -92,6 +93,7 @@ def open_source(name: str | Path) -> Source:
         DataError: there is no such model, or its files are damaged or describe another architecture.
         StorageError: the run has no checkpoint, or the checkpoint is damaged.
     """
+    check_named(name)
     folder = Path(name)
     if (folder / MANIFEST).is_file():
         return _from_checkpoint(verify(folder))
@@ -102,9 +104,7 @@ def open_source(name: str | Path) -> Source:
         if found is None:
             raise StorageError(f"{folder}: a run without a checkpoint. Train it first, or name another.")
         return _from_checkpoint(found)
-    if folder.suffix == ".safetensors":
-        raise DataError(f"{folder}: weights alone. Name the folder that holds them and their {hf_config.CONFIG}.")
-    if folder.is_file() or folder.suffix == ".pt":
+    if folder.is_file():
         return _from_composer(open_composer(folder))
     folder = local_model(str(name))
     require_own_files(folder)
@@ -200,6 +200,7 @@ def find_origin(config: RunConfig) -> Origin | None:
     key, name = ("grow_from", model.grow_from) if model.grow_from is not None else ("init_from", model.init_from)
     if name is None:
         return None
+    check_named(name, config.runs_folder)
     source = open_source(name)
     if key == "grow_from":
         check_growth(source.model, model, model.grow_mode)

@@ -8,10 +8,17 @@ run_folder.py.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from modernbert_train.config.load import differences, load_run
 from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
-from modernbert_train.train.checkpoint import CONFIG, Checkpoint
+
+if TYPE_CHECKING:
+    from modernbert_train.train.checkpoint import Checkpoint
+
+CONFIG = "config.yaml"  # of a run, and of each checkpoint
 
 # Of the phase in which a run stands: they decide when it ends and how its rate falls towards that end.
 _ITS_END = ("tokens", "schedule.decay_tokens", "schedule.decay", "schedule.final_lr_ratio")
@@ -28,14 +35,38 @@ def check_same_past(found: Checkpoint, config: RunConfig) -> None:
         ConfigError: a phase that was trained differs; names each difference.
     """
     state = found.state()
-    tokens, phase = int(state["tokens"]), str(state["phase"])
-    changes = past_changes(load_run([found.folder / CONFIG]), config, phase, tokens)
+    refuse_changes(found.folder, load_run([found.folder / CONFIG]), config, str(state["phase"]), int(state["tokens"]))
+
+
+def refuse_average(run: Path) -> None:
+    """Refuse to train on from a run's folder that holds an average.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(
+        f"{run}: an average of checkpoints, which has no moments and no place in the data to go on from. "
+        f"Start another run with model.init_from={run}."
+    )
+
+
+def refuse_changes(checkpoint: Path, then: RunConfig, now: RunConfig, phase: str, tokens: int) -> None:
+    """Compare two plans up to a checkpoint, which names itself in the message.
+
+    Args:
+        checkpoint: its folder.
+        then, now, phase, tokens: see `past_changes`.
+
+    Raises:
+        ConfigError: as `check_same_past`.
+    """
+    changes = past_changes(then, now, phase, tokens)
     if changes:
         listed = "\n  ".join(changes)
         raise ConfigError(
-            f"{found.folder}: trained to {tokens:,} tokens, into phase {phase}, and the plan up to there has changed:"
+            f"{checkpoint}: trained to {tokens:,} tokens, into phase {phase}, and the plan up to there has changed:"
             f"\n  {listed}\nOnly what lies ahead can still be changed. Restore these, or go on by the new plan in a "
-            f"run with another name= and start.checkpoint={found.folder}, or start over with --fresh (the old run is "
+            f"run with another name= and start.checkpoint={checkpoint}, or start over with --fresh (the old run is "
             "kept beside it)."
         )
 

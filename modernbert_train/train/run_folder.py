@@ -10,6 +10,7 @@ runs/NAME/profile/         traces and tables of the steps that profile: asks for
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -94,10 +95,31 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from error
         try:
-            return self._compare()
+            return self.compare()
         except ConfigError:
             self.close()
             raise
+
+    def check_writable(self) -> None:
+        """Find out whether `open` could write here, without writing.
+
+        Raises:
+            StorageError: it could not.
+        """
+        there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists() or path.is_symlink())
+        wrong = None
+        if not there.is_dir():
+            wrong = errno.EEXIST if there == self.path else errno.ENOTDIR
+        elif os.statvfs(there).f_flag & os.ST_RDONLY:
+            wrong = errno.EROFS
+        elif not os.access(there, os.W_OK | os.X_OK):
+            wrong = errno.EACCES
+        if wrong is not None:
+            raise self._unwritable(OSError(wrong, os.strerror(wrong)))
+
+    def has_checkpoints(self) -> bool:
+        """Whether there are any, whole or damaged; only names are looked at."""
+        return any("." not in path.name for path in self.checkpoints.glob("step-*"))
 
     def save_config(self) -> None:
         """Replace config.yaml, once nothing of the run stands against it.
@@ -141,7 +163,12 @@ class RunFolder:
         lock.flush()
         self._lock = lock
 
-    def _compare(self) -> list[str]:
+    def compare(self) -> list[str]:
+        """What differs harmlessly from the configuration the folder was last used with.
+
+        Raises:
+            ConfigError: the folder belongs to a run that would have trained something else.
+        """
         saved = self.path / "config.yaml"
         if not saved.exists():
             return []

@@ -7,12 +7,13 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
 
+from modernbert_train.clock import crosses, ends_phase
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.train import checkpoint
 from modernbert_train.train.adapters import inner_model
-from modernbert_train.train.callbacks import Measure, crosses, ends_phase, step_tokens
+from modernbert_train.train.callbacks import Measure, step_tokens
 from modernbert_train.train.ranks import on_rank_zero
 from modernbert_train.train.requests import Requests
 from modernbert_train.train.run_folder import RunFolder

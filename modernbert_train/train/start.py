@@ -20,8 +20,9 @@ from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.train import checkpoint
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.checkpoint import Checkpoint
+from modernbert_train.train.named_source import check_named
 from modernbert_train.train.origin import Origin, check_same_architecture, check_same_tokenizer, open_source
-from modernbert_train.train.past import check_same_past
+from modernbert_train.train.past import check_same_past, refuse_average
 from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.train.state import load_optimizer, load_weights
 
@@ -60,7 +61,7 @@ class Start:
 
 def any_checkpoint(folder: RunFolder) -> bool:
     """Whether `find_start` will find a checkpoint, or refuse because all are damaged; only names are looked at."""
-    return any("." not in path.name for path in folder.checkpoints.glob("step-*"))
+    return folder.has_checkpoints()
 
 
 def origin_text(start: Start, origin: Origin | None) -> str:
@@ -82,10 +83,7 @@ def find_start(folder: RunFolder) -> Start:
     """
     start = Start(*checkpoint.newest_valid(folder.checkpoints))
     if start.checkpoint is not None and start.checkpoint.is_average:
-        raise ConfigError(
-            f"{folder.path}: an average of checkpoints, which has no moments and no place in the data to go on from. "
-            f"Start another run with model.init_from={folder.path}."
-        )
+        refuse_average(folder.path)
     if start.checkpoint is not None:
         check_same_past(start.checkpoint, folder.config)
     return start
@@ -102,6 +100,7 @@ def find_branch(config: RunConfig) -> Start | None:
     if config.start is None:
         return None
     name = f"start.checkpoint={config.start.checkpoint}"
+    check_named(config.start.checkpoint, config.runs_folder)
     source = open_source(config.start.checkpoint)
     if source.checkpoint is None or source.checkpoint.is_average:
         raise ConfigError(

@@ -251,6 +251,8 @@ def test_the_proposed_batch_size_works(load: Load) -> None:
 def test_an_evaluation_interval_needs_held_out_shards(load: Load) -> None:
     (line,) = messages(load("data.validation=null", "eval.interval_tokens=100"))
     assert line.startswith("eval.interval_tokens is set but data.validation is not.")
+    (line,) = messages(load("eval.times_per_phase=3", "eval.interval_tokens=100"))
+    assert "both would say when to validate" in line
     check(load("eval.interval_tokens=100"))
 
 

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.clock import position_at
+from modernbert_train.clock import position_at, validates
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.plan.cost import checkpoint_bytes
 from modernbert_train.plan.documents import read_documents, rows_of
 from modernbert_train.plan.make import make_plan
-from modernbert_train.plan.steps import Stretch, crossings, crossings_or_ends, run_stretches
+from modernbert_train.plan.steps import Stretch, crossings, crossings_or_ends, run_stretches, validations
 from tests.conftest import TinyRun
 
 ABSENT = "data.train=absent/train"
 
 
-def test_a_plan_is_what_the_run_then_does(tiny_run: TinyRun) -> None:
+@pytest.mark.parametrize("often", ["eval.interval_tokens=1700", "eval.times_per_phase=3", "eval.max_tokens=60"])
+def test_a_plan_is_what_the_run_then_does(tiny_run: TinyRun, often: str) -> None:
     """Steps and tokens of each phase, validations, checkpoints and their size: nothing is guessed where data exists."""
-    words = tiny_run("eval.interval_tokens=1700", "checkpoint.interval_tokens=1500", "checkpoint.keep=100")
+    words = tiny_run(often, "checkpoint.interval_tokens=1500", "checkpoint.keep=100")
     config = read_run(words)
     plan = make_plan(config, ranks=1)
     assert main(["train", *words]) == 0
@@ -72,6 +74,11 @@ def test_long_runs_are_counted_as_if_walked(tiny_run: TinyRun) -> None:
     for interval in (7, 700, 5000, 123_456, None):
         assert crossings(stretches, interval) == crossings(one_by_one, interval)
         assert crossings_or_ends(stretches, interval) == crossings_or_ends(one_by_one, interval)
+    for times in (1, 15, 400, 3000):
+        many = replace(config, eval=replace(config.eval, times_per_phase=times))
+        due = sum(validates(many, 583, step.start, step.end) for step in one_by_one)
+        assert validations(many, stretches, 583) == validations(many, one_by_one, 583) == due
+        assert due == sum(min(times, sum(s.phase == phase for s in one_by_one)) for phase in (0, 1))
 
 
 def test_a_step_that_ends_a_phase_on_the_interval_is_validated_once() -> None:

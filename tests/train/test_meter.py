@@ -59,31 +59,61 @@ def a_meter(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> Meter:
     return Meter(load_run([file]), torch.device("cpu"), "fp32")
 
 
-def steps(a_meter: Meter, monkeypatch: pytest.MonkeyPatch, ends: list[float]) -> list[dict[str, Any]]:
-    """Steps of 1,000 tokens each that end at the given times."""
-    found = []
-    for number, end in enumerate(ends):
-        monkeypatch.setattr(meter.time, "monotonic", lambda end=end: end)
-        plan = BatchPlan("short", 1000 * number, 1000, (), 20, 64, 2, 0.3, (StreamCount("train", 0, 900, 9),))
-        found.append(a_meter.measure(plan, ROWS, 30, seconds=2.0, wait_seconds=0.5))
+def steps(
+    a_meter: Meter, monkeypatch: pytest.MonkeyPatch, seconds: list[float], between: dict[int, float] | None = None
+) -> list[dict[str, Any]]:
+    """Steps of 10 tokens each that take so long; before those of some numbers something else happens for a while."""
+    found, now = [], 100.0
+    for number, each in enumerate(seconds):
+        now += each + (between or {}).get(number, 0.0)
+        monkeypatch.setattr(meter.time, "monotonic", lambda now=now: now)
+        plan = BatchPlan("short", 10 * number, 10, (), 20, 64, 2, 0.3, (StreamCount("train", 0, 9, 9),))
+        found.append(a_meter.measure(plan, ROWS, 30, seconds=each, wait_seconds=each / 4))
     return found
 
 
 def test_shares_and_rates_of_a_step(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
-    (entry,) = steps(a_meter, monkeypatch, [100.0])
+    (entry,) = steps(a_meter, monkeypatch, [2.0])
     assert entry["rank_flops_per_second"] == training_flops(ROWS, 30, MODEL) / 2
     assert entry["mfu"] == pytest.approx(entry["rank_flops_per_second"] / 1e9)
-    assert entry["tokens_per_second"] == 500
+    assert entry["tokens_per_second"] == 5
     assert entry["data_wait_share"] == 0.25
-    assert entry["packing_efficiency"] == pytest.approx(1000 / (20 * 64))
+    assert entry["packing_efficiency"] == pytest.approx(10 / (20 * 64))
     assert entry["epoch"] == 0 and 1e7 < entry["peak_memory_bytes"] < 1e12
 
 
-def test_time_left_forgets_the_first_step(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first step compiles; a finish time that counts it is hours off. What happens between steps does count."""
-    found = steps(a_meter, monkeypatch, [100.0, 103.0, 110.0, 112.0, 113.0, 115.0, 117.0])
-    left = [entry["seconds_left"] for entry in found]
-    assert left[0] == 2.0 * 5  # of the step itself: 2 s for 1,000 of the 6,000 tokens
-    assert left[1] == 3.0 * 4
-    assert left[2] == (10.0 / 2) * 3
-    assert left[5:] == [0.0, 0.0]  # the end, and a batch beyond it
+def left(found: list[dict[str, Any]]) -> list[float]:
+    """Seconds a step that the time left assumes, from the 6,000 tokens of the run and the 10 of a step."""
+    return [entry["seconds_left"] / (600 - number) for number, entry in enumerate(found, 1)]
+
+
+def test_time_left_follows_the_present_speed(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that slows down, or recovers, must show in minutes and not after 500 steps."""
+    found = left(steps(a_meter, monkeypatch, [1.0] * 300 + [3.0] * 60))
+    assert found[299] == pytest.approx(1.0) and found[-1] == pytest.approx(3.0)
+
+
+def test_time_left_forgets_what_compiles(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step of a process and one at a change of phase compile; a time that counts them is hours off."""
+    found = left(steps(a_meter, monkeypatch, [90.0, *[1.0] * 30, 60.0, *[1.0] * 30]))
+    assert found[0] == 90.0 and found[1:] == [pytest.approx(1.0)] * 61
+
+
+def test_time_left_counts_waits_that_come_again_and_again(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that are too slow make every fourth step wait, as there are four of them; that is the run's speed."""
+    found = left(steps(a_meter, monkeypatch, [1.0, 1.0, 1.0, 5.0] * 40))
+    assert 1.6 < found[-1] < 2.1
+
+
+def test_validations_and_checkpoints_count_by_their_share_and_not_at_once(
+    a_meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = left(steps(a_meter, monkeypatch, [10.0] * 100, {5: 60.0} | dict.fromkeys(range(10, 100, 10), 60.0)))
+    assert found[4] == pytest.approx(10.0)
+    assert 10.0 < found[5] < 11.5  # the first validation: a minute of the first two, and nobody panics
+    assert found[-1] == pytest.approx(10.0 * (990 + 600) / 990, rel=0.01)
+
+
+def test_no_time_is_left_at_the_end_nor_beyond_it(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = steps(a_meter, monkeypatch, [1.0] * 602)
+    assert [entry["seconds_left"] for entry in found[-3:]] == [0.0, 0.0, 0.0]

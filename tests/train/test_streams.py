@@ -56,7 +56,7 @@ def steps(folder: Path) -> list[dict[str, Any]]:
 def test_a_run_records_its_mixture(words: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whether a model was trained on what was asked for can be read from the record."""
     assert main(["train", *words("name=whole")]) == 0
-    assert "tokens of text were waiting for a row and are not trained on" in capsys.readouterr().err
+    assert "tokens of text were waiting for a row and are not trained on" in capsys.readouterr().out
     whole = steps(tmp_path / "runs/whole")
     for phase, share in (("short", 0.8), ("long", 0.2)):
         mine = [entry["stream_tokens"] for entry in whole if entry["phase"] == phase]
