@@ -17,6 +17,7 @@ from modernbert_train.data.dataset_card import DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.init import count_parameters
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.train.saved_state import Averaged
 
 MASK = "[MASK]"
 PREPARE_REPORT = "prepare_report.json"
@@ -91,7 +92,7 @@ def run_card(
     tokens: int,
     metrics: Sequence[dict[str, Any]],
     licence: str | None,
-    average: Sequence[dict[str, Any]] = (),
+    average: Sequence[Averaged] = (),
 ) -> str:
     """The card of a run's checkpoint.
 
@@ -210,10 +211,9 @@ def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
     return "| " + " | ".join((*cells, f"{trained.optim.lr * phase.lr_ratio:.2e}", ", ".join(parts), bases)) + " |"
 
 
-def _averaging(average: Sequence[dict[str, Any]]) -> str:
+def _averaging(average: Sequence[Averaged]) -> str:
     rows = "\n".join(
-        f"| {Path(part['checkpoint']).name} | {part['step']:,} | {part['tokens']:,} | {part['weight']:.4f} |"
-        for part in average
+        f"| {Path(part.checkpoint).name} | {part.step:,} | {part.tokens:,} | {part.weight:.4f} |" for part in average
     )
     return (
         "\n\nThe weights are the mean of these checkpoints; the numbers above are those of the last.\n\n"

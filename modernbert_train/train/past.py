@@ -8,10 +8,10 @@ run_folder.py.
 
 from __future__ import annotations
 
-from modernbert_train.config.load import differences, load_run
+from modernbert_train.config.load import differences
 from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
-from modernbert_train.train.checkpoint import CONFIG, Checkpoint
+from modernbert_train.train.checkpoint import Checkpoint
 
 # Of the phase in which a run stands: they decide when it ends and how its rate falls towards that end.
 _ITS_END = ("tokens", "schedule.decay_tokens", "schedule.decay", "schedule.final_lr_ratio")
@@ -27,9 +27,8 @@ def check_same_past(found: Checkpoint, config: RunConfig) -> None:
     Raises:
         ConfigError: a phase that was trained differs; names each difference.
     """
-    state = found.state()
-    tokens, phase = int(state["tokens"]), str(state["phase"])
-    changes = past_changes(load_run([found.folder / CONFIG]), config, phase, tokens)
+    tokens, phase = found.state.tokens, found.state.phase
+    changes = past_changes(found.config, config, phase, tokens)
     if changes:
         listed = "\n  ".join(changes)
         raise ConfigError(

@@ -50,7 +50,7 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
         assert tensor.dtype == torch.float32
         torch.testing.assert_close(tensor, stacked.mean(0).float(), rtol=1.2e-7, atol=0)  # the last bit
         assert tensor.ndim < 2 or not torch.equal(tensor, kept[-1].weights()[name])
-    parts = mean.state()["average"]
+    parts = mean.state.average
     assert [part["checkpoint"] for part in parts] == [str(each.folder) for each in kept[-3:]]
     assert [part["weight"] for part in parts] == [pytest.approx(1 / 3)] * 3
 

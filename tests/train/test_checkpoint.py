@@ -38,7 +38,7 @@ def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert found is not None and found.step == 7 and passed_over == []
     assert torch.equal(found.weights()["w"], torch.arange(64, dtype=torch.float32) + 7)
     assert found.optimizer()["step/w"] == 7
-    assert found.state()["tokens"] == 70
+    assert found.state.tokens == 70
 
 
 def test_a_checkpoint_of_another_schema_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
