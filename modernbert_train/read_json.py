@@ -16,8 +16,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Any
 
 MOST_BYTES = 1 << 28  # of a file, unless its reader says otherwise
-_COUNTS = range(1 << 63)
-Count = Annotated[int, _COUNTS]  # a whole number that counts something: neither negative nor beyond 63 bits
+Count = Annotated[int, "count"]  # a whole number that counts something; see `is_count`
+
+
+def is_count(value: object) -> bool:
+    """Whether something is a whole number, neither negative nor beyond 63 bits."""
+    return type(value) is int and 0 <= value < 1 << 63
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
@@ -89,6 +93,13 @@ def parse_object(line: str | bytes) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
+def number(value: object) -> float | None:
+    """A JSON number as a float, NaN and infinities too; None for all else, and for whole numbers beyond any float."""
+    if type(value) is float or (type(value) is int and abs(value) < 1 << 1000):
+        return float(value)
+    return None
+
+
 def as_type(kind: Any, value: Any, at: str = "") -> Any:
     """A JSON value as what it should be.
 
@@ -106,9 +117,8 @@ def as_type(kind: Any, value: Any, at: str = "") -> Any:
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        if type(value) is int and value in inner[1]:
-            return value
-        raise _wrong(at, "a whole number, 0 or above", value)
+        _require(is_count(value), at, "a whole number, 0 or above", value)
+        return value
     if origin in (UnionType, typing.Union):
         if value is None and NoneType in inner:
             return None
@@ -125,8 +135,8 @@ def as_type(kind: Any, value: Any, at: str = "") -> Any:
         return {key: as_type(inner[1], each, _below(at, key)) for key, each in value.items()}
     if typing.is_typeddict(kind) or is_dataclass(kind):
         return _fields(kind, value, at)
-    if kind is float and type(value) is int and abs(value) < 1 << 1000:
-        return float(value)
+    if kind is float and (found := number(value)) is not None:
+        return found
     _require(type(value) is kind, at, _NAMES[kind], value)
     return value
 

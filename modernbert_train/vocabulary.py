@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.errors import DataError
+from modernbert_train.read_json import parse_json
+
+_MOST_IDS = 1 << 31  # they are kept as int32 on their way to the device
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,19 @@ def _read(path: Path) -> tuple[bytes, dict[str, int], dict[str, Any]]:
     """The file, the id of every token, and what it says about each added token."""
     try:
         content = path.read_bytes()
-        tokenizer = json.loads(content)
+        tokenizer = parse_json(content)
         listed = tokenizer["model"]["vocab"]
         if isinstance(listed, list):  # Unigram: [token, score] in the order of the ids
             listed = {token: i for i, (token, _) in enumerate(listed)}
         vocabulary = {str(token): int(i) for token, i in listed.items()}
         added = {token["content"]: token for token in tokenizer["added_tokens"]}
-        return content, vocabulary | {text: int(token["id"]) for text, token in added.items()}, added
+        ids = vocabulary | {text: int(token["id"]) for text, token in added.items()}
+        if wrong := [text for text, i in ids.items() if not 0 <= i < _MOST_IDS]:
+            raise ValueError(f"{wrong[0]!r} has the id {ids[wrong[0]]}")
+        return content, ids, added
     except FileNotFoundError:
         raise DataError(
             f"{path}: no such file. data.tokenizer must name a tokenizer folder, as data_prep/prepare.py makes it."
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{path}: not a readable tokenizer ({type(error).__name__}: {error}).") from None

@@ -6,8 +6,6 @@ It states the architecture twice: in the keys of transformers 5 (layer_types, ro
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,12 @@ from typing import Any
 from modernbert_train import __version__
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import DataError
+from modernbert_train.read_json import read_json
 from modernbert_train.vocabulary import Vocabulary
 
 CONFIG = "config.json"
+_MOST, _MOST_LAYERS = 1 << 24, 1 << 12  # of what it states: no encoder is near them
+_ROPE_KINDS = ("full_attention", "sliding_attention")
 
 # What ModernBERT's configuration can say and this encoder does not do otherwise.
 FIXED = {
@@ -81,7 +82,7 @@ def model_config_from_hf(folder: Path) -> tuple[ModelConfig, float]:
         DataError: the file is missing or damaged, or describes another architecture; names what differs.
     """
     path = folder / CONFIG
-    return architecture(read_json(path), str(path))
+    return architecture(read_object(path), str(path))
 
 
 def architecture(raw: dict[str, Any], where: str) -> tuple[ModelConfig, float]:
@@ -99,7 +100,8 @@ def architecture(raw: dict[str, Any], where: str) -> tuple[ModelConfig, float]:
         DataError: it describes another architecture, or none; names what differs.
     """
     named = raw.get("architectures")
-    if raw.get("model_type") != "modernbert" or "ModernBertForMaskedLM" not in (named or ()):
+    listed = named if isinstance(named, list) else []
+    if raw.get("model_type") != "modernbert" or "ModernBertForMaskedLM" not in listed:
         raise DataError(
             f"{where}: model_type={raw.get('model_type')}, architectures={named}; only model_type=modernbert, "
             "architectures=['ModernBertForMaskedLM'] can be read. Name such a model."
@@ -110,8 +112,11 @@ def architecture(raw: dict[str, Any], where: str) -> tuple[ModelConfig, float]:
     given = {ours: raw[theirs] for ours, theirs in KEYS.items() if raw.get(theirs) is not None}
     for ours, value in given.items():
         kinds = (int,) if isinstance(getattr(ModelConfig, ours), int) else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
-            raise DataError(f"{where}: {KEYS[ours]}={value!r}, not a number above 0. Restore the file from a copy.")
+        most = _MOST_LAYERS if ours == "num_layers" else _MOST
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < most:
+            raise DataError(
+                f"{where}: {KEYS[ours]}={value!r}, not a number above 0 that a model has. Restore the file from a copy."
+            )
     global_theta, local_theta = _rope_thetas(raw, where)
     config = ModelConfig(**given, local_rope_theta=local_theta)
     if config.hidden_size % config.num_heads:
@@ -129,14 +134,14 @@ def max_tokens_of(raw: dict[str, Any]) -> int:
     return stated if isinstance(stated, int) and stated > 0 else 8192
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
         DataError: the file is missing, cut short or holds something else.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error}). Restore it from a copy.") from None
     if not isinstance(content, dict):
@@ -153,6 +158,8 @@ def _global_attn_every_n_layers(raw: dict[str, Any], num_layers: int, where: str
     if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int) or stated < 1):
         raise DataError(f"{where}: global_attn_every_n_layers={stated!r}, not a whole number above 0. Name another.")
     types = raw.get("layer_types")
+    if types is not None and not isinstance(types, list):
+        raise DataError(f"{where}: layer_types={str(types)[:60]}, not a list. Restore the file from a copy.")
     if types is None:
         return stated or ModelConfig.global_attn_every_n_layers
     for every_n in [stated] if stated else range(1, num_layers + 1):
@@ -168,7 +175,9 @@ def _global_attn_every_n_layers(raw: dict[str, Any], num_layers: int, where: str
 def _rope_thetas(raw: dict[str, Any], where: str) -> tuple[float, float]:
     """Bases of global and local layers: from transformers 5's key if it is there, else from the older two."""
     rope = raw.get("rope_parameters") or {}
-    types = {kind.get("rope_type", "default") if isinstance(kind, dict) else str(kind) for kind in rope.values()}
+    if not isinstance(rope, dict) or not all(isinstance(rope.get(kind) or {}, dict) for kind in _ROPE_KINDS):
+        raise DataError(f"{where}: rope_parameters={str(rope)[:60]}, not an object for each kind of layer. Restore it.")
+    types = {str(kind.get("rope_type", "default") if isinstance(kind, dict) else kind) for kind in rope.values()}
     if raw.get("rope_scaling") or types - {"default"}:
         raise DataError(
             f"{where}: rope_parameters={rope}, rope_scaling={raw.get('rope_scaling')}; this encoder only knows "
@@ -181,7 +190,7 @@ def _rope_thetas(raw: dict[str, Any], where: str) -> tuple[float, float]:
         (rope.get("sliding_attention") or {}).get("rope_theta", old_global if old_local is None else old_local),
     )
     for theta in thetas:
-        if not (isinstance(theta, int | float) and math.isfinite(theta) and theta > 0):
+        if isinstance(theta, bool) or not (isinstance(theta, int | float) and 0 < theta < 1e300):
             raise DataError(
                 f"{where}: a RoPE base is {theta}, which gives NaN. Write the bases that the model was trained with."
             )

@@ -30,7 +30,7 @@ from modernbert_train.config.schema import ModelConfig, RunConfig
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.tensor_files import read_shapes, read_tensors, write_tensors
-from modernbert_train.train.manifest import MANIFEST, FileHash, Manifest, read_manifest
+from modernbert_train.train.manifest import FileHash, Manifest, read_manifest
 from modernbert_train.train.saved_state import SavedState, read_state
 
 WEIGHTS = "model.safetensors"
@@ -162,9 +162,7 @@ def verify(folder: Path) -> Checkpoint:
         if found != expected:
             raise StorageError(f"{folder / name}: damaged; found {found}, the manifest says {expected}")
     config = _checked(folder / CONFIG, lambda path: load_run([path]))
-    state = _checked(folder / STATE, lambda path: read_state(path, config))
-    if state.step != manifest.step:
-        raise StorageError(f"{folder / STATE}: step={state.step}, but {MANIFEST} says {manifest.step}")
+    state = _checked(folder / STATE, lambda path: read_state(path, config, manifest.step))
     weights = _checked(folder / WEIGHTS, read_shapes)
     moments = _checked(folder / OPTIMIZER, partial(read_shapes, floating=False))
     _check_shapes(folder, config.model, weights, moments)

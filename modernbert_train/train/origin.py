@@ -106,7 +106,7 @@ def open_source(name: str | Path) -> Source:
     if folder.is_file() or folder.suffix == ".pt":
         return _from_composer(open_composer(folder))
     folder = local_model(str(name))
-    raw = hf_config.read_json(folder / hf_config.CONFIG)
+    raw = hf_config.read_object(folder / hf_config.CONFIG)
     model, theta = hf_config.architecture(raw, str(folder / hf_config.CONFIG))
     return Source(folder, None, model, theta, hf_config.max_tokens_of(raw), *_tokenizer_in(folder))
 

@@ -110,18 +110,20 @@ class SavedState:
         path.write_text(json.dumps(asdict(self), allow_nan=False), encoding="utf-8")
 
 
-def read_state(path: Path, config: RunConfig) -> SavedState:
+def read_state(path: Path, config: RunConfig, step: int) -> SavedState:
     """Read a state and make sure of it.
 
     Args:
         path: of state.json.
         config: that was saved with it.
+        step: of the checkpoint, by its manifest.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is not what a run with this configuration has written; names the field.
     """
     state: SavedState = as_type(SavedState, read_json(path))
+    _require(state.step == step, "step", f"{step}, as the manifest says", state.step)
     _require(state.phase in config.phases, "phase", f"one of {', '.join(config.phases)}", state.phase)
     _require("tokenizer" in state.data, "data.tokenizer", "its hash", "nothing")
     last_batch = max(phase.batch_rows * phase.row_tokens for phase in config.phases.values())
