@@ -13,13 +13,13 @@ import typing
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 MOST_BYTES = 1 << 28  # of a file, unless its reader says otherwise
 Count = Annotated[int, "count"]  # a whole number that counts something; see `is_count`
 
 
-def is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Whether something is a whole number, neither negative nor beyond 63 bits."""
     return type(value) is int and 0 <= value < 1 << 63
 

@@ -142,12 +142,18 @@ def complete(stored: Mapping[str, Tensor], config: ModelConfig, where: str, desc
     Raises:
         DataError: tensors are missing, unknown, of another shape, or not tied.
     """
+
+    def mistake(what: str) -> RunError:
+        return DataError(f"{where}: {what}. Name weights that fit the {described_by} there.")
+
+    if whole := [
+        f"{name} is of type {tensor.dtype}" for name, tensor in stored.items() if not tensor.is_floating_point()
+    ]:
+        raise mistake(whole[0])
     weights = {_hf_name(name): tensor.float() for name, tensor in stored.items()}
     if EMBEDDING in weights:
         weights.setdefault(DECODER, weights[EMBEDDING])
-    _check_weights(
-        weights, config, lambda what: DataError(f"{where}: {what}. Name weights that fit the {described_by} there.")
-    )
+    _check_weights(weights, config, mistake)
     return weights
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,29 @@ def edit_state(folder: Path, field: str, value: Any = ...) -> None:
         place[names[-1]] = value
     path.write_text(json.dumps(content), encoding="utf-8")
     sign(folder)
+
+
+def _header(tensors: dict[str, Any], data: int = 64) -> bytes:
+    text = json.dumps(tensors).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(data)
+
+
+_LINE = {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}
+# files of tensors that are none, or none of a model
+BAD_TENSORS = {
+    "a header of 2^63 bytes": struct.pack("<Q", 1 << 63) + b"{}",
+    "empty": b"",
+    "cut in its length": b"\1\0\0",
+    "cut in its header": _header({WEIGHT: _LINE})[:20],
+    "cut in its data": _header({WEIGHT: _LINE}, data=63),
+    "not JSON": struct.pack("<Q", 8) + b"{{{{{{{{",
+    "nested deeply": struct.pack("<Q", 90_000) + b"[" * 90_000,
+    "a shape of another size": _header({WEIGHT: _LINE | {"shape": [4, 5]}}),
+    "a shape beyond memory": _header({WEIGHT: _LINE | {"shape": [1 << 40, 1 << 40]}}),
+    "offsets outside": _header({WEIGHT: _LINE | {"data_offsets": [0, 1 << 40]}}),
+    "an unknown type": _header({WEIGHT: _LINE | {"dtype": "F128"}}),
+    "no tensors": _header({}, data=0),
+    "one tensor of all": _header({WEIGHT: _LINE}),
+    "whole numbers": _header({WEIGHT: _LINE | {"dtype": "I32"}}),
+    "a tensor that no model has": _header({"x": _LINE}),
+}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from modernbert_train.train import checkpoint
 from modernbert_train.train.checkpoint import newest_valid, verify
 from modernbert_train.train.manifest import MANIFEST, read_manifest
 from modernbert_train.train.saved_state import Clock, GuardState, read_state
-from tests.train.small_checkpoint import CONFIG, WEIGHT, edit_state, sign, state_of, write
+from tests.train.small_checkpoint import BAD_TENSORS, CONFIG, edit_state, sign, state_of, write
 
 
 def test_every_flipped_bit_of_a_manifest_is_seen(tmp_path: Path) -> None:
@@ -190,31 +189,6 @@ def test_a_state_that_makes_no_sense_means_the_checkpoint_before_and_names_the_f
     (folder / checkpoint.STATE).write_text(original)
     sign(folder)
     assert verify(folder).state == state_of(2)
-
-
-def header(tensors: dict[str, Any], data: int = 64) -> bytes:
-    text = json.dumps(tensors).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(data)
-
-
-LINE = {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}
-BAD_TENSORS = {
-    "a header of 2^63 bytes": struct.pack("<Q", 1 << 63) + b"{}",
-    "empty": b"",
-    "cut in its length": b"\1\0\0",
-    "cut in its header": header({WEIGHT: LINE})[:20],
-    "cut in its data": header({WEIGHT: LINE}, data=63),
-    "not JSON": struct.pack("<Q", 8) + b"{{{{{{{{",
-    "nested deeply": struct.pack("<Q", 90_000) + b"[" * 90_000,
-    "a shape of another size": header({WEIGHT: LINE | {"shape": [4, 5]}}),
-    "a shape beyond memory": header({WEIGHT: LINE | {"shape": [1 << 40, 1 << 40]}}),
-    "offsets outside": header({WEIGHT: LINE | {"data_offsets": [0, 1 << 40]}}),
-    "an unknown type": header({WEIGHT: LINE | {"dtype": "F128"}}),
-    "no tensors": header({}, data=0),
-    "one tensor of all": header({WEIGHT: LINE}),
-    "whole numbers": header({WEIGHT: LINE | {"dtype": "I32"}}),
-    "a tensor that no model has": header({"x": LINE}),
-}
 
 
 @pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.OPTIMIZER])
