@@ -115,7 +115,8 @@ def architecture(raw: dict[str, Any], where: str) -> tuple[ModelConfig, float]:
         most = _MOST_LAYERS if ours == "num_layers" else _MOST
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < most:
             raise DataError(
-                f"{where}: {KEYS[ours]}={repr(value)[:60]}, not a number above 0 that a model has. Restore the file from a copy."
+                f"{where}: {KEYS[ours]}={repr(value)[:60]}, not a number above 0 that a model has. Restore the file "
+                "from a copy."
             )
     global_theta, local_theta = _rope_thetas(raw, where)
     config = ModelConfig(**given, local_rope_theta=local_theta)
