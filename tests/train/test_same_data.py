@@ -82,7 +82,7 @@ def test_every_verb_refuses_shards_of_another_tokenizer(
 
 def test_a_sweep_refuses_shards_of_another_tokenizer(tiny_run: TinyRun, tmp_path: Path, other_data: Path) -> None:
     """Before its first trial, which would be the best of all."""
-    sweep = spec(tiny_run(), tmp_path, f"run=[{tmp_path}/tiny.yaml, data.validation={other_data / 'validation'}]")
+    sweep = spec(tiny_run(), tmp_path, f"overrides=['data.validation={other_data / 'validation'}']")
     with pytest.raises(DataError, match="made with another tokenizer"):
         Worker(make_space(sweep), FAKE).run()
 
