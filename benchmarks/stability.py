@@ -50,7 +50,7 @@ def main() -> None:
     progress = Progress(config, visible=False)
     guard = Guard(config, None, RunFolder(config), progress, lambda steps: None, Requests(None))  # type: ignore[arg-type]
     full_window = [9.0 + 0.01 * n for n in range(config.stability.spike_window_batches)]
-    guard.load_state_dict({"phase": "only", "losses": full_window, "held_back": []})
+    guard.load_state_dict({"phase": "only", "losses": full_window, "held_back": [], "unlabelled_steps": 0})
     plan = SimpleNamespace(phase="only", tokens_before=0, tokens=1)
     state: Any = SimpleNamespace(model=model, optimizers=[optimizer], timestamp=SimpleNamespace())
     logger: Any = None

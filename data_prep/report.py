@@ -20,6 +20,7 @@ from modernbert_train import __version__
 from modernbert_train.config.prepare import PrepareConfig
 from modernbert_train.data.dataset_card import file_sha256, read_card
 from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.read_json import read_json
 
 REPORT = "prepare_report.json"
 Fingerprint = dict[str, Any]
@@ -74,7 +75,7 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool) -> bool:
     if overwrite:
         return False
     try:
-        recorded = json.loads((out / REPORT).read_text(encoding="utf-8"))["fingerprint"]
+        recorded = read_json(out / REPORT)["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{out / REPORT}: cannot be read ({error}). --overwrite makes the dataset again.") from None
     if differences := changes(recorded, asked):

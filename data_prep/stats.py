@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.data.dataset_card import CARD, LENGTHS, read_card
 from modernbert_train.errors import DataError, RunError
+from modernbert_train.read_json import read_json
 
 REPORT = "prepare_report.json"
 _EDGES = [1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # tokens; the last bin is open
@@ -61,8 +62,8 @@ def dataset_stats(folder: Path) -> dict[str, Any]:
     if not splits:
         raise DataError(f"{folder}: no dataset of data_prep/prepare.py, nor a split of one. Correct the path.")
     try:
-        sources = json.loads(report.read_text(encoding="utf-8"))["sources"] if report.exists() else {}
-    except (OSError, ValueError, KeyError) as error:
+        sources = read_json(report)["sources"] if report.exists() else {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{report}: cannot be read ({error}). Prepare the data again with --overwrite.") from None
     return {"splits": {split.name: _split_stats(split) for split in splits}, "sources": sources}
 

@@ -7,7 +7,6 @@ Ctrl-C or a crash goes on where it stopped.
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import statistics
@@ -24,6 +23,7 @@ if str(ROOT) not in sys.path:
 from modernbert_train.__main__ import read_run  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.errors import RunError, StoppedEarly  # noqa: E402
+from modernbert_train.read_json import read_lines  # noqa: E402
 
 DATA, RUN = "yamls/data/quickstart.yaml", "yamls/quickstart.yaml"
 TEXTS = (
@@ -79,9 +79,9 @@ def _call(command: list[str]) -> int:
 
 def _summary(config: RunConfig, model: str, seconds: float) -> str:
     folder = ROOT / config.folder
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    steps = [entry for entry in entries if entry["kind"] == "step"]
-    validation = [entry for entry in entries if entry["kind"] == "validation"][-1]
+    entries, _ = read_lines(folder / "metrics.jsonl")
+    steps = [entry for entry in entries if entry.get("kind") == "step"]
+    validation = [entry for entry in entries if entry.get("kind") == "validation"][-1]
     last_loss = statistics.mean(step["loss"] for step in steps[-20:])
     rows: list[tuple[str, Any]] = [
         ("tokens trained on", f"{steps[-1]['tokens']:,} in {steps[-1]['step']} steps"),

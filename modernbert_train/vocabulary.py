@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_files
+from modernbert_train.read_json import parse_json
 
 _LARGEST_ID = (1 << 31) - 1  # what the shards' ids can be
 
@@ -76,7 +76,7 @@ def _read(path: Path) -> tuple[bytes, dict[str, int], dict[str, Any]]:
     require_own_files(path.parent)
     try:
         content = path.read_bytes()
-        tokenizer = json.loads(content)
+        tokenizer = parse_json(content)
         listed = tokenizer["model"]["vocab"]
         if isinstance(listed, list):  # Unigram: [token, score] in the order of the ids
             listed = {token: i for i, (token, _) in enumerate(listed)}
@@ -90,5 +90,5 @@ def _read(path: Path) -> tuple[bytes, dict[str, int], dict[str, Any]]:
         raise DataError(
             f"{path}: no such file. data.tokenizer must name a tokenizer folder, as data_prep/prepare.py makes it."
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{path}: not a readable tokenizer ({type(error).__name__}: {error}).") from None

@@ -8,7 +8,6 @@ runs/SWEEP/trial-0003/...             as in the folder of any run
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import shlex
@@ -22,6 +21,7 @@ from typing import IO, Any
 
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.read_json import is_count, number, read_lines
 
 TRIAL_YAML = "trial.yaml"
 OUTPUT = "output.txt"
@@ -102,19 +102,7 @@ def write_yaml(file: Path, config: RunConfig, comments: Sequence[str]) -> None:
 
 def read_entries(folder: Path, name: str = "metrics.jsonl") -> list[Entry]:
     """The whole lines of a run's record; empty if there is none yet."""
-    try:
-        lines = (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:  # torn by a kill
-            continue
-        if isinstance(entry, dict):
-            found.append(entry)
-    return found
+    return read_lines(folder / name)[0]
 
 
 def figure(entries: Sequence[Entry], objective: str) -> float | None:
@@ -129,10 +117,11 @@ def figure(entries: Sequence[Entry], objective: str) -> float | None:
         None if it was not recorded, or is not a number.
     """
     kind, _, key = objective.partition(".")
-    values = [entry[key] for entry in entries if entry.get("kind") == kind and isinstance(entry.get(key), (int, float))]
+    found = [number(entry.get(key)) for entry in entries if entry.get("kind") == kind]
+    values = [value for value in found if value is not None]
     if not values:
         return None
-    value = float(values[-1] if kind == "validation" else statistics.median(values[len(values) // 2 :]))
+    value = values[-1] if kind == "validation" else statistics.median(values[len(values) // 2 :])
     return value if math.isfinite(value) else None
 
 
@@ -145,15 +134,20 @@ def milestones(entries: Sequence[Entry], objective: str, interval_tokens: int) -
     key = objective.partition(".")[2]
     found: dict[int, float] = {}
     for entry in entries:
-        if entry.get("kind") == "validation" and (at := entry.get("tokens", 0) // interval_tokens * interval_tokens):
-            value = entry.get(key)
-            found.setdefault(at, float(value) if isinstance(value, (int, float)) else math.nan)
+        if entry.get("kind") == "validation" and (at := _tokens(entry) // interval_tokens * interval_tokens):
+            value = number(entry.get(key))
+            found.setdefault(at, math.nan if value is None else value)
     return found
 
 
 def tokens_seen(entries: Sequence[Entry]) -> int:
     """Tokens that a trial has trained on."""
-    return int(next((entry["tokens"] for entry in reversed(entries) if entry.get("kind") == "step"), 0))
+    return next((_tokens(entry) for entry in reversed(entries) if entry.get("kind") == "step"), 0)
+
+
+def _tokens(entry: Entry) -> int:
+    tokens = entry.get("tokens")
+    return tokens if is_count(tokens) else 0
 
 
 def diverged(folder: Path) -> str | None:
@@ -161,7 +155,7 @@ def diverged(folder: Path) -> str | None:
     faults = read_entries(folder, "faults.jsonl")
     if not faults or faults[-1].get("action") != "stop":
         return None
-    return f"diverged: {faults[-1].get('fault')} at {faults[-1].get('tokens', 0):,} tokens"
+    return f"diverged: {faults[-1].get('fault')} at {_tokens(faults[-1]):,} tokens"
 
 
 def last_words(folder: Path) -> str:

@@ -1,16 +1,19 @@
-"""Do the shards, the tokenizer and the model belong together? Answered from small files, without torch."""
+"""Do the shards, the tokenizer and the model belong together? Answered from small files, without torch.
+
+Verbs ask for all folders of a run at once, before anything is made (`check_data`); and folders.py asks for each folder
+that it opens (`check_folder`), so that there is no way to the tokens of a run around the question.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
-from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.dataset_card import read_card
+from modernbert_train.config.schema import DataConfig, RunConfig
+from modernbert_train.data.dataset_card import DatasetCard, read_card
 from modernbert_train.data.remote import local_folder
 from modernbert_train.data.shares import phase_weights, token_shares
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.vocabulary import read_vocabulary
+from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 FEW_PREDICTIONS = 1000  # held-out predictions below which a warning says how uncertain their mean loss is
 LOSS_DEVIATION = 3.0  # nats; of the loss of single predictions, whose mean is 2 to 7 nats in training
@@ -30,14 +33,41 @@ def check_data(config: RunConfig) -> None:
             f"which has {vocabulary.num_entries} entries. Set model.vocab_size="
             f"{-(-vocabulary.num_entries // 64) * 64}."
         )
-    mistakes: list[str] = []
-    for folder in _folders(config):
+    mistakes = []
+    for key, path in _folders(config):
         try:
-            mistakes += _mismatch(config, folder, vocabulary.sha256)
+            check_folder(f"{key}={path}", path, config.data, vocabulary)
         except DataError as error:
             mistakes.append(str(error))
     if mistakes:
         raise DataError("\n".join(mistakes))
+
+
+def check_folder(name: str, path: str, data: DataConfig, vocabulary: Vocabulary) -> DatasetCard:
+    """Compare the card of one folder of shards with the tokenizer.
+
+    Args:
+        name: of the folder, for messages.
+        path: the folder, or its URL.
+        data: names the tokenizer, and the cache of remote folders.
+        vocabulary: of that tokenizer.
+
+    Returns:
+        The card.
+
+    Raises:
+        DataError: the folder is missing or damaged, empty, or made with another tokenizer.
+    """
+    card = read_card(local_folder(path, data))
+    if card.tokenizer_sha256 != vocabulary.sha256:
+        raise DataError(
+            f"{name}: made with another tokenizer (sha256 {card.tokenizer_sha256[:12]}...) than data.tokenizer="
+            f"{data.tokenizer} ({vocabulary.sha256[:12]}...). Every token would mean something else. Name the "
+            "tokenizer folder beside the shards, or prepare them again."
+        )
+    if card.tokens == 0:
+        raise DataError(f"{name}: the shards hold no tokens. Prepare them again from more text.")
+    return card
 
 
 def describe_streams(config: RunConfig) -> str:
@@ -87,16 +117,3 @@ def _folders(config: RunConfig) -> list[tuple[str, str]]:
     if config.data.validation is not None:
         folders.append(("data.validation", config.data.validation))
     return folders
-
-
-def _mismatch(config: RunConfig, folder: tuple[str, str], sha256: str) -> Iterator[str]:
-    key, path = folder
-    card = read_card(local_folder(path, config.data))
-    if card.tokenizer_sha256 != sha256:
-        yield (
-            f"{key}={path}: made with another tokenizer (sha256 {card.tokenizer_sha256[:12]}...) than data.tokenizer="
-            f"{config.data.tokenizer} ({sha256[:12]}...). Every token would mean something else. Name the tokenizer "
-            "folder beside the shards, or prepare them again."
-        )
-    if card.tokens == 0:
-        yield f"{key}={path}: the shards hold no tokens. Prepare them again from more text."

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from modernbert_train.errors import DataError
+from modernbert_train.read_json import is_count, parse_json
 
 CARD = "dataset.json"
 INDEX = "index.json"
@@ -104,7 +105,7 @@ def parse_card(content: bytes, where: str) -> DatasetCard:
         DataError: it is not a card.
     """
     try:
-        card = json.loads(content)
+        card = parse_json(content)
     except ValueError as error:
         raise DataError(f"{where}: cannot be read as JSON ({error}). {_REMEDY}") from None
     _require_fields(where, card)
@@ -121,6 +122,7 @@ def _require_fields(where: str, content: object) -> None:
         )
     kinds = {field.name: _KINDS[str(field.type)] for field in fields(DatasetCard)}
     wrong = [name for name, kind in kinds.items() if type(content.get(name)) is not kind]
+    wrong += [name for name, kind in kinds.items() if kind is int and name not in wrong and not is_count(content[name])]
     wrong += [name for name in content if name not in kinds]
     if wrong:
         raise DataError(f"{where}: missing, unknown or of the wrong type: {', '.join(wrong)}. {_REMEDY}")

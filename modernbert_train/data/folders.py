@@ -5,30 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from modernbert_train.config.schema import DataConfig
-from modernbert_train.data.dataset_card import read_card
+from modernbert_train.data.check import check_folder
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.read_ahead import FetchedPieces
 from modernbert_train.data.remote import local_folder, remote_folder
 from modernbert_train.data.shuffle import ShuffledPieces
 from modernbert_train.errors import ConfigError
+from modernbert_train.vocabulary import Vocabulary
 
 
-def open_shards(path: str, data: DataConfig, num_entries: int) -> TokenShards:
-    """The shards of a folder; those of a remote one are fetched when they are read.
+def open_shards(path: str, data: DataConfig, vocabulary: Vocabulary) -> TokenShards:
+    """The shards of a folder, which belong to the tokenizer; those of a remote one are fetched when they are read.
 
     Args:
         path: the folder, or its URL.
         data: how much is kept in memory and in the cache.
-        num_entries: of the tokenizer.
+        vocabulary: of the run's tokenizer.
 
     Raises:
-        DataError, ConfigError, StorageError: the folder cannot be read, or is not what its card says.
+        DataError: the folder cannot be read, is not what its card says, or was made with another tokenizer.
+        ConfigError, StorageError: a remote folder cannot be read.
     """
-    folder = local_folder(path, data)
+    card = check_folder(path, path, data, vocabulary)
     return TokenShards(
-        folder,
-        read_card(folder).column,
-        num_entries,
+        local_folder(path, data),
+        card.column,
+        vocabulary.num_entries,
         max_open_shards=2 * data.shuffle_block_shards,  # a block is finished while the next is begun
         remote=remote_folder(path, data),
     )

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from modernbert_train.batch import IGNORED_LABEL, TENSORS, Batch, Masked
 from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.data.packing import SPECIAL_TOKENS, Piece
+from modernbert_train.data.place import PlannerState
 from modernbert_train.data.planner import BatchPlan, BatchPlanner, Row
 from modernbert_train.data.workers import LOOK_SECONDS, deliveries
 from modernbert_train.errors import RunError
@@ -199,7 +200,7 @@ class PackedLoader:
         self._taken = planner.state_dict()
         self._ahead: deque[tuple[tuple[Row, ...], BatchPlan]] = deque()  # planned, and not given out
         # state after each planned batch, until it is taken
-        self._planned: deque[tuple[dict[str, Any], tuple[Row, ...]]] = deque()
+        self._planned: deque[tuple[PlannerState, tuple[Row, ...]]] = deque()
         self.rows: tuple[Row, ...] = ()
 
     def __iter__(self) -> Iterator[StepBatch]:
@@ -247,12 +248,17 @@ class PackedLoader:
         """Name of the stream that a document belongs to."""
         return self._maker.stream_of(document)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> PlannerState:
         """Where the first batch that was not taken starts; the same on every rank."""
         return self._taken
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Start the next iteration there. The number of ranks and workers may have changed."""
+    def load_state_dict(self, state: PlannerState) -> None:
+        """Start the next iteration there. The number of ranks and workers may have changed.
+
+        Raises:
+            ValueError: see `BatchPlanner.load_state_dict`.
+        """
+        self._planner.load_state_dict(state)
         self._taken = state
 
 

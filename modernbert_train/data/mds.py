@@ -8,7 +8,6 @@ is opened, and each fault has a name.
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from modernbert_train import compat
 from modernbert_train.data.remote import REMEDY as REMOTE_REMEDY
 from modernbert_train.data.remote import RemoteFolder
 from modernbert_train.errors import DataError
+from modernbert_train.read_json import is_count, read_json
 
 compat.install()
 
@@ -29,6 +29,7 @@ from streaming.base.format import reader_from_json  # noqa: E402
 from streaming.base.hashing import get_hash  # noqa: E402
 
 REMEDY = "Restore it from a copy, or prepare the data again with data_prep/prepare.py --overwrite."
+_MOST_INDEX_BYTES = 1 << 31  # 700 bytes for a shard
 
 
 class _OpenShard(NamedTuple):
@@ -123,7 +124,7 @@ class TokenShards:
     def _read_index(self) -> list[dict[str, Any]]:
         path = self.folder / "index.json"
         try:
-            shards = list(json.loads(path.read_text(encoding="utf-8"))["shards"])
+            shards = list(read_json(path, _MOST_INDEX_BYTES)["shards"])
             for shard in shards:
                 for info in (shard["raw_data"], shard["zip_data"]):
                     if info is not None and not _is_file_name(info["basename"]):
@@ -131,13 +132,13 @@ class TokenShards:
                 if shard["format"] != "mds" or self._column not in shard["column_names"]:
                     raise DataError(f"{path}: no MDS column {self._column!r} in {shard['column_names']}. {REMEDY}")
                 stored = _stored(shard)
-                if int(shard["samples"]) < 0 or int(stored["bytes"]) < 0 or not dict(stored["hashes"]):
+                if not (is_count(shard["samples"]) and is_count(stored["bytes"]) and dict(stored["hashes"])):
                     raise DataError(f"{path}: {stored['basename']} has no size or no hash to be checked by. {REMEDY}")
                 if any(encoding == "pkl" for encoding in shard["column_encodings"]):
                     raise DataError(f"{path}: a column is pickled, and unpickling runs code. {REMEDY}")
         except FileNotFoundError:
             raise DataError(f"{path}: no such file, so there are no shards in this folder. {REMEDY}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path}: not a readable MDS index ({type(error).__name__}: {error}). {REMEDY}") from None
         if not shards:
             raise DataError(f"{path}: lists no shards. {REMEDY}")
@@ -151,6 +152,8 @@ class TokenShards:
             raise DataError(
                 f"{path}: cannot be read ({error}); packing needs each document's length. {REMEDY}"
             ) from None
+        if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
+            raise DataError(f"{path}: holds {lengths.dtype} of shape {lengths.shape}, and no line of lengths. {REMEDY}")
         if len(lengths) != self._first[-1]:
             raise DataError(f"{path}: has {len(lengths)} lengths, index.json has {self._first[-1]} documents. {REMEDY}")
         return lengths

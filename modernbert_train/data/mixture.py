@@ -23,6 +23,7 @@ from modernbert_train.data.packing import Piece
 from modernbert_train.data.shuffle import ShuffledPieces
 from modernbert_train.errors import RunError
 from modernbert_train.keyed import Keys, derive, derive_each
+from modernbert_train.vocabulary import Vocabulary
 
 _MASKS, _STREAMS = 3, 5
 
@@ -49,12 +50,12 @@ def stream_seed(config: RunConfig, name: str) -> int:
     return derive(config.seed, _STREAMS, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
 
 
-def open_streams(config: RunConfig, num_entries: int) -> TokenStreams:
+def open_streams(config: RunConfig, vocabulary: Vocabulary) -> TokenStreams:
     """The training documents of a run.
 
     Args:
         config: the run.
-        num_entries: of the tokenizer.
+        vocabulary: of its tokenizer.
 
     Raises:
         RunError: as open_shards, with the stream's name.
@@ -62,7 +63,7 @@ def open_streams(config: RunConfig, num_entries: int) -> TokenStreams:
     streams = []
     for name, stream in config.data.all_streams.items():
         with _named(name):
-            streams.append(Stream(name, stream_seed(config, name), open_shards(stream.path, config.data, num_entries)))
+            streams.append(Stream(name, stream_seed(config, name), open_shards(stream.path, config.data, vocabulary)))
     return TokenStreams(streams)
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
+
+from modernbert_train.read_json import Count
 
 
 class Piece(NamedTuple):
@@ -33,6 +35,23 @@ class Piece(NamedTuple):
         """The piece in stretches of at most so many tokens, in order."""
         for offset in range(0, self.length, most):
             yield self._replace(start=self.start + offset, length=min(most, self.length - offset))
+
+
+PieceState = tuple[Count, Count, Count, Count]  # a piece as JSON
+
+
+class PackerState(TypedDict):
+    """A packer's memory as JSON.
+
+    Attributes:
+        row_tokens: capacity of a row.
+        ready: finished rows, each a list of pieces.
+        waiting: of each waiting piece the number of rows finished since it came, and the piece.
+    """
+
+    row_tokens: Count
+    ready: list[list[PieceState]]
+    waiting: list[tuple[Count, PieceState]]
 
 
 SPECIAL_TOKENS = 2  # [CLS] before and [SEP] after each sequence
@@ -118,15 +137,15 @@ class GreedyPacker:
         """Pieces placed and not given out, in the order in which they would be packed anew."""
         return [piece for row in self.ready for piece in row] + [piece for piece, _ in self._waiting.values()]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> PackerState:
         """Everything the next rows depend on, as JSON."""
         return {
             "row_tokens": self.row_tokens,
-            "ready": [[list(piece) for piece in row] for row in self.ready],
-            "waiting": [[self._num_finished - born, list(piece)] for piece, born in self._waiting.values()],
+            "ready": [list(row) for row in self.ready],
+            "waiting": [(self._num_finished - born, piece) for piece, born in self._waiting.values()],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: PackerState) -> None:
         """Take over a state made with the same settings."""
         self.__init__(state["row_tokens"], self._window, self._max_wait)  # type: ignore[misc]
         self.ready.extend(tuple(Piece(*piece) for piece in row) for row in state["ready"])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from modernbert_train.clock import Position, position_at
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.packing import SPECIAL_TOKENS, GreedyPacker, Piece
+from modernbert_train.data.place import PlannerState, check_place
 from modernbert_train.data.shares import FairQueue, phase_weights
 from modernbert_train.data.shuffle import PieceCursor, ShuffledPieces
 
@@ -88,6 +88,7 @@ class BatchPlanner:
     def __init__(self, config: RunConfig, streams: Mapping[str, ShuffledPieces]) -> None:
         self._config = config
         self._names = list(streams)
+        self._pieces = streams
         self._first: list[int] = []  # each stream's first document
         self._cursors: list[PieceCursor] = []
         documents = 0
@@ -134,7 +135,7 @@ class BatchPlanner:
         self.tokens += tokens
         return plan
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> PlannerState:
         """Where the next batch starts, as JSON; its size does not grow with the position."""
         return {
             "tokens": self.tokens,
@@ -145,8 +146,13 @@ class BatchPlanner:
             "packer": self._packer.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of the same data, seed and packing settings; takes the same time at any position."""
+    def load_state_dict(self, state: PlannerState) -> None:
+        """Go on from a state of the same data, seed and packing settings; takes the same time at any position.
+
+        Raises:
+            ValueError: there is no such place in the data; names the field.
+        """
+        check_place(state, self._pieces)
         self.tokens, self._phase = state["tokens"], state["phase"]
         for name, cursor in zip(self._names, self._cursors, strict=True):
             cursor.load_state_dict(state["streams"][name])

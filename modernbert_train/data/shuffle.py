@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.data.packing import Piece
 from modernbert_train.keyed import derive, permutation
+from modernbert_train.read_json import Count
 
 _SHARDS, _PIECES = 1, 2
 _SLICE = 4096  # pieces taken from a block's layout at a time
@@ -47,6 +48,10 @@ class ShuffledPieces:
         self.num_tokens = int(np.sum(lengths, dtype=np.int64))
         self.num_blocks = -(-len(shard_documents) // block_shards)
 
+    def length_of(self, document: int) -> int:
+        """Tokens of a document."""
+        return int(self._lengths[document])
+
     def block(self, epoch: int, block: int, piece_tokens: int) -> NDArray[np.int64]:
         """Lay out one block.
 
@@ -68,6 +73,16 @@ class ShuffledPieces:
         sizes = np.minimum(np.repeat(lengths, counts) - starts, piece_tokens)
         pieces = np.stack([np.repeat(documents, counts), starts, sizes], axis=1)
         return pieces[permutation(len(pieces), derive(self._seed, _PIECES, epoch, block, piece_tokens))]
+
+
+class CursorState(TypedDict):
+    """A place in a stream as JSON; see `PieceCursor`."""
+
+    epoch: Count
+    block: Count
+    laid_out_for: Count
+    taken: Count
+    offset: Count
 
 
 class PieceCursor:
@@ -141,7 +156,7 @@ class PieceCursor:
         if (self._block, self._taken, self._offset) != (0, 0, 0):
             self._begin(self.epoch + 1)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> CursorState:
         """The place, as JSON."""
         return {
             "epoch": self.epoch,
@@ -151,7 +166,7 @@ class PieceCursor:
             "offset": self._offset,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: CursorState) -> None:
         """Go on from a place; takes as long as laying out one block, wherever it is."""
         self._begin(state["epoch"], state["block"])
         self._laid_out_for, self._taken, self._offset = state["laid_out_for"], state["taken"], state["offset"]

@@ -21,7 +21,7 @@ from torch import Tensor
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import DataError
 from modernbert_train.export.hf import SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG, complete
-from modernbert_train.export.hf_config import CONFIG, architecture, max_tokens_of, read_json
+from modernbert_train.export.hf_config import CONFIG, architecture, max_tokens_of, read_object
 
 _TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS)
 
@@ -122,7 +122,7 @@ def open_composer(path: Path) -> ComposerFile:
                 f"{path}: does not say of which architecture it is, and there is no {CONFIG} beside it. Put the "
                 f"{CONFIG} of a ModernBertForMaskedLM of the same shape and RoPE bases there."
             )
-        raw, where, described_by = read_json(beside), str(beside), CONFIG
+        raw, where, described_by = read_object(beside), str(beside), CONFIG
     elif not raw.get("architectures"):  # transformers only writes it when a model is saved
         raw = raw | {"architectures": [str(_dig(wrapper, "model", "config", "class")).rpartition(".")[2]]}
     is_flexbert = "bert_layer" in raw

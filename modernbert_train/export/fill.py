@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.errors import DataError
-from modernbert_train.export.hf_config import CONFIG, read_json
+from modernbert_train.export.hf_config import CONFIG, read_object
 from modernbert_train.own_files import require_own_files
 
 
@@ -52,7 +52,7 @@ def _open(folder: Path) -> tuple[Any, Any]:
     if not (folder / CONFIG).is_file():
         raise DataError(f"{folder}: holds no exported model. Write one with `python -m modernbert_train export`.")
     require_own_files(folder)
-    kind = read_json(folder / CONFIG).get("model_type")
+    kind = read_object(folder / CONFIG).get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise DataError(
             f"{folder / CONFIG}: model_type={str(kind)[:80]}, which transformers does not know. Name the folder of an "

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
-from modernbert_train.export.hf_config import CONFIG, hf_config, model_config_from_hf, read_json
+from modernbert_train.export.hf_config import CONFIG, hf_config, model_config_from_hf, read_object
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.tensor_files import read_tensors, write_tensors
 from modernbert_train.vocabulary import read_vocabulary
 
 WEIGHTS, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "README.md"
@@ -86,7 +85,7 @@ def export(
             f"model.vocab_size={config.vocab_size}, but the tokenizer in {tokenizer_folder} has "
             f"{vocabulary.num_entries} entries. Export with the tokenizer that the model was trained with."
         )
-    tokenizer_config = read_json(tokenizer_folder / TOKENIZER_CONFIG) | {"model_max_length": max_tokens}
+    tokenizer_config = read_object(tokenizer_folder / TOKENIZER_CONFIG) | {"model_max_length": max_tokens}
     if tokenizer_config.get("tokenizer_class") == "TokenizersBackend":  # transformers 5's name, unknown to version 4
         tokenizer_config["tokenizer_class"] = "PreTrainedTokenizerFast"
     described = hf_config(config, global_rope_theta, max_tokens, vocabulary)
@@ -96,7 +95,7 @@ def export(
     staging = out.parent / f".{out.name}.{os.getpid()}.partial"
     try:
         staging.mkdir(parents=True)
-        save_file(weights, staging / WEIGHTS, metadata={"format": "pt"})
+        write_tensors(staging / WEIGHTS, weights, metadata={"format": "pt"})
         _write_json(staging / CONFIG, described)
         _write_json(staging / TOKENIZER_CONFIG, tokenizer_config)
         (staging / CARD).write_text(card, encoding="utf-8")
@@ -104,7 +103,7 @@ def export(
             if (tokenizer_folder / name).exists():  # transformers 5 keeps the special tokens in tokenizer_config.json
                 shutil.copyfile(tokenizer_folder / name, staging / name)
         _publish(staging, out)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise StorageError(
             f"{out}: the export could not be written ({error}). Free the disk or name another."
         ) from None
@@ -124,8 +123,8 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     stored: dict[str, Tensor] = {}
     for name in _weight_files(folder):
         try:
-            stored |= load_file(folder / name)
-        except (OSError, SafetensorError) as error:
+            stored |= read_tensors(folder / name)
+        except (OSError, ValueError) as error:
             raise DataError(
                 f"{folder / name}: cannot be read ({error}). Restore it from a copy or export it again."
             ) from None
@@ -143,12 +142,18 @@ def complete(stored: Mapping[str, Tensor], config: ModelConfig, where: str, desc
     Raises:
         DataError: tensors are missing, unknown, of another shape, or not tied.
     """
+
+    def mistake(what: str) -> RunError:
+        return DataError(f"{where}: {what}. Name weights that fit the {described_by} there.")
+
+    if whole := [
+        f"{name} is of type {tensor.dtype}" for name, tensor in stored.items() if not tensor.is_floating_point()
+    ]:
+        raise mistake(whole[0])
     weights = {_hf_name(name): tensor.float() for name, tensor in stored.items()}
     if EMBEDDING in weights:
         weights.setdefault(DECODER, weights[EMBEDDING])
-    _check_weights(
-        weights, config, lambda what: DataError(f"{where}: {what}. Name weights that fit the {described_by} there.")
-    )
+    _check_weights(weights, config, mistake)
     return weights
 
 
@@ -157,7 +162,7 @@ def _weight_files(folder: Path) -> list[str]:
     if (folder / WEIGHTS).exists():
         return [WEIGHTS]
     if (folder / INDEX).exists():
-        shards = read_json(folder / INDEX).get("weight_map")
+        shards = read_object(folder / INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(s, str) and Path(s).name == s for s in shards.values()):
             raise DataError(f"{folder / INDEX}: its weight_map does not name files there. Restore it from a copy.")
         return sorted(set(shards.values()))
@@ -195,7 +200,7 @@ def _is_export(folder: Path) -> bool:
     """Whether nothing but our own earlier export (or nothing at all) would be lost by replacing the folder."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
     known = names <= EXPORTED_FILES and CONFIG in names
-    return not names or (known and "exported_by" in read_json(folder / CONFIG))
+    return not names or (known and "exported_by" in read_object(folder / CONFIG))
 
 
 def _publish(staging: Path, out: Path) -> None:

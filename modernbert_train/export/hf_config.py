@@ -6,7 +6,6 @@ It states the architecture twice: in the keys of transformers 5 (layer_types, ro
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_files
+from modernbert_train.read_json import read_json
 from modernbert_train.vocabulary import Vocabulary
 
 CONFIG = "config.json"
@@ -88,7 +88,7 @@ def model_config_from_hf(folder: Path) -> tuple[ModelConfig, float]:
     """
     require_own_files(folder)
     path = folder / CONFIG
-    return architecture(read_json(path), str(path))
+    return architecture(read_object(path), str(path))
 
 
 def architecture(raw: dict[str, Any], where: str) -> tuple[ModelConfig, float]:
@@ -140,18 +140,16 @@ def max_tokens_of(raw: dict[str, Any]) -> int:
     return stated if isinstance(stated, int) and stated > 0 else 8192
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
         DataError: the file is missing, cut short or holds something else.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error}). Restore it from a copy.") from None
-    except RecursionError:
-        raise DataError(f"{path}: cannot be read (nested too deeply). Restore it from a copy.") from None
     if not isinstance(content, dict):
         raise DataError(f"{path}: not a JSON object. Restore it from a copy.")
     return content

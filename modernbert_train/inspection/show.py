@@ -46,7 +46,7 @@ def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -
     """
     check_data(config)
     vocabulary = read_vocabulary(config.data.tokenizer)
-    streams = open_streams(config, vocabulary.num_entries)
+    streams = open_streams(config, vocabulary)
     maker = MicrobatchMaker(streams, MaskedLM(config.objective, vocabulary), vocabulary)
     pieces = streams.shuffled(config.data)
     plans = _plans_from(BatchPlanner(config, pieces), number)

@@ -6,7 +6,6 @@ Of a mixture each stream counts with its share of the phase's text. Data in a st
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, Gre
 from modernbert_train.data.shares import phase_weights
 from modernbert_train.errors import DataError
 from modernbert_train.plan.flops import Spans, mean_spans
+from modernbert_train.read_json import read_json
 
 SPREAD = 0.8  # of assumed documents: standard deviation of the logarithm of their length
 _ASSUMED = 4096  # documents that stand for an assumed distribution
@@ -118,9 +118,9 @@ def read_documents(config: RunConfig, median: int | None) -> Documents:
 def _read(folder: Path) -> StreamLengths:
     try:
         lengths = np.load(folder / LENGTHS, mmap_mode="r", allow_pickle=False)
-        shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["shards"]
+        shards = read_json(folder / INDEX)["shards"]
         shard_documents = tuple(int(shard["samples"]) for shard in shards)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{folder}: {LENGTHS} or {INDEX} cannot be read ({error}). Prepare the data again.") from None
     stride = -(-len(lengths) // _SAMPLE)
     return StreamLengths(np.asarray(lengths[::stride]), len(lengths), shard_documents)

@@ -7,7 +7,6 @@ resume made void are dropped, and how many were dropped is told.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.errors import DataError
+from modernbert_train.read_json import number, parse_object, read_lines
 
 NAN = math.nan
+_MOST = 1e100  # of a figure: any more, and an axis could not be drawn
+_MOST_COUNT = 1e18  # of steps and tokens
 
 
 class StepRecord(NamedTuple):
@@ -135,8 +137,11 @@ def read_history(path: Path) -> History:
         ) from error
     stops = path.with_name("faults.jsonl")
     if stops.is_file():
-        entries = map(_parse, stops.read_text(encoding="utf-8", errors="replace").splitlines())
-        history.faults += [_fault(entry) for entry in entries if entry and entry.get("action") == "stop"]
+        try:
+            entries, _ = read_lines(stops)
+        except OSError as error:
+            raise DataError(f"{stops}: cannot be read ({error.strerror}). Mend the disk or the permission.") from error
+        history.faults += [_fault(entry) for entry in entries if entry.get("action") == "stop"]
     return history
 
 
@@ -189,10 +194,10 @@ def thin(x: Sequence[float], y: Sequence[float], buckets: int = 600) -> list[int
 
 
 def _add_line(history: History, line: str) -> None:
-    record = _parse(line)
+    record = parse_object(line)
     if record is None and (again := line.rfind('{"kind"')) > 0:  # a new process wrote behind a torn line
         history.unreadable_lines += 1
-        record = _parse(line[again:])
+        record = parse_object(line[again:])
     if record is None:
         history.unreadable_lines += 1
         return
@@ -239,16 +244,9 @@ def _add_time(history: History, time: float, new_process: bool) -> None:
     history.last_time = time
 
 
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
-
-
 def _number(record: dict[str, Any], key: str, missing: float = NAN) -> float:
-    value = record.get(key)
-    if not isinstance(value, int | float) or (missing == 0.0 and not math.isfinite(value)):
+    """A number of a record; what no run can have written there is missing: the file may hold anything."""
+    value = number(record.get(key))
+    if value is None or (missing == 0.0 and not 0 <= value < _MOST_COUNT) or _MOST < abs(value) < math.inf:
         return missing
-    return float(value)
+    return value

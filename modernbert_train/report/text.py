@@ -64,7 +64,10 @@ def date(unix_seconds: float) -> str:
     """UTC; empty if unknown."""
     if not math.isfinite(unix_seconds):
         return ""
-    return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    try:
+        return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError, OSError):  # of a year that no calendar has
+        return ""
 
 
 def plural(count: int, noun: str) -> str:

@@ -24,6 +24,7 @@ from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.models.tiling import EQUAL, GROWING
 from modernbert_train.train.checkpoint import CONFIG, WEIGHTS, Checkpoint, commit, verify
 from modernbert_train.train.origin import Source, open_source
+from modernbert_train.train.saved_state import Averaged
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,17 @@ class Part:
     Attributes:
         source: where it is, and of what model.
         checkpoint: the same as source.checkpoint, which a Hugging Face model has not.
-        tokens: seen by it.
         weight: its share of the average; all sum to 1.
     """
 
     source: Source
     checkpoint: Checkpoint
-    tokens: int
     weight: float
+
+    @property
+    def tokens(self) -> int:
+        """Seen by it."""
+        return self.checkpoint.state.tokens
 
 
 def average_checkpoints(
@@ -67,28 +71,18 @@ def average_checkpoints(
     for part in parts[1:]:
         _check_same(parts[0].source, part.source)
     newest = max(parts, key=lambda part: part.tokens)
-    config = load_run([newest.checkpoint.folder / CONFIG])
-    config_yaml = to_yaml(replace(config, name=out.name, runs_folder=str(out.parent)))
+    config_yaml = to_yaml(replace(newest.checkpoint.config, name=out.name, runs_folder=str(out.parent)))
     commit(
         out / "checkpoints",
-        newest.checkpoint.step,
         weights=dict(average_each(parts)),
         optimizer={},
-        state={
-            "step": newest.checkpoint.step,
-            "tokens": newest.tokens,
-            "phase": newest.checkpoint.state()["phase"],
-            "data": newest.checkpoint.state()["data"],
-            "average": [
-                {
-                    "checkpoint": str(part.checkpoint.folder),
-                    "step": part.checkpoint.step,
-                    "tokens": part.tokens,
-                    "weight": part.weight,
-                }
-                for part in parts
+        state=replace(
+            newest.checkpoint.state,
+            training=None,
+            average=[
+                Averaged(str(part.checkpoint.folder), part.checkpoint.step, part.tokens, part.weight) for part in parts
             ],
-        },
+        ),
         config_yaml=config_yaml,
         phase_end=True,
     )
@@ -146,7 +140,7 @@ def _last_of_decay(names: Sequence[str], last: int) -> list[Path]:
         if "." in folder.name or len(found) == last:
             continue
         try:
-            tokens = int(verify(folder).state()["tokens"])
+            tokens = verify(folder).state.tokens
         except StorageError as error:
             print(f"warning: passed over a damaged checkpoint: {error}")
             continue
@@ -170,8 +164,7 @@ def _parts(sources: Sequence[Source], weights: Sequence[float] | None) -> list[P
     for source, weight in zip(sources, given, strict=True):
         if source.checkpoint is None:
             raise ConfigError(f"{source.folder}: not a checkpoint of this program. Name a run or a checkpoint.")
-        tokens = int(source.checkpoint.state()["tokens"])
-        parts.append(Part(source, source.checkpoint, tokens, weight / math.fsum(given)))
+        parts.append(Part(source, source.checkpoint, weight / math.fsum(given)))
     return parts
 
 

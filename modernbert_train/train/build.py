@@ -21,6 +21,7 @@ from modernbert_train.config.load import flat
 from modernbert_train.config.schema import DataConfig, RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card
+from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.data.folders import open_shards
 from modernbert_train.data.loader import MicrobatchMaker, PackedLoader
 from modernbert_train.data.mixture import Stream, TokenStreams, open_streams
@@ -40,7 +41,7 @@ from modernbert_train.train.callbacks import Measure, PlanAhead, SafeReport, Set
 from modernbert_train.train.closing import closing, next_commands
 from modernbert_train.train.device import choose_device, keep_freed_memory, resolve_precision
 from modernbert_train.train.engine_plugins import build_callbacks, build_loggers, check_loggers
-from modernbert_train.train.evaluate import MASK_SEED, Unigram, Validation
+from modernbert_train.train.evaluate import MASK_SEED, TokenCounts, Unigram, Validation
 from modernbert_train.train.failures import tell_others
 from modernbert_train.train.meter import Meter
 from modernbert_train.train.origin import Origin, find_origin
@@ -53,7 +54,15 @@ from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.train.saving import Save
 from modernbert_train.train.stability import Guard
 from modernbert_train.train.stages import stage
-from modernbert_train.train.start import Start, any_checkpoint, find_branch, find_start, origin_text, restore
+from modernbert_train.train.start import (
+    Start,
+    any_checkpoint,
+    check_same_data,
+    find_branch,
+    find_start,
+    origin_text,
+    restore,
+)
 from modernbert_train.train.trainer import PlannedTrainer
 from modernbert_train.train.transport import warn_of_slow_network
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
@@ -76,12 +85,9 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         check(config, dist.get_world_size())
         if dist.get_world_size() > 1:
             require_agreement(config, data_fingerprint(config, read_vocabulary(config.data.tokenizer)))
-<<<<<<< HEAD
+            on_rank_zero(lambda: preflight(config, dist.get_world_size(), fresh=fresh))
         if device.type == "cuda" and dist.get_world_size() > dist.get_local_world_size() and dist.get_local_rank() == 0:
             warn_of_slow_network()  # of each machine, since they may differ
-=======
-            on_rank_zero(lambda: preflight(config, dist.get_world_size(), fresh=fresh))
->>>>>>> wt-seen
         plugins = build_callbacks(config, device)
         check_loggers(config)
         folder = RunFolder(config)
@@ -108,18 +114,19 @@ def _train(
 ) -> None:
     rank, num_ranks = dist.get_global_rank(), dist.get_world_size()
     start = branch or on_rank_zero(lambda: find_start(folder))
-    on_rank_zero(folder.save_config)
     if start.tokens >= config.total_tokens:
+        on_rank_zero(folder.save_config)
         if rank == 0:
             print(f"{config.name}: already trained to its end, {start.tokens:,} tokens. Nothing to do.")
             print(next_commands(config))
         return
     vocabulary = read_vocabulary(config.data.tokenizer)
+    fingerprint = check_same_data(start, config, data_fingerprint(config, vocabulary))
+    on_rank_zero(folder.save_config)
     stage("reading the lengths of the documents")
     loader = build_loader(config, vocabulary, rank, num_ranks)
     stage("building the model")
     model = build_model(config, sharded=is_sharded(config, num_ranks))
-    fingerprint = data_fingerprint(config, vocabulary)
     progress = Progress(config, visible=rank == 0)
     recorder = folder if rank == 0 else None
     adapter = ComposerMaskedLM(model)
@@ -173,9 +180,10 @@ def _train(
     # only now, when a sharded model has its memory: no rank ever holds it whole
     if start.checkpoint is not None:
         stage(f"restoring {start.checkpoint.folder.name}")
-        restore(trainer, loader, start, fingerprint)
+        restore(trainer, loader, start)
         if start.branch is None:
-            guard.load_state_dict(start.checkpoint.state()["stability"])
+            assert start.checkpoint.state.training is not None
+            guard.load_state_dict(start.checkpoint.state.training.stability)
     elif origin is not None:
         stage(f"reading the first weights from {origin.source.folder}")
         origin.fill(model)
@@ -222,7 +230,7 @@ def build_loader(config: RunConfig, vocabulary: Vocabulary, rank: int, num_ranks
     """One rank's training batches."""
     check_data(config)
     data: DataConfig = config.data
-    streams = open_streams(config, vocabulary.num_entries)
+    streams = open_streams(config, vocabulary)
     return PackedLoader(
         BatchPlanner(config, streams.shuffled(data)),
         MicrobatchMaker(streams, MaskedLM(config.objective, vocabulary), vocabulary),
@@ -237,7 +245,7 @@ def build_loader(config: RunConfig, vocabulary: Vocabulary, rank: int, num_ranks
 def build_validation(config: RunConfig, vocabulary: Vocabulary) -> Validation:
     """The held-out text, with the unigram baseline of the training text."""
     assert config.data.validation is not None
-    shards = open_shards(config.data.validation, config.data, vocabulary.num_entries)
+    shards = open_shards(config.data.validation, config.data, vocabulary)
     objective = replace(config.objective, masking="exact")  # whatever training does: figures of all runs compare
     return Validation(
         config,
@@ -256,18 +264,11 @@ def build_unigram(config: RunConfig) -> Unigram:
     tokens = {name: card.tokens for name, card in cards.items()}
     shares = token_shares(config, tokens, {name: card.documents for name, card in cards.items()})
     total = sum(tokens.values())
-    weights = {folder / TOKEN_COUNTS: shares[name] * total / tokens[name] for name, folder in folders.items()}
-    return Unigram.from_counts(weights, config.model.vocab_size)
-
-
-def data_fingerprint(config: RunConfig, vocabulary: Vocabulary) -> dict[str, str]:
-    """Hashes that change when the training data or the tokenizer does."""
-    found = {"tokenizer": vocabulary.sha256}
-    for name, stream in config.data.all_streams.items():
-        card = read_card(local_folder(stream.path, config.data))
-        of = "" if config.data.train is not None else f" of {name}"
-        found |= {f"shards{of}": card.index_sha256, f"lengths{of}": card.lengths_sha256}
-    return found
+    counts = [
+        TokenCounts(folder / TOKEN_COUNTS, tokens[name], shares[name] * total / tokens[name])
+        for name, folder in folders.items()
+    ]
+    return Unigram.from_counts(counts, config.model.vocab_size)
 
 
 def _record_start(folder: RunFolder, start: Start, origin: Origin | None) -> None:

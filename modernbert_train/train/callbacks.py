@@ -115,6 +115,7 @@ class Measure(Callback):
             "tokens": state.timestamp.token.value,
             "rows": plan.num_rows,
             "row_tokens": plan.row_tokens,
+            "predicted": self._guard.predicted,
             "loss": state.total_loss_dict["loss/train/total"],
             "lr": optimizer.param_groups[0]["lr"],
             "grad_norm": self._guard.grad_norm,

@@ -17,6 +17,8 @@ from modernbert_train.data.dataset_card import DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.init import count_parameters
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.read_json import Count, as_type, is_count, number, read_json
+from modernbert_train.train.saved_state import Averaged
 
 MASK = "[MASK]"
 PREPARE_REPORT = "prepare_report.json"
@@ -91,7 +93,7 @@ def run_card(
     tokens: int,
     metrics: Sequence[dict[str, Any]],
     licence: str | None,
-    average: Sequence[dict[str, Any]] = (),
+    average: Sequence[Averaged] = (),
 ) -> str:
     """The card of a run's checkpoint.
 
@@ -135,10 +137,17 @@ def _read_shards(folder: str) -> tuple[DatasetCard | None, dict[str, Any]]:
     except DataError:  # an export need not be made where the shards are
         return None, {}
     try:
-        report = json.loads((Path(folder).parent / PREPARE_REPORT).read_bytes())
+        report = read_json(Path(folder).parent / PREPARE_REPORT)
         written = report["written"][Path(folder).name]
-        return card, report if (written["documents"], written["tokens"]) == (card.documents, card.tokens) else {}
-    except (OSError, ValueError, KeyError, TypeError):
+        if (written["documents"], written["tokens"]) != (card.documents, card.tokens):
+            return card, {}
+        as_type(dict[str, Count], report["dropped"], "dropped")
+        as_type(Count, report["documents_read"], "documents_read")
+        for source in _sources(report).values():
+            as_type(str, source["kind"], "kind")
+            as_type(str | None, source.get("path"), "path")
+        return card, report
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return card, {}
 
 
@@ -210,10 +219,9 @@ def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
     return "| " + " | ".join((*cells, f"{trained.optim.lr * phase.lr_ratio:.2e}", ", ".join(parts), bases)) + " |"
 
 
-def _averaging(average: Sequence[dict[str, Any]]) -> str:
+def _averaging(average: Sequence[Averaged]) -> str:
     rows = "\n".join(
-        f"| {Path(part['checkpoint']).name} | {part['step']:,} | {part['tokens']:,} | {part['weight']:.4f} |"
-        for part in average
+        f"| {Path(part.checkpoint).name} | {part.step:,} | {part.tokens:,} | {part.weight:.4f} |" for part in average
     )
     return (
         "\n\nThe weights are the mean of these checkpoints; the numbers above are those of the last.\n\n"
@@ -222,7 +230,7 @@ def _averaging(average: Sequence[dict[str, Any]]) -> str:
 
 
 def _evaluation(trained: RunConfig, tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
-    measured = [entry for entry in metrics if entry.get("kind") == "validation" and entry.get("tokens", 0) <= tokens]
+    measured = [entry for entry in metrics if _is_validation(entry) and entry["tokens"] <= tokens]
     if not measured:
         return "Not measured: the run named no held-out text, or had not come to it."
     last = measured[-1]
@@ -234,3 +242,10 @@ def _evaluation(trained: RunConfig, tokens: int, metrics: Sequence[dict[str, Any
         f"| unigram baseline | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"
         "Nothing else was measured: no downstream task, no bias, no safety."
     )
+
+
+def _is_validation(entry: dict[str, Any]) -> bool:
+    """Whether a line of metrics.jsonl tells of a validation, and of all of it."""
+    figures = [number(entry.get(key)) for key in ("loss", "accuracy", "unigram_loss", "unigram_accuracy")]
+    counts = is_count(entry.get("tokens")) and is_count(entry.get("predicted"))
+    return entry.get("kind") == "validation" and counts and None not in figures

@@ -3,33 +3,43 @@
 A checkpoint is a folder `step-00001234` with weights and optimizer state in safetensors, everything else in JSON, the
 configuration as YAML, and a manifest with the size and hash of each file. It is written under another name, synced,
 and renamed when it is complete, so a crash at any moment leaves either the whole checkpoint or none. The newest one
-whose hashes hold is found by looking at the folders; there is no `latest` link to lose.
+that is whole is found by looking at the folders; there is no `latest` link to lose. Whole means that every file has its
+hash, that each can be read, and that all of them say the same: the folder's name, the manifest, the state, the
+configuration and the tensors.
 
-Torch, Composer and ranks are not known here; see state.py for what goes in.
+Composer and ranks are not known here; see state.py for what goes in.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import xxhash
+import torch
 from torch import Tensor
 
-from modernbert_train.errors import StorageError
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import ModelConfig, RunConfig
+from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.tensor_files import read_shapes, read_tensors, write_tensors
+from modernbert_train.train.manifest import FileHash, Manifest, read_manifest
+from modernbert_train.train.saved_state import SavedState, read_state
 
-MANIFEST = "MANIFEST.json"
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 CONFIG = "config.yaml"
-SCHEMA = 2  # of state.json
+FILES = (WEIGHTS, OPTIMIZER, STATE, CONFIG)
+Shapes = Mapping[str, tuple[int, ...]]
+T = TypeVar("T")
 _NAME = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial"
 
@@ -40,70 +50,72 @@ class Checkpoint:
 
     Attributes:
         folder: where it is.
-        step: optimizer steps done.
+        state: clock, data position and everything else that is not a tensor.
+        config: the configuration that it was written with.
         phase_end: it closes a phase and is kept for good.
     """
 
     folder: Path
-    step: int
+    state: SavedState
+    config: RunConfig
     phase_end: bool
 
-    def state(self) -> dict[str, Any]:
-        """Clock, data position and everything else that is not a tensor."""
-        state: dict[str, Any] = json.loads((self.folder / STATE).read_text(encoding="utf-8"))
-        if state.get("schema") != SCHEMA:
-            raise StorageError(
-                f"{self.folder}: of schema {state.get('schema')}, this version reads {SCHEMA}. Go on with the version "
-                "that wrote it, or export it there and start from its weights with model.init_from."
-            )
-        return state
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.state.step
 
     @property
     def is_average(self) -> bool:
         """Whether it is the mean of others (average.py): weights alone, so that no training goes on from it."""
-        return "average" in self.state()
+        return self.state.training is None
 
     def weights(self) -> dict[str, Tensor]:
         """Every parameter, whole, by name."""
-        return _load(self.folder / WEIGHTS)
+        return _load(self.folder / WEIGHTS, floating=True)
 
     def optimizer(self) -> dict[str, Tensor]:
         """Optimizer state, whole, as `<key>/<parameter name>`."""
-        return _load(self.folder / OPTIMIZER)
+        return _load(self.folder / OPTIMIZER, floating=False)
 
 
-def _load(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path)
+def _load(path: Path, *, floating: bool) -> dict[str, Tensor]:
+    """Raises StorageError if the file was damaged since the checkpoint was opened."""
+    try:
+        return read_tensors(path, floating=floating)
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{path}: damaged since it was opened; {error}. The same command finds the newest checkpoint that is whole."
+        ) from None
 
 
 def commit(
     folder: Path,
-    step: int,
     *,
     weights: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
-    state: Mapping[str, Any],
+    state: SavedState,
     config_yaml: str,
     phase_end: bool,
     milestone: bool = False,
-) -> Checkpoint:
+) -> Path:
     """Write a checkpoint; it becomes visible only once it is complete and on disk.
 
     Args:
         folder: the run's checkpoint folder.
-        step: optimizer steps done.
         weights, optimizer: whole tensors on the CPU.
-        state: JSON.
+        state: everything else.
         config_yaml: the run's configuration.
         phase_end, milestone: keep it for good, as the end of a phase or because checkpoint.interval_tokens asks for it.
+
+    Returns:
+        Its folder.
 
     Raises:
         StorageError: no space, no permission, or any other refusal of the disk; nothing visible is left behind.
     """
-    final = folder / f"step-{step:08d}"
-    partial = folder / f"{final.name}{_PARTIAL}-{os.getpid()}"
+    final = folder / f"step-{state.step:08d}"
+    staging = folder / f"{final.name}{_PARTIAL}-{os.getpid()}"
     needed = sum(t.numel() * t.element_size() for part in (weights, optimizer) for t in part.values())
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,66 +125,73 @@ def commit(
                 f"{final}: the checkpoint needs {needed:,} bytes, {free:,} are free. Free some space or lower "
                 "checkpoint.keep; the checkpoints already there are untouched and the same command goes on from them."
             )
-        partial.mkdir()
-        _write_files(partial, weights, optimizer, {"schema": SCHEMA, **state}, config_yaml)
-        files = {path.name: _fingerprint(path) for path in sorted(partial.iterdir())}
-        manifest = {"schema": 1, "step": step, "phase_end": phase_end, "milestone": milestone, "files": files}
-        _write_text(partial / MANIFEST, json.dumps(manifest, indent=1))
-        _sync(partial)
+        staging.mkdir()
+        write_tensors(staging / WEIGHTS, weights)
+        write_tensors(staging / OPTIMIZER, optimizer)
+        state.write(staging / STATE)
+        _write_text(staging / CONFIG, config_yaml)
+        files = {name: FileHash.of(staging / name) for name in FILES}
+        Manifest(state.step, phase_end, milestone, files).write(staging)
+        _sync(staging)
         if final.exists():  # a damaged one that resuming passed over
             final.rename(folder / f"{final.name}{_PARTIAL}-replaced-{os.getpid()}")
-        partial.rename(final)
+        staging.rename(final)
         _sync(folder)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         raise StorageError(
             f"{final}: cannot write the checkpoint ({error.strerror or error}). Earlier checkpoints are untouched; "
             "mend the disk and run the same command again."
         ) from error
-    return Checkpoint(final, step, phase_end)
-
-
-def _write_files(
-    partial: Path,
-    weights: Mapping[str, Tensor],
-    optimizer: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-    config_yaml: str,
-) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        save_file(dict(weights), partial / WEIGHTS)
-        save_file(dict(optimizer), partial / OPTIMIZER)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    _write_text(partial / STATE, json.dumps(state))
-    _write_text(partial / CONFIG, config_yaml)
+    return final
 
 
 def verify(folder: Path) -> Checkpoint:
-    """Check every file against the manifest.
+    """Open a checkpoint, if it is whole.
 
     Raises:
         StorageError: names the file and what is wrong with it.
     """
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files, step, phase_end = dict(manifest["files"]), int(manifest["step"]), bool(manifest["phase_end"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{folder / MANIFEST}: missing or damaged ({type(error).__name__})") from None
-    for name in (WEIGHTS, OPTIMIZER, STATE, CONFIG):
-        if name not in files:
-            raise StorageError(f"{folder / MANIFEST}: does not list {name}")
-    for name, expected in files.items():
+    manifest = read_manifest(folder, FILES)
+    for name in FILES:
+        expected = manifest.files[name]
         try:
-            found = _fingerprint(folder / Path(name).name)
+            found = FileHash.of(folder / name)
         except OSError as error:
             raise StorageError(f"{folder / name}: cannot be read ({error.strerror})") from None
         if found != expected:
             raise StorageError(f"{folder / name}: damaged; found {found}, the manifest says {expected}")
-    return Checkpoint(folder, step, phase_end)
+    config = _checked(folder / CONFIG, lambda path: load_run([path]))
+    state = _checked(folder / STATE, lambda path: read_state(path, config, manifest.step))
+    weights = _checked(folder / WEIGHTS, read_shapes)
+    moments = _checked(folder / OPTIMIZER, partial(read_shapes, floating=False))
+    _check_shapes(folder, config.model, weights, moments)
+    return Checkpoint(folder, state, config, manifest.phase_end)
+
+
+def _checked(path: Path, read: Callable[[Path], T]) -> T:
+    """What a file of a checkpoint holds; its hash is right, and its content may still be wrong."""
+    try:
+        return read(path)
+    except (OSError, ValueError, ConfigError) as error:
+        raise StorageError(f"{path}: damaged, though its hash is right; {error}") from None
+
+
+def _check_shapes(folder: Path, config: ModelConfig, weights: Shapes, moments: Shapes) -> None:
+    with torch.device("meta"):
+        model = ModernBertForMaskedLM(config)
+    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name in sorted(expected.keys() | weights.keys()):
+        if weights.get(name) != expected.get(name):
+            raise StorageError(
+                f"{folder / WEIGHTS}: {name} has the shape {weights.get(name)}, {expected.get(name)} by its {CONFIG}"
+            )
+    for key, shape in moments.items():
+        name = key.partition("/")[2]
+        if name not in expected or shape not in ((), expected[name]):
+            raise StorageError(
+                f"{folder / OPTIMIZER}: {key} has the shape {shape}, {expected.get(name)} by its {CONFIG}"
+            )
 
 
 def open_named(folder: Path) -> Checkpoint:
@@ -193,7 +212,7 @@ def open_named(folder: Path) -> Checkpoint:
 
 
 def newest_valid(folder: Path, last_step: int | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """Find the newest checkpoint whose hashes hold.
+    """Find the newest checkpoint that is whole.
 
     Args:
         folder: the run's checkpoint folder.
@@ -227,31 +246,21 @@ def newest_valid(folder: Path, last_step: int | None = None) -> tuple[Checkpoint
 def clean(folder: Path, keep: int) -> None:
     """Remove what crashed writes left, and all but the newest `keep` checkpoints, ends of phases and milestones.
 
-    Only folders that this module made are touched: partial ones, and whole ones with our manifest.
+    Only folders that this module made are touched: partial ones, and those whose manifest holds. What has a damaged
+    one is left for a person to look at.
     """
     if not folder.is_dir():
         return
-    whole: list[tuple[int, Path]] = []
+    found: list[tuple[Manifest, Path]] = []
     for path in folder.iterdir():
         if _NAME.match(path.name) and _PARTIAL in path.name:
             shutil.rmtree(path, ignore_errors=True)
-        elif _NAME.fullmatch(path.name) and (path / MANIFEST).is_file():
-            whole.append((int(path.name.removeprefix("step-")), path))
-    for _, path in sorted(whole, reverse=True)[keep:]:
-        try:
-            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # damaged: left for a person to look at
-        if not (manifest.get("phase_end") or manifest.get("milestone")):
+        elif _NAME.fullmatch(path.name):
+            with suppress(StorageError):
+                found.append((read_manifest(path, FILES), path))
+    for manifest, path in sorted(found, key=lambda each: each[0].step, reverse=True)[keep:]:
+        if not (manifest.phase_end or manifest.milestone):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return {"bytes": path.stat().st_size, "xxh3_128": digest.hexdigest()}
 
 
 def _write_text(path: Path, text: str) -> None:

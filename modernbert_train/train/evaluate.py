@@ -6,7 +6,7 @@ steps, runs and numbers of ranks compare.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,36 @@ MASK_SEED = 0  # masks of validation never change, whatever the run's seed
 
 
 @dataclass(frozen=True)
+class TokenCounts:
+    """How often each token stands in a folder of shards.
+
+    Attributes:
+        path: of token_counts.npy.
+        tokens: that it must count, by the card of the shards.
+        weight: what each of its counts counts.
+    """
+
+    path: Path
+    tokens: int
+    weight: float
+
+    def read(self, vocab_size: int) -> NDArray[np.float64]:
+        """The counts; raises DataError if the file is missing, damaged, or another folder's."""
+        try:
+            counts = np.load(self.path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{self.path}: cannot be read ({error}). Prepare the data again.") from None
+        sound = isinstance(counts, np.ndarray) and counts.ndim == 1 and counts.dtype.kind in "iu"
+        if not sound or len(counts) > vocab_size or (counts.min(initial=0) < 0) or int(counts.sum()) != self.tokens:
+            found = f"{int(counts.sum()):,} tokens over {len(counts):,} ids" if sound else "no line of whole numbers"
+            raise DataError(
+                f"{self.path}: holds {found}; the card beside it says {self.tokens:,} tokens, model.vocab_size is "
+                f"{vocab_size:,}. Restore it from a copy, or prepare the data again."
+            )
+        return counts.astype(np.float64)
+
+
+@dataclass(frozen=True)
 class Unigram:
     """The guess that knows only how frequent each token is in the training data.
 
@@ -41,23 +71,20 @@ class Unigram:
     most_frequent: int
 
     @classmethod
-    def from_counts(cls, weights: Mapping[Path, float], vocab_size: int) -> Unigram:
+    def from_counts(cls, files: Iterable[TokenCounts], vocab_size: int) -> Unigram:
         """Read token_counts.npy of the training shards.
 
         Args:
-            weights: file -> what each of its counts counts.
+            files: of each folder.
             vocab_size: rows of the embedding.
 
         Raises:
-            DataError: a file is missing or damaged.
+            DataError: a file is missing or damaged, or another folder's.
         """
         counts_V = np.ones(vocab_size)
-        for path, weight in weights.items():
-            try:
-                counts = np.load(path, allow_pickle=False).astype(np.float64)
-            except (OSError, ValueError) as error:
-                raise DataError(f"{path}: cannot be read ({error}). Prepare the data again.") from None
-            counts_V[: len(counts)] += weight * counts
+        for file in files:
+            counts = file.read(vocab_size)
+            counts_V[: len(counts)] += file.weight * counts
         return cls(np.log(counts_V / counts_V.sum()), int(counts_V.argmax()))
 
 

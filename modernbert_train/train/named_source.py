@@ -46,4 +46,4 @@ def check_named(name: str | Path, runs_folder: str | None = None) -> None:
     check_name(str(name))
     if folder.is_dir():
         path = folder / hf_config.CONFIG
-        hf_config.architecture(hf_config.read_json(path), str(path))
+        hf_config.architecture(hf_config.read_object(path), str(path))

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import ModelConfig, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.export import hf_config
@@ -26,7 +25,8 @@ from modernbert_train.export.hub import local_model
 from modernbert_train.models.sharding import like
 from modernbert_train.models.tiling import EQUAL, GROWING, check_growth, grow_each
 from modernbert_train.own_files import require_own_files
-from modernbert_train.train.checkpoint import CONFIG, MANIFEST, Checkpoint, newest_valid, verify
+from modernbert_train.train.checkpoint import CONFIG, Checkpoint, newest_valid, verify
+from modernbert_train.train.manifest import MANIFEST
 from modernbert_train.train.named_source import check_named
 from modernbert_train.vocabulary import read_vocabulary, token_ids
 
@@ -96,19 +96,19 @@ def open_source(name: str | Path) -> Source:
     check_named(name)
     folder = Path(name)
     if (folder / MANIFEST).is_file():
-        return _from_checkpoint(verify(folder))
+        return source_of(verify(folder))
     if (folder / CONFIG).is_file():
         found, passed_over = newest_valid(folder / "checkpoints")
         for text in passed_over:
             print(f"warning: passed over a damaged checkpoint: {text}")
         if found is None:
             raise StorageError(f"{folder}: a run without a checkpoint. Train it first, or name another.")
-        return _from_checkpoint(found)
+        return source_of(found)
     if folder.is_file():
         return _from_composer(open_composer(folder))
     folder = local_model(str(name))
     require_own_files(folder)
-    raw = hf_config.read_json(folder / hf_config.CONFIG)
+    raw = hf_config.read_object(folder / hf_config.CONFIG)
     model, theta = hf_config.architecture(raw, str(folder / hf_config.CONFIG))
     return Source(folder, None, model, theta, hf_config.max_tokens_of(raw), *_tokenizer_in(folder))
 
@@ -125,15 +125,15 @@ def _tokenizer_in(folder: Path) -> tuple[Path | None, str | None]:
 
 def last_phase(found: Checkpoint) -> PhaseConfig:
     """The phase of the last step before a checkpoint. Its tokens do not tell: the last batch passes the phase's end."""
-    return load_run([found.folder / CONFIG]).phases[found.state()["phase"]]
+    return found.config.phases[found.state.phase]
 
 
-def _from_checkpoint(found: Checkpoint) -> Source:
-    config, state = load_run([found.folder / CONFIG]), found.state()
-    phase = last_phase(found)
+def source_of(found: Checkpoint) -> Source:
+    """A checkpoint as a source of weights."""
+    config, phase = found.config, last_phase(found)
     model = replace(config.model, local_rope_theta=phase.local_theta(config.model))
     tokenizer = Path(config.data.tokenizer)
-    sha256 = state["data"]["tokenizer"]
+    sha256 = found.state.data["tokenizer"]
     return Source(found.folder, found, model, phase.global_rope_theta, phase.row_tokens, tokenizer, sha256)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modernbert_train.config.load import differences, load_run
+from modernbert_train.config.load import differences
 from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
 
@@ -34,8 +34,7 @@ def check_same_past(found: Checkpoint, config: RunConfig) -> None:
     Raises:
         ConfigError: a phase that was trained differs; names each difference.
     """
-    state = found.state()
-    refuse_changes(found.folder, load_run([found.folder / CONFIG]), config, str(state["phase"]), int(state["tokens"]))
+    refuse_changes(found.folder, found.config, config, found.state.phase, found.state.tokens)
 
 
 def refuse_average(run: Path) -> None:

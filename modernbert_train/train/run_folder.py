@@ -14,6 +14,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import IO, Any
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.read_json import Count, as_type, is_count, read_lines
 
 # Keys that may change between the starts of one run: they decide how fast and how visibly it trains, not what.
 CHANGEABLE = (
@@ -223,31 +225,71 @@ class RunFolder:
         )
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Every whole line of metrics.jsonl; a last line torn by a crash is left out."""
-        return _read_lines(self.metrics)
+        """Every line of metrics.jsonl that tells of a step; what a crash or a disk has damaged is left out.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        return _read(self.metrics)[0]
 
     def read_faults(self) -> list[dict[str, Any]]:
-        """Every whole line of faults.jsonl."""
-        return _read_lines(self.faults)
+        """Every line of faults.jsonl, each found to be whole: a resumed run decides by them as it did before.
+
+        Raises:
+            StorageError: a line is damaged, which no crash can do, since the file is replaced as a whole.
+        """
+        entries, damaged = _read(self.faults)
+        for number, entry in enumerate(entries, start=1):
+            try:
+                _check_fault(entry)
+            except ValueError as error:
+                raise _damaged_fault(self.faults, f"entry {number}: {error}") from None
+        if damaged:
+            raise _damaged_fault(self.faults, f"{damaged} lines are no JSON or tell of no step")
+        return entries
 
     def rewind_metrics(self, step: int) -> None:
-        """Drop the lines after a step: the run goes on from there and will write them again."""
-        kept = [entry for entry in self.read_metrics() if entry.get("step", 0) <= step]
+        """Drop the lines after a step: the run goes on from there and will write them again.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        entries, damaged = _read(self.metrics)
+        if damaged:
+            print(
+                f"warning: {self.metrics}: {damaged} lines could not be read and are left out; a process killed while "
+                "writing leaves one"
+            )
+        kept = [entry for entry in entries if entry["step"] <= step]
         partial = self.metrics.with_suffix(".partial")
         partial.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
         os.replace(partial, self.metrics)
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    entries = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            entries.append(json.loads(line))
-        except ValueError:
-            continue
-    return entries
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines of a record that tell of a step, and the number of all others."""
+    try:
+        entries, wrong = read_lines(path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror}). Mend the disk or the permission.") from None
+    found = [entry for entry in entries if is_count(entry.get("step"))]
+    return found, len(wrong) + len(entries) - len(found)
+
+
+def _check_fault(entry: dict[str, Any]) -> None:
+    """Raises ValueError if what a decision is taken by is missing."""
+    for key, kind in {"tokens_before": Count, "tokens": Count, "fault": str, "action": str}.items():
+        as_type(kind, entry.get(key), key)
+    if entry["action"] == "roll_back" and not re.fullmatch(r"step-\d{8,18}", as_type(str, entry.get("to"), "to")):
+        raise ValueError(f"to: expected the name of a checkpoint, found {entry['to'][:60]!r}")
+
+
+def _damaged_fault(path: Path, found: str) -> StorageError:
+    return StorageError(
+        f"{path}: damaged; {found}. It tells which updates the run has left out, and without it the run would not go "
+        "on as it did. Restore it from a copy; or remove the damaged lines, if those updates lie before the newest "
+        "checkpoint."
+    )
 
 
 def _change(key: str, old: Any, new: Any) -> str:

@@ -11,12 +11,14 @@ from modernbert_train.clock import crosses, ends_phase
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader
+from modernbert_train.read_json import as_type
 from modernbert_train.train import checkpoint
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.callbacks import Measure, step_tokens
 from modernbert_train.train.ranks import on_rank_zero
 from modernbert_train.train.requests import Requests
 from modernbert_train.train.run_folder import RunFolder
+from modernbert_train.train.saved_state import Clock, SavedState, TrainingState
 from modernbert_train.train.stability import Guard, UnstableRun
 from modernbert_train.train.state import gather_optimizer, gather_weights
 
@@ -80,19 +82,21 @@ class Save(Callback):
                 )
             checkpoint.commit(
                 self._folder.checkpoints,
-                step,
                 weights=weights,
                 optimizer=optimizer,
-                state={
-                    "step": step,
-                    "tokens": state.timestamp.token.value,
-                    "timestamp": {key: value for key, value in timestamp.items() if not key.endswith("_wct")},
-                    "seconds": state.timestamp.total_wct.total_seconds(),
-                    "phase": state.batch.plan.phase,  # of the last step: whether a border has been crossed since
-                    "loader": self._loader.state_dict(),
-                    "data": self._fingerprint,
-                    "stability": self._guard.state_dict(),
-                },
+                state=SavedState(
+                    step=step,
+                    tokens=state.timestamp.token.value,
+                    phase=state.batch.plan.phase,
+                    data=self._fingerprint,
+                    training=TrainingState(
+                        seconds=state.timestamp.total_wct.total_seconds(),
+                        timestamp=as_type(Clock, {key: timestamp[key] for key in Clock.__annotations__}),
+                        loader=self._loader.state_dict(),
+                        stability=self._guard.state_dict(),
+                    ),
+                    average=[],
+                ),
                 config_yaml=to_yaml(self._config),
                 phase_end=phase_end,
                 milestone=milestone,

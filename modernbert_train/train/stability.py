@@ -38,6 +38,7 @@ from modernbert_train.train.progress import Progress
 from modernbert_train.train.ranks import on_rank_zero
 from modernbert_train.train.requests import Requests
 from modernbert_train.train.run_folder import RunFolder
+from modernbert_train.train.saved_state import GuardState, HeldBack
 from modernbert_train.train.spikes import highest_normal_loss
 from modernbert_train.train.state import load_optimizer, load_weights
 
@@ -62,6 +63,8 @@ class Guard(Callback):
 
     Attributes:
         grad_norm: of the present batch, over all ranks.
+        predicted: labels in the present batch, over all ranks. A batch without one is a step of loss 0, which says
+            nothing of the losses before and after it: it is counted, told the first time, and not compared.
         refused: the update of the present batch was held back.
         rolled_back: weights and moments were taken from a checkpoint, so a new one is due.
     """
@@ -90,21 +93,28 @@ class Guard(Callback):
         self._losses: list[tuple[Tensor, int]] = []  # of the step's microbatches on this rank, with their weights
         self._history: deque[float] = deque(maxlen=self._settings.spike_window_batches)
         self._phase: str | None = None  # that the history belongs to
-        self._held_back: list[dict[str, Any]] = []
+        self._held_back: list[HeldBack] = []
+        self._unlabelled_steps = 0
         self._target: Checkpoint | None = None
-        self.grad_norm = math.nan
+        self.grad_norm, self.predicted = math.nan, 0
         self.refused = self.rolled_back = False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> GuardState:
         """The losses that the next one is compared with, and every range of tokens left out so far; JSON."""
-        return {"phase": self._phase, "losses": list(self._history), "held_back": self._held_back}
+        return {
+            "phase": self._phase,
+            "losses": list(self._history),
+            "held_back": self._held_back,
+            "unlabelled_steps": self._unlabelled_steps,
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: GuardState) -> None:
         """Go on from a checkpoint's state."""
         self._load_history(state)
         self._held_back = list(state["held_back"])
+        self._unlabelled_steps = state["unlabelled_steps"]
 
-    def _load_history(self, state: dict[str, Any]) -> None:
+    def _load_history(self, state: GuardState) -> None:
         self._phase = state["phase"]
         self._history = deque(state["losses"], maxlen=self._settings.spike_window_batches)
 
@@ -147,6 +157,9 @@ class Guard(Callback):
                 self._history.append(loss)
             else:
                 self._answer(state, entry)
+        elif self.predicted == 0:
+            self._count_unlabelled(step)
+            return
         else:
             self._history.append(loss)
             return
@@ -166,14 +179,24 @@ class Guard(Callback):
         dist.all_reduce(sums)
         loss_sum, square, predicted, ranks_that_stop, ranks_overdue = sums.tolist()
         self._requests.agree(ranks_that_stop, ranks_overdue)
+        self.predicted = round(predicted)
         return loss_sum / max(1.0, predicted), math.sqrt(square)
+
+    def _count_unlabelled(self, step: int) -> None:
+        self._unlabelled_steps += 1
+        if self._unlabelled_steps == 1:
+            self._progress.line(
+                f"warning: step {step}: not one token of its batch is predicted, so its loss is 0 and its gradient "
+                "zero. All such steps have predicted=0 in metrics.jsonl, and this is said once. Raise the masking "
+                "rate or the batch if there are many."
+            )
 
     def _judge(self, plan: BatchPlan, loss: float, grad_norm: float) -> str | None:
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             return "non_finite"
         position = position_at(self._config, plan.tokens_before)
         warming_up = position.tokens < position.phase.schedule.warmup_tokens
-        if warming_up or len(self._history) < self._settings.spike_window_batches:
+        if warming_up or self.predicted == 0 or len(self._history) < self._settings.spike_window_batches:
             return None
         return "spike" if loss > self._highest_normal_loss() else None
 
@@ -220,8 +243,10 @@ class Guard(Callback):
         self.refused = True
         first = entry["tokens_before"]
         if self._target is not None:
-            first = int(self._target.state()["tokens"])
-        held_back = {key: entry[key] for key in ("step", "fault", "action")} | {"tokens": [first, entry["tokens"]]}
+            first = self._target.state.tokens
+        held_back = HeldBack(
+            step=entry["step"], fault=entry["fault"], action=entry["action"], tokens=(first, entry["tokens"])
+        )
         self._held_back = [*self._held_back, held_back]
 
     def _find_target(self, entry: dict[str, Any], name: str | None = None) -> Checkpoint | None:
@@ -233,7 +258,7 @@ class Guard(Callback):
             found, _ = newest_valid(self._folder.checkpoints, last_step if name is None else int(name.split("-")[1]))
             if found is None:
                 return None
-            tokens = (int(found.state()["tokens"]), entry["tokens_before"])
+            tokens = (found.state.tokens, entry["tokens_before"])
             return found if len({position_at(self._config, each).index for each in tokens}) == 1 else None
 
         return on_rank_zero(find)
@@ -242,12 +267,13 @@ class Guard(Callback):
         if self._target is None:
             return
         model, optimizer = inner_model(state.model), state.optimizers[0]
-        there, phase = self._target.state(), state.batch.plan.phase
+        there, phase = self._target.state, state.batch.plan.phase
+        assert there.training is not None
         load_weights(model, self._target.weights())
         optimizer.state.clear()
-        if there["phase"] == phase or not self._config.phases[phase].reset_moments:  # else it closed the phase before
+        if there.phase == phase or not self._config.phases[phase].reset_moments:  # else it closed the phase before
             load_optimizer(model, optimizer, self._target.optimizer())
-        self._load_history(there["stability"])
+        self._load_history(there.training.stability)
         self.rolled_back = True
 
 

@@ -8,15 +8,17 @@ first checkpoint, it simply starts the same way again, and after that `start` is
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from composer import Trainer
 from composer.core.time import Timestamp
 
-from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig, StartConfig
+from modernbert_train.data.dataset_card import TOKEN_COUNTS
+from modernbert_train.data.fingerprint import differences, known_since
 from modernbert_train.data.loader import PackedLoader
-from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.train import checkpoint
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.checkpoint import Checkpoint
@@ -47,7 +49,7 @@ class Start:
 
     @property
     def tokens(self) -> int:
-        return int(self.checkpoint.state()["tokens"]) if self.keeps_clock and self.checkpoint is not None else 0
+        return self.checkpoint.state.tokens if self.keeps_clock and self.checkpoint is not None else 0
 
     @property
     def step(self) -> int:
@@ -56,7 +58,7 @@ class Start:
     @property
     def phase(self) -> str | None:
         """Phase of the last step; None where the clock begins at 0."""
-        return str(self.checkpoint.state()["phase"]) if self.keeps_clock and self.checkpoint is not None else None
+        return self.checkpoint.state.phase if self.keeps_clock and self.checkpoint is not None else None
 
 
 def any_checkpoint(folder: RunFolder) -> bool:
@@ -71,7 +73,7 @@ def origin_text(start: Start, origin: Origin | None) -> str:
     if start.branch is None:
         return f"{start.checkpoint.folder.name} ({start.tokens:,} tokens)"
     taken = ", ".join(f"{key} {getattr(start.branch, key)}" for key in ("clock", "moments", "data"))
-    return f"{start.checkpoint.folder} ({int(start.checkpoint.state()['tokens']):,} tokens there): {taken}"
+    return f"{start.checkpoint.folder} ({start.checkpoint.state.tokens:,} tokens there): {taken}"
 
 
 def find_start(folder: RunFolder) -> Start:
@@ -94,7 +96,6 @@ def find_branch(config: RunConfig) -> Start | None:
 
     Raises:
         ConfigError: it is no checkpoint, or of another architecture, tokenizer or optimizer; names both values.
-        DataError: the position in the data is to be kept, and the data are others.
         StorageError: see `open_source`.
     """
     if config.start is None:
@@ -109,50 +110,82 @@ def find_branch(config: RunConfig) -> Start | None:
         )
     check_same_architecture(source, config.model, name)
     check_same_tokenizer(source, config, name)
-    there = load_run([source.checkpoint.folder / checkpoint.CONFIG]).optim.name
+    there, tokens = source.checkpoint.config.optim.name, source.checkpoint.state.tokens
     if config.start.moments == "keep" and there != config.optim.name:
         raise ConfigError(
             f"{name}: its moments are of optim.name={there}, this run has {config.optim.name}. Set "
             "start.moments=reset, or the optimizer it had."
         )
-    if config.start.clock == "keep" and source.checkpoint.state()["tokens"] >= config.total_tokens:
+    if config.start.clock == "keep" and tokens >= config.total_tokens:
         raise ConfigError(
-            f"{name}: stands at {source.checkpoint.state()['tokens']:,} tokens, this run ends at "
-            f"{config.total_tokens:,}. Set start.clock=reset for phases that count from there, or lengthen the phases."
+            f"{name}: stands at {tokens:,} tokens, this run ends at {config.total_tokens:,}. Set start.clock=reset for "
+            "phases that count from there, or lengthen the phases."
         )
     return Start(source.checkpoint, [], config.start)
 
 
-def restore(trainer: Trainer, loader: PackedLoader, start: Start, fingerprint: dict[str, str]) -> None:
+def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) -> dict[str, str]:
+    """Compare the data of a start with those that its checkpoint has seen.
+
+    Args:
+        start: where the run starts.
+        config: the run.
+        here: fingerprint of the data as they are now.
+
+    Returns:
+        The fingerprint to be saved with the run's checkpoints.
+
+    Raises:
+        DataError: the run goes on in other text, or would be measured by other figures than before; names what differs.
+    """
+    if start.checkpoint is None or (start.branch is not None and start.branch.data != "keep"):
+        return dict(here)
+    there, folder = start.checkpoint.state.data, start.checkpoint.folder
+    found = differences(there, here)
+    for each in found:
+        if each.is_trained_on:
+            remedy = "choose another name=." if start.branch is None else "set start.data=restart."
+            raise DataError(
+                f"{folder}: trained on other data: {each}. Going on would repeat or skip text. Restore the data or "
+                f"{remedy}"
+            )
+    if start.branch is not None:  # another run, with figures of its own
+        return dict(here)
+    for each in found:
+        if each.is_held_out:
+            raise DataError(
+                f"{folder}: measured on other held-out text than data.validation={config.data.validation} holds now: "
+                f"{each}. Losses before and after would not compare. Restore the folder, or choose another name=; "
+                f"`eval {config.folder} data.validation=FOLDER` measures on other text at any time."
+            )
+        raise DataError(
+            f"{folder}: measured against other {each.name}: {each}. The unigram baseline would not compare. Restore "
+            f"{TOKEN_COUNTS} beside the shards, or choose another name=."
+        )
+    return known_since(there, here)
+
+
+def restore(trainer: Trainer, loader: PackedLoader, start: Start) -> None:
     """Put a checkpoint's weights, moments, clock and data position into a trainer that is about to fit.
 
     Raises:
         ConfigError: the checkpoint is of another model.
-        DataError: it was trained on other shards or with another tokenizer.
+        StorageError: the data have no such position.
     """
-    assert start.checkpoint is not None
-    state, branch = start.checkpoint.state(), start.branch
-    keeps_data = branch is None or branch.data == "keep"
-    if keeps_data:
-        _check_same_data(start, state["data"], fingerprint)
+    assert start.checkpoint is not None and start.checkpoint.state.training is not None
+    state, branch = start.checkpoint.state.training, start.branch
     model = inner_model(trainer.state.model)
     load_weights(model, start.checkpoint.weights())
     if branch is None or branch.moments == "keep":
         load_optimizer(model, trainer.state.optimizers[0], start.checkpoint.optimizer())
     if start.keeps_clock:
-        elapsed = datetime.timedelta(seconds=state["seconds"])
-        trainer.state.timestamp = Timestamp(**state["timestamp"], total_wct=elapsed, epoch_wct=elapsed)
-    position = state["loader"] if keeps_data else loader.state_dict()
-    loader.load_state_dict(position | {"tokens": start.tokens, "phase": start.phase})
-
-
-def _check_same_data(start: Start, there: dict[str, str], here: dict[str, str]) -> None:
-    assert start.checkpoint is not None
-    remedy = "choose another name=." if start.branch is None else "set start.data=restart."
-    for name in sorted(here.keys() | there.keys()):
-        then, now = there.get(name, "absent"), here.get(name, "absent")
-        if then != now:
-            raise DataError(
-                f"{start.checkpoint.folder}: trained on other data: its hash of {name} is {then[:12]}, "
-                f"now it is {now[:12]}. Going on would repeat or skip text. Restore the data or {remedy}"
-            )
+        elapsed = datetime.timedelta(seconds=state.seconds)
+        trainer.state.timestamp = Timestamp(**state.timestamp, total_wct=elapsed, epoch_wct=elapsed)
+    position = state.loader if branch is None or branch.data == "keep" else loader.state_dict()
+    try:
+        loader.load_state_dict({**position, "tokens": start.tokens, "phase": start.phase})
+    except ValueError as error:
+        raise StorageError(
+            f"{start.checkpoint.folder / checkpoint.STATE}: training.loader.{error}. Restore it from a copy, or move "
+            "the checkpoint away to go on from the one before."
+        ) from None

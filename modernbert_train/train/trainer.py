@@ -62,12 +62,15 @@ class PlannedTrainer(Trainer):
         self.engine.run_event(Event.AFTER_TRAIN_BATCH)
 
     def _mean_over_ranks(self, number: int) -> float | Tensor:
-        """DDP and FSDP2 divide gradients by the number of ranks; of several ranks it is fp64 and on the device."""
+        """DDP and FSDP2 divide gradients by the number of ranks; of several ranks it is fp64 and on the device.
+
+        Where there is no label on any rank, all losses are 0 and so are their gradients, whatever they are divided by.
+        """
         if dist.get_world_size() == 1:
-            return float(number)
+            return float(max(1, number))
         total = self.state.device.tensor_to_device(torch.tensor(number, dtype=torch.float64))
         dist.all_reduce(total)
-        return total / dist.get_world_size()
+        return total.clamp(min=1) / dist.get_world_size()
 
     def _accumulate_time_across_ranks(
         self, num_samples: int | float, num_tokens: int, batch_time: timedelta

@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 def make_streams(config: RunConfig) -> TokenStreams:
-    return open_streams(config, read_vocabulary(config.data.tokenizer).num_entries)
+    return open_streams(config, read_vocabulary(config.data.tokenizer))
 
 
 def make_planner(config: RunConfig) -> BatchPlanner:

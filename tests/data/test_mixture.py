@@ -366,7 +366,7 @@ def config(tiny_run: TinyRun, three_streams: list[str]) -> RunConfig:
 
 
 def opened(config: RunConfig) -> TokenStreams:
-    return open_streams(config, read_vocabulary(config.data.tokenizer).num_entries)
+    return open_streams(config, read_vocabulary(config.data.tokenizer))
 
 
 def test_documents_are_numbered_through_the_streams(config: RunConfig) -> None:

@@ -28,6 +28,7 @@ from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.remote import local_folder
 from modernbert_train.data.shared_files import try_lock
 from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards
 from tests.data.s3 import Store, wait_for
@@ -66,8 +67,11 @@ def url(store: Store, tiny_data: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def data(tmp_path: Path, url: str) -> DataConfig:
-    return DataConfig(train=url, tokenizer="", cache_folder=str(tmp_path / "cache"), download_timeout_seconds=30.0)
+def data(tmp_path: Path, tiny_data: Path, url: str) -> DataConfig:
+    tokenizer = str(tiny_data / "tokenizer")
+    return DataConfig(
+        train=url, tokenizer=tokenizer, cache_folder=str(tmp_path / "cache"), download_timeout_seconds=30.0
+    )
 
 
 def forget() -> None:
@@ -80,7 +84,7 @@ def read_all(shards: TokenShards) -> list[list[int]]:
 
 
 def open_url(data: DataConfig) -> TokenShards:
-    return open_shards(data.train, data, 512)
+    return open_shards(data.train, data, read_vocabulary(data.tokenizer))
 
 
 def expected(tiny_data: Path) -> list[list[int]]:
@@ -133,7 +137,7 @@ def test_processes_of_a_machine_share_the_cache(store: Store, data: DataConfig, 
 def test_what_was_not_read_for_longest_makes_room(store: Store, data: DataConfig, tiny_data: Path) -> None:
     sizes = TokenShards(tiny_data / "train", "tokens", 512, 2).shard_bytes
     limited = replace(data, cache_limit_bytes=2 * max(sizes) + 1, shuffle_block_shards=1)
-    shards = open_shards(limited.train, limited, 512)
+    shards = open_url(limited)
     first = np.cumsum([0, *shards.shard_documents])
     most = 0
     for document, tokens in enumerate(expected(tiny_data)):
@@ -142,7 +146,7 @@ def test_what_was_not_read_for_longest_makes_room(store: Store, data: DataConfig
     assert max(sizes) < most <= 2 * max(sizes) + 1
 
     forget()
-    shards = open_shards(limited.train, replace(limited, shuffle_block_shards=0), 512)  # nothing stays in memory
+    shards = open_url(replace(limited, shuffle_block_shards=0))  # nothing stays in memory
     for shard in (0, 1, 0, 2):
         shards.read(int(first[shard]))
     names = {path.name[:11] for path in cached(data)}
@@ -337,7 +341,8 @@ def test_a_kill_leaves_nothing_in_the_way(store: Store, data: DataConfig, tiny_d
 def test_a_local_folder_is_never_written_to(tiny_data: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "train"))
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir()}
-    data = DataConfig(train=str(folder), tokenizer="", cache_folder=str(tmp_path / "cache"), cache_limit_bytes=1)
+    tokenizer, cache = str(tiny_data / "tokenizer"), str(tmp_path / "cache")
+    data = DataConfig(train=str(folder), tokenizer=tokenizer, cache_folder=cache, cache_limit_bytes=1)
     shards = open_url(data)
     assert cache_holds_next_block([shards], data)
     read_all(shards)

@@ -121,7 +121,7 @@ def test_a_fault_on_one_rank_is_one_decision_of_all(tiny_run: TinyRun, tmp_path:
         if name.endswith("stop"):
             assert "rank 1, microbatch 1" in end and newest.step == 2
         else:
-            assert end == "done" and newest.state()["tokens"] >= 3000
+            assert end == "done" and newest.state.tokens >= 3000
         if name.endswith("roll_back"):
             before, after = (newest_valid(folder / "checkpoints", last_step=step)[0] for step in (2, 4))
             assert before is not None and after is not None and (before.step, after.step) == (2, 4)

@@ -20,6 +20,7 @@ from modernbert_train.export.hf import export, load_weights
 from modernbert_train.export.hf_config import model_config_from_hf
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from tests.export.conftest import CONFIG, edit, write
+from tests.train.small_checkpoint import BAD_TENSORS
 
 
 def one_sequence(ids: Tensor) -> Batch:
@@ -232,6 +233,63 @@ def test_damaged_files_are_named(exported: Path) -> None:
     (exported / "config.json").write_text('{"model_type": ')
     with pytest.raises(DataError, match=r"config\.json: cannot be read"):
         load_weights(exported)
+
+
+@pytest.mark.parametrize("what", BAD_TENSORS)
+def test_tensors_that_are_none_are_named(exported: Path, what: str) -> None:
+    """Whatever the header of a fetched file says, it ends with the file's name and not with a traceback."""
+    (exported / "model.safetensors").write_bytes(BAD_TENSORS[what])
+    with pytest.raises(DataError, match=r"model\.safetensors: "):
+        load_weights(exported)
+
+
+ODD = (
+    None,
+    [],
+    {},
+    "x",
+    -1,
+    0,
+    True,
+    1e300,
+    10**30,
+    [[]],
+    {"full_attention": 7},
+    {"full_attention": {"rope_type": []}},
+)
+
+
+def test_a_config_may_hold_anything(exported: Path) -> None:
+    """Each key with each kind of value is either read or refused with the file's name."""
+    original = (exported / "config.json").read_text()
+    refused = []
+    for key in (*json.loads(original), "rope_scaling"):
+        for value in ODD:
+            (exported / "config.json").write_text(json.dumps(json.loads(original) | {key: value}))
+            try:
+                model_config_from_hf(exported)
+            except DataError as error:
+                refused.append(str(error))
+    assert len(refused) > 100 and all(str(exported / "config.json") in text for text in refused)
+    for text in ("[" * 100_000, '{"a": NaN}', "\0", "[]", '{"vocab_size": 1e999}'):
+        (exported / "config.json").write_text(text)
+        with pytest.raises(DataError, match=r"config\.json: "):
+            model_config_from_hf(exported)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, "0o644"), (0o077, "0o600")])
+def test_an_export_is_readable_by_whom_the_umask_says(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path, mask: int, mode: str
+) -> None:
+    """A model in a shared folder whose weights nobody else can open."""
+    before = os.umask(mask)
+    try:
+        out = write(model, tokenizer_folder, tmp_path / "hf")
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in out.iterdir()} == dict.fromkeys(
+        os.listdir(out), mode
+    )
 
 
 def test_weights_that_do_not_fit_are_refused(exported: Path) -> None:

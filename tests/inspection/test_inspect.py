@@ -123,7 +123,7 @@ def test_mixture_and_packing_are_those_of_the_plans(tiny_run: TinyRun, tiny_data
     """All 12 or so batches of the first phase: counted here piece by piece through the documents' streams."""
     config = two_streams(tiny_run, tiny_data)
     text = inspect_run(config, 1, 1, color=False)
-    streams = open_streams(config, read_vocabulary(config.data.tokenizer).num_entries)
+    streams = open_streams(config, read_vocabulary(config.data.tokenizer))
     plans = [plan for plan in BatchPlanner(config, streams.shuffled(config.data)) if plan.phase == "short"]
     pieces = [piece for plan in plans for row in plan.rows for piece in row]
     of_a = [piece for piece in pieces if streams.stream_of(piece.document) == "a"]
@@ -161,7 +161,7 @@ def test_the_last_batches_of_a_run_can_be_seen_and_none_after(
     tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = read_run(tiny_run())
-    streams = open_streams(config, read_vocabulary(config.data.tokenizer).num_entries)
+    streams = open_streams(config, read_vocabulary(config.data.tokenizer))
     last = sum(1 for _ in BatchPlanner(config, streams.shuffled(config.data)))
     assert main(["inspect", *tiny_run(), "--batch", str(last)]) == 0
     assert f"tiny: batch {last}, phase long" in capsys.readouterr().out

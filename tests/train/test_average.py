@@ -11,6 +11,7 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.train.checkpoint import Checkpoint, commit, newest_valid, verify
 from tests.conftest import TinyRun
+from tests.train.small_checkpoint import sign
 
 # one phase that decays from 1,000 tokens on, with checkpoints kept every 300
 DECAY = (
@@ -50,9 +51,9 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
         assert tensor.dtype == torch.float32
         torch.testing.assert_close(tensor, stacked.mean(0).float(), rtol=1.2e-7, atol=0)  # the last bit
         assert tensor.ndim < 2 or not torch.equal(tensor, kept[-1].weights()[name])
-    parts = mean.state()["average"]
-    assert [part["checkpoint"] for part in parts] == [str(each.folder) for each in kept[-3:]]
-    assert [part["weight"] for part in parts] == [pytest.approx(1 / 3)] * 3
+    parts = mean.state.average
+    assert [part.checkpoint for part in parts] == [str(each.folder) for each in kept[-3:]]
+    assert [part.weight for part in parts] == [pytest.approx(1 / 3)] * 3
 
     capsys.readouterr()
     assert main(["eval", str(out)]) == 0
@@ -99,7 +100,6 @@ def test_what_has_no_mean_is_refused_with_both_values(
     state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
     state["data"]["tokenizer"] = "0" * 64
     (newest / "state.json").write_text(json.dumps(state), encoding="utf-8")
-    manifest = json.loads((newest / "MANIFEST.json").read_text(encoding="utf-8"))
     out = tmp_path / "out"
 
     def refused(*words: str) -> str:
@@ -109,11 +109,7 @@ def test_what_has_no_mean_is_refused_with_both_values(
         return capsys.readouterr().err
 
     assert "damaged" in refused(str(run), str(newest))
-    import xxhash
-
-    content = (newest / "state.json").read_bytes()
-    manifest["files"]["state.json"] = {"bytes": len(content), "xxh3_128": xxhash.xxh3_128(content).hexdigest()}
-    (newest / "MANIFEST.json").write_text(json.dumps(manifest), encoding="utf-8")
+    sign(newest)
     said = refused(str(run), str(newest))
     assert "model.local_attention: 16 and 8" in said and "global_rope_theta: 10000.0 and 100000.0" in said
     assert "sha256 of the tokenizer: " in said and "0" * 64 in said

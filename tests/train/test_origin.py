@@ -74,7 +74,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 def test_each_checkpoint_is_exported_with_the_bases_of_its_own_phase(trained: Path, tmp_path: Path) -> None:
     """The last batch of a phase passes its end; by its tokens alone the checkpoint would belong to the next phase."""
     end_of_short, end_of_long = sorted((trained / "checkpoints").glob("step-*"))
-    assert verify(end_of_short).state()["tokens"] > 4000
+    assert verify(end_of_short).state.tokens > 4000
     assert main(["export", str(end_of_short)]) == 0 and main(["export", str(trained)]) == 0
     for folder, theta, tokens in ((trained / f"hf-{end_of_short.name}", 1e4, 64), (trained / "hf", 1.6e5, 128)):
         model, found = model_config_from_hf(folder)

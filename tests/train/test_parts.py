@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from modernbert_train.__main__ import read_run
@@ -19,7 +20,7 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train import evaluate as evaluating
 from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded
 from modernbert_train.train.build import build_validation
-from modernbert_train.train.evaluate import Evaluation, Unigram
+from modernbert_train.train.evaluate import Evaluation, TokenCounts, Unigram
 from modernbert_train.train.logging import Harmless
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
@@ -113,7 +114,20 @@ def test_validation_leaves_the_mode_of_the_model_alone(tiny_run: TinyRun) -> Non
 
 def test_missing_token_counts_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"token_counts\.npy: cannot be read"):
-        Unigram.from_counts({tmp_path / TOKEN_COUNTS: 1.0}, 512)
+        Unigram.from_counts([TokenCounts(tmp_path / TOKEN_COUNTS, 9, 1.0)], 512)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [np.arange(4), -np.arange(5), np.arange(5.0), np.ones((2, 5), int), np.array(10), np.zeros(600, int), np.zeros(0)],
+)
+def test_token_counts_of_other_shards_are_refused(tmp_path: Path, counts: NDArray[Any]) -> None:
+    """They would give a baseline that is a number like any other."""
+    np.save(tmp_path / TOKEN_COUNTS, np.arange(5))
+    assert Unigram.from_counts([TokenCounts(tmp_path / TOKEN_COUNTS, 10, 1.0)], 512).most_frequent == 4
+    np.save(tmp_path / TOKEN_COUNTS, counts)
+    with pytest.raises(DataError, match=r"token_counts\.npy: holds .*the card beside it says 10 tokens"):
+        Unigram.from_counts([TokenCounts(tmp_path / TOKEN_COUNTS, 10, 1.0)], 512)
 
 
 def test_a_logger_that_fails_is_switched_off_aloud_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,51 @@ def test_a_folder_that_cannot_be_written_is_said_at_once(tiny_run: TinyRun, tmp_
     (tmp_path / "runs").write_text("a file where the folder of runs should be")
     with pytest.raises(StorageError, match=r"cannot be written.*runs_folder"):
         RunFolder(read_run(tiny_run())).open()
+
+
+def test_damaged_lines_of_the_metrics_are_left_out_aloud(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bad sector under a log must not end a run; nor may it pass without a word."""
+    folder = RunFolder(read_run(tiny_run()))
+    folder.open()
+    folder.record({"kind": "step", "step": 1, "loss": math.nan})
+    with folder.metrics.open("ab") as file:
+        file.write(bytes(range(256)) + b'\n{"step": "2"}\n{"step": NaN}\n' + b"[" * 100_000 + b"\n")
+    folder.record({"kind": "step", "step": 2})
+    folder.rewind_metrics(5)
+    assert [entry["step"] for entry in folder.read_metrics()] == [1, 2]
+    assert f"warning: {folder.metrics}: 5 lines could not be read" in capsys.readouterr().out
+    folder.rewind_metrics(5)
+    assert capsys.readouterr().out == ""
+    folder.close()
+
+
+FAULT = {"step": 4, "tokens_before": 30, "tokens": 40, "fault": "spike", "action": "roll_back", "to": "step-00000003"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (bytes(range(256)), "1|2 lines are no JSON"),
+        (b"[]", "1 lines are no JSON or tell of no step"),
+        (b"[" * 100_000, "1 lines are no JSON"),
+        *(
+            (json.dumps({k: v for k, v in FAULT.items() if k != key}).encode(), rf"entry 2: {key}: expected")
+            for key in ("tokens_before", "tokens", "fault", "action", "to")
+        ),
+        (json.dumps(FAULT | {"action": []}).encode(), "entry 2: action: expected text, found list"),
+        (json.dumps(FAULT | {"tokens_before": "30"}).encode(), "entry 2: tokens_before: expected a whole number"),
+        (json.dumps(FAULT | {"to": "../.."}).encode(), "entry 2: to: expected the name of a checkpoint"),
+        (json.dumps(FAULT | {"step": 1e308}).encode(), "1 lines are no JSON or tell of no step"),
+    ],
+)
+def test_a_damaged_record_of_faults_ends_the_start_with_its_name(tiny_run: TinyRun, line: bytes, message: str) -> None:
+    """Left out in silence, an update that was held back would be applied the second time."""
+    folder = RunFolder(read_run(tiny_run()))
+    folder.open()
+    folder.record_fault(FAULT)
+    assert folder.read_faults()[0]["to"] == "step-00000003"
+    with folder.faults.open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(StorageError, match=rf"faults\.jsonl: damaged; .*{message}"):
+        folder.read_faults()
+    folder.close()

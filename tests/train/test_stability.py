@@ -16,6 +16,7 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.train.build import build_loader
 from modernbert_train.train.callbacks import Measure
 from modernbert_train.train.checkpoint import Checkpoint, newest_valid
+from modernbert_train.train.saved_state import GuardState
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
 from tests.train.faulty import Fault, Killed, at_fault
@@ -46,6 +47,12 @@ def checkpoint(folder: Path, step: int) -> Checkpoint:
     return found
 
 
+def guard_of(folder: Path, step: int) -> GuardState:
+    training = checkpoint(folder, step).state.training
+    assert training is not None
+    return training.stability
+
+
 def assert_same(one: Checkpoint, other: Checkpoint) -> None:
     """Weights, moments and step counts, bit for bit."""
     for mine, theirs in ((one.weights(), other.weights()), (one.optimizer(), other.optimizer())):
@@ -58,7 +65,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert lines(one, "fault") == lines(other, "fault")
     last = lines(one, "step")[-1]["step"]
     assert_same(checkpoint(one, last), checkpoint(other, last))
-    assert checkpoint(one, last).state()["stability"] == checkpoint(other, last).state()["stability"]
+    assert guard_of(one, last) == guard_of(other, last)
 
 
 def first_document(words: list[str], step: int, microbatch: int) -> dict[str, Any]:
@@ -84,20 +91,20 @@ def test_skip_leaves_weights_moments_and_step_counts_as_they_were(
     run = tmp_path / "runs/tiny"
     before, after = checkpoint(run, 3), checkpoint(run, 4)
     assert_same(before, after)
-    assert after.state()["tokens"] > before.state()["tokens"]
+    assert after.state.tokens > before.state.tokens
     assert not torch.equal(next(iter(checkpoint(run, 5).weights().values())), next(iter(after.weights().values())))
     assert [entry["step"] for entry in lines(run, "step")] == [1, 2, 3, 5, 6, 7, 8]
 
     (fault,) = lines(run, "fault", "faults.jsonl")
     assert (fault["fault"], fault["action"], fault["step"], fault["loss"]) == ("non_finite", "skip", 4, "nan")
-    assert (fault["tokens_before"], fault["tokens"]) == (before.state()["tokens"], after.state()["tokens"])
+    assert (fault["tokens_before"], fault["tokens"]) == (before.state.tokens, after.state.tokens)
     (found,) = fault["microbatches"]
     assert (found["rank"], found["microbatch"], found["place"]) == (0, 2, "model.layers.2.mlp, forward")
     assert found["documents"] == [first_document(words, step=4, microbatch=2)]
     held_back = [
-        {"step": 4, "fault": "non_finite", "action": "skip", "tokens": [fault["tokens_before"], fault["tokens"]]}
+        {"step": 4, "fault": "non_finite", "action": "skip", "tokens": (fault["tokens_before"], fault["tokens"])}
     ]
-    assert checkpoint(run, 8).state()["stability"]["held_back"] == held_back
+    assert guard_of(run, 8)["held_back"] == held_back
     (line,) = lines(run, "fault")
     assert line["step"] == 4 and "microbatches" not in line
 
@@ -153,8 +160,8 @@ def test_roll_back_takes_the_weights_of_the_checkpoint_and_never_repeats_its_bat
     assert [each["step"] for each in lines(whole, "step")] == [1, 2, 3, 4, 6, 7, 8]
     (entry,) = lines(whole, "fault", "faults.jsonl")
     assert (entry["action"], entry["to"]) == ("roll_back", "step-00000003")
-    (held_back,) = checkpoint(whole, 8).state()["stability"]["held_back"]
-    assert held_back["tokens"] == [checkpoint(whole, 3).state()["tokens"], entry["tokens"]]
+    (held_back,) = guard_of(whole, 8)["held_back"]
+    assert held_back["tokens"] == (checkpoint(whole, 3).state.tokens, entry["tokens"])
 
     once = Fault("forward", steps=(5,), once=True)
     with at_fault(once, kill_at=5), pytest.raises(Killed):  # rolled back, not yet saved
@@ -230,7 +237,7 @@ def test_a_spike_is_held_back_by_its_window_which_survives_a_kill(tiny_run: Tiny
     assert fault["microbatches"][0]["microbatch"] == 3
     assert fault["microbatches"][0]["documents"][0] == first_document(words, step=12, microbatch=3)
     losses = [each["loss"] for each in lines(whole, "step") if each["step"] <= 15]
-    assert checkpoint(whole, 15).state()["stability"]["losses"] == pytest.approx(losses[-8:], rel=1e-6)
+    assert guard_of(whole, 15)["losses"] == pytest.approx(losses[-8:], rel=1e-6)
 
     words = tiny_run(*LONGER, "stability.spike=stop", "phases.short.schedule.warmup_tokens=8000", "name=warm")
     with at_fault(late):

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.data.dataset_card import TOKEN_COUNTS
+from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card
+from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.train.build import build_unigram, data_fingerprint
-from modernbert_train.train.evaluate import Unigram
+from modernbert_train.train.build import build_unigram
+from modernbert_train.train.evaluate import TokenCounts, Unigram
 from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TIMES, TinyRun
@@ -115,7 +116,9 @@ def test_the_fingerprint_covers_every_stream(words: TinyRun, tiny_run: TinyRun, 
         read_run(words(f"data.streams.a.path={folders}/b", f"data.streams.b.path={folders}/a")), vocabulary
     )
     assert all(swapped[key] != value for key, value in mixed.items() if key != "tokenizer")
-    assert data_fingerprint(read_run(tiny_run()), vocabulary).keys() == {"tokenizer", "shards", "lengths"}
+    assert data_fingerprint(read_run(tiny_run()), vocabulary).keys() == {
+        *("tokenizer", "shards", "lengths", "token counts", "validation shards", "validation lengths")
+    }
 
 
 def test_the_unigram_baseline_counts_streams_by_their_shares(words: TinyRun, tiny_run: TinyRun, folders: Path) -> None:
@@ -128,7 +131,8 @@ def test_the_unigram_baseline_counts_streams_by_their_shares(words: TinyRun, tin
     assert np.allclose(np.exp(found.log_probability_V[: len(expected)]) * (total + 512), expected)
     config = read_run(tiny_run())
     assert config.data.train is not None
-    plain = Unigram.from_counts({Path(config.data.train) / TOKEN_COUNTS: 1.0}, 512)
+    folder = Path(config.data.train)
+    plain = Unigram.from_counts([TokenCounts(folder / TOKEN_COUNTS, read_card(folder).tokens, 1.0)], 512)
     assert np.array_equal(build_unigram(config).log_probability_V, plain.log_probability_V)
     with pytest.raises(DataError, match="no dataset.json"):
         build_unigram(read_run(words(f"data.streams.b.path={folders}/none")))

@@ -1,0 +1,78 @@
+"""What a run's figures depend on, on disk: hashes of the tokenizer, of the training text and of the held-out text.
+
+They are saved with each checkpoint and compared when a run goes on. Standard library only: a login node can ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.dataset_card import TOKEN_COUNTS, file_sha256, read_card
+from modernbert_train.data.remote import local_folder
+from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import Vocabulary
+
+_COUNTS, _HELD_OUT = "token counts", "validation"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A part of the data that is another one now; `then` and `now` are its hashes, or "absent"."""
+
+    name: str
+    then: str
+    now: str
+
+    @property
+    def is_trained_on(self) -> bool:
+        """Whether it is text that is trained on, or the tokenizer; else only figures depend on it."""
+        return not self.name.startswith((_COUNTS, _HELD_OUT))
+
+    @property
+    def is_held_out(self) -> bool:
+        return self.name.startswith(_HELD_OUT)
+
+    def __str__(self) -> str:
+        return f"its hash of {self.name} is {self.then[:12]}, now it is {self.now[:12]}"
+
+
+def data_fingerprint(config: RunConfig, vocabulary: Vocabulary) -> dict[str, str]:
+    """Hashes by name, of all there is: a run may be without held-out text, and then without counts of tokens.
+
+    Raises:
+        DataError: a folder of shards is missing or damaged.
+    """
+    found = {"tokenizer": vocabulary.sha256}
+    for name, stream in config.data.all_streams.items():
+        folder = local_folder(stream.path, config.data)
+        card, of = read_card(folder), "" if config.data.train is not None else f" of {name}"
+        found |= {f"shards{of}": card.index_sha256, f"lengths{of}": card.lengths_sha256}
+        counts = folder / TOKEN_COUNTS
+        try:
+            found |= {f"{_COUNTS}{of}": file_sha256(counts)} if counts.exists() else {}
+        except OSError as error:
+            raise DataError(f"{counts}: cannot be read ({error.strerror}). Mend the disk or the permission.") from None
+    if config.data.validation is not None:
+        card = read_card(local_folder(config.data.validation, config.data))
+        found |= {f"{_HELD_OUT} shards": card.index_sha256, f"{_HELD_OUT} lengths": card.lengths_sha256}
+    return found
+
+
+def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
+    """What differs between two fingerprints. What only figures depend on may come or go, and not be exchanged."""
+    found = [
+        Difference(name, there.get(name, "absent"), here.get(name, "absent"))
+        for name in sorted(here.keys() | there.keys())
+    ]
+    return [
+        each
+        for each in found
+        if each.then != each.now and (each.is_trained_on or "absent" not in (each.then, each.now))
+    ]
+
+
+def known_since(there: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
+    """The fingerprint of a run that goes on: what it was once measured by stays known where it is left out now."""
+    return dict(there) | dict(here)

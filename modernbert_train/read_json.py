@@ -1,0 +1,170 @@
+"""JSON from a disk that may hold anything: what cannot be read is a ValueError, and never another exception.
+
+Python's own reader takes NaN and infinities, which JSON does not have, ends in a RecursionError where brackets are
+nested deeply, and reads files of any size. Here a number is finite, unless the writer may have meant otherwise, and a
+file has a limit. `as_type` then makes sure of what is in it, so that nothing behind it has to ask.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import typing
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeGuard
+
+MOST_BYTES = 1 << 28  # of a file, unless its reader says otherwise
+Count = Annotated[int, "count"]  # a whole number that counts something; see `is_count`
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether something is a whole number, neither negative nor beyond 63 bits."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
+    """The value that JSON text stands for.
+
+    Args:
+        text: UTF-8 where it is bytes.
+        finite: refuse NaN and infinities, and numbers that become infinite; else they are floats.
+
+    Raises:
+        ValueError: it is not JSON, not UTF-8, or nested too deeply.
+    """
+    try:
+        return json.loads(text, parse_float=_finite, parse_constant=_finite) if finite else json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return number
+
+
+def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: see `parse_json`; or it has more than `most_bytes`.
+    """
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"larger than {most_bytes:,} bytes")
+    return parse_json(content)
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The JSON objects in a file of one to a line, which may hold NaN, and the numbers of the lines that are none.
+
+    A file that is not there has no lines. Empty lines do not count.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    found: list[dict[str, Any]] = []
+    wrong: list[int] = []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return [], []
+    for number, line in enumerate(lines, start=1):
+        entry = parse_object(line)
+        if entry is not None:
+            found.append(entry)
+        elif line.strip():
+            wrong.append(number)
+    return found, wrong
+
+
+def parse_object(line: str | bytes) -> dict[str, Any] | None:
+    """The JSON object in a line of a record, which may hold NaN; None if there is none."""
+    try:
+        entry = parse_json(line, finite=False)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def number(value: object) -> float | None:
+    """A JSON number as a float, NaN and infinities too; None for all else, and for whole numbers beyond any float."""
+    if type(value) is float or (type(value) is int and abs(value) < 1 << 1000):
+        return float(value)
+    return None
+
+
+def as_type(kind: Any, value: Any, at: str = "") -> Any:
+    """A JSON value as what it should be.
+
+    Args:
+        kind: int, `Count`, float, str, bool, a union with None, list[X], tuple[X, Y], dict[str, X], a TypedDict or a
+            dataclass; of the last two every field must be there, and no other.
+        value: out of JSON.
+        at: where it stands, for messages.
+
+    Returns:
+        The same value; whole numbers as floats where floats are wanted, tuples and dataclasses made.
+
+    Raises:
+        ValueError: it is something else; names the field and what was found.
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        _require(is_count(value), at, "a whole number, 0 or above", value)
+        return value
+    if origin in (UnionType, typing.Union):
+        if value is None and NoneType in inner:
+            return None
+        (rest,) = [option for option in inner if option is not NoneType]
+        return as_type(rest, value, at)
+    if origin is list:
+        _require(isinstance(value, list), at, "a list", value)
+        return [as_type(inner[0], each, f"{at}[{number}]") for number, each in enumerate(value)]
+    if origin is tuple:
+        _require(isinstance(value, list) and len(value) == len(inner), at, f"a list of {len(inner)}", value)
+        return tuple(as_type(each, value[number], f"{at}[{number}]") for number, each in enumerate(inner))
+    if origin is dict:
+        _require(isinstance(value, dict), at, "an object", value)
+        return {key: as_type(inner[1], each, _below(at, key)) for key, each in value.items()}
+    if typing.is_typeddict(kind) or is_dataclass(kind):
+        return _fields(kind, value, at)
+    if kind is float and (found := number(value)) is not None:
+        return found
+    _require(type(value) is kind, at, _NAMES[kind], value)
+    return value
+
+
+_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
+
+
+def _fields(kind: Any, value: Any, at: str) -> Any:
+    _require(isinstance(value, dict), at, "an object", value)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for name in hints.keys() - value.keys():
+        raise ValueError(f"{_below(at, name)}: missing")
+    for name in value.keys() - hints.keys():
+        raise ValueError(f"{_below(at, str(name)[:40])}: unknown")
+    found = {name: as_type(hint, value[name], _below(at, name)) for name, hint in hints.items()}
+    return kind(**found)
+
+
+def _below(at: str, name: str) -> str:
+    return f"{at}.{name}" if at else name
+
+
+def _require(holds: bool, at: str, wanted: str, value: Any) -> None:
+    if not holds:
+        raise _wrong(at, wanted, value)
+
+
+def _wrong(at: str, wanted: str, value: Any) -> ValueError:
+    text = repr(value) if isinstance(value, int | float | str | bool | None) else type(value).__name__
+    shown = text if len(text) <= 60 else f"{text[:60]}..."
+    return ValueError(f"{at or 'the whole'}: expected {wanted}, found {shown}")

@@ -1,0 +1,121 @@
+"""MANIFEST.json of a checkpoint: which step it is, what it is kept for, the size and hash of each file, and its own.
+
+Nothing else in a checkpoint is believed before the manifest is, so it is protected as the files are: by a hash of all
+that stands in it. Whoever reads one gets what was written, or an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from modernbert_train.errors import StorageError
+from modernbert_train.read_json import Count, as_type, parse_json
+
+MANIFEST = "MANIFEST.json"
+SCHEMA = 3  # of the manifest and of all files of a checkpoint
+_MOST_BYTES = 1 << 20
+_STEP = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True)
+class FileHash:
+    """What is known of a file.
+
+    Attributes:
+        bytes: its size.
+        xxh3_128: hash of its content, in hexadecimal.
+    """
+
+    bytes: Count
+    xxh3_128: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileHash:
+        """Raises OSError if the file cannot be read."""
+        digest = xxhash.xxh3_128()
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 22):
+                digest.update(chunk)
+        return cls(path.stat().st_size, digest.hexdigest())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What stands in MANIFEST.json, but for the hash of it.
+
+    Attributes:
+        step: optimizer steps done.
+        phase_end, milestone: what it is kept for, when others are removed.
+        files: by name.
+        schema: of the checkpoint.
+    """
+
+    step: Count
+    phase_end: bool
+    milestone: bool
+    files: dict[str, FileHash]
+    schema: Count = SCHEMA
+
+    def write(self, folder: Path) -> None:
+        """Raises OSError if the disk refuses it."""
+        content = asdict(self)
+        text = json.dumps(content | {"xxh3_128": _hash(content)}, indent=1)
+        (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def read_manifest(folder: Path, names: Iterable[str]) -> Manifest:
+    """Read the manifest of a checkpoint and make sure of it; the files are not looked at.
+
+    Args:
+        folder: the checkpoint. If its name tells a step, that is the manifest's.
+        names: of the files that a manifest must list.
+
+    Raises:
+        StorageError: it is missing, damaged, of another schema, or another checkpoint's.
+    """
+    path = folder / MANIFEST
+    try:
+        with path.open("rb") as file:
+            content = parse_json(file.read(_MOST_BYTES))
+        manifest = _verified(content, path)
+        for name in names:
+            if name not in manifest.files:
+                raise ValueError(f"it does not list {name}")
+    except OSError as error:
+        raise StorageError(f"{path}: missing or unreadable ({error.strerror})") from None
+    except ValueError as error:
+        raise StorageError(f"{path}: damaged; {error}") from None
+    named = _STEP.fullmatch(folder.name)
+    if named is not None and int(named[1]) != manifest.step:
+        raise StorageError(f"{folder}: its {MANIFEST} is that of step {manifest.step}; it was copied or renamed")
+    return manifest
+
+
+def _verified(content: Any, path: Path) -> Manifest:
+    if not isinstance(content, dict):
+        raise ValueError("not an object")
+    rest = {key: value for key, value in content.items() if key != "xxh3_128"}
+    if "xxh3_128" in content and content["xxh3_128"] != _hash(rest):
+        raise ValueError("its content does not have the hash that stands in it")
+    schema = content.get("schema")
+    if schema != SCHEMA and type(schema) is int:
+        raise StorageError(
+            f"{path.parent}: of schema {schema}, this version reads {SCHEMA}. Go on with the version that wrote it, or "
+            "export it there and start from its weights with model.init_from."
+        )
+    if "xxh3_128" not in content:
+        raise ValueError("it has no hash of itself")
+    manifest: Manifest = as_type(Manifest, rest)
+    return manifest
+
+
+def _hash(content: dict[str, Any]) -> str:
+    """Of the content in the one way in which JSON writes it without a choice."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

@@ -1,0 +1,87 @@
+"""Batches without one label, and ranks without one among others that have some: a step like any other, on any ranks.
+
+If this breaks, a run with a low masking rate or short documents dies in a division, or trains on NaN, at a step that
+nobody can foretell, and differently on every number of ranks.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.train import build
+from modernbert_train.train.checkpoint import newest_valid
+from modernbert_train.train.saved_state import GuardState
+from tests.conftest import TinyRun
+from tests.distributed.gloo import run_ranks
+from tests.distributed.test_train_ranks import records, weights
+
+# one label in a batch of 500 tokens, on average
+FEW = (
+    "phases.long=null",
+    "phases.short.batch_warmup=null",
+    "phases.short.tokens=3500",
+    "objective.mask_rate=0.002",
+    "data.validation=null",
+    "checkpoint.interval_steps=3",
+)
+
+
+def train_all(runs: list[list[str]]) -> None:
+    """On one rank: every run, one after the other."""
+    build.joined = lambda *_: nullcontext()  # the test's own process group
+    for words in runs:
+        build.train(read_run(words))
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> int:
+    return "".join(capsys.readouterr()).count("not one token of its batch is predicted")
+
+
+def guard(folder: Path) -> GuardState:
+    found, _ = newest_valid(folder / "checkpoints")
+    assert found is not None and found.state.training is not None
+    return found.state.training.stability
+
+
+@pytest.mark.timeout(290)
+def test_a_batch_without_a_label_is_a_step_of_loss_zero_on_any_number_of_ranks(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is counted, told once, not compared with by the guard, and the count goes on where the run does."""
+    folder = tmp_path / "runs/one"
+    assert main(["train", *tiny_run(*FEW, "name=one")]) == 0
+    assert told(capsys) == 1, "said once"
+    one = records(folder)
+    without = [entry["step"] for entry in one if entry["predicted"] == 0]
+    assert without[0] <= 3 < without[1] <= 6 < len(one), "a run that shows it before and after a checkpoint"
+    assert any(entry["predicted"] == 1 for entry in one), "and one label on one of two ranks"
+    for entry in one:
+        assert (entry["loss"] == 0) == (entry["grad_norm"] == 0) == (entry["step"] in without)
+    last = guard(folder)
+    assert last["unlabelled_steps"] == len(without) and 0.0 not in last["losses"]
+
+    expected = weights(folder)
+    for path in sorted((folder / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(path)
+    assert 0 < guard(folder)["unlabelled_steps"] < len(without)
+    assert main(["train", *tiny_run(*FEW, "name=one")]) == 0
+    assert guard(folder) == last and told(capsys) == 0, "not said again by the process that goes on"
+
+    strategies = {name: f"distributed.strategy={name}" for name in ("ddp", "fsdp2")}
+    run_ranks(
+        train_all, 2, [tiny_run(*FEW, f"name={name}", word) for name, word in strategies.items()], timeout_seconds=200
+    )
+    for name in strategies:
+        other = records(tmp_path / "runs" / name)
+        assert [entry["predicted"] for entry in other] == [entry["predicted"] for entry in one]
+        for mine, theirs in zip(other, one, strict=True):
+            for key in ("loss", "grad_norm", "update_norm"):
+                assert mine[key] == pytest.approx(theirs[key], rel=2e-4, abs=1e-6), (name, mine["step"], key)
+        for parameter, tensor in weights(tmp_path / "runs" / name).items():
+            torch.testing.assert_close(tensor, expected[parameter], rtol=2e-3, atol=2e-5)
