@@ -22,11 +22,14 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.errors": (),
     "modernbert_train.keyed": (),
     "modernbert_train.compat": (),
+    "modernbert_train.orphans": ("errors",),
+    "modernbert_train.stop_signals": ("errors",),
+    "modernbert_train.scratch": ("stop_signals",),
     "modernbert_train.batch": (),
     "modernbert_train.config": ("errors",),
     "modernbert_train.clock": ("config",),
     "modernbert_train.vocabulary": ("errors",),
-    "modernbert_train.data": ("batch", "clock", "compat", "config", "errors", "keyed", "vocabulary"),
+    "modernbert_train.data": ("batch", "clock", "compat", "config", "errors", "keyed", "orphans", "vocabulary"),
     "modernbert_train.collate": ("data.packing",),
     "modernbert_train.inspection": ("batch", "config", "data", "errors", "objectives", "vocabulary"),
     "modernbert_train.objectives": ("batch", "config", "errors", "keyed", "vocabulary"),
@@ -40,14 +43,15 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.export": ("config", "errors", "models", "vocabulary"),
     "modernbert_train.train": (
         "batch", "clock", "compat", "config", "data", "errors", "export", "keyed", "models", "objectives", "optim",
-        "plan", "report", "vocabulary",
+        "plan", "report", "stop_signals", "vocabulary",
     ),
     "modernbert_train.doctor": ("compat", "config", "errors", "models"),
     "modernbert_train.__main__": (
-        "config", "data.check", "doctor", "errors", "export", "inspection", "plan", "report", "train",
+        "config", "data.check", "doctor", "errors", "export", "inspection", "orphans", "plan", "report", "scratch",
+        "stop_signals", "train",
     ),
-    "data_prep": ("compat", "config", "data.dataset_card", "errors"),
-    "launch": ("__main__", "config", "data.check", "errors", "report"),
+    "data_prep": ("compat", "config", "data.dataset_card", "errors", "orphans"),
+    "launch": ("__main__", "config", "data.check", "errors", "orphans", "report", "scratch", "stop_signals"),
 }  # fmt: skip
 
 # module or package -> the libraries it may import, besides the standard one; the most exact row counts
