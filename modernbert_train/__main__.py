@@ -43,7 +43,7 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
   python -m modernbert_train grow --from answerdotai/ModernBERT-base --to yamls/model/large.yaml --out grown
 
 Training goes on from the newest whole checkpoint of the run's folder by itself. Exit codes: 0 finished, 64 wrong
-arguments, 65 bad data, 70 internal, 74 disk or checkpoint, 75 saved and please start again, 78 wrong configuration.
+arguments, 65 bad data, 70 internal, 74 disk or checkpoint, 75 stopped, start again, 78 wrong configuration.
 """
 
 

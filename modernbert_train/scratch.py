@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -40,11 +41,14 @@ def use_for_temporary_files() -> None:
 
     For programs alone. A rank uses its launcher's.
     """
-    before = tempfile.gettempdir()
-    if len(str(folder())) > LONGEST:
+    try:
+        before, mine = tempfile.gettempdir(), str(folder())
+    except OSError:  # no place to write to; who needs one will say so
+        return
+    if len(mine) > LONGEST:
         return
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(before, f"torchinductor_{os.getuid()}"))
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder())
+    os.environ["TMPDIR"] = tempfile.tempdir = mine
 
 
 def remove_dead() -> None:
@@ -66,8 +70,12 @@ def remove_dead() -> None:
 def _make() -> Path:
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # stays open until the process ends
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.exists():  # else another process took it for a dead one's, between the two lines above
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # stays open until the process ends
+        except FileNotFoundError:
+            continue  # another process took it for a dead one's
+        with suppress(OSError):  # where nothing can be locked, nothing is removed either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
             return path
         os.close(lock)

@@ -67,7 +67,8 @@ class Requests:
             os._exit(128 + number)  # not sys.exit: a worker or a collective may be what hangs
         self._signal, self._signalled = number, time.monotonic()
         doing = "the run is over and is being closed" if self.trained else "finishing this step, then saving"
-        say(f"{signal.Signals(number).name}: {doing}; once more ends at once.")
+        if os.environ.get("RANK", "0") == "0":  # it says so for all
+            say(f"{signal.Signals(number).name}: {doing}; once more ends at once.")
 
     def of_this_rank(self) -> Wishes:
         overdue = self._interval is not None and time.monotonic() - self._last_saved >= self._interval
