@@ -133,7 +133,9 @@ def test_nothing_remains_of_many_kills(tiny_run: TinyRun, tmp_path: Path, home: 
         code = process.wait(150)
         seconds = wait_until_gone(home, 20)
         kind = "launcher" if victim == process.pid else "rank" if victim in ranks else "worker"
-        print(f"{number:2}  {kind:8}  {code:4}  all gone after {seconds:.2f} s  left {sorted(left_in(home))}", flush=True)
+        print(
+            f"{number:2}  {kind:8}  {code:4}  all gone after {seconds:.2f} s  left {sorted(left_in(home))}", flush=True
+        )
         assert code == (-signal.SIGKILL if kind == "launcher" else 70), (tmp_path / "errors").read_text()
     done = subprocess.run([*VERB, "check", *words], env=environment(), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
