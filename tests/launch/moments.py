@@ -62,7 +62,7 @@ def stop_after(
     else:
         return Ended(process.returncode, (folder / "errors").read_text(), False)
     try:
-        code = process.wait(100)
+        code = process.wait(200)
     finally:
         process.kill()
         process.wait()
@@ -73,5 +73,5 @@ def lifetime(command: Sequence[str], folder: Path) -> float:
     """Seconds from the first lines of a program's main to its end; it must succeed."""
     process = begin(command, folder)
     began = time.monotonic()
-    assert process.wait(200) == 0, (folder / "errors").read_text()
+    assert process.wait(400) == 0, (folder / "errors").read_text()
     return time.monotonic() - began

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.conftest import TinyRun
 from tests.launch.jobs import environment
 from tests.launch.moments import LAUNCH, SIGNALS, VERB, Ended, lifetime, stop_after
 
-MOMENTS = random.Random(13)
+AT_ONCE = 4
 TAKEN_OVER = """\
 import signal
 from modernbert_train import stop_signals
@@ -40,22 +41,28 @@ def check_end(ended: Ended) -> None:
     assert ended.code == 0 or len(ended.errors.splitlines()) <= 3, ended
 
 
-def stop_at_random(
-    command: Sequence[str], folder: Path, span: float, times: int, renew: tuple[Path, Path] | None = None
-) -> list[tuple[float, str, int]]:
-    """Stop a program at so many moments; returns each moment with the signal and the code."""
-    table = []
-    for number in range(times):
-        if renew is not None:
-            shutil.rmtree(renew[1], ignore_errors=True)
-            shutil.copytree(*renew)
-        moment = span * (number + MOMENTS.random()) / times
-        which = SIGNALS[number % len(SIGNALS)]
-        ended = stop_after(command, folder, moment, which)
-        print(f"{moment:6.2f} s  {which.name:7}  {ended.code}  {ended.errors.strip()[:200]!r}", flush=True)
-        check_end(ended)
-        table.append((moment, which.name, ended.code))
-    return table
+def stop_at_random(commands: Sequence[list[str]], folder: Path) -> list[int]:
+    """Stop programs that take equally long, four at a time; returns their codes.
+
+    Args:
+        commands: the first four run to their end, which tells how long that takes; the others are signalled, at moments
+            spread from the first line of main to a little beyond the end.
+        folder: each program gets its own in it, as the working directory.
+    """
+    draw, times, codes = random.Random(13), len(commands) - AT_ONCE, []
+    homes = [folder / f"{number}-home" for number in range(len(commands))]
+    for home in homes:
+        home.mkdir()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        span = 1.1 * max(pool.map(lifetime, commands[:AT_ONCE], homes))
+        moments = [span * (number + draw.random()) / times for number in range(times)]
+        which = [SIGNALS[number % len(SIGNALS)] for number in range(times)]
+        ends = pool.map(stop_after, commands[AT_ONCE:], homes[AT_ONCE:], moments, which)
+        for moment, number, ended in zip(moments, which, ends, strict=True):
+            print(f"{moment:6.2f} s  {number.name:7}  {ended.code}  {ended.errors.strip()[:150]!r}", flush=True)
+            check_end(ended)
+            codes.append(ended.code)
+    return codes
 
 
 def test_no_import_takes_the_signals_away(tmp_path: Path) -> None:
@@ -81,37 +88,31 @@ def test_training_can_be_stopped_while_it_starts(tiny_run: TinyRun, tmp_path: Pa
 @pytest.mark.timeout(2400)
 def test_training_can_be_stopped_at_thirty_six_moments(tiny_run: TinyRun, tmp_path: Path) -> None:
     """From the first line of main over the imports, the restore of a checkpoint, the last steps and the end."""
-    words = tiny_run("data.num_workers=1")
-    folder, kept = tmp_path / "runs/tiny", tmp_path / "kept"
-    assert main(["train", *words]) == 0
-    for path in folder.glob("checkpoints/step-*14"):
-        shutil.rmtree(path)
-    shutil.copytree(folder, kept)
-    span = lifetime([*VERB, "train", *words], tmp_path)
-    table = stop_at_random([*VERB, "train", *words], tmp_path, 1.1 * span, 36, (kept, folder))
-    assert {code for _, _, code in table} == {0, 75}
+    assert main(["train", *tiny_run()]) == 0
+    kept = tmp_path / "runs/tiny"
+    (last,) = kept.glob("checkpoints/step-*14")
+    shutil.rmtree(last)
+    commands = [[*VERB, "train", *tiny_run("data.num_workers=1"), f"name=run{number}"] for number in range(36 + AT_ONCE)]
+    for number in range(len(commands)):
+        shutil.copytree(kept, tmp_path / f"runs/run{number}")
+    assert set(stop_at_random(commands, tmp_path)) == {0, 75}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("verb", ["eval", "export", "check", "plan", "inspect", "report"])
-def test_every_verb_can_be_stopped(tiny_run: TinyRun, tmp_path: Path, verb: str) -> None:
-    words = tiny_run()
-    assert main(["train", *words]) == 0
-    command = [*VERB, verb, *words, *(["--out", str(tmp_path / "out")] if verb == "export" else [])]
-    span = lifetime(command, tmp_path)
-    for _ in range(6):
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        stop_at_random(command, tmp_path, 1.1 * span, 1)
+@pytest.mark.timeout(2400)
+def test_every_verb_can_be_stopped(tiny_run: TinyRun, tmp_path: Path) -> None:
+    assert main(["train", *tiny_run()]) == 0
+    for verb in ("eval", "export", "check", "plan", "inspect", "report"):
+        (tmp_path / verb).mkdir()
+        command = [*VERB, verb, *tiny_run()]
+        out = [["--out", str(tmp_path / verb / f"{number}.out")] for number in range(AT_ONCE + 6)]
+        print(verb)
+        stop_at_random([[*command, *(words if verb in ("export", "report") else [])] for words in out], tmp_path / verb)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_the_launcher_can_be_stopped_at_any_moment(tiny_run: TinyRun, tmp_path: Path, ranks: str) -> None:
-    words = tiny_run("data.num_workers=1")
-    command = [*LAUNCH, *words, "--ranks", ranks]
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    span = lifetime(command, tmp_path)
-    stop_at_random(command, tmp_path, 1.1 * span, 14, (empty, tmp_path / "runs"))
+    words = [*tiny_run("data.num_workers=1"), "--ranks", ranks]
+    stop_at_random([[*LAUNCH, *words, f"name=run{number}"] for number in range(AT_ONCE + 12)], tmp_path)
