@@ -38,7 +38,7 @@ signal.raise_signal(signal.SIGTERM)
 def check_end(ended: Ended) -> None:
     assert ended.code == 75 or (ended.code == 0 and "error" not in ended.errors), ended
     assert "Traceback" not in ended.errors and "warning" not in ended.errors.lower(), ended
-    assert ended.code == 0 or len(ended.errors.splitlines()) <= 3, ended
+    assert sum(line.startswith("SIG") for line in ended.errors.splitlines()) <= 1, ended
 
 
 def stop_at_random(commands: Sequence[list[str]], folder: Path) -> list[int]:
@@ -92,7 +92,8 @@ def test_training_can_be_stopped_at_thirty_six_moments(tiny_run: TinyRun, tmp_pa
     kept = tmp_path / "runs/tiny"
     (last,) = kept.glob("checkpoints/step-*14")
     shutil.rmtree(last)
-    commands = [[*VERB, "train", *tiny_run("data.num_workers=1"), f"name=run{number}"] for number in range(36 + AT_ONCE)]
+    words = tiny_run("data.num_workers=1")
+    commands = [[*VERB, "train", *words, f"name=run{number}"] for number in range(36 + AT_ONCE)]
     for number in range(len(commands)):
         shutil.copytree(kept, tmp_path / f"runs/run{number}")
     assert set(stop_at_random(commands, tmp_path)) == {0, 75}
