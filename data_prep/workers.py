@@ -7,7 +7,6 @@ however it dies, so that a restart finds nobody at work.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import pickle
@@ -19,9 +18,9 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
 from modernbert_train.errors import RunError
+from modernbert_train.orphans import die_with
 
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-_PR_SET_PDEATHSIG = 1
 _PATIENCE_SECONDS = 5.0  # a worker that is told to end puts its semaphores away
 
 
@@ -104,9 +103,7 @@ class Workers:
 
 def _serve(connection: Connection, parent: int) -> None:
     """Run the tasks that come through the pipe, until it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        return
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone; the parent decides
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ["OMP_NUM_THREADS"] = "1"  # one process is one core

@@ -29,8 +29,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launch.network import interface_of, local_address, wait_for
 from launch.topology import Topology
+from modernbert_train import scratch
 from modernbert_train.config.launch import split_endpoint
 from modernbert_train.errors import HangError, RunError, StoppedEarly
+from modernbert_train.stop_signals import STOP_SIGNALS, handled_by, say_stopped
 
 BEATS_FOLDER = "MODERNBERT_TRAIN_BEATS"  # each rank touches its file in this folder twice a second
 FROZEN_MARGIN_SECONDS = 5.0  # the ranks find a frozen one themselves, if others are left; only then the launcher does
@@ -55,10 +57,13 @@ def start_ranks(
 
     Returns:
         The exit code of the rank that failed first, or 0. It is printed why, last.
+
+    Raises:
+        SystemExit: stopped by a signal before there was any rank.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its errors would bury the ranks' own
-    with tempfile.TemporaryDirectory(prefix="modernbert-train-") as scratch, _Signals() as signals:
-        beats = Path(scratch, "beats")
+    with _Signals() as signals, tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
+        beats = Path(folder, "beats")
         beats.mkdir()
         os.environ[BEATS_FOLDER] = str(beats)
         frozen = FrozenRanks(beats, timeout_seconds + FROZEN_MARGIN_SECONDS)
@@ -71,7 +76,7 @@ def start_ranks(
                 run_id=run_id,
                 rdzv_backend="c10d",
                 max_restarts=0,  # whoever starts this again knows from the exit code whether it is of use
-                logs_specs=DefaultLogsSpecs(log_dir=scratch),
+                logs_specs=DefaultLogsSpecs(log_dir=folder),
                 signals_to_handle="SIGQUIT",  # of the others, the agent would not let the ranks finish
                 **meeting,  # type: ignore[arg-type]
             )
@@ -79,13 +84,12 @@ def start_ranks(
                 elastic_launch(config, sys.executable)("-m", "modernbert_train", *arguments)
         except ChildFailedError as error:
             code, message = outcome(error.failures, frozen.killed, signals)
-        except _StoppedBeforeRanks:
-            code, message = StoppedEarly.exit_code, "stopped before any rank was started"
         except (RendezvousError, TimeoutError) as error:
             code, message = RunError.exit_code, _lost_meeting(topology, error)
         else:
             return 0
         finally:
+            signals.over = True
             frozen.stop()
     if message:
         print(f"error: {message}", file=sys.stderr, flush=True)
@@ -104,8 +108,9 @@ def outcome(failures: Mapping[int, ProcessFailure], frozen: set[int], signals: _
     codes = [failure.exitcode for failure in failures.values()]
     if signals.second is not None:
         return 128 + signals.second, "a second signal: ended at once, without a checkpoint"
-    if StoppedEarly.exit_code in codes:
-        return StoppedEarly.exit_code, ""
+    others = {rank: f for rank, f in failures.items() if f.exitcode not in (StoppedEarly.exit_code, *STOPPED)}
+    if StoppedEarly.exit_code in codes and (signals.first is not None or not others):
+        return StoppedEarly.exit_code, ""  # a rank that is ended because of another's error also says 75
     if signals.first is not None and all(code in STOPPED for code in codes):
         return StoppedEarly.exit_code, "stopped before training had begun; there was nothing to save"
     for rank in sorted(frozen & failures.keys()):
@@ -115,7 +120,7 @@ def outcome(failures: Mapping[int, ProcessFailure], frozen: set[int], signals: _
         hint = ". The system does this when memory runs out; `dmesg` tells" if number == signal.SIGKILL else ""
         return RunError.exit_code, f"rank {rank} on {host} was ended by {signal.Signals(number).name}{hint}"
     told = {rank: failure for rank, failure in failures.items() if failure.error_file_data.get("timestamp")}
-    rank, first = min((told or failures).items(), key=lambda item: item[1].timestamp)
+    rank, first = min((told or others or failures).items(), key=lambda item: item[1].timestamp)
     code = first.exitcode if first.exitcode > 0 else RunError.exit_code
     if told:
         return code, str(first.message)
@@ -168,10 +173,6 @@ def _lost_meeting(topology: Topology, error: Exception) -> str:
     )
 
 
-class _StoppedBeforeRanks(Exception):
-    pass
-
-
 class _Signals:
     """While in use: SIGINT, SIGTERM, SIGUSR1 and SIGHUP ask the ranks to save and end, and a second one ends them.
 
@@ -185,17 +186,15 @@ class _Signals:
         self.second: int | None = None
         self.over = False
         self._asked = 0.0
-        self._before: dict[int, object] = {}
+        hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)  # nohup ignores it
+        self._handled = handled_by(self._on_signal, (*STOP_SIGNALS, *hang_up))
 
     def __enter__(self) -> _Signals:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
-                self._before[number] = signal.signal(number, self._on_signal)
+        self._handled.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._handled.__exit__(None, None, None)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -209,7 +208,8 @@ class _Signals:
             self.second = number
         pids = rank_processes()
         if not pids:
-            raise _StoppedBeforeRanks
+            say_stopped(number)
+            raise SystemExit(StoppedEarly.exit_code)  # which nobody on its way catches, and all that is open is closed
         for pid in pids:
             os.kill(pid, signal.SIGTERM if self.second is None else signal.SIGKILL)
 

@@ -25,8 +25,14 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from modernbert_train import stop_signals  # noqa: E402
+
+if __name__ == "__main__":  # before the slower imports
+    stop_signals.take_over()
+
 from launch.render import TARGETS, render, submit  # noqa: E402
 from launch.topology import Topology, find_topology, is_rank, seconds_until_stop  # noqa: E402
+from modernbert_train import orphans, scratch  # noqa: E402
 from modernbert_train.__main__ import main as modernbert_train  # noqa: E402
 from modernbert_train.__main__ import read_run  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
@@ -76,6 +82,7 @@ def _start(config: RunConfig, topology: Topology, train: list[str]) -> int:
     threads = max(1, (os.cpu_count() or 1) // topology.ranks_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ[orphans.LAUNCHER] = str(os.getpid())
     from launch.ranks import start_ranks
 
     return start_ranks(
@@ -134,4 +141,5 @@ def count_gpus() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    scratch.use_for_temporary_files()
+    stop_signals.end(main())

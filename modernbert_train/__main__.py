@@ -8,15 +8,18 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from modernbert_train import __version__
+from modernbert_train import __version__, stop_signals
+
+if __name__ == "__main__":  # before the slower imports
+    stop_signals.take_over()
+
+from modernbert_train import orphans, scratch
 from modernbert_train.config.check import check, check_model
 from modernbert_train.config.load import load_model, load_run
 from modernbert_train.config.schema import RunConfig
@@ -41,10 +44,20 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
   python -m modernbert_train grow --from answerdotai/ModernBERT-base --to yamls/model/large.yaml --out grown
 
 Training goes on from the newest whole checkpoint of the run's folder by itself. Exit codes: 0 finished, 64 wrong
-arguments, 65 bad data, 70 internal, 74 disk or checkpoint, 75 saved and please start again, 78 wrong configuration.
+arguments, 65 bad data, 70 internal, 74 disk or checkpoint, 75 stopped, start again, 78 wrong configuration.
 """
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+def program() -> NoReturn:
+    """The command `modernbert-train`: `main` as a process of its own, to which the stop signals belong."""
+    stop_signals.take_over()
+    _program()
+
+
+def _program() -> NoReturn:
+    if not orphans.follow_launcher():
+        scratch.use_for_temporary_files()
+    stop_signals.end(main())
 
 
 @lasting_output()
@@ -188,32 +201,19 @@ def _files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
 
 
 def _train(options: argparse.Namespace) -> None:
-    # until training begins, and takes them over
-    before = {number: signal.signal(number, _stop_at_once) for number in STOP_SIGNALS}
-    try:
-        config = read_run(options.run)
-        from modernbert_train.train.preflight import preflight
-        from modernbert_train.train.stages import stage
+    config = read_run(options.run)
+    from modernbert_train.train.preflight import preflight
+    from modernbert_train.train.stages import stage
 
-        stage("checking the configuration, the data and the run's folder")
-        if os.environ.get("WORLD_SIZE", "1") == "1":
-            preflight(config, fresh=options.fresh)
-        else:  # of several ranks, one that finds a mistake must tell the others, which needs torch
-            check(config)
-        stage("loading torch and Composer")
-        from modernbert_train.train.build import train
+    stage("checking the configuration, the data and the run's folder")
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        preflight(config, fresh=options.fresh)
+    else:  # of several ranks, one that finds a mistake must tell the others, which needs torch
+        check(config)
+    stage("loading torch and Composer")
+    from modernbert_train.train.build import train
 
-        train(config, fresh=options.fresh)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stop_at_once(number: int, frame: FrameType | None) -> None:
-    """Nothing has been trained, so there is nothing to save; not an exception, which other ranks would wait for."""
-    print(f"{signal.Signals(number).name}: stopped before training had begun; nothing was to be saved", file=sys.stderr)
-    sys.stderr.flush()
-    os._exit(StoppedEarly.exit_code)
+    train(config, fresh=options.fresh)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -352,4 +352,4 @@ def _doctor(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _program()

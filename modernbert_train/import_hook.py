@@ -2,9 +2,12 @@
 
 Our own modules call `compat.install()` before they import either; a user's callback, test or notebook does not know of
 it. A file `NAME.pth` beside the installed packages is read whenever this environment's Python starts; ours, which
-`python -m modernbert_train.compat --environment` writes, calls `activate`. That puts a finder before all others, which
-does nothing but call `compat.install()` when one of the two libraries is about to run. Until then nothing is imported,
-and nobody who looks for torchvision finds one that is not there.
+`python -m modernbert_train.compat --environment` writes, calls `activate`, and so does `modernbert_train.train`. That
+puts a finder before all others, which calls `compat.install()` when one of the two libraries is about to run. Until then
+nothing is imported, and nobody who looks for torchvision finds one that is not there.
+
+Composer also takes over SIGTERM and SIGINT when it is imported, to end the process with 143 and 130 whatever it is
+doing. It is not let: whoever had the signals before keeps them.
 """
 
 from __future__ import annotations
@@ -32,10 +35,12 @@ class _Finder(MetaPathFinder):
         run = spec.loader.exec_module
 
         def prepare_and_run(module: ModuleType) -> None:
-            from modernbert_train import compat  # only now: it must cost nothing where neither library is used
+            # only now: it must cost nothing where neither library is used
+            from modernbert_train import compat, stop_signals
 
             compat.install()
-            run(module)
+            with stop_signals.kept():
+                run(module)
 
         spec.loader.exec_module = prepare_and_run  # type: ignore[method-assign]
         return spec

@@ -22,17 +22,20 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.errors": (),
     "modernbert_train.keyed": (),
     "modernbert_train.compat": (),
-    "modernbert_train.import_hook": ("compat",),
+    "modernbert_train.import_hook": ("compat", "stop_signals"),
     "modernbert_train.read_json": (),
     "modernbert_train.tensor_files": (),
     "modernbert_train.own_files": ("errors",),
     "modernbert_train.streams": (),
+    "modernbert_train.orphans": ("errors",),
+    "modernbert_train.stop_signals": ("errors",),
+    "modernbert_train.scratch": ("stop_signals",),
     "modernbert_train.batch": (),
     "modernbert_train.config": ("errors",),
     "modernbert_train.clock": ("config",),
     "modernbert_train.vocabulary": ("errors", "own_files", "read_json"),
     "modernbert_train.data": (
-        "batch", "clock", "compat", "config", "errors", "keyed", "own_files", "read_json", "vocabulary",
+        "batch", "clock", "compat", "config", "errors", "keyed", "orphans", "own_files", "read_json", "vocabulary",
     ),
     "modernbert_train.collate": ("data.packing",),
     "modernbert_train.inspection": ("batch", "config", "data", "errors", "objectives", "vocabulary"),
@@ -49,14 +52,18 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.train": (
         "batch", "clock", "compat", "config", "data", "errors", "export", "keyed", "models", "objectives", "optim",
-        "own_files", "plan", "read_json", "report", "tensor_files", "vocabulary",
+        "import_hook", "own_files", "plan", "read_json", "report", "stop_signals", "tensor_files", "vocabulary",
     ),
     "modernbert_train.doctor": ("compat", "config", "errors", "models"),
     "modernbert_train.__main__": (
-        "config", "data.check", "doctor", "errors", "export", "inspection", "plan", "report", "streams", "train",
+        "config", "data.check", "doctor", "errors", "export", "inspection", "orphans", "plan", "report", "scratch",
+        "stop_signals", "streams", "train",
     ),
-    "data_prep": ("compat", "config", "data.dataset_card", "errors", "read_json"),
-    "launch": ("__main__", "config", "data.check", "errors", "read_json", "report", "streams", "train.preflight"),
+    "data_prep": ("compat", "config", "data.dataset_card", "errors", "orphans", "read_json"),
+    "launch": (
+        "__main__", "config", "data.check", "errors", "orphans", "read_json", "report", "scratch", "stop_signals",
+        "streams", "train.preflight",
+    ),
 }  # fmt: skip
 
 # module or package -> the libraries it may import, besides the standard one; the most exact row counts

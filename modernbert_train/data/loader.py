@@ -12,6 +12,7 @@ import signal
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,7 @@ from modernbert_train.data.planner import BatchPlan, BatchPlanner, Row
 from modernbert_train.data.workers import LOOK_SECONDS, deliveries
 from modernbert_train.errors import RunError
 from modernbert_train.keyed import Keys
+from modernbert_train.orphans import die_with
 from modernbert_train.vocabulary import Vocabulary
 
 
@@ -215,7 +217,7 @@ class PackedLoader:
             prefetch_factor=self._prefetch_batches if self._num_workers else None,
             timeout=LOOK_SECONDS if self._num_workers else 0,
             pin_memory=torch.cuda.is_available(),
-            worker_init_fn=_leave_signals_to_the_run,
+            worker_init_fn=partial(_begin_worker, os.getpid()),
             generator=torch.Generator(),  # its own, so that starting to iterate draws nothing from the global one
         )
         for batch in deliveries(loader, self._worker_timeout_seconds):
@@ -262,11 +264,14 @@ class PackedLoader:
         self._taken = state
 
 
-def _leave_signals_to_the_run(worker: int) -> None:
-    """Ctrl-C, or a signal to all processes of a job, must not take a worker away while the run finishes its step.
+def _begin_worker(parent: int, worker: int) -> None:
+    """A worker ends with its run, however that ends, and leaves signals to it.
+
+    Ctrl-C, or a signal to all processes of a job, must not take a worker away while the run finishes its step.
 
     Slurm sends SIGUSR1 before a time limit, and SIGTERM before it takes a machine away, to every process there is.
     """
+    die_with(parent)
     os.setsid()
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

@@ -8,7 +8,7 @@ optimizer <- clock <- callbacks --------+
 from __future__ import annotations
 
 import atexit
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -81,7 +81,8 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
     device = choose_device(config)
     if device.type == "cpu":
         keep_freed_memory()
-    with joined(device, config.distributed.timeout_seconds):
+    requests = Requests(config.checkpoint.interval_seconds)
+    with closing(requests), joined(device, config.distributed.timeout_seconds):
         check(config, dist.get_world_size())
         if dist.get_world_size() > 1:
             require_agreement(config, data_fingerprint(config, read_vocabulary(config.data.tokenizer)))
@@ -99,7 +100,7 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         if dist.get_global_rank() == 0 and changed:
             print("changed since the last start:", *changed, sep="\n  ")
         try:
-            _train(config, folder, device, origin, branch, plugins)
+            _train(config, folder, device, origin, branch, plugins, requests)
         finally:
             folder.close()
 
@@ -111,6 +112,7 @@ def _train(
     origin: Origin | None,
     branch: Start | None,
     plugins: list[Callback],
+    requests: Requests,
 ) -> None:
     rank, num_ranks = dist.get_global_rank(), dist.get_world_size()
     start = branch or on_rank_zero(lambda: find_start(folder))
@@ -130,7 +132,6 @@ def _train(
     progress = Progress(config, visible=rank == 0)
     recorder = folder if rank == 0 else None
     adapter = ComposerMaskedLM(model)
-    requests = Requests(config.checkpoint.interval_seconds)
     guard = Guard(config, loader, folder, progress, partial(key_dropout, config, adapter), requests)
     precision = resolve_precision(config, device)
     measure = Measure(recorder, progress, guard, loader, Meter(config, device, precision))
@@ -199,6 +200,7 @@ def _train(
         tell_others(error)  # before the loggers are closed, which can take its time
         raise
     finally:
+        requests.trained = True
         trainer.engine.close()  # not trainer.close(), which would wait for ranks that have failed
         atexit.unregister(trainer.engine._close)  # else all is closed once more, and kept in memory until then
     dist.barrier()

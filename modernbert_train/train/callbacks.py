@@ -217,6 +217,8 @@ class SafeReport(Callback):
     def close(self, state: State, logger: Logger) -> None:
         from modernbert_train.report import write_report
 
+        if not (self._folder / "metrics.jsonl").exists():
+            return  # it ended before its first line: there is nothing to draw
         try:
             write_report(self._folder)
         except Exception as error:

@@ -73,6 +73,8 @@ class _Watch:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
+        # a thread of its own: the other one may wait for the store, which torchrun's launcher takes along
+        threading.Thread(target=self._look_at_parent, daemon=True).start()
 
     def stop(self) -> None:
         self._over.set()
@@ -115,11 +117,15 @@ class _Watch:
             verdict = Verdict(dist.get_rank(), socket.gethostname(), text)
         return _entry(verdict, HangError.exit_code)
 
-    def _look(self) -> None:
+    def _look_at_parent(self) -> None:
+        """Launchers of others; with launch/run.py a rank dies by itself, see orphans.py."""
         while not self._over.wait(_LOOK_SECONDS):
             if os.getppid() != self._parent:
                 print("error: the launcher of this rank is gone; it ends with it", file=sys.stderr, flush=True)
                 os._exit(RunError.exit_code)
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
             try:
                 self._heartbeat.beat()
                 if not self._store.check([_ERROR]):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType
+
+from modernbert_train.stop_signals import handled_by, say
 
 # A scheduler that signals every process of a job, and the launcher that passes the signal on, mean the same request.
 ONE_REQUEST_SECONDS = 1.0
@@ -35,6 +37,7 @@ class Requests:
 
     Attributes:
         of_all_ranks: as of the last `agree`.
+        trained: the last step is done, so that nothing is left to be stopped.
     """
 
     def __init__(self, interval_seconds: float | None) -> None:
@@ -42,22 +45,30 @@ class Requests:
         self._last_saved = time.monotonic()
         self._signal: int | None = None
         self._signalled = 0.0
+        self._process = os.getpid()
+        self._listening = ExitStack()
         self.of_all_ranks = Wishes()
+        self.trained = False
 
     def listen(self) -> None:
-        """Take over the signals."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._on_signal)
+        """Take over the signals, until `close`."""
+        self._listening.enter_context(handled_by(self._on_signal))
+
+    def close(self) -> None:
+        """Give the signals back to whoever had them."""
+        self._listening.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            return  # a data worker that has not yet learnt to leave signals to the run
         if self._signal is not None:
             if time.monotonic() - self._signalled < ONE_REQUEST_SECONDS:
                 return
             os._exit(128 + number)  # not sys.exit: a worker or a collective may be what hangs
         self._signal, self._signalled = number, time.monotonic()
-        print(
-            f"{signal.Signals(number).name}: finishing this step, then saving; once more ends at once.", file=sys.stderr
-        )
+        doing = "the run is over and is being closed" if self.trained else "finishing this step, then saving"
+        if os.environ.get("RANK", "0") == "0":  # it says so for all
+            say(f"{signal.Signals(number).name}: {doing}; once more ends at once.")
 
     def of_this_rank(self) -> Wishes:
         overdue = self._interval is not None and time.monotonic() - self._last_saved >= self._interval

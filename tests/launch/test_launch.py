@@ -15,9 +15,10 @@ import pytest
 from launch.run import main
 from modernbert_train.train.checkpoint import newest_valid
 from tests.conftest import TinyRun
-from tests.launch.jobs import LONG, RUN, SHORT, Job, alive, environment, losses
+from tests.launch.jobs import LONG, RUN, SHORT, Job, alive, children, environment, losses
 
 HERE = socket.gethostname()
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.fixture
@@ -81,12 +82,18 @@ def test_a_killed_rank_is_named_last(job: Job) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(250)
-def test_a_killed_launcher_takes_its_ranks_along(job: Job) -> None:
+def test_a_killed_torchrun_takes_its_ranks_along(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """The store of the ranks dies with it, and who waits for the store must not miss that; ours: test_kills.py."""
+    command = [*TORCHRUN, RUN[1], *tiny_run(*LONG, "data.num_workers=1")]
+    job = Job(command, tmp_path / "runs/tiny", tmp_path / "log")
+    job.wait_for_steps(2)
     ranks = job.ranks()
+    processes = [*ranks, *(worker for rank in ranks for worker in children(rank))]
+    assert len(processes) == 4
     job.process.kill()
     job.process.wait()
     deadline = time.monotonic() + 30
-    while any(alive(pid) for pid in ranks):
+    while any(alive(pid) for pid in processes):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert "the launcher of this rank is gone" in job.log.read_text()
@@ -121,8 +128,7 @@ def test_the_time_limit_saves_before_it_comes(tiny_run: TinyRun, tmp_path: Path)
 @pytest.mark.timeout(250)
 def test_torchrun_alone_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
     """launch/run.py then is one of its ranks, and starts none."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [RUN[1], *tiny_run(*SHORT)]
+    command = [*TORCHRUN, RUN[1], *tiny_run(*SHORT)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3

@@ -86,9 +86,15 @@ def test_an_end_without_a_word_still_names_the_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_before_any_rank_is_there_stops_the_start(number: int) -> None:
-    from launch.ranks import _StoppedBeforeRanks
-
     before = signal.getsignal(number)
-    with pytest.raises(_StoppedBeforeRanks), _Signals():
+    with pytest.raises(SystemExit) as ended, _Signals():
         signal.raise_signal(number)
-    assert signal.getsignal(number) == before
+    assert ended.value.code == 75 and signal.getsignal(number) == before
+
+
+def test_a_rank_that_is_ended_because_of_another_does_not_make_a_mistake_a_stop(tmp_path: Path) -> None:
+    """A scheduler would start for ever what can never work: while it starts, a rank that is ended says 75."""
+    code, said = ended(tmp_path, {0: 75, 1: 78})
+    assert code == 78 and said.startswith("rank 1 on ")
+    assert ended(tmp_path, {0: 75, 1: 78}, first=signal.SIGTERM) == (75, "")
+    assert ended(tmp_path, {0: 75, 1: -signal.SIGTERM}) == (75, "")

@@ -1,0 +1,77 @@
+"""Programs that are signalled at a moment of their start, and what then becomes of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.launch.jobs import ROOT, environment
+
+VERB = [sys.executable, "-m", "modernbert_train"]
+LAUNCH = [sys.executable, str(ROOT / "launch/run.py")]
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class Ended(NamedTuple):
+    """How a process ended: its exit code, what it wrote to standard error, whether the signal came before."""
+
+    code: int
+    errors: str
+    signalled: bool
+
+
+def begin(command: Sequence[str], folder: Path, **more: str) -> subprocess.Popen[str]:
+    """Start a program and return once it has taken SIGTERM over, in the first lines of its main."""
+    with (folder / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            list(command), env=environment(**more), stdout=subprocess.DEVNULL, stderr=errors, cwd=folder, text=True
+        )
+    deadline = time.monotonic() + 60
+    while process.poll() is None and not catches(process.pid, signal.SIGTERM):
+        assert time.monotonic() < deadline, f"SIGTERM has not been taken over: {command}"
+        time.sleep(0.001)
+    return process
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    return any(int(line.split()[1], 16) >> number - 1 & 1 for line in lines if line.startswith("SigCgt:"))
+
+
+def stop_after(
+    command: Sequence[str], folder: Path, seconds: float, number: signal.Signals, there: Path | None = None
+) -> Ended:
+    """Signal a program so long after it began, or after something is there, and wait for its end."""
+    process = begin(command, folder)
+    try:
+        while there is not None and not there.exists() and process.poll() is None:
+            time.sleep(0.002)
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.kill(process.pid, number)
+    else:
+        return Ended(process.returncode, (folder / "errors").read_text(), False)
+    try:
+        code = process.wait(200)
+    finally:
+        process.kill()
+        process.wait()
+    return Ended(code, (folder / "errors").read_text(), True)
+
+
+def lifetime(command: Sequence[str], folder: Path) -> float:
+    """Seconds from the first lines of a program's main to its end; it must succeed."""
+    process = begin(command, folder)
+    began = time.monotonic()
+    assert process.wait(400) == 0, (folder / "errors").read_text()
+    return time.monotonic() - began

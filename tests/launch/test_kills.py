@@ -1,0 +1,146 @@
+"""kill -9 of a launcher, a rank or a data worker: the rest ends within seconds, and nothing of it stays on the machine.
+
+If this breaks, ranks that nobody waits for keep the GPUs' memory, and folders pile up on machines for years.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modernbert_train import scratch
+from tests.conftest import TinyRun
+from tests.launch.jobs import children, environment
+from tests.launch.moments import LAUNCH, VERB, begin, catches
+
+MARK = "TESTED_BY"
+CACHE = f"torchinductor_{os.getuid()}"  # what torch has compiled is meant to stay
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary directory, with a path as short as usual, for the runs of one test, by which they are also known."""
+    with tempfile.TemporaryDirectory(prefix="kills-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setenv(MARK, folder)
+        yield Path(folder)
+
+
+def processes_of(home: Path) -> list[int]:
+    """The living processes that a test has started, and those started by them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            mine = f"{MARK}={home}".encode() in (path / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if mine and int(path.name) != os.getpid():
+            found.append(int(path.name))
+    return found
+
+
+def wait_until_gone(home: Path, seconds: float = 60) -> float:
+    """Wait for the end of all processes of a test; returns how long it took."""
+    began = time.monotonic()
+    while left := processes_of(home):
+        assert time.monotonic() - began < seconds, [Path(f"/proc/{pid}/cmdline").read_text() for pid in left]
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def workers_of(ranks: list[int]) -> list[int]:
+    return [worker for rank in ranks for worker in children(rank)]
+
+
+def wait_for_workers(process: subprocess.Popen[str]) -> None:
+    """Until every rank of a launcher has its data workers."""
+    while len(workers_of(children(process.pid))) < 4:
+        assert process.poll() is None
+        time.sleep(0.02)
+
+
+def left_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {CACHE}
+
+
+@pytest.mark.timeout(200)
+def test_ranks_that_have_not_met_yet_die_with_their_launcher(tiny_run: TinyRun, tmp_path: Path, home: Path) -> None:
+    """They import for half a minute, and used to look for their launcher only after it. The next start tidies up."""
+    process = begin([*LAUNCH, *tiny_run(), "--ranks", "2"], tmp_path)
+    while len([rank for rank in children(process.pid) if catches(rank, signal.SIGTERM)]) < 2:
+        assert process.poll() is None, (tmp_path / "errors").read_text()
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    wait_until_gone(home, 10)
+    assert left_in(home)  # what the next start is for
+    subprocess.run([*VERB, "check", *tiny_run()], env=environment(), check=True, capture_output=True, timeout=60)
+    assert left_in(home) == set()
+
+
+def test_folders_of_the_living_and_of_others_stay(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever holds the lock lives, however old the folder is; without our name it is not ours."""
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(home))
+    monkeypatch.setattr(scratch, "_mine", None)
+    mine = scratch.folder()
+    (mine / "file").touch()
+    os.utime(mine, (0, 0))
+    dead = [home / f"{scratch.PREFIX}abcdefgh", home / f"{scratch.PREFIX}12345678"]
+    others = [home / "tmpabcdefgh", home / "modernbert-train-abcdefgh"]
+    for path in (*dead, *others):
+        (path / "inside").mkdir(parents=True)
+    assert scratch.folder() == mine
+    scratch.remove_dead()
+    assert left_in(home) == {mine.name, *(path.name for path in others)} and (mine / "file").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_nothing_remains_of_many_kills(tiny_run: TinyRun, tmp_path: Path, home: Path) -> None:
+    """Launchers, ranks and data workers in turn, at random moments from the first line of main to some steps."""
+    words = tiny_run("data.num_workers=2", "phases.short.tokens=400000", "checkpoint.interval_steps=5")
+    shared = {path.name for path in Path("/dev/shm").iterdir()}
+    draw = random.Random(8)
+    metrics = tmp_path / "runs/tiny/metrics.jsonl"
+    began = time.monotonic()
+    process = begin([*LAUNCH, *words, "--ranks", "2"], tmp_path)
+    while not metrics.exists() or metrics.read_text().count('"kind": "step"') < 8:
+        assert process.poll() is None
+        time.sleep(0.01)
+    span = time.monotonic() - began
+    process.kill()
+    process.wait()
+    wait_until_gone(home)
+    for number in range(21):
+        process = begin([*LAUNCH, *words, "--ranks", "2"], tmp_path)
+        if number % 3 < 2:
+            time.sleep(span * draw.random())
+        else:
+            wait_for_workers(process)
+            time.sleep(3 * draw.random())
+        ranks = children(process.pid)
+        chosen = [[process.pid], ranks, workers_of(ranks)][number % 3]
+        victim = draw.choice(chosen or [process.pid])
+        os.kill(victim, signal.SIGKILL)
+        code = process.wait(150)
+        seconds = wait_until_gone(home, 20)
+        kind = "launcher" if victim == process.pid else "rank" if victim in ranks else "worker"
+        print(
+            f"{number:2}  {kind:8}  {code:4}  all gone after {seconds:.2f} s  left {sorted(left_in(home))}", flush=True
+        )
+        assert code == (-signal.SIGKILL if kind == "launcher" else 70), (tmp_path / "errors").read_text()
+    done = subprocess.run([*VERB, "check", *words], env=environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert left_in(home) == set()
+    deadline = time.monotonic() + 20  # others may be using it
+    while left := {path.name for path in Path("/dev/shm").iterdir()} - shared:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
