@@ -56,8 +56,12 @@ def main(arguments: list[str] | None = None) -> int:
         options.run += rest  # overrides may also stand after an option
     try:
         options.call(options)
+    except StoppedEarly as stopped:
+        if os.environ.get("RANK", "0") == "0":  # it says so for all
+            print(stopped, file=sys.stderr)
+        return stopped.exit_code
     except RunError as error:
-        print(error if isinstance(error, StoppedEarly) else f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except Exception:
         traceback.print_exc()

@@ -55,9 +55,9 @@ class Requests:
                 return
             os._exit(128 + number)  # not sys.exit: a worker or a collective may be what hangs
         self._signal, self._signalled = number, time.monotonic()
-        print(
-            f"{signal.Signals(number).name}: finishing this step, then saving; once more ends at once.", file=sys.stderr
-        )
+        if os.environ.get("RANK", "0") == "0":  # it says so for all
+            name = signal.Signals(number).name
+            print(f"{name}: finishing this step, then saving; once more ends at once.", file=sys.stderr)
 
     def of_this_rank(self) -> Wishes:
         overdue = self._interval is not None and time.monotonic() - self._last_saved >= self._interval
