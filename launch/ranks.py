@@ -27,8 +27,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from launch.meeting import meeting
 from launch.topology import Topology
 from modernbert_train.errors import HangError, RunError, StoppedEarly
+from modernbert_train.launched import BEATS_FOLDER
 
-BEATS_FOLDER = "MODERNBERT_TRAIN_BEATS"  # each rank touches its file in this folder twice a second
 FROZEN_MARGIN_SECONDS = 5.0  # the ranks find a frozen one themselves, if others are left; only then the launcher does
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)  # before Python could take the signal over
 STUCK_SECONDS = 15.0  # after such a kill the agent needs less, unless it waits for a machine that is cut off
@@ -101,18 +101,22 @@ def outcome(failures: Mapping[int, ProcessFailure], frozen: set[int], signals: _
     codes = [failure.exitcode for failure in failures.values()]
     if signals.second is not None:
         return 128 + signals.second, "a second signal: ended at once, without a checkpoint"
-    if StoppedEarly.exit_code in codes:
+    wrong = {rank: f for rank, f in failures.items() if f.exitcode not in (StoppedEarly.exit_code, *STOPPED)}
+    # after a wrong end of one rank the agent has asked the others to stop, and some of them may have obeyed with 75;
+    # who was asked from outside and takes too long is killed by the agent, and has saved with the others
+    obeyed = not wrong or (signals.first is not None and all(f.exitcode == -signal.SIGKILL for f in wrong.values()))
+    if StoppedEarly.exit_code in codes and obeyed:
         return StoppedEarly.exit_code, ""
     if signals.first is not None and all(code in STOPPED for code in codes):
         return StoppedEarly.exit_code, "stopped before training had begun; there was nothing to save"
     for rank in sorted(frozen & failures.keys()):
         return HangError.exit_code, f"rank {rank} on {host} {NO_SIGN_OF_LIFE}"
     killed = {rank: -f.exitcode for rank, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
-    for rank, number in sorted(killed.items()):
+    for rank, number in killed.items():  # the agent lists first who ended first, and it kills who does not obey
         hint = ". The system does this when memory runs out; `dmesg` tells" if number == signal.SIGKILL else ""
         return RunError.exit_code, f"rank {rank} on {host} was ended by {signal.Signals(number).name}{hint}"
     told = {rank: failure for rank, failure in failures.items() if failure.error_file_data.get("timestamp")}
-    rank, first = min((told or failures).items(), key=lambda item: item[1].timestamp)
+    rank, first = min((told or wrong or failures).items(), key=lambda item: item[1].timestamp)
     code = first.exitcode if first.exitcode > 0 else RunError.exit_code
     if told:
         return code, str(first.message)
@@ -169,6 +173,9 @@ class _Signals:
         pids = rank_processes()
         if not pids:
             raise _StoppedBeforeRanks
+        if self.second is None:  # the ranks get another one, which they obey from their first line on
+            name = signal.Signals(number).name
+            print(f"{name}: the ranks finish their step, then save; once more ends at once.", file=sys.stderr)
         for pid in pids:
             os.kill(pid, signal.SIGTERM if self.second is None else signal.SIGKILL)
 

@@ -21,6 +21,7 @@ from modernbert_train.config.check import check, check_model
 from modernbert_train.config.load import load_model, load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
+from modernbert_train.launched import speaks_for_all, tells_signals
 
 if TYPE_CHECKING:
     from modernbert_train.train.checkpoint import Checkpoint
@@ -57,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         options.call(options)
     except StoppedEarly as stopped:
-        if os.environ.get("RANK", "0") == "0":  # it says so for all
+        if speaks_for_all():
             print(stopped, file=sys.stderr)
         return stopped.exit_code
     except RunError as error:
@@ -209,8 +210,9 @@ def _train(options: argparse.Namespace) -> None:
 
 def _stop_at_once(number: int, frame: FrameType | None) -> None:
     """Nothing has been trained, so there is nothing to save; not an exception, which other ranks would wait for."""
-    print(f"{signal.Signals(number).name}: stopped before training had begun; nothing was to be saved", file=sys.stderr)
-    sys.stderr.flush()
+    if tells_signals():
+        name = signal.Signals(number).name
+        print(f"{name}: stopped before training had begun; nothing was to be saved", file=sys.stderr, flush=True)
     os._exit(StoppedEarly.exit_code)
 
 

@@ -58,7 +58,7 @@ def wait_for_store(host: str, port: int, seconds: float, tell: Callable[[str], N
     while (found := who_listens(host, port)) != "store":
         what = "something else has the port" if found == "other" else "nothing answers"
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{host}:{port}: {what} for {seconds:g} s")
+            raise TimeoutError(f"{host}:{port}: {what} for {round(seconds, 1):g} s")
         if told != found:
             tell(f"waiting for {host}:{port}: {what}")
             told = found

@@ -22,6 +22,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.errors": (),
     "modernbert_train.keyed": (),
     "modernbert_train.compat": (),
+    "modernbert_train.launched": (),
     "modernbert_train.rendezvous": (),
     "modernbert_train.batch": (),
     "modernbert_train.config": ("errors",),
@@ -40,15 +41,15 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.export": ("config", "errors", "models", "vocabulary"),
     "modernbert_train.train": (
-        "batch", "clock", "compat", "config", "data", "errors", "export", "keyed", "models", "objectives", "optim",
-        "plan", "rendezvous", "report", "vocabulary",
+        "batch", "clock", "compat", "config", "data", "errors", "export", "keyed", "launched", "models", "objectives",
+        "optim", "plan", "rendezvous", "report", "vocabulary",
     ),
     "modernbert_train.doctor": ("compat", "config", "errors", "models"),
     "modernbert_train.__main__": (
-        "config", "data.check", "doctor", "errors", "export", "inspection", "plan", "report", "train",
+        "config", "data.check", "doctor", "errors", "export", "inspection", "launched", "plan", "report", "train",
     ),
     "data_prep": ("compat", "config", "data.dataset_card", "errors"),
-    "launch": ("__main__", "config", "data.check", "errors", "rendezvous", "report"),
+    "launch": ("__main__", "config", "data.check", "errors", "launched", "rendezvous", "report"),
 }  # fmt: skip
 
 # module or package -> the libraries it may import, besides the standard one; the most exact row counts

@@ -109,8 +109,9 @@ class _Watch:
         _write_error_file(first)
         deadline = time.monotonic() + _HEARD_SECONDS
         # the store, or the connections of the others, may end with this process: not before they have read
-        while self._store.add(_HEARD, 0) < self._num_ranks - 1 and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS / 5)
+        with suppress(RuntimeError):  # who held it has read, and ended
+            while self._store.add(_HEARD, 0) < self._num_ranks - 1 and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS / 5)
         return first
 
     def _blame(self, error: Exception) -> dict[str, Any] | None:

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-BEATS_FOLDER = "MODERNBERT_TRAIN_BEATS"  # the launcher's: a file for each rank, touched with every beat
+from modernbert_train.launched import BEATS_FOLDER
+
 SILENT_SECONDS = 4.0  # a rank silent for so long after a broken connection is the one that broke it
 GRACE_SECONDS = 15.0  # a collective waits so much longer than a hang takes to be found, so that it gets its name
 

@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass
 from types import FrameType
 
+from modernbert_train.launched import tells_signals
+
 # A scheduler that signals every process of a job, and the launcher that passes the signal on, mean the same request.
 ONE_REQUEST_SECONDS = 1.0
 
@@ -55,7 +57,7 @@ class Requests:
                 return
             os._exit(128 + number)  # not sys.exit: a worker or a collective may be what hangs
         self._signal, self._signalled = number, time.monotonic()
-        if os.environ.get("RANK", "0") == "0":  # it says so for all
+        if tells_signals():
             name = signal.Signals(number).name
             print(f"{name}: finishing this step, then saving; once more ends at once.", file=sys.stderr)
 

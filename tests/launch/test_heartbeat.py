@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
+from modernbert_train.launched import BEATS_FOLDER
 from modernbert_train.train import heartbeat
-from modernbert_train.train.heartbeat import BEATS_FOLDER, Heartbeat, is_running, passed
+from modernbert_train.train.heartbeat import Heartbeat, is_running, passed
 
 
 class Rank(Heartbeat):
