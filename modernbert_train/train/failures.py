@@ -155,13 +155,13 @@ class _Watch:
 
     def _without_store(self) -> dict[str, Any]:
         """The error when the store is gone with the process that held it: rank 0, or the launcher on its machine."""
-        verdict = self._heartbeat.first_rank() if holds_store(0) else None
-        if verdict is None:
-            place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-            holder = "rank 0, which holds it" if holds_store(0) else "its launcher"
-            verdict = self._verdict(
-                f"lost the machine {place}, where the ranks meet: it, {holder} or the network is gone."
-            )
+        address, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        meets = f"{address}:{port}, where the ranks meet"
+        if holds_store(0):
+            text = f"is gone, or the network to it is lost: it held {meets}."
+            verdict = self._heartbeat.first_rank() or Verdict(0, address, text)
+        else:
+            verdict = self._verdict(f"lost the machine {meets}: it, its launcher or the network is gone.")
         return _entry(verdict, RunError.exit_code)
 
     def _entry_of(self, error: Exception) -> dict[str, Any]:

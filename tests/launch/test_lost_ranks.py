@@ -27,6 +27,7 @@ victim, moment = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo")
 with failing_together():
     dist.all_reduce(torch.ones(1))
+    time.sleep(2)  # long enough to hear of each other
     if dist.get_rank() == victim:
         os._exit(3) if moment == "exit" else os.kill(os.getpid(), signal.SIGKILL)
     if moment == "reading":
@@ -38,6 +39,7 @@ with failing_together():
 """
 
 
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize(("victim", "moment"), [(0, "exit"), (1, "reading")])
 def test_the_last_line_names_the_dead_rank(victim: int, moment: str) -> None:
     """Rank 0 takes the store along, in which the others would look for who is gone."""
