@@ -103,8 +103,14 @@ class Heartbeat:
             self._stood = (_place, now)
         elif now - self._stood[1] > self._timeout:
             found = self.behind()
-            # a rank that waits for one that is gone stands as far behind as that one
-            return found and (self.silent(SILENT_SECONDS) or found)
+            if found is None:
+                return None
+            # a rank that waits for a silent one stands as far behind as that one
+            silent = self._silent_rank(SILENT_SECONDS)
+            if silent is None:
+                return found
+            rank, beat = silent
+            return self._gone(rank, beat) if self._has_ended(beat) else Verdict(rank, _host(beat), self._silence())
         return None
 
     def behind(self) -> Verdict | None:
@@ -124,6 +130,10 @@ class Heartbeat:
 
     def silent(self, seconds: float) -> Verdict | None:
         """Listen to all for some seconds, and go on to write; the first rank that has ended or wrote nothing."""
+        found = self._silent_rank(seconds)
+        return found and self._gone(*found)
+
+    def _silent_rank(self, seconds: float) -> tuple[int, Beat | None] | None:
         ranks = list(range(self._num_ranks))
         before = self._read(ranks)
         deadline = time.monotonic() + seconds
@@ -131,14 +141,14 @@ class Heartbeat:
             now = self._read(ranks)
             for rank, beat in enumerate(now):
                 if self._has_ended(beat):
-                    return self._gone(rank, beat)
+                    return rank, beat
             if time.monotonic() >= deadline:
                 break
             time.sleep(_LISTEN_SECONDS)
             self.beat()
         for rank, (then, beat) in enumerate(zip(before, now, strict=True)):
             if rank != self._rank and then == beat and not (beat and beat.left):
-                return self._gone(rank, beat)
+                return rank, beat
         return None
 
     def first_rank(self) -> Verdict | None:
@@ -166,8 +176,8 @@ class Heartbeat:
 
     def _silence(self) -> str:
         return (
-            f"hangs: no sign of life for distributed.timeout_seconds={self._timeout:g}. Its process is frozen, or its "
-            "machine or network is lost. Start again, without that machine if it comes again."
+            f"hangs: no sign of life for distributed.timeout_seconds={self._timeout:g}. Its process is frozen or "
+            "was killed, or its machine or network is lost. Start again, without that machine if it comes again."
         )
 
     def _read(self, ranks: list[int]) -> list[Beat | None]:

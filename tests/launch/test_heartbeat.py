@@ -113,7 +113,7 @@ def test_the_dead_rank_is_named_and_not_the_one_that_waits_for_it(ranks: list[Ra
         clock.now += 10
         ranks[0].beat()
         verdict = ranks[2].act()  # it listens to rank 0, which lives
-    assert verdict.rank == 1 and verdict.text.startswith("is gone")
+    assert verdict.rank == 1 and verdict.text.startswith("hangs: no sign of life")
 
 
 def test_a_process_that_has_ended_is_found_at_once_on_its_own_machine(
