@@ -61,7 +61,7 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
             torch.distributed.destroy_process_group()
 
 
-def _meet(timeout_seconds: float) -> torch.distributed.Store:
+def _meet(timeout_seconds: float) -> Any:
     """The store where the ranks meet, before they do: from here on each knows of the others.
 
     Raises:
@@ -89,7 +89,7 @@ def _meet(timeout_seconds: float) -> torch.distributed.Store:
             f"rank {dist.get_global_rank()} on {socket.gethostname()} cannot come to {host}:{port}, where the ranks "
             f"meet: {here} ({first}). Look at the output of the others; then start the same command again."
         ) from error
-    return torch.distributed.PrefixStore("modernbert-train", store)
+    return torch.distributed.PrefixStore("modernbert-train", store)  # type: ignore[attr-defined]
 
 
 def on_rank_zero(do: Callable[[], T]) -> T:
