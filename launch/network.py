@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
-import time
 
 _SIOCGIFADDR = 0x8915  # asks Linux for the address of a network interface
 
@@ -38,22 +37,12 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def wait_for(host: str, port: int, seconds: float) -> None:
-    """Wait until something listens there.
-
-    Raises:
-        TimeoutError: nothing does.
-    """
-    deadline = time.monotonic() + seconds
-    told = False
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=5.0).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{host}:{port} does not answer for {seconds:g} s: {error}") from error
-        if not told:
-            print(f"waiting for {host}:{port}", flush=True)
-            told = True
-        time.sleep(0.5)
+def is_here(host: str) -> bool:
+    """Whether a name or an address is one of this machine's."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True

@@ -15,29 +15,24 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its types forget it
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from launch.network import interface_of, local_address, wait_for
+from launch.meeting import meeting
 from launch.topology import Topology
 from modernbert_train import scratch
-from modernbert_train.config.launch import split_endpoint
 from modernbert_train.errors import HangError, RunError, StoppedEarly
-from modernbert_train.stop_signals import STOP_SIGNALS, handled_by, say_stopped
+from modernbert_train.launched import BEATS_FOLDER
+from modernbert_train.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
 
-BEATS_FOLDER = "MODERNBERT_TRAIN_BEATS"  # each rank touches its file in this folder twice a second
 FROZEN_MARGIN_SECONDS = 5.0  # the ranks find a frozen one themselves, if others are left; only then the launcher does
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)  # before Python could take the signal over
-LINGER_SECONDS = 10.0  # the machine where all meet goes last: what it holds is how the others hear of an error
 STUCK_SECONDS = 15.0  # after such a kill the agent needs less, unless it waits for a machine that is cut off
 NO_SIGN_OF_LIFE = "gave no sign of life and was killed: it was frozen, or cut off from the others"
 ONE_REQUEST_SECONDS = 1.0  # signals so close are one request, sent to several processes or by several hands
@@ -68,20 +63,22 @@ def start_ranks(
         os.environ[BEATS_FOLDER] = str(beats)
         frozen = FrozenRanks(beats, timeout_seconds + FROZEN_MARGIN_SECONDS)
         try:
-            meeting = _meet(topology, rendezvous_seconds)
-            config = LaunchConfig(
-                min_nodes=topology.nodes,
-                max_nodes=topology.nodes,
-                nproc_per_node=topology.ranks_per_node,
-                run_id=run_id,
-                rdzv_backend="c10d",
-                max_restarts=0,  # whoever starts this again knows from the exit code whether it is of use
-                logs_specs=DefaultLogsSpecs(log_dir=folder),
-                signals_to_handle="SIGQUIT",  # of the others, the agent would not let the ranks finish
-                **meeting,  # type: ignore[arg-type]
-            )
-            with _last_to_leave(topology, signals):
-                elastic_launch(config, sys.executable)("-m", "modernbert_train", *arguments)
+            with meeting(topology, run_id, rendezvous_seconds) as place:
+                config = LaunchConfig(
+                    min_nodes=topology.nodes,
+                    max_nodes=topology.nodes,
+                    nproc_per_node=topology.ranks_per_node,
+                    run_id=run_id,
+                    rdzv_backend="c10d",
+                    max_restarts=0,  # whoever starts this again knows from the exit code whether it is of use
+                    logs_specs=DefaultLogsSpecs(log_dir=folder),
+                    signals_to_handle="SIGQUIT",  # of the others, the agent would not let the ranks finish
+                    **place,  # type: ignore[arg-type]
+                )
+                try:
+                    elastic_launch(config, sys.executable)("-m", "modernbert_train", *arguments)
+                finally:
+                    signals.over = True
         except ChildFailedError as error:
             code, message = outcome(error.failures, frozen.killed, signals)
         except (RendezvousError, TimeoutError) as error:
@@ -108,61 +105,26 @@ def outcome(failures: Mapping[int, ProcessFailure], frozen: set[int], signals: _
     codes = [failure.exitcode for failure in failures.values()]
     if signals.second is not None:
         return 128 + signals.second, "a second signal: ended at once, without a checkpoint"
-    others = {rank: f for rank, f in failures.items() if f.exitcode not in (StoppedEarly.exit_code, *STOPPED)}
-    if StoppedEarly.exit_code in codes and (signals.first is not None or not others):
-        return StoppedEarly.exit_code, ""  # a rank that is ended because of another's error also says 75
+    wrong = {rank: f for rank, f in failures.items() if f.exitcode not in (StoppedEarly.exit_code, *STOPPED)}
+    # after a wrong end of one rank the agent has asked the others to stop, and some of them may have obeyed with 75;
+    # who was asked from outside and takes too long is killed by the agent, and has saved with the others
+    obeyed = not wrong or (signals.first is not None and all(f.exitcode == -signal.SIGKILL for f in wrong.values()))
+    if StoppedEarly.exit_code in codes and obeyed:
+        return StoppedEarly.exit_code, ""
     if signals.first is not None and all(code in STOPPED for code in codes):
         return StoppedEarly.exit_code, "stopped before training had begun; there was nothing to save"
     for rank in sorted(frozen & failures.keys()):
         return HangError.exit_code, f"rank {rank} on {host} {NO_SIGN_OF_LIFE}"
     killed = {rank: -f.exitcode for rank, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
-    for rank, number in sorted(killed.items()):
+    for rank, number in killed.items():  # the agent lists first who ended first, and it kills who does not obey
         hint = ". The system does this when memory runs out; `dmesg` tells" if number == signal.SIGKILL else ""
         return RunError.exit_code, f"rank {rank} on {host} was ended by {signal.Signals(number).name}{hint}"
     told = {rank: failure for rank, failure in failures.items() if failure.error_file_data.get("timestamp")}
-    rank, first = min((told or others or failures).items(), key=lambda item: item[1].timestamp)
+    rank, first = min((told or wrong or failures).items(), key=lambda item: item[1].timestamp)
     code = first.exitcode if first.exitcode > 0 else RunError.exit_code
     if told:
         return code, str(first.message)
     return code, f"rank {rank} on {host} ended first, with exit code {first.exitcode}; its error stands above"
-
-
-def _meet(topology: Topology, seconds: float) -> dict[str, object]:
-    """Wait for the first machine, and settle by which of its networks this one is reached."""
-    endpoint = split_endpoint(topology.endpoint or "")
-    if endpoint is None:
-        return {"rdzv_endpoint": "localhost:0", "local_addr": "127.0.0.1"}
-    address = local_address(*endpoint)
-    is_host = topology.node_rank == 0 if topology.node_rank is not None else None
-    if is_host is False:
-        wait_for(*endpoint, seconds)
-    interface = interface_of(address)
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    configs: dict[str, object] = {"join_timeout": seconds}
-    if is_host is not None:
-        configs["is_host"] = is_host
-    return {"rdzv_endpoint": topology.endpoint, "local_addr": address, "rdzv_configs": configs}
-
-
-@contextmanager
-def _last_to_leave(topology: Topology, signals: _Signals) -> Iterator[None]:
-    """The machine that holds the store waits until the others have ended, or for some seconds."""
-    try:
-        yield
-    finally:
-        signals.over = True
-        endpoint = split_endpoint(topology.endpoint or "")
-        if endpoint is not None:
-            try:
-                store = TCPStore(*endpoint, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
-                gone = store.add("modernbert-train/left", 1)
-                deadline = time.monotonic() + LINGER_SECONDS
-                while topology.node_rank == 0 and gone < topology.nodes and time.monotonic() < deadline:
-                    time.sleep(0.1)
-                    gone = store.add("modernbert-train/left", 0)
-            except RuntimeError:
-                pass  # the store is lost, and what led to that is being told
 
 
 def _lost_meeting(topology: Topology, error: Exception) -> str:
@@ -210,6 +172,8 @@ class _Signals:
         if not pids:
             say_stopped(number)
             raise SystemExit(StoppedEarly.exit_code)  # which nobody on its way catches, and all that is open is closed
+        if self.second is None:  # the ranks get another one, which they obey from their first line on
+            say(f"{signal.Signals(number).name}: the ranks finish their step, then save; once more ends at once.")
         for pid in pids:
             os.kill(pid, signal.SIGTERM if self.second is None else signal.SIGKILL)
 

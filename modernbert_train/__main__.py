@@ -24,6 +24,7 @@ from modernbert_train.config.check import check, check_model
 from modernbert_train.config.load import load_model, load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
+from modernbert_train.launched import speaks_for_all
 from modernbert_train.streams import lasting_output
 
 if TYPE_CHECKING:
@@ -71,8 +72,12 @@ def main(arguments: list[str] | None = None) -> int:
         options.run += rest  # overrides may also stand after an option
     try:
         options.call(options)
+    except StoppedEarly as stopped:
+        if speaks_for_all():
+            print(stopped, file=sys.stderr)
+        return stopped.exit_code
     except RunError as error:
-        print(error if isinstance(error, StoppedEarly) else f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except Exception:
         traceback.print_exc()

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from modernbert_train.errors import StoppedEarly
+from modernbert_train.launched import tells_signals
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
 
@@ -49,9 +50,9 @@ def do_before_a_stop(call: Callable[[], object]) -> None:
 def stop_at_once(number: int, frame: FrameType | None) -> None:
     """The handler of a program that has nothing to save. It raises nothing: that could be caught, or wait for others.
 
-    Of several ranks the first one says so for all.
+    Of several ranks the first one says so for all, unless their launcher has.
     """
-    if _code is None and os.environ.get("RANK", "0") == "0":
+    if _code is None and tells_signals():
         say_stopped(number)
     for call in _before_a_stop:
         call()

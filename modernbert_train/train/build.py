@@ -38,7 +38,7 @@ from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded, da
 from modernbert_train.train.agreement import require_agreement
 from modernbert_train.train.banner import banner
 from modernbert_train.train.callbacks import Measure, PlanAhead, SafeReport, SetClock, Trace, Validate, key_dropout
-from modernbert_train.train.closing import closing, next_commands
+from modernbert_train.train.closing import closing_text, next_commands
 from modernbert_train.train.device import choose_device, keep_freed_memory, resolve_precision
 from modernbert_train.train.engine_plugins import build_callbacks, build_loggers, check_loggers
 from modernbert_train.train.evaluate import MASK_SEED, TokenCounts, Unigram, Validation
@@ -211,7 +211,7 @@ def _train(
         )
     if rank == 0:
         at, held_out = trainer.state.timestamp, None if validate is None else validate.last
-        print(closing(config, tokens=at.token.value, steps=at.batch.value, loss=progress.loss, held_out=held_out))
+        print(closing_text(config, tokens=at.token.value, steps=at.batch.value, loss=progress.loss, held_out=held_out))
 
 
 def build_model(config: RunConfig, *, sharded: bool) -> ModernBertForMaskedLM:

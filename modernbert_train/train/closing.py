@@ -8,7 +8,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.train.evaluate import Evaluation
 
 
-def closing(config: RunConfig, *, tokens: int, steps: int, loss: float | None, held_out: Evaluation | None) -> str:
+def closing_text(config: RunConfig, *, tokens: int, steps: int, loss: float | None, held_out: Evaluation | None) -> str:
     """The last lines of a run that reached its end.
 
     Args:

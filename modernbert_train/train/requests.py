@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from types import FrameType
 
+from modernbert_train.launched import tells_signals
 from modernbert_train.stop_signals import handled_by, say
 
 # A scheduler that signals every process of a job, and the launcher that passes the signal on, mean the same request.
@@ -67,7 +68,7 @@ class Requests:
             os._exit(128 + number)  # not sys.exit: a worker or a collective may be what hangs
         self._signal, self._signalled = number, time.monotonic()
         doing = "the run is over and is being closed" if self.trained else "finishing this step, then saving"
-        if os.environ.get("RANK", "0") == "0":  # it says so for all
+        if tells_signals():
             say(f"{signal.Signals(number).name}: {doing}; once more ends at once.")
 
     def of_this_rank(self) -> Wishes:

@@ -26,7 +26,7 @@ from tests.conftest import TinyRun
 from tests.data.make_shards import make_documents, make_shards
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(200)  # a busy machine takes long to import torch
 
 
 class Work(Dataset[Any]):
@@ -149,7 +149,7 @@ def run_ranks(*command: str) -> list[tuple[int, str]]:
         for environment in ranks_environment()
     ]
     try:
-        outputs = [process.communicate(timeout=50)[1] for process in started]
+        outputs = [process.communicate(timeout=180)[1] for process in started]
         return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
     finally:
         for process in started:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
 
+from modernbert_train.launched import BEATS_FOLDER
 from modernbert_train.train import heartbeat
-from modernbert_train.train.heartbeat import BEATS_FOLDER, Heartbeat, passed
+from modernbert_train.train.heartbeat import Heartbeat, is_running, passed
 
 
 class Rank(Heartbeat):
@@ -29,14 +31,23 @@ class Rank(Heartbeat):
 
 
 class Clock:
-    now = 1000.0
+    """Attributes: now; the ranks that write while one sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.alive: list[Rank] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for rank in self.alive:
+            rank.beat()
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(heartbeat.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(heartbeat.time, "sleep", clock.sleep)
     monkeypatch.setattr(heartbeat, "_place", (0, "the start"))
     return clock
 
@@ -44,7 +55,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def ranks(clock: Clock) -> list[Rank]:
     store = HashStore()
-    return [Rank(store, number, clock) for number in range(3)]
+    clock.alive = [Rank(store, number, clock) for number in range(3)]
+    return list(clock.alive)
 
 
 def test_ranks_that_move_or_rest_together_are_left_alone(ranks: list[Rank], clock: Clock) -> None:
@@ -108,12 +120,53 @@ def test_a_rank_a_moment_behind_is_waited_for_however_long_the_run_has_been(rank
     assert [rank.act() for rank in ranks] == [None] * 3
 
 
-def test_after_a_broken_connection_the_rank_that_wrote_nothing_is_named(
-    ranks: list[Rank], clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeat.time, "sleep", lambda seconds: (ranks[0].beat(), ranks[1].beat()))
+def test_after_a_broken_connection_the_rank_that_wrote_nothing_is_named(ranks: list[Rank], clock: Clock) -> None:
+    clock.alive = [ranks[1]]  # the one that listens writes itself, or it would be taken for dead by the others
     verdict = ranks[0].silent(4.0)
     assert verdict is not None and verdict.rank == 2 and "is gone" in verdict.text
+
+
+def test_the_dead_rank_is_named_and_not_the_one_that_waits_for_it(ranks: list[Rank], clock: Clock) -> None:
+    """Rank 1 was killed on another machine at a place that rank 0 has come to too, where it waits for rank 1."""
+    for rank in ranks:
+        rank.act("a")
+    ranks[2].act("b")
+    clock.alive = [ranks[0], ranks[2]]
+    verdict = None
+    while verdict is None:
+        clock.now += 10
+        ranks[0].beat()
+        verdict = ranks[2].act()  # it listens to rank 0, which lives
+    assert verdict.rank == 1 and verdict.text.startswith("hangs: no sign of life")
+
+
+def test_a_process_that_has_ended_is_found_at_once_on_its_own_machine(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while the others save, read or start: no connection breaks, and the timeout may be an hour."""
+    ended = subprocess.Popen(["true"])
+    while is_running(ended.pid):  # it stays in the table of processes, as a rank does until its launcher looks
+        pass
+    with monkeypatch.context() as there:
+        there.setattr(heartbeat.os, "getpid", lambda: ended.pid)
+        ranks[1].beat()
+    verdict = ranks[0].act()
+    assert verdict is not None and verdict.rank == 1 and verdict.text.startswith("is gone: its process has ended")
+    assert ranks[2].act() is None
+    with monkeypatch.context() as there:  # a container's process of the same number is another one
+        there.setattr(heartbeat.os, "getpid", lambda: ended.pid)
+        ranks[1]._processes = "another machine"
+        ranks[1].beat()
+    assert ranks[0].act() is None
+    ended.wait()
+
+
+def test_a_rank_that_left_in_order_is_not_missed(ranks: list[Rank], clock: Clock) -> None:
+    """At the end of a run one rank may be faster by any time, or the slower ones would end it as failed."""
+    ranks[1].beat(left=True)
+    for _ in range(5):
+        clock.now += 50
+        assert [ranks[0].act(), ranks[2].act()] == [None, None]
 
 
 def test_a_rank_alone_with_a_launcher_touches_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

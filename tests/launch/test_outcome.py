@@ -63,6 +63,22 @@ def test_a_killed_rank_is_named_before_those_that_only_lost_it(tmp_path: Path) -
     assert code == 70 and said.startswith(f"rank 1 on {HERE} was ended by SIGKILL") and "memory" in said
 
 
+def test_a_rank_that_was_ended_with_the_one_that_failed_does_not_make_it_a_saved_run(tmp_path: Path) -> None:
+    """The agent ends the others with SIGTERM, and one that has not begun obeys with 75: not a reason to start again."""
+    assert ended(tmp_path, {1: 65, 0: 75}, {1: "rank 1 on x: a shard"}) == (65, "rank 1 on x: a shard")
+    code, said = ended(tmp_path, {3: 78, 2: 75})
+    assert code == 78 and said.startswith(f"rank 3 on {HERE} ended first, with exit code 78")
+    code, said = ended(tmp_path, {1: -signal.SIGKILL, 0: 75})
+    assert code == 70 and said.startswith(f"rank 1 on {HERE} was ended by SIGKILL")
+    assert ended(tmp_path, {1: 75, 0: -signal.SIGKILL}, first=signal.SIGINT) == (75, "")  # saved, and slow to end
+
+
+def test_the_rank_that_was_killed_first_is_named_and_not_one_that_the_agent_killed(tmp_path: Path) -> None:
+    """Whoever waits for a dead rank obeys no SIGTERM; the agent's failures stand in the order in which it saw them."""
+    _, said = ended(tmp_path, {1: -signal.SIGSEGV, 0: -signal.SIGKILL})
+    assert said.startswith(f"rank 1 on {HERE} was ended by SIGSEGV")
+
+
 def test_a_frozen_rank_is_124(tmp_path: Path) -> None:
     code, said = ended(tmp_path, {0: -signal.SIGTERM, 1: -signal.SIGKILL}, frozen={1})
     assert code == 124 and said.startswith(f"rank 1 on {HERE} gave no sign of life")

@@ -1,0 +1,147 @@
+"""Where several machines meet: one of them holds a store for all, from before the first comes until the last has left.
+
+torch's agent makes such a store too, and drops it as soon as its own ranks have ended; the other machines then look
+for it in vain. The one that is made here, at the same address and in the same process, is the same to torch and stays.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its types forget it
+
+from launch.network import interface_of, is_here, local_address
+from launch.topology import Topology
+from modernbert_train.config.launch import split_endpoint
+from modernbert_train.errors import ConfigError
+from modernbert_train.rendezvous import wait_for_store, who_listens
+
+LINGER_SECONDS = 10.0  # what the store holds is how the others hear of an error; then whoever holds it ends too
+_RUN, _LEFT = "modernbert-train/run", "modernbert-train/left"
+_WAIT_SECONDS = 30.0  # for an answer of the store
+
+
+@contextmanager
+def meeting(topology: Topology, run_id: str, seconds: float) -> Iterator[dict[str, object]]:
+    """Meet the other machines; what torch's agent needs to know of it.
+
+    Args:
+        topology: where this machine stands among the others.
+        run_id: the same on all machines of one run.
+        seconds: to wait for the others, whatever listens in their place.
+
+    Raises:
+        ConfigError: the port is taken on this machine, which was to hold the store.
+        TimeoutError: the others' machine does not answer, or something else does.
+    """
+    endpoint = split_endpoint(topology.endpoint or "")
+    if endpoint is None:
+        yield {"rdzv_endpoint": "localhost:0", "local_addr": "127.0.0.1"}
+        return
+    deadline = time.monotonic() + seconds
+    address = _address(endpoint, deadline)
+    interface = interface_of(address)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    store = _hold(topology, endpoint, run_id)
+    is_host = store is not None
+    if store is None:
+        store = _come(endpoint, run_id, deadline)
+    try:
+        yield {
+            "rdzv_endpoint": topology.endpoint,
+            "local_addr": address,
+            "rdzv_configs": {"join_timeout": max(1, int(deadline - time.monotonic())), "is_host": is_host},
+        }
+    finally:
+        _leave(store, topology.nodes, is_host)
+
+
+def _address(endpoint: tuple[str, int], deadline: float) -> str:
+    """This machine's address on its way to the others; the name of a machine that is starting may come late."""
+    while True:
+        try:
+            return local_address(*endpoint)
+        except TimeoutError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
+def _hold(topology: Topology, endpoint: tuple[str, int], run_id: str) -> TCPStore | None:
+    """The store, if it is for this machine to hold it."""
+    host, port = endpoint
+    if topology.node_rank not in (0, None) or (topology.node_rank is None and not is_here(host)):
+        return None
+    try:
+        store = TCPStore(
+            host, port, is_master=True, multi_tenant=True, wait_for_workers=False,
+            timeout=timedelta(seconds=_WAIT_SECONDS),
+        )  # fmt: skip
+    except RuntimeError as error:
+        if "EADDRINUSE" not in str(error):
+            raise TimeoutError(f"{host}:{port}: {_first_line(error)}") from error
+        owner = _owner(endpoint)
+        if topology.node_rank is None and owner == run_id:
+            return None  # two of the machines are this one, and the other launcher came first
+        owned = f" by the run {owner.removeprefix('modernbert-train-')}" if owner else ""
+        raise ConfigError(
+            f"--rendezvous {topology.endpoint}: port {port} is taken on this machine, {socket.gethostname()}{owned}. "
+            "Give another, the same to all machines, on the command line or as launch.rendezvous."
+        ) from error
+    store.set(_RUN, run_id)
+    return store
+
+
+def _owner(endpoint: tuple[str, int]) -> str | None:
+    """The run whose store listens there; empty if it is not of this project, None if it is no store."""
+    if who_listens(*endpoint) != "store":
+        return None
+    try:
+        store = TCPStore(*endpoint, is_master=False, timeout=timedelta(seconds=_WAIT_SECONDS))
+        return store.get(_RUN).decode() if store.check([_RUN]) else ""
+    except RuntimeError:  # it has ended since
+        return None
+
+
+def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
+    """A connection to the store of this run."""
+    where = ":".join(map(str, endpoint))
+    told = False
+    while True:
+        wait_for_store(*endpoint, max(0.0, deadline - time.monotonic()), lambda line: print(line, flush=True))
+        owner = _owner(endpoint)
+        if owner == run_id:
+            try:
+                return TCPStore(*endpoint, is_master=False, timeout=timedelta(seconds=_WAIT_SECONDS))
+            except RuntimeError:
+                continue  # it has ended since
+        if owner is not None:
+            what = f"the run {owner.removeprefix('modernbert-train-')}" if owner else "another program"
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{where} is where {what} meets, not this one")
+            if not told:
+                print(f"waiting for {where}: it is where {what} meets, not this one", flush=True)
+                told = True
+        time.sleep(0.5)
+
+
+def _leave(store: TCPStore, nodes: int, is_host: bool) -> None:
+    """Note that this machine needs the store no more; who holds it waits for the others, or for some seconds."""
+    try:
+        gone = store.add(_LEFT, 1)
+        deadline = time.monotonic() + LINGER_SECONDS
+        while is_host and gone < nodes and time.monotonic() < deadline:
+            time.sleep(0.1)
+            gone = store.add(_LEFT, 0)
+    except RuntimeError:
+        pass  # the store is lost, and what led to that is being told
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,65 @@
+"""Is what listens at an address a store of torch's, where ranks meet? Asked before torch is, which waits for ever.
+
+torch's client sends its greeting and waits for the answer without a limit, whoever owns the port. So the greeting is
+sent from here first, with one. This is the start of torch's own protocol: a number that validates, then a ping that
+the store returns (torch/csrc/distributed/c10d/TCPStoreBackend.hpp).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Literal
+
+ANSWER_SECONDS = 5.0  # a store answers a ping within milliseconds
+LOOK_SECONDS = 0.5
+
+_VALIDATE, _PING, _MAGIC = 0, 13, 0x3C85F7CE
+
+Found = Literal["nothing", "store", "other"]
+
+
+def who_listens(host: str, port: int) -> Found:
+    """What answers there: nothing, a store, or something else, which takes connections and is no store."""
+    nonce = struct.pack("=I", os.getpid())
+    try:
+        with socket.create_connection((host, port), timeout=ANSWER_SECONDS) as connection:
+            try:
+                connection.sendall(struct.pack("=BI", _VALIDATE, _MAGIC) + struct.pack("=B", _PING) + nonce)
+                answer = b""
+                while len(answer) < len(nonce):
+                    part = connection.recv(len(nonce) - len(answer))
+                    if not part:
+                        return "other"
+                    answer += part
+            except OSError:
+                return "other"
+    except OSError:
+        return "nothing"
+    return "store" if answer == nonce else "other"
+
+
+def wait_for_store(host: str, port: int, seconds: float, tell: Callable[[str], None]) -> None:
+    """Wait until a store listens there.
+
+    Args:
+        host, port: the address.
+        seconds: to wait, whatever listens there.
+        tell: gets a line when there is something to wait for, and when that changes.
+
+    Raises:
+        TimeoutError: no store came; says what is there instead.
+    """
+    deadline = time.monotonic() + seconds
+    told = None
+    while (found := who_listens(host, port)) != "store":
+        what = "something else has the port" if found == "other" else "nothing answers"
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{host}:{port}: {what} for {round(seconds, 1):g} s")
+        if told != found:
+            tell(f"waiting for {host}:{port}: {what}")
+            told = found
+        time.sleep(LOOK_SECONDS)

@@ -1,0 +1,152 @@
+"""Where machines meet: a port that somebody else has must be told at once, and must not hold a cluster for hours."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+
+from launch.meeting import meeting
+from launch.topology import Topology
+from modernbert_train.errors import ConfigError
+from modernbert_train.rendezvous import wait_for_store, who_listens
+from tests.conftest import TinyRun
+from tests.launch.jobs import RUN, SHORT, environment
+
+HERE = "127.0.0.1"
+
+
+@contextmanager
+def listener(answer: bytes = b"") -> Iterator[int]:
+    """Takes connections and is no store: it says something of its own, or nothing at all."""
+    with socket.create_server((HERE, 0)) as server:
+        kept = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                kept.append(connection)
+                if answer:
+                    connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HERE, 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_store_is_told_from_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own client waits for ever on a listener that is silent."""
+    monkeypatch.setattr("modernbert_train.rendezvous.ANSWER_SECONDS", 0.5)
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    assert who_listens(HERE, store.port) == "store"
+    with listener() as port:
+        assert who_listens(HERE, port) == "other"
+        with pytest.raises(TimeoutError, match=f"{HERE}:{port}: something else has the port for 0.1 s"):
+            wait_for_store(HERE, port, 0.1, tell=lambda line: None)
+    with listener(b"HTTP/1.1 400 Bad Request") as port:
+        assert who_listens(HERE, port) == "other"
+    assert who_listens(HERE, free_port()) == "nothing"
+
+
+@pytest.mark.parametrize("node_rank", [0, None])
+def test_a_taken_port_is_told_at_once_where_the_store_would_be(
+    node_rank: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modernbert_train.rendezvous.ANSWER_SECONDS", 0.5)
+    with (
+        listener() as port,
+        pytest.raises(ConfigError, match=f"port {port} is taken on this machine, .*Give another"),
+        meeting(Topology(2, 1, node_rank, f"{HERE}:{port}"), "run", 600.0),
+    ):
+        pass
+    other = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    other.set("modernbert-train/run", "modernbert-train-elsewhere")
+    with (
+        pytest.raises(ConfigError, match=f"port {other.port} is taken .* by the run elsewhere"),
+        meeting(Topology(2, 1, node_rank, f"{HERE}:{other.port}"), "run", 600.0),
+    ):
+        pass
+
+
+def test_the_store_of_another_run_is_waited_for_no_longer_than_stated(capsys: pytest.CaptureFixture[str]) -> None:
+    """Joining it would mix two runs; waiting for its end could take days."""
+    other = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    other.set("modernbert-train/run", "modernbert-train-elsewhere")
+    with (
+        pytest.raises(TimeoutError, match="is where the run elsewhere meets, not this one"),
+        meeting(Topology(2, 1, 1, f"{HERE}:{other.port}"), "run", 1.0),
+    ):
+        pass
+    assert f"waiting for {HERE}:{other.port}: it is where the run elsewhere meets" in capsys.readouterr().out
+
+
+def test_whoever_holds_the_store_leaves_last() -> None:
+    """Else the others look for it in vain when all is well, and end their logs with frames of C++."""
+    port, events = free_port(), []
+
+    def other_machine() -> None:
+        with meeting(Topology(2, 1, 1, f"{HERE}:{port}"), "run", 60.0):
+            time.sleep(1.0)
+            events.append("the other")
+
+    thread = threading.Thread(target=other_machine)
+    with meeting(Topology(2, 1, 0, f"{HERE}:{port}"), "run", 60.0) as place:
+        assert place["rdzv_endpoint"] == f"{HERE}:{port}"
+        thread.start()
+        while who_listens(HERE, port) != "store":
+            pass
+    events.append("the holder")
+    thread.join()
+    assert events == ["the other", "the holder"]
+
+
+def pair(words: list[str], port: int, folder: Path) -> list[subprocess.Popen[str]]:
+    """Two machines that are this one."""
+    return [
+        subprocess.Popen(
+            [*RUN, *words, *("--ranks", "1", "--nodes", "2", "--node-rank", str(node)), f"--rendezvous={HERE}:{port}"],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+        )
+        for node in range(2)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(290)
+def test_two_machines_end_without_a_word_when_all_is_well(tiny_run: TinyRun, tmp_path: Path) -> None:
+    machines = pair(tiny_run(*SHORT), free_port(), tmp_path)
+    for machine in machines:
+        _, errors = machine.communicate(timeout=280)
+        assert machine.returncode == 0, errors
+        assert "frame #" not in errors and "c10d" not in errors, errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(290)
+def test_a_taken_port_ends_both_machines(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Whatever has it, and however long it lives."""
+    with listener() as port:
+        machines = pair(tiny_run(*SHORT, "launch.rendezvous_seconds=5"), port, tmp_path)
+        ends = [(machine.communicate(timeout=280)[1], machine.returncode) for machine in machines]
+    assert [code for _, code in ends] == [78, 70], ends
+    assert f"port {port} is taken on this machine" in ends[0][0].splitlines()[-1]
+    assert f"{HERE}:{port}: something else has the port for " in ends[1][0].splitlines()[-1]
