@@ -43,7 +43,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "batch", "clock", "compat", "config", "data", "errors", "export", "keyed", "models", "objectives", "optim",
         "plan", "report", "vocabulary",
     ),
-    "modernbert_train.doctor": ("compat", "config", "errors", "models"),
+    "modernbert_train.trials": ("batch", "config", "models", "optim"),
+    "modernbert_train.doctor": ("trials",),
     "modernbert_train.__main__": (
         "config", "data.check", "doctor", "errors", "export", "inspection", "plan", "report", "train",
     ),
@@ -80,6 +81,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.export.hub": ("huggingface_hub",),
     "modernbert_train.train": ("composer", "numpy", "safetensors", "torch", "tqdm", "xxhash"),
     "modernbert_train.train.logging": ("composer", "wandb"),
+    "modernbert_train.trials": ("torch",),
     "modernbert_train.doctor": ("torch",),
     "data_prep": ("datatrove", "numpy", "tokenizers", "tqdm"),
     "data_prep.executors": ("datatrove",),
