@@ -34,10 +34,11 @@ def try_attention(name: str) -> str:
     worst = 0.0
     for window in (False, True):
         qkv = torch.randn(sum(LENGTHS), 3, 2, 64, generator=generator).to(dtype).to(device).requires_grad_()
-        out = kernel.attend(*qkv.unbind(1), kernel.prepare(batch, HALF_WINDOW), window)
+        q_TNH, k_TNH, v_TNH = qkv.unbind(1)
+        out = kernel.attend(q_TNH, k_TNH, v_TNH, kernel.prepare(batch, HALF_WINDOW), window)
         (grad,) = torch.autograd.grad((out.float() * weight_TNH.to(device)).sum(), qkv)
         exact = qkv.detach().double().cpu().requires_grad_()
-        expected = written_out(*exact.unbind(1), window)
+        expected = written_out(exact[:, 0], exact[:, 1], exact[:, 2], window)
         (expected_grad,) = torch.autograd.grad((expected * weight_TNH).sum(), exact)
         worst = max(worst, require_equal([out, grad], [expected, expected_grad], TOLERANCES[dtype]))
     return f"within {worst:.0e} of attention written out; {kernel.traits}"

@@ -67,7 +67,8 @@ def try_backend(name: str) -> str:
         ArithmeticError: it is wrong.
     """
     device = torch.device("cuda", 0) if name == "nccl" else torch.device("cpu")
-    dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined, unused-ignore]
+    dist.init_process_group(name, store=store, rank=0, world_size=1)
     try:
         ones = torch.ones(8, device=device)
         dist.all_reduce(ones)
