@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     verb = add("import-config", _import_config, "a run file of AnswerDotAI/ModernBERT as one of ours")
     verb.add_argument("file", type=Path, help="their YAML")
     verb.add_argument("--out", type=Path, help="file to write; default: standard output")
-    add("doctor", _doctor, "versions, kernels, memory and disk, as a block for a bug report")
+    add("doctor", _doctor, "versions, memory and disk, and kernels that it tries, as a block for a bug report")
     return parser
 
 
@@ -351,9 +351,10 @@ def _import_config(options: argparse.Namespace) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> None:
-    from modernbert_train.doctor import report
+    from modernbert_train.doctor import lines
 
-    print(report())
+    for line in lines():  # as they come: the last ones take a minute
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What this machine offers a run, as a block to paste into a bug report.
 
-Every finding is one line, ok or warn, and a warning says what to do. Each group of findings is looked up on its own,
-because the point of a doctor is to speak when something else is broken: a failure becomes a warning. Values of
+Every finding is one line: ok; warn, with what to do; or no, for what cannot be used here and what it would need. What a
+run may compute with is tried (trials/), so ok is never said of it unseen. Each group of findings is looked up on its
+own, because the point of a doctor is to speak when something else is broken: a failure becomes a warning. Values of
 environment variables, paths and host names are not shown.
 """
 
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,34 +44,35 @@ REINSTALL = "make the environment again: make venv"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line; `remedy` is None where all is well."""
+    """One line; `remedy` is None where all is well. `known` limits of the machine are nothing to be warned of."""
 
     text: str
     remedy: str | None = None
+    known: bool = False
 
     def __str__(self) -> str:
-        return f"ok    {self.text}" if self.remedy is None else f"warn  {self.text}\n      -> {self.remedy}"
+        if self.remedy is None:
+            return f"ok    {self.text}"
+        return f"{'no    ' if self.known else 'warn  '}{self.text}\n      -> {self.remedy}"
 
 
-def report() -> str:
-    """Look at everything; never raises."""
-    lines = ["```", f"modernbert-train {modernbert_train.__version__}{_commit()}"]
-    for look in (_python, _packages, _processor, _memory, _gpus, _kernels, _distributed, _shared_memory, _disk, _wandb):
-        lines += [str(finding) for finding in examine(look)]
-    return "\n".join([*lines, "```"])
+def lines() -> Iterator[str]:
+    """Look at everything, the slow things last; never raises."""
+    yield "```"
+    yield f"modernbert-train {modernbert_train.__version__}{_commit()}"
+    for look in GROUPS:
+        yield from map(str, examine(look))
+    yield "```"
 
 
-def examine(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def examine(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """Run one group; what breaks it is its last finding."""
-    found = []
     try:
-        for finding in look():
-            found.append(finding)  # what came before the failure is kept
+        yield from look()  # what came before the failure is kept
     except Exception as error:
         name = look.__name__.strip("_").replace("_", " ")
         remedy = REINSTALL if isinstance(error, ImportError) else "none needed if training works; else tell us"
-        found.append(Finding(f"{name}: could not be looked up ({type(error).__name__})", remedy))
-    return found
+        yield Finding(f"{name}: could not be looked up ({type(error).__name__})", remedy)
 
 
 def _commit() -> str:
@@ -136,26 +139,6 @@ def _gpus() -> Iterator[Finding]:
         yield Finding(f"{text}, driver {driver or 'unknown'}, {built}", old)
 
 
-def _kernels() -> Iterator[Finding]:
-    from modernbert_train.models.attention import KERNELS, kernel_report
-
-    reasons = kernel_report()
-    for name, reason in reasons.items():
-        yield Finding(f"attention kernel {name}: {reason or 'usable; ' + KERNELS[name].traits}")
-    if all(reasons.values()):
-        yield Finding("attention: no kernel is usable here", REINSTALL)
-
-
-def _distributed() -> Iterator[Finding]:
-    import torch
-    from torch import distributed
-
-    tests = {"gloo": distributed.is_gloo_available, "nccl": distributed.is_nccl_available}
-    there = [name for name, available in tests.items() if distributed.is_available() and available()]
-    remedy = None if "nccl" in there or torch.cuda.device_count() < 2 else "several GPUs need NCCL: " + REINSTALL
-    yield Finding(f"distributed backends: {', '.join(there) or 'none'}", remedy)
-
-
 def _shared_memory() -> Iterator[Finding]:
     folder = Path("/dev/shm")
     usage = shutil.disk_usage(folder)
@@ -187,6 +170,42 @@ def _wandb() -> Iterator[Finding]:
         return
     switched_off = os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun")
     yield Finding(f"wandb {version}{', switched offline by the environment' if switched_off else ''}")
+
+
+def _trials() -> Iterator[Finding]:
+    import torch
+
+    from modernbert_train.trials.table import TRIALS
+
+    at_once = 1 if torch.cuda.is_available() else 2  # a GPU may be set to serve one process alone
+    with ThreadPoolExecutor(at_once) as pool:
+        yield from pool.map(_try, TRIALS)
+
+
+def _try(name: str) -> Finding:
+    from modernbert_train.trials import attempt, command_of, without_paths
+    from modernbert_train.trials.table import TRIALS
+
+    trial = TRIALS[name]
+    if (reason := trial.refusal()) is not None:
+        return Finding(f"{trial.label}: not usable here: {without_paths(reason)}", f"needs {trial.remedy}", known=True)
+    outcome = attempt(command_of(name), trial.seconds)
+    if outcome.usable:
+        return Finding(f"{trial.label}: usable here, tried: {outcome.text}")
+    return Finding(f"{trial.label}: not usable here, tried: {outcome.text}", f"needs {trial.remedy}")
+
+
+def _own_files() -> Iterator[Finding]:
+    from modernbert_train.trials import IMPORTS, attempt
+
+    outcome = attempt([sys.executable, "-c", IMPORTS], seconds=100)
+    remedy = None if outcome.usable else "python -m modernbert_train.compat --environment"
+    yield Finding(f"import composer, streaming in files of your own, tried: {outcome.text}", remedy)
+
+
+GROUPS = (
+    _python, _packages, _wandb, _processor, _memory, _gpus, _shared_memory, _disk, _own_files, _trials,
+)  # fmt: skip
 
 
 def _mapped_segments() -> set[str]:

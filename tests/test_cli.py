@@ -114,7 +114,7 @@ def test_a_broken_run_is_refused_for_training_without_torch(broken: list[str]) -
 
 
 def test_the_probe_can_fail() -> None:
-    done = call_probed("doctor")
+    done = call_probed("fill", "nowhere", "a [MASK]")
     assert done.stdout.splitlines()[-1].startswith("loaded: torch")
 
 

@@ -57,7 +57,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "objectives", "optim", "own_files", "plan", "read_json", "rendezvous", "report", "stop_signals", "tensor_files",
         "vocabulary",
     ),
-    "modernbert_train.doctor": ("compat", "config", "errors", "models"),
+    "modernbert_train.trials": ("batch", "config", "models", "optim"),
+    "modernbert_train.doctor": ("trials",),
     "modernbert_train.__main__": (
         "config", "data.check", "doctor", "errors", "export", "inspection", "launched", "orphans", "plan", "report",
         "scratch", "stop_signals", "streams", "train",
@@ -100,6 +101,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.export.hub": ("huggingface_hub",),
     "modernbert_train.train": ("composer", "numpy", "safetensors", "torch", "xxhash"),
     "modernbert_train.train.logging": ("composer", "wandb"),
+    "modernbert_train.trials": ("torch",),
     "modernbert_train.doctor": ("torch",),
     "data_prep": ("datatrove", "numpy", "tokenizers", "tqdm"),
     "data_prep.executors": ("datatrove",),

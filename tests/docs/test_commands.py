@@ -32,6 +32,9 @@ ELSEWHERE = {
         "tests/launch/test_launch.py::test_composers_launcher_works_too",
         ("modernbert_train.compat", "composer.cli", "-n"),
     ),
+    "python -m modernbert_train doctor": (
+        "tests/test_readme.py::test_every_command_of_the_readme_works_as_it_stands", ("modernbert_train doctor",)
+    ),
     "python -m benchmarks.scaling --measure": (
         "tests/benchmarks/test_scaling.py::test_the_model_is_held_against_real_processes", ("print_comparison",)
     ),

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from modernbert_train import __version__, doctor
+from modernbert_train import __version__, doctor, trials
 from modernbert_train.doctor import Finding
+from modernbert_train.trials import Outcome
+from modernbert_train.trials.table import TRIALS
 
 
-def test_the_report_is_one_block_with_versions_and_machine() -> None:
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The last words of the commands that would be tried; each succeeds at once. test_trials.py has the rest."""
+    commands: list[str] = []
+
+    def attempt(command: list[str], seconds: float) -> Outcome:
+        commands.append(command[-1])
+        return Outcome(True, "it computes")
+
+    monkeypatch.setattr(trials, "attempt", attempt)
+    return commands
+
+
+def test_the_report_is_one_block_with_versions_and_machine(tried: list[str]) -> None:
     """It is pasted into an issue as it is."""
-    lines = doctor.report().splitlines()
+    lines = "\n".join(doctor.lines()).splitlines()
     assert lines[0] == lines[-1] == "```"
     assert lines[1].startswith(f"modernbert-train {__version__}")
-    assert all(line.startswith(("ok    ", "warn  ", "      -> ")) for line in lines[2:-1])
+    assert all(line.startswith(("ok    ", "warn  ", "no    ", "      -> ")) for line in lines[2:-1])
     for subject in (
         "python 3.",
         "torch 2.",
@@ -26,11 +43,43 @@ def test_the_report_is_one_block_with_versions_and_machine() -> None:
         "CPU:",
         "memory:",
         "GPU",
-        "kernel sdpa: usable",
+        "kernel sdpa: usable here, tried: it computes",
         "gloo",
+        "composer, streaming in files of your own",
         "disk",
     ):
         assert any(subject in line for line in lines), subject
+
+
+def test_what_cannot_be_used_here_is_not_called_ok_and_says_what_it_needs(tried: list[str]) -> None:
+    """Somebody would rent a machine for a kernel that it has not."""
+    refused = {trial.label: reason for trial in TRIALS.values() if (reason := trial.refusal()) is not None}
+    found = {str(finding).splitlines()[0]: finding for finding in doctor.examine(doctor._trials)}
+    assert len(found) == len(TRIALS) and len(tried) == len(TRIALS) - len(refused)
+    for trial in TRIALS.values():
+        [line] = [line for line in found if trial.label in line]
+        assert line.startswith("no    " if trial.label in refused else "ok    ")
+        assert ("not usable here: " in line and found[line].remedy == f"needs {trial.remedy}") == line.startswith("no")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_no_kernel_of_a_gpu_is_tried_or_called_ok(tried: list[str]) -> None:
+    text = "\n".join(map(str, doctor.examine(doctor._trials)))
+    for label in ("kernel varlen", "kernel flash", "kernel flex", "optim.fused", "backend nccl"):
+        assert re.search(
+            rf"^no    [a-z ]*{label}: not usable here: .+\n      -> needs an NVIDIA GPU", text, re.MULTILINE
+        )
+    assert not [command for command in tried if re.search("varlen|flash|flex|fused|nccl", command.rpartition(";")[2])]
+
+
+def test_what_fails_when_it_is_tried_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that imports, and then computes something else, is the reason why there is a doctor."""
+    monkeypatch.setattr(trials, "attempt", lambda command, seconds: Outcome(False, "ArithmeticError: wrong by 1"))
+    lines = str(doctor._try("sdpa")).splitlines()
+    assert lines[0] == "warn  attention kernel sdpa: not usable here, tried: ArithmeticError: wrong by 1"
+    assert lines[1].startswith("      -> needs ")
+    [own] = doctor._own_files()
+    assert str(own).startswith("warn  ") and own.remedy == "python -m modernbert_train.compat --environment"
 
 
 def test_a_broken_group_becomes_a_warning_and_keeps_what_came_before() -> None:
@@ -47,18 +96,23 @@ def test_a_broken_group_becomes_a_warning_and_keeps_what_came_before() -> None:
 
 def test_without_torch_it_still_reports() -> None:
     """The likeliest reason to call it is an install that failed."""
-    code = "import sys; sys.modules['torch'] = None; from modernbert_train import doctor; print(doctor.report())"
+    code = (
+        "import sys; sys.modules['torch'] = None; from modernbert_train import doctor\n"
+        "doctor.GROUPS = [look for look in doctor.GROUPS if look is not doctor._own_files]\n"
+        "print(*doctor.lines(), sep='\\n')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "warn  processor: could not be looked up (ModuleNotFoundError)" in done.stdout
+    assert "warn  trials: could not be looked up (ModuleNotFoundError)" in done.stdout
     assert "ok    disk here" in done.stdout
 
 
-def test_nothing_private_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_private_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tried: list[str]) -> None:
     """Keys, paths and host names must not end in a public issue."""
     monkeypatch.setenv("WANDB_API_KEY", "s3cret-key-value")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
-    text = doctor.report()
+    text = "\n".join(doctor.lines())
     assert "s3cret" not in text
     assert str(tmp_path) not in text
     assert str(Path(doctor.__file__).parent) not in text
@@ -94,5 +148,5 @@ def test_mapped_segments_are_seen() -> None:
 
 def test_a_small_limit_on_open_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (256, 4096))
-    found = doctor.examine(doctor._disk)
+    found = [*doctor.examine(doctor._disk)]
     assert str(found[-1]) == "warn  open files: at most 256\n      -> ulimit -n 4096"
