@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -25,9 +25,9 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,20
 class Beyond(yaml.YAMLError):
     """A limit is exceeded; says which, on which line, and what to do."""
 
-    def __init__(self, problem: str, mark: yaml.Mark) -> None:
+    def __init__(self, problem: str, event: yaml.Event) -> None:
         super().__init__(problem)
-        self.line = mark.line + 1
+        self.line = event.start_mark.line + 1 if event.start_mark is not None else 1
 
 
 class TooLarge(Exception):
@@ -50,7 +50,7 @@ class Loader(yaml.SafeLoader):
         self._nodes = self._characters = self._depth = 0  # so far
         self._costs: dict[yaml.Node, _Cost] = {}  # of every node that is complete
 
-    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node:
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         """Make one node and all that is in it.
 
         Raises:
@@ -58,46 +58,48 @@ class Loader(yaml.SafeLoader):
         """
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            node: yaml.Node = super().compose_node(parent, index)  # type: ignore[misc]
+            node = super().compose_node(parent, index)
+            assert node is not None
             if node not in self._costs:
-                raise Beyond("an alias contains itself. Write out what it stands for.", event.start_mark)
-            self._add(self._costs[node], event.start_mark)
+                raise Beyond("an alias contains itself. Write out what it stands for.", event)
+            self._add(self._costs[node], event)
             return node
         nodes, characters = self._nodes, self._characters
-        self._add(_Cost(1, len(getattr(event, "value", "")), 1), event.start_mark)
+        self._add(_Cost(1, len(getattr(event, "value", "")), 1), event)
         self._depth += 1
-        node = super().compose_node(parent, index)  # type: ignore[misc]
+        node = super().compose_node(parent, index)
+        assert node is not None
         self._depth -= 1
         if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and len(node.value) > MAX_NUMBER:
             raise Beyond(
                 f"a number or date of {len(node.value):,} characters; the limit is {MAX_NUMBER}. Quote it if it is "
                 "text.",
-                event.start_mark,
+                event,
             )
         height = 1 + max((self._costs[inner].height for inner in _inside(node)), default=0)
         self._costs[node] = _Cost(self._nodes - nodes, self._characters - characters, height)
         return node
 
-    def _add(self, cost: _Cost, mark: yaml.Mark) -> None:
+    def _add(self, cost: _Cost, event: yaml.Event) -> None:
         self._nodes += cost.nodes
         self._characters += cost.characters
         if self._nodes > MAX_NODES:
             raise Beyond(
                 f"more than {MAX_NODES:,} keys and values, each alias counted as all that it stands for. Remove "
                 "aliases, or name a folder or a pattern in place of a long list.",
-                mark,
+                event,
             )
         if self._characters > MAX_CHARACTERS:
             raise Beyond(
                 f"more than {MAX_CHARACTERS:,} characters, each alias counted as all that it stands for. Remove "
                 "aliases, or shorten the texts.",
-                mark,
+                event,
             )
         if self._depth + cost.height > MAX_DEPTH:
             raise Beyond(
                 f"more than {MAX_DEPTH} sections or lists within each other. Nothing here is nested so deeply: look "
                 "for a missing bracket.",
-                mark,
+                event,
             )
 
 
