@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from importlib.resources import files
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,8 @@ def _figure(number: int, chart: Chart, marks: Marks, where: str) -> tuple[str, l
     keys, dots = [], []
     values = [f"<b>{escape(each.text[-1])}</b>" for line, each in drawn if line.run is None]
     entries = [e for e in legend_entries(chart, marks) if points and (e[0] != "restart" or number == 0)]
-    for (css, name), value in zip_longest(entries, values, fillvalue=""):
+    values += [""] * (len(entries) - len(values))  # marks of restarts and faults have none
+    for (css, name), value in zip(entries, values, strict=True):
         mark = f'<svg viewBox="0 -5 22 10" aria-hidden="true">{key_mark(css)}</svg>'
         keys.append(f"<span>{mark}{escape(name)}{value}</span>")
         dots += [f'<circle class="dot {css}" r="4.5"/>'] * bool(value)
