@@ -3,7 +3,7 @@
 Our own modules call `compat.install()` before they import either; a user's callback, test or notebook does not know of
 it. A file `NAME.pth` beside the installed packages is read whenever this environment's Python starts; ours, which
 `python -m modernbert_train.compat --environment` writes, calls `activate`, and so does `modernbert_train.train`. That
-puts a finder before all others, which calls `compat.install()` when one of the two libraries is about to run. Until then
+puts a finder before all others, which calls `compat.install()` when one of the two is about to run. Until then
 nothing is imported, and nobody who looks for torchvision finds one that is not there.
 
 Composer also takes over SIGTERM and SIGINT when it is imported, to end the process with 143 and 130 whatever it is

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.train.closing import closing
+from modernbert_train.train.closing import closing_text
 from modernbert_train.train.evaluate import Evaluation
 from tests.conftest import TinyRun
 
@@ -33,12 +33,12 @@ def test_the_commands_at_the_end_are_those_to_type(
 
 def test_a_run_without_held_out_text_is_not_told_to_measure_it(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run("data.validation=null", "runs_folder=my runs"))
-    assert closing(config, tokens=6_010, steps=14, loss=None, held_out=None) == (
+    assert closing_text(config, tokens=6_010, steps=14, loss=None, held_out=None) == (
         "done: 6,010 tokens in 14 steps\n"
         "next:\n"
         "  python -m modernbert_train export 'my runs/tiny'\n"
         "  python -m modernbert_train report 'my runs/tiny'"
     )
     held_out = Evaluation(3.5, 0.25, 6.5, 0.125, 900)
-    text = closing(config, tokens=1, steps=1, loss=4.25, held_out=held_out)
+    text = closing_text(config, tokens=1, steps=1, loss=4.25, held_out=held_out)
     assert "loss 4.250, held-out loss 3.500 (unigram 6.500), accuracy 25.0%\n" in text
