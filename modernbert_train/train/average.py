@@ -22,7 +22,8 @@ from torch import Tensor
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.models.tiling import EQUAL, GROWING
-from modernbert_train.train.checkpoint import CONFIG, WEIGHTS, Checkpoint, commit, verify
+from modernbert_train.train.checkpoint import Checkpoint, commit, verify
+from modernbert_train.train.manifest import CONFIG, WEIGHTS
 from modernbert_train.train.origin import Source, open_source
 from modernbert_train.train.saved_state import Averaged
 

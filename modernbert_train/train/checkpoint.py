@@ -30,14 +30,18 @@ from modernbert_train.config.schema import ModelConfig, RunConfig
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.tensor_files import read_shapes, read_tensors, write_tensors
-from modernbert_train.train.manifest import FileHash, Manifest, read_manifest
+from modernbert_train.train.manifest import (
+    CONFIG,
+    FILES,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    FileHash,
+    Manifest,
+    read_manifest,
+)
 from modernbert_train.train.saved_state import SavedState, read_state
 
-WEIGHTS = "model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
-STATE = "state.json"
-CONFIG = "config.yaml"
-FILES = (WEIGHTS, OPTIMIZER, STATE, CONFIG)
 Shapes = Mapping[str, tuple[int, ...]]
 T = TypeVar("T")
 _NAME = re.compile(r"step-(\d{8,})")
@@ -152,7 +156,7 @@ def verify(folder: Path) -> Checkpoint:
     Raises:
         StorageError: names the file and what is wrong with it.
     """
-    manifest = read_manifest(folder, FILES)
+    manifest = read_manifest(folder)
     for name in FILES:
         expected = manifest.files[name]
         try:
@@ -257,7 +261,7 @@ def clean(folder: Path, keep: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
         elif _NAME.fullmatch(path.name):
             with suppress(StorageError):
-                found.append((read_manifest(path, FILES), path))
+                found.append((read_manifest(path), path))
     for manifest, path in sorted(found, key=lambda each: each[0].step, reverse=True)[keep:]:
         if not (manifest.phase_end or manifest.milestone):
             shutil.rmtree(path, ignore_errors=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,11 @@ from modernbert_train.errors import StorageError
 from modernbert_train.read_json import Count, as_type, parse_json
 
 MANIFEST = "MANIFEST.json"
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+CONFIG = "config.yaml"
+FILES = (WEIGHTS, OPTIMIZER, STATE, CONFIG)  # that every checkpoint has beside it
 SCHEMA = 3  # of the manifest and of all files of a checkpoint
 _MOST_BYTES = 1 << 20
 _STEP = re.compile(r"step-(\d+)")
@@ -70,12 +74,11 @@ class Manifest:
         (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
-def read_manifest(folder: Path, names: Iterable[str]) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint and make sure of it; the files are not looked at.
 
     Args:
         folder: the checkpoint. If its name tells a step, that is the manifest's.
-        names: of the files that a manifest must list.
 
     Raises:
         StorageError: it is missing, damaged, of another schema, or another checkpoint's.
@@ -85,7 +88,7 @@ def read_manifest(folder: Path, names: Iterable[str]) -> Manifest:
         with path.open("rb") as file:
             content = parse_json(file.read(_MOST_BYTES))
         manifest = _verified(content, path)
-        for name in names:
+        for name in FILES:
             if name not in manifest.files:
                 raise ValueError(f"it does not list {name}")
     except OSError as error:

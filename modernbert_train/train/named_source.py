@@ -7,9 +7,7 @@ from pathlib import Path
 from modernbert_train.errors import DataError, StorageError
 from modernbert_train.export import hf_config
 from modernbert_train.export.hub import check_name
-from modernbert_train.train.past import CONFIG
-
-MANIFEST = "MANIFEST.json"  # of a checkpoint
+from modernbert_train.train.manifest import CONFIG, MANIFEST
 
 
 def check_named(name: str | Path, runs_folder: str | None = None) -> None:

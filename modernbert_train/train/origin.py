@@ -25,8 +25,8 @@ from modernbert_train.export.hub import local_model
 from modernbert_train.models.sharding import like
 from modernbert_train.models.tiling import EQUAL, GROWING, check_growth, grow_each
 from modernbert_train.own_files import require_own_files
-from modernbert_train.train.checkpoint import CONFIG, Checkpoint, newest_valid, verify
-from modernbert_train.train.manifest import MANIFEST
+from modernbert_train.train.checkpoint import Checkpoint, newest_valid, verify
+from modernbert_train.train.manifest import CONFIG, MANIFEST
 from modernbert_train.train.named_source import check_named
 from modernbert_train.vocabulary import read_vocabulary, token_ids
 

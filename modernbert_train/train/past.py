@@ -18,7 +18,6 @@ from modernbert_train.errors import ConfigError
 if TYPE_CHECKING:
     from modernbert_train.train.checkpoint import Checkpoint
 
-CONFIG = "config.yaml"  # of a run, and of each checkpoint
 
 # Of the phase in which a run stands: they decide when it ends and how its rate falls towards that end.
 _ITS_END = ("tokens", "schedule.decay_tokens", "schedule.decay", "schedule.final_lr_ratio")

@@ -7,7 +7,6 @@ are not read: whether a checkpoint is whole, or weights fit, is told when they a
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterator
 
 from modernbert_train.config.check import check
@@ -16,9 +15,11 @@ from modernbert_train.config.packages import missing_packages
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
-from modernbert_train.train.named_source import MANIFEST, check_named
-from modernbert_train.train.past import CONFIG, refuse_average, refuse_changes
+from modernbert_train.train.manifest import CONFIG, STATE, read_manifest
+from modernbert_train.train.named_source import check_named
+from modernbert_train.train.past import refuse_average, refuse_changes
 from modernbert_train.train.run_folder import RunFolder
+from modernbert_train.train.saved_state import read_state
 
 Look = Callable[[], object]
 
@@ -84,18 +85,17 @@ def _check_trained(run: RunFolder) -> None:
         return
     newest = max(names, key=lambda path: int(path.name.removeprefix("step-")))
     try:
-        files = json.loads((newest / MANIFEST).read_text(encoding="utf-8"))["files"]
-        whole = all((newest / name).stat().st_size == file["bytes"] for name, file in files.items())
-        state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
-        tokens, phase, average = int(state["tokens"]), str(state["phase"]), bool(state.get("average"))
+        manifest = read_manifest(newest)
+        whole = all((newest / name).stat().st_size == file.bytes for name, file in manifest.files.items())
         then = load_run([newest / CONFIG])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RunError):
+        state = read_state(newest / STATE, then, manifest.step)
+    except (OSError, ValueError, RunError):
         return
-    if not whole or phase not in then.phases:
+    if not whole:
         return
-    if average:
+    if state.training is None:
         refuse_average(run.path)
-    refuse_changes(newest, then, run.config, phase, tokens)
+    refuse_changes(newest, then, run.config, state.phase, state.tokens)
 
 
 def _refuse(messages: Iterator[str]) -> None:

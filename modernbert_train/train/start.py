@@ -22,6 +22,7 @@ from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.train import checkpoint
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.checkpoint import Checkpoint
+from modernbert_train.train.manifest import STATE
 from modernbert_train.train.named_source import check_named
 from modernbert_train.train.origin import Origin, check_same_architecture, check_same_tokenizer, open_source
 from modernbert_train.train.past import check_same_past, refuse_average
@@ -186,6 +187,6 @@ def restore(trainer: Trainer, loader: PackedLoader, start: Start) -> None:
         loader.load_state_dict({**position, "tokens": start.tokens, "phase": start.phase})
     except ValueError as error:
         raise StorageError(
-            f"{start.checkpoint.folder / checkpoint.STATE}: training.loader.{error}. Restore it from a copy, or move "
+            f"{start.checkpoint.folder / STATE}: training.loader.{error}. Restore it from a copy, or move "
             "the checkpoint away to go on from the one before."
         ) from None

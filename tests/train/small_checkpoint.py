@@ -13,8 +13,8 @@ import torch
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train import manifest
-from modernbert_train.train.checkpoint import FILES, commit
-from modernbert_train.train.manifest import MANIFEST, FileHash
+from modernbert_train.train.checkpoint import commit
+from modernbert_train.train.manifest import FILES, MANIFEST, FileHash
 from modernbert_train.train.saved_state import Clock, SavedState, TrainingState
 
 CONFIG = load_run(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from modernbert_train.errors import StorageError
-from modernbert_train.train import checkpoint
+from modernbert_train.train import checkpoint, manifest
 from modernbert_train.train.checkpoint import clean, newest_valid, verify
 from modernbert_train.train.manifest import MANIFEST, FileHash
 from tests.train.small_checkpoint import CONFIG, WEIGHT, sign, state_of, write
@@ -52,7 +52,7 @@ def test_no_folder_and_an_empty_folder_mean_a_fresh_start(tmp_path: Path) -> Non
     assert newest_valid(tmp_path) == (None, [])
 
 
-@pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.OPTIMIZER, checkpoint.STATE, MANIFEST])
+@pytest.mark.parametrize("name", [manifest.WEIGHTS, manifest.OPTIMIZER, manifest.STATE, MANIFEST])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_a_truncated_file_means_the_checkpoint_before(tmp_path: Path, name: str, share: float) -> None:
     write(tmp_path, 1)
@@ -80,7 +80,7 @@ def test_every_flipped_bit_is_seen_before_any_weight_is_used(tmp_path: Path) -> 
 
 
 def test_only_damaged_checkpoints_never_mean_a_silent_start_at_zero(tmp_path: Path) -> None:
-    (write(tmp_path, 1) / checkpoint.WEIGHTS).unlink()
+    (write(tmp_path, 1) / manifest.WEIGHTS).unlink()
     with pytest.raises(StorageError, match=r"no checkpoint is whole[\s\S]*model.safetensors[\s\S]*--fresh"):
         newest_valid(tmp_path)
 
@@ -171,7 +171,7 @@ def test_nothing_is_removed_on_the_word_of_a_damaged_manifest(tmp_path: Path) ->
 
 
 def test_a_checkpoint_written_again_replaces_a_damaged_one(tmp_path: Path) -> None:
-    (write(tmp_path, 5) / checkpoint.STATE).write_text("torn")
+    (write(tmp_path, 5) / manifest.STATE).write_text("torn")
     write(tmp_path, 5)
     found, passed_over = newest_valid(tmp_path)
     assert found is not None and found.step == 5 and passed_over == []
@@ -185,7 +185,7 @@ def test_a_pickle_in_place_of_weights_is_never_opened(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[object, ...]:
             return (Path.touch, (marker,))
 
-    torch.save({"w": Payload()}, folder / checkpoint.WEIGHTS)
+    torch.save({"w": Payload()}, folder / manifest.WEIGHTS)
     sign(folder)  # even with a manifest that vouches for it
     with pytest.raises(StorageError, match="(?i)header"):
         verify(folder)

@@ -19,7 +19,7 @@ from modernbert_train.data.packing import PackerState
 from modernbert_train.data.place import PlannerState
 from modernbert_train.data.shuffle import CursorState
 from modernbert_train.errors import StorageError
-from modernbert_train.train import checkpoint
+from modernbert_train.train import checkpoint, manifest
 from modernbert_train.train.checkpoint import newest_valid, verify
 from modernbert_train.train.manifest import MANIFEST, read_manifest
 from modernbert_train.train.saved_state import Clock, GuardState, read_state
@@ -36,13 +36,13 @@ def test_every_flipped_bit_of_a_manifest_is_seen(tmp_path: Path) -> None:
         content[bit // 8] ^= 1 << bit % 8
         path.write_bytes(content)
         try:
-            read_manifest(path.parent, checkpoint.FILES)
+            read_manifest(path.parent)
         except StorageError:
             continue
         accepted.append(bit)
     assert accepted == []
     path.write_bytes(original)
-    assert read_manifest(path.parent, checkpoint.FILES).milestone
+    assert read_manifest(path.parent).milestone
 
 
 def nested(depth: int) -> Any:
@@ -72,7 +72,7 @@ def test_every_edited_field_of_a_manifest_means_the_checkpoint_before(tmp_path: 
         if signed:
             sign(folder, change)
         with pytest.raises(StorageError) as error:
-            read_manifest(folder, checkpoint.FILES)
+            read_manifest(folder)
         return str(error.value)
 
     for field, value in MANIFEST_EDITS:
@@ -93,7 +93,7 @@ def test_every_edited_field_of_a_manifest_means_the_checkpoint_before(tmp_path: 
 @pytest.mark.parametrize(
     "text", ['{"step": Infinity}', '{"step": NaN}', "[" * 100_000, '{"files":' * 100_000, "\0" * 99]
 )
-@pytest.mark.parametrize("name", [MANIFEST, checkpoint.STATE])
+@pytest.mark.parametrize("name", [MANIFEST, manifest.STATE])
 def test_what_is_hardly_json_means_the_checkpoint_before(tmp_path: Path, name: str, text: str) -> None:
     write(tmp_path, 1)
     folder = write(tmp_path, 2)
@@ -167,37 +167,37 @@ def test_a_state_that_makes_no_sense_means_the_checkpoint_before_and_names_the_f
     """Every field missing and of a wrong type, and values that no run has; with the right hashes."""
     write(tmp_path, 1)
     folder = write(tmp_path, 2)
-    original = (folder / checkpoint.STATE).read_text()
+    original = (folder / manifest.STATE).read_text()
     edits: list[tuple[str, Any, str]] = [*STATE_EDITS]
     edits += [(field, ..., f"{re.escape(field)}: missing") for field in FIELDS]
     edits += [(field, value, re.escape(field)) for field in FIELDS for value in ("x", [["x"]], True, {"x": 1})]
     for field, value, message in edits:
         if value == "x" and field.endswith("phase"):
             message = "expected .*, found x"
-        (folder / checkpoint.STATE).write_text(original)
+        (folder / manifest.STATE).write_text(original)
         edit_state(folder, field, value)
         with pytest.raises(ValueError, match=message):
-            read_state(folder / checkpoint.STATE, CONFIG, 2)
+            read_state(folder / manifest.STATE, CONFIG, 2)
     found, passed_over = newest_valid(tmp_path)
     assert found is not None and found.step == 1
     assert re.search(r"step-00000002/state\.json: damaged, though its hash is right; training\.", passed_over[0])
     for text in ("[]", "null", "7", '"x"', ""):
-        (folder / checkpoint.STATE).write_text(text)
+        (folder / manifest.STATE).write_text(text)
         sign(folder)
         with pytest.raises(StorageError, match=r"state\.json: damaged, though its hash is right"):
             verify(folder)
-    (folder / checkpoint.STATE).write_text(original)
+    (folder / manifest.STATE).write_text(original)
     sign(folder)
     assert verify(folder).state == state_of(2)
 
 
-@pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.OPTIMIZER])
+@pytest.mark.parametrize("name", [manifest.WEIGHTS, manifest.OPTIMIZER])
 def test_tensors_that_are_none_mean_the_checkpoint_before(tmp_path: Path, name: str) -> None:
     """With the right hashes; the header is all that is read of them, and none of it is believed."""
     write(tmp_path, 1)
     folder = write(tmp_path, 2)
     for what, content in BAD_TENSORS.items():
-        if name == checkpoint.OPTIMIZER and what in ("no tensors", "whole numbers"):
+        if name == manifest.OPTIMIZER and what in ("no tensors", "whole numbers"):
             continue  # an average has none, and steps are counted in whole numbers
         (folder / name).write_bytes(content)
         sign(folder)
@@ -211,7 +211,7 @@ def test_a_configuration_that_is_none_means_the_checkpoint_before(tmp_path: Path
     write(tmp_path, 1)
     folder = write(tmp_path, 2)
     for text in ("", "[]", "name: x", "\0\1", to_yaml(CONFIG).replace("hidden_size: 4", "hidden_size: 8")):
-        (folder / checkpoint.CONFIG).write_text(text)
+        (folder / manifest.CONFIG).write_text(text)
         sign(folder)
         found, passed_over = newest_valid(tmp_path)
         assert found is not None and found.step == 1 and "config.yaml" in passed_over[0], text
