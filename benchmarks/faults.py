@@ -188,8 +188,8 @@ FAULTS = (
     Fault(
         "loss-denominator",
         "modernbert_train/train/trainer.py",
-        "return total / dist.get_world_size()",
-        "return total",
+        "return total.clamp(min=1) / dist.get_world_size()",
+        "return total.clamp(min=1)",
         "gradients of the same size on any number of ranks",
         ("tests/train/test_accumulation.py",),
     ),
@@ -220,7 +220,7 @@ FAULTS = (
     Fault(
         "checkpoint-sync",
         "modernbert_train/train/checkpoint.py",
-        "_sync(partial)",
+        "_sync(staging)",
         "_sync(folder)",
         "the newest checkpoint after a power cut: it is visible before its files are on the disk",
         ("tests/train/test_checkpoint.py",),
@@ -228,8 +228,8 @@ FAULTS = (
     Fault(
         "clean-order",
         "modernbert_train/train/checkpoint.py",
-        "sorted(whole, reverse=True)[keep:]",
-        "sorted(whole)[keep:]",
+        "key=lambda each: each[0].step, reverse=True)[keep:]",
+        "key=lambda each: each[0].step)[keep:]",
         "the newest checkpoints: the oldest are kept",
         ("tests/train/test_checkpoint.py",),
     ),
@@ -260,8 +260,8 @@ FAULTS = (
     Fault(
         "spike-window",
         "modernbert_train/train/stability.py",
-        "warming_up or len(self._history)",
-        "warming_up and len(self._history)",
+        "if warming_up or self.predicted == 0",
+        "if warming_up and self.predicted == 0",
         "updates while the rate warms up, held back as spikes",
         ("tests/train/test_stability.py",),
     ),
@@ -292,8 +292,8 @@ FAULTS = (
     Fault(
         "metrics-rewind",
         "modernbert_train/train/run_folder.py",
-        '.get("step", 0) <= step',
-        '.get("step", 0) < step',
+        'entry["step"] <= step',
+        'entry["step"] < step',
         "the line of the step that a run goes on from",
         ("tests/train/test_run_folder.py",),
     ),
@@ -405,8 +405,8 @@ FAULTS = (
     Fault(
         "first-error",
         "launch/ranks.py",
-        "rank, first = min((told or failures).items()",
-        "rank, first = max((told or failures).items()",
+        "rank, first = min((told or wrong or failures).items()",
+        "rank, first = max((told or wrong or failures).items()",
         "the cause: the error that came last is told",
         ("tests/launch/test_outcome.py",),
     ),

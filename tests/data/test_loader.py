@@ -6,6 +6,7 @@ If this breaks, a run depends on the machine it ran on, or resuming repeats or s
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -347,6 +348,9 @@ def broken_copy(tiny_data: Path, folder: Path, fault: str) -> list[str]:
         content["model"]["merges"] = []
         (folder / "tokenizer").mkdir()
         (folder / "tokenizer/tokenizer.json").write_text(json.dumps(content))
+        card = json.loads((folder / "dataset.json").read_text())  # that does not tell: only the text itself does
+        card["tokenizer_sha256"] = hashlib.sha256((folder / "tokenizer/tokenizer.json").read_bytes()).hexdigest()
+        (folder / "dataset.json").write_text(json.dumps(card))
         return [f"data.train={folder}", f"data.tokenizer={folder}/tokenizer"]
     shutil.copytree(tiny_data / "train", folder)
     file = sorted(folder.glob("shard.*"))[2]

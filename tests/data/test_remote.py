@@ -159,7 +159,7 @@ def test_a_download_under_way_takes_its_room_from_the_others(
     """Or ranks that fetch at the same moment would together write more than the limit, and fill the disk."""
     sizes = TokenShards(tiny_data / "train", "tokens", 512, 2).shard_bytes
     limited = replace(data, cache_limit_bytes=max(sizes) + 1, shuffle_block_shards=1)
-    shards = open_shards(limited.train, limited, 512)
+    shards = open_url(limited)
     assert shards.remote is not None
     other = Path(str(data.cache_folder)) / "another-folder"
     reserved = other / "partial/shard.00007.mds.zstd/reserved"

@@ -33,6 +33,7 @@ from tests.conftest import RANK_VARIABLES
 from tests.data.make_shards import make_texts
 from tests.docs.pages import ROOT, blocks
 from tests.export.reference_checkpoint import write_reference_checkpoint
+from tests.train.small_checkpoint import sign
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     "-m modernbert_train": modernbert_train.__main__.main,  # type: ignore[dict-item]
@@ -113,12 +114,21 @@ def furnish(folder: Path) -> None:
 # --- what a page takes for given -----------------------------------------------------------------------------------
 
 
+def as_step(folder: Path, step: int) -> None:
+    """Make a checkpoint that of another step, since pages name some."""
+    file = folder / "state.json"
+    state = json.loads(file.read_text(encoding="utf-8"))
+    state["step"] = state["training"]["timestamp"]["batch"] = step
+    file.write_text(json.dumps(state), encoding="utf-8")
+    sign(folder, lambda manifest: manifest.update(step=step))
+    folder.rename(folder.with_name(f"step-{step:08d}"))
+
+
 @contextmanager
 def averaging(home: Path) -> Iterator[None]:
     for name in ("base", "a", "b"):
         shutil.copytree(home / "runs/quickstart", home / f"runs/{name}")
-    last = max((home / "runs/a/checkpoints").iterdir())
-    last.rename(last.with_name("step-00001000"))
+    as_step(max((home / "runs/a/checkpoints").iterdir()), 1000)
     yield
 
 
@@ -166,7 +176,8 @@ def watching(home: Path) -> Iterator[None]:
 @contextmanager
 def weights(home: Path) -> Iterator[None]:
     checkpoints = home / "runs/quickstart/checkpoints"
-    shutil.copytree(min(checkpoints.iterdir()), checkpoints / "step-00000733")
+    shutil.copytree(min(checkpoints.iterdir()), home / "copy")
+    as_step((home / "copy").rename(checkpoints / "copy"), 733)
     shutil.copytree(home / "runs/quickstart/hf", home / "base")
     sizes = {key: int(value) for key, value in re.findall(r"model\.(\w+)=(\d+)", WIDTH)}
     written, _ = write_reference_checkpoint(home / "there", ModelConfig(vocab_size=8192, **sizes), home / "base")

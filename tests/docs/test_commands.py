@@ -26,7 +26,7 @@ ELSEWHERE = {
                         "transformers_loads", ("launch/quickstart.py",)),
     "torchrun --standalone --nproc-per-node 2 -m modernbert_train train yamls/quickstart.yaml": (
         "tests/launch/test_launch.py::test_torchrun_alone_works_too",
-        ("torch.distributed.run", "--standalone", "--nproc-per-node"),
+        ("*TORCHRUN, RUN[1]",),
     ),
     "python -m modernbert_train.compat composer.cli -n 2 -m modernbert_train train yamls/quickstart.yaml": (
         "tests/launch/test_launch.py::test_composers_launcher_works_too",

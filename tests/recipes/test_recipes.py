@@ -121,7 +121,7 @@ def test_the_tiny_recipe_runs_whole_and_phase_by_phase_and_grows(
     assert parts[1][0]["loss"] == first["loss"], "the second goes on with the same weights and the same text"
     assert parts[2][-1]["lr"] < 0.5 * parts[2][0]["lr"]
     losses = [entry["loss"] for entry in records(tmp_path / "tiny", "validation")]
-    assert len(losses) == 3 and losses[-1] < losses[0]
+    assert len(losses) >= 3 and losses[-1] < losses[0]
 
     grown = f"model.grow_from={tmp_path}/tiny-1-stable"
     assert main(["train", *words(tiny_data, tmp_path, "tiny-large.yaml", grown)]) == 0

@@ -22,7 +22,7 @@ CONFIG = load_run(
     [
         *("name=small", "data.train=absent", "data.tokenizer=absent", "optim.lr=1"),
         "model={vocab_size: 8, hidden_size: 4, num_layers: 1, num_heads: 1, intermediate_size: 4}",
-        "phases.short={tokens: 10000, row_tokens: 64, batch_rows: 8, microbatch_tokens: 64}",
+        "phases.short={tokens: 10_000_000_000, row_tokens: 64, batch_rows: 8, microbatch_tokens: 64}",
     ],
 )
 WEIGHT = "model.layers.0.mlp.Wo.weight"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,17 +124,22 @@ def test_what_has_no_mean_is_refused_with_both_values(
 def copy_of(folder: Path, step: int, tokens: int, copies: Path) -> Path:
     """A checkpoint of a run once more, as if of another step."""
     found = verify(folder)
+    assert found.state.training is not None
+    training = replace(
+        found.state.training,
+        timestamp=found.state.training.timestamp | {"batch": step, "token": tokens},
+        loader=found.state.training.loader | {"tokens": tokens},
+    )
     made = commit(
         copies / "checkpoints",
-        step,
         weights=found.weights(),
         optimizer=found.optimizer(),
-        state=found.state() | {"step": step, "tokens": tokens},
+        state=replace(found.state, step=step, tokens=tokens, training=training),
         config_yaml=(folder / "config.yaml").read_text(encoding="utf-8"),
         phase_end=False,
     )
     (copies / "config.yaml").write_text((folder / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8")
-    return made.folder
+    return made
 
 
 def test_an_average_is_as_old_as_the_newest_of_them_and_of_the_decay_alone(
@@ -146,7 +152,7 @@ def test_an_average_is_as_old_as_the_newest_of_them_and_of_the_decay_alone(
     for number, names in enumerate(((old, new), (new, old))):
         out = tmp_path / f"mean{number}"
         assert main(["average", *names, "--out", str(out)]) == 0
-        assert (average_of(out).step, average_of(out).state()["tokens"]) == (7, 2222)
+        assert (average_of(out).step, average_of(out).state.tokens) == (7, 2222)
     capsys.readouterr()
     assert main(["average", str(copies), "--last", "2", "--out", str(tmp_path / "third")]) == 74
     assert "1 whole checkpoints of its decay, which begins at 1,000 tokens" in capsys.readouterr().err

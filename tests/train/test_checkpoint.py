@@ -210,7 +210,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_is_visible(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(Path, "rename", note_rename)
-    final = write(tmp_path, 5).folder
+    final = write(tmp_path, 5)
     [(name, needed, found)] = at_rename
     assert name == final.name and len(needed) >= 6 and needed <= found
     assert tmp_path.stat().st_ino in synced, "the rename itself is not on the disk"

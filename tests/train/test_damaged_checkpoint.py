@@ -125,7 +125,7 @@ STATE_EDITS: list[tuple[str, Any, str]] = [
     ("step", 1, "step: expected 2, as the manifest says, found 1"),
     ("tokens", 1e308, "tokens: expected a whole number"),
     ("tokens", 10**308, "tokens: expected a whole number"),
-    ("tokens", 10**12, "tokens: expected from step=2 to 10512, found 1000000000000"),
+    ("tokens", 10**12, "tokens: expected from step=2 to 10000000512, found 1000000000000"),
     ("tokens", 21, "training.timestamp.token: expected 21, found 20"),
     ("phase", "long", "phase: expected one of short, found long"),
     ("phase", None, "phase: expected text"),

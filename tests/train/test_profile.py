@@ -47,19 +47,19 @@ def test_a_run_with_all_its_figures_and_a_profile(
     monkeypatch.setattr(Measure, "batch_end", counted)
     words = tiny_run("profile={steps: 2, skip: 3}", "data.validation=null", "logging.line_seconds=0.001")
     assert main(["train", *words]) == 0
-    output, errors = capsys.readouterr()
+    output = capsys.readouterr().out
 
     folder = tmp_path / "runs/tiny"
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [entry for entry in entries if entry["kind"] == "step"]
-    assert output.startswith("tiny: ") and f", {len(steps)} steps, " in output
+    assert "\ntiny: " in output and f", {len(steps)} steps, " in output
     assert reads == [1] * len(steps)  # the norm of the update; the rest is known to the host
     flops = sum(step["rank_flops_per_second"] * step["seconds"] for step in steps)
     planned = float(output.split(" steps, ")[1].split()[0])
     assert flops == pytest.approx(planned, rel=0.05)  # the plan knows the mean document, the meter every one
     assert all(0 < step["data_wait_share"] < 1 and step["grad_norm"] > 0 and "mfu" not in step for step in steps)
     assert steps[-1]["seconds_left"] == 0 < steps[0]["seconds_left"]
-    assert errors.count("FLOP/s  wait") == len(steps)
+    assert output.count("FLOP/s  wait") == len(steps)
 
     (trace,) = (folder / "profile").glob("*.json.gz")
     assert trace.name == "steps-4-5.json.gz"
@@ -67,7 +67,7 @@ def test_a_run_with_all_its_figures_and_a_profile(
     assert len({event["name"] for event in events if str(event.get("name")).startswith("ProfilerStep#")}) == 2
     ten = (folder / "profile/steps-4-5.txt").read_text().splitlines()
     assert len(ten) == 12 and ten[0].startswith("operators by their own CPU time") and "in 2 steps" in ten[0]
-    assert any("aten::mm" in line for line in ten) and ten[2] in errors
+    assert any("aten::mm" in line for line in ten) and ten[2] in output
 
 
 def test_it_is_off_unless_asked_for_and_may_be_switched_in_a_run_that_exists(tiny_run: TinyRun) -> None:
