@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart test test-gpu lint docs clean
+.PHONY: help venv quickstart format lint test test-quick test-gpu coverage docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,6 +14,10 @@ venv: ## the Python environment: made, mended or updated; nothing if it is curre
 quickstart: venv ## text to a trained small model on this machine
 	$(PYTHON_IN_VENV) launch/quickstart.py
 
+format: venv ## put the code into its style
+	$(PYTHON_IN_VENV) -m ruff check --fix .
+	$(PYTHON_IN_VENV) -m ruff format .
+
 lint: venv ## style and types
 	$(PYTHON_IN_VENV) -m ruff check .
 	$(PYTHON_IN_VENV) -m ruff format --check .
@@ -21,6 +25,12 @@ lint: venv ## style and types
 
 test: lint ## style, types and the tests that need no GPU, on all cores
 	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
+test-quick: venv ## the tests that start no process and train nothing: under a minute
+	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m 'not gpu and not slow and not runs' -n logical --maxprocesses 8 -q
+
+coverage: venv ## lines that no test reaches; as long as all tests in one process
+	$(PYTHON_IN_VENV) -m pytest --cov --cov-report=term-missing:skip-covered
 
 test-gpu: venv ## the tests that need a GPU, on this machine's; minutes
 	$(PYTHON_IN_VENV) -m pytest -m gpu tests/gpu --durations=15

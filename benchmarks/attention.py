@@ -60,10 +60,10 @@ def line_of(lengths: list[int], longest: int, device: torch.device) -> Batch:
     """A microbatch of documents laid end to end, as far as attention reads it."""
     total = sum(lengths)
     spare = -len(lengths) % 64
-    borders = torch.tensor([0, *np.cumsum(lengths).tolist(), *[total] * spare], dtype=torch.int32)
+    boundaries = torch.tensor([0, *np.cumsum(lengths).tolist(), *[total] * spare], dtype=torch.int32)
     places = torch.cat([torch.arange(n) for n in lengths])
     nothing = torch.zeros(0, dtype=torch.int64)
-    return Batch(torch.zeros_like(places), places, borders, longest, nothing, nothing, total, 0, 1).to(device)
+    return Batch(torch.zeros_like(places), places, boundaries, longest, nothing, nothing, total, 0, 1).to(device)
 
 
 def attention_flops(lengths: list[int], half_window: int | None, heads: int) -> float:

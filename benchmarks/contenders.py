@@ -26,12 +26,13 @@ from modernbert_train.data.packing import SPECIAL_TOKENS
 from modernbert_train.data.planner import Row
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
-from modernbert_train.train.build import build_loader, train
-from modernbert_train.train.meter import training_flops
+from modernbert_train.run.throughput import training_flops
+from modernbert_train.train.build import build_loader
+from modernbert_train.train.session import train
 from modernbert_train.vocabulary import read_vocabulary
 
 ADAM = {"betas": (0.9, 0.98), "eps": 1e-6}
-Taken = tuple[StepBatch, tuple[Row, ...]]  # a batch, and the pieces in its rows
+Taken = tuple[StepBatch, tuple[Row, ...]]  # a batch, and the chunks in its rows
 
 
 class Contender:
@@ -75,7 +76,7 @@ class Clock:
         self._steps.append(self._marks)
 
     def mark(self, part: str) -> None:
-        """End of a stretch that belongs to `part`."""
+        """End of a range that belongs to `part`."""
         self._marks.append((part, mark(self._device)))
 
     def add(self, part: str, seconds: float) -> None:
@@ -314,8 +315,8 @@ def _documents(batch: StepBatch, rows: Sequence[Row]) -> Iterator[tuple[Tensor, 
         labels_T[part.positions_M[real]] = part.labels_M[real]
         for number in range(part.num_rows):
             at = number * batch.plan.row_tokens
-            for piece in next(left):
-                end = at + piece.length + SPECIAL_TOKENS
+            for chunk in next(left):
+                end = at + chunk.length + SPECIAL_TOKENS
                 yield part.input_ids_T[at:end], labels_T[at:end]
                 at = end
 

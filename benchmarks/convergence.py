@@ -42,9 +42,11 @@ from benchmarks.reference import transformers_model
 from modernbert_train.batch import Batch
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.evals.heldout import open_validation
 from modernbert_train.models.init import initialize
 from modernbert_train.report.chart import Chart, Line, Marks, standalone
-from modernbert_train.train.build import build_loader, build_model, build_validation, train
+from modernbert_train.train.build import build_loader, build_model
+from modernbert_train.train.session import train
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,7 +186,7 @@ def plain(config: RunConfig, reverse: bool) -> Curve:
     seconds = time.perf_counter() - started
     first.load_state_dict(model.state_dict())
     phase = config.phases["stable"]
-    found = build_validation(config, vocabulary).evaluate(first, phase, torch.device("cpu"), bf16=False)
+    found = open_validation(config, vocabulary).evaluate(first, phase, torch.device("cpu"), bf16=False)
     return Curve(curve.tokens, curve.losses, found.loss, seconds)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from data_prep.shards import ShardWriter
-from data_prep.tokenizer import save_tokenizer
+from data_prep.make_tokenizer import save_tokenizer
+from data_prep.write.shards import ShardWriter
 from modernbert_train.vocabulary import read_vocabulary
 
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")

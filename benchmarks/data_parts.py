@@ -1,6 +1,6 @@
 """Packing and the loader alone, on one core, with the parts of `benchmarks.packing` and `benchmarks.data_path`.
 
-The floors are bytes at the rate of a copy: of the planner a length read and a piece written for each document, of the
+The floors are bytes at the rate of a copy: of the planner a length read and a chunk written for each document, of the
 loader the ids in the shard, and ids, positions, and 30 % of positions and labels in the batch. Python and zstd are far
 from them; what counts is that one core feeds a GPU, whose rate stands in `tok/s` of the other tables.
 """
@@ -19,7 +19,7 @@ from benchmarks.data_path import load, read_tokens, write_shards
 from benchmarks.measure import Case, Group, Stage, Work
 from benchmarks.packing import planner_of
 
-PLANNED_BYTES = 4 + 16  # of a document: its length; number, start, length and row of a piece
+PLANNED_BYTES = 4 + 16  # of a document: its length; number, start, length and row of a chunk
 READ_BYTES = 2  # of a token in a shard
 LOADED_BYTES = READ_BYTES + 4 + 4 + 0.3 * (4 + 4)
 ROW_LENGTHS = (1024, 8192)

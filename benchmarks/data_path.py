@@ -7,7 +7,7 @@ Documents are synthetic: log-normal lengths with a median of about 330 tokens, i
 frequent as words are, so that the zstd shards compress as text does. Every round reads a fresh copy of the shards, so
 each case decompresses them. StreamingDataset is timed from its first sample on, without its start-up. The planner is
 every rank's overhead for the whole job; reading, packing and masking is one worker's rate. The long documents have
-5,000,000 tokens each, cut into thousands of pieces.
+5,000,000 tokens each, cut into thousands of chunks.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.shards import ShardWriter
+from data_prep.write.shards import ShardWriter
 from modernbert_train.config.schema import DataConfig, ObjectiveConfig, OptimConfig, PhaseConfig, RunConfig
 from modernbert_train.data.loader import MicrobatchMaker, PackedLoader
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.mixture import Stream, TokenStreams
 from modernbert_train.data.planner import BatchPlanner
-from modernbert_train.data.shuffle import ShuffledPieces
+from modernbert_train.data.shuffle import ShuffledChunks
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.vocabulary import Vocabulary
 
@@ -89,10 +89,10 @@ def write_shards(folder: Path, lengths: np.ndarray) -> None:
     """Ids as frequent as words are, by Zipf's law."""
     draw = np.random.default_rng(1)
     frequency = 1 / (np.arange(5, VOCAB_SIZE) + 2.7)
-    borders = np.cumsum(frequency) / frequency.sum()
+    boundaries = np.cumsum(frequency) / frequency.sum()
     writer = ShardWriter(folder, VOCAB_SIZE, "0" * 64, shard_bytes=1 << 24)
     for length in lengths:
-        writer.write((5 + np.searchsorted(borders, draw.random(int(length)))).clip(5, VOCAB_SIZE - 1).tolist())
+        writer.write((5 + np.searchsorted(boundaries, draw.random(int(length)))).clip(5, VOCAB_SIZE - 1).tolist())
     writer.finish()
 
 
@@ -109,7 +109,7 @@ def run_config(row_tokens: int) -> RunConfig:
 
 
 def plans(lengths: np.ndarray, row_tokens: int, shard_documents: list[int]) -> BatchPlanner:
-    return BatchPlanner(run_config(row_tokens), {"train": ShuffledPieces(shard_documents, lengths, 16, seed=17)})
+    return BatchPlanner(run_config(row_tokens), {"train": ShuffledChunks(shard_documents, lengths, 16, seed=17)})
 
 
 def one_epoch(planner: BatchPlanner) -> Iterator[tuple[int, int]]:

@@ -62,23 +62,23 @@ def _draw_document(rng: np.random.Generator, length: int, vocab_size: int) -> Do
 
 
 def pack(rows: list[list[Document]]) -> Batch:
-    """Rows as the loader lays them out: tails are sequences of pads, borders and positions padded to fixed lengths."""
-    pieces, labels = [], []
+    """Rows as the loader lays them out: tails are sequences of pads, boundaries and positions of fixed lengths."""
+    chunks, labels = [], []
     for row in rows:
         tail = ROW_TOKENS - sum(len(document) for document in row)
-        pieces += [document.input_ids for document in row] + [torch.full((tail,), PAD)]
+        chunks += [document.input_ids for document in row] + [torch.full((tail,), PAD)]
         labels += [document.labels for document in row] + [torch.full((tail,), IGNORED_LABEL)]
-    lengths = torch.tensor([len(piece) for piece in pieces])
+    lengths = torch.tensor([len(chunk) for chunk in chunks])
     total = len(rows) * ROW_TOKENS
-    borders = torch.full((1 << len(lengths).bit_length(),), total, dtype=torch.int32)
-    borders[0], borders[1 : len(lengths) + 1] = 0, lengths.cumsum(0)
+    boundaries = torch.full((1 << len(lengths).bit_length(),), total, dtype=torch.int32)
+    boundaries[0], boundaries[1 : len(lengths) + 1] = 0, lengths.cumsum(0)
     labels_T = torch.cat(labels)
     positions = (labels_T != IGNORED_LABEL).nonzero().flatten()
     spare = math.ceil(MASK_RATE * total) + 32 - len(positions)  # as MaskedLM.max_predicted
     return Batch(
-        input_ids_T=torch.cat(pieces),
+        input_ids_T=torch.cat(chunks),
         position_ids_T=torch.cat([torch.arange(n) for n in lengths.tolist()]),
-        cu_seqlens_S=borders,
+        cu_seqlens_S=boundaries,
         max_seqlen=ROW_TOKENS,
         positions_M=pad(positions, (0, spare)),
         labels_M=pad(labels_T[positions], (0, spare), value=IGNORED_LABEL),

@@ -27,7 +27,7 @@ from typing import Literal
 from data_prep.prepare import main as prepare
 from modernbert_train.config.load import load_run
 from modernbert_train.report.chart import Chart, Line, Marks, standalone
-from modernbert_train.train.build import train
+from modernbert_train.train.session import train
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ("model.hidden_size=128", "model.num_layers=4", "model.num_heads=2", "model.intermediate_size=192")

@@ -26,8 +26,8 @@ from torch import Tensor
 from data_prep.prepare import main as prepare
 from modernbert_train.config.load import load_run
 from modernbert_train.models.init import initialize
+from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.train.build import build_model
-from modernbert_train.train.checkpoint import newest_valid
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = (
@@ -42,10 +42,10 @@ BASE = (
     "data.num_workers=0",
 )
 HSDP = ("distributed.strategy=hsdp", "distributed.shard_ranks=2")
-# a row: what it says, then stretches of (ranks, threads, words), each of which goes on from the middle of the last
-Stretch = tuple[int, int, tuple[str, ...]]
-REFERENCE: Stretch = (1, 1, ())
-CUTS: dict[str, list[Stretch]] = {
+# a row: what it says, then ranges of (ranks, threads, words), each of which goes on from the middle of the last
+StepRange = tuple[int, int, tuple[str, ...]]
+REFERENCE: StepRange = (1, 1, ())
+CUTS: dict[str, list[StepRange]] = {
     "1 process, two threads": [(1, 2, ())],
     "microbatches of 1 row": [(1, 1, ("phases.stable.microbatch_tokens=128",))],
     "microbatches of 16 rows, the whole batch": [(1, 1, ("phases.stable.microbatch_tokens=2048",))],
@@ -112,9 +112,9 @@ def words_of(folder: Path, data: Path, steps: int) -> list[str]:
     ]
 
 
-def run(folder: Path, name: str, words: Sequence[str], stretches: Sequence[Stretch], steps: int) -> Path:
-    """Train a run through the launcher, each stretch but the first from the middle of the one before."""
-    for number, (ranks, threads, more) in enumerate(stretches):
+def run(folder: Path, name: str, words: Sequence[str], ranges: Sequence[StepRange], steps: int) -> Path:
+    """Train a run through the launcher, each range but the first from the middle of the one before."""
+    for number, (ranks, threads, more) in enumerate(ranges):
         if number:
             for path in (folder / name / "checkpoints").iterdir():
                 if int(path.name.removeprefix("step-")) > steps // 2:

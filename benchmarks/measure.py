@@ -40,7 +40,7 @@ NO_WORK = Work()
 
 
 class Stage(NamedTuple):
-    """A stretch of a case.
+    """A part of a case.
 
     Attributes:
         name: in the table; "" is not timed.

@@ -3,7 +3,7 @@
     python -m benchmarks.packing                                   # half a minute, log-normal lengths
     python -m benchmarks.packing data/mine/train/lengths.npy ...   # each file, and all of them together
 
-Best fit gives each piece the fullest of 64 open rows that takes it, as the published packers do. Streams have equal
+Best fit gives each chunk the fullest of 64 open rows that takes it, as the published packers do. Streams have equal
 documents, and shares of 60, 30 and 10 % of the text where there are three.
 """
 
@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import DataConfig, OptimConfig, PhaseConfig, RunConfig, StreamConfig
-from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, WINDOW, GreedyPacker, Piece
+from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, WINDOW, Chunk, GreedyPacker
 from modernbert_train.data.planner import BatchPlanner
-from modernbert_train.data.shuffle import ShuffledPieces
+from modernbert_train.data.shuffle import ShuffledChunks
 
-PIECES = 30_000  # packed for each figure; documents are repeated in another order until there are as many
+CHUNKS = 30_000  # packed for each figure; documents are repeated in another order until there are as many
 ROUNDS = 5
 SHARES = {1: (1.0,), 3: (0.6, 0.3, 0.1), 10: (0.1,) * 10}
 
@@ -50,15 +50,15 @@ def main() -> None:
 
 def fill(lengths: NDArray[np.integer], row_tokens: int) -> tuple[float, float]:
     """Share of the rows that is not padding, by our packer and by best fit, without what still waits at the end."""
-    order = ShuffledPieces([len(lengths)], lengths, 1, seed=17)
-    pieces: list[Piece] = []
-    while len(pieces) < PIECES:
-        pieces += [Piece(0, *piece) for piece in order.block(len(pieces), 0, row_tokens - SPECIAL_TOKENS).tolist()]
+    order = ShuffledChunks([len(lengths)], lengths, 1, seed=17)
+    chunks: list[Chunk] = []
+    while len(chunks) < CHUNKS:
+        chunks += [Chunk(0, *chunk) for chunk in order.block(len(chunks), 0, row_tokens - SPECIAL_TOKENS).tolist()]
     packer = GreedyPacker(row_tokens, WINDOW, DataConfig().max_wait_rows)
-    for piece in pieces:
-        packer.place(piece)
-    used = sum(piece.length + SPECIAL_TOKENS for row in packer.ready for piece in row)
-    return used / (len(packer.ready) * row_tokens), best_fit([piece.length for piece in pieces], row_tokens)
+    for chunk in chunks:
+        packer.place(chunk)
+    used = sum(chunk.length + SPECIAL_TOKENS for row in packer.ready for chunk in row)
+    return used / (len(packer.ready) * row_tokens), best_fit([chunk.length for chunk in chunks], row_tokens)
 
 
 def best_fit(lengths: Sequence[int], row_tokens: int, open_rows: int = 64) -> float:
@@ -97,7 +97,7 @@ def planner_of(lengths: NDArray[np.integer], row_tokens: int, streams: int) -> B
         optim=OptimConfig(name="none", lr=1.0),
         phases={"only": phase},
     )
-    order = {name: ShuffledPieces([len(lengths)], lengths, 1, seed) for seed, name in enumerate(names)}
+    order = {name: ShuffledChunks([len(lengths)], lengths, 1, seed) for seed, name in enumerate(names)}
     return BatchPlanner(config, order)
 
 

@@ -19,15 +19,15 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from data_prep.executors import LocalTasks
-from data_prep.plan import make_work
+from data_prep.make_tokenizer import adapt_tokenizer, save_tokenizer, tokenizer_threads, train_tokenizer
 from data_prep.prepare import prepare
-from data_prep.sources import read_source
-from data_prep.stages import make_stages
+from data_prep.read.sources import read_source
 from data_prep.stats import dataset_stats
-from data_prep.tokenizer import adapt_tokenizer, save_tokenizer, tokenizer_threads, train_tokenizer
-from data_prep.workers import Workers
-from modernbert_train.config.prepare import ExecutorConfig, PrepareConfig, SourceConfig, TokenizerConfig
+from data_prep.tasks.executors import LocalTasks
+from data_prep.tasks.stages import make_stages
+from data_prep.tasks.work import make_work
+from data_prep.tasks.workers import Workers
+from modernbert_train.config.tools.prepare import ExecutorConfig, PrepareConfig, SourceConfig, TokenizerConfig
 
 ROUNDS = 3
 VOCAB_SIZE = 32_768
@@ -98,7 +98,7 @@ def _alone(tokenizer: Tokenizer, texts: list[str]) -> dict[str, float]:
 
 def _stages(config: PrepareConfig, folder: Path) -> dict[str, float]:
     """All stages in this process: the tokenising tasks alone, and together with the others."""
-    import data_prep.shards  # noqa: F401  imports torch, which is start-up
+    import data_prep.write.shards  # noqa: F401  imports torch, which is start-up
 
     work = make_work(folder, config, {})
     seconds = {}

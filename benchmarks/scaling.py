@@ -23,6 +23,7 @@ from modernbert_train.plan.gpus import GPUS, find_measurement
 from modernbert_train.plan.make import Phase, Plan, make_plan
 from modernbert_train.plan.memory import Strategy, sharing_ranks
 from modernbert_train.plan.speed import MEMORY_SHARE, microbatch_seconds, step_time
+from modernbert_train.text import markdown_table
 
 RECIPES = Path(__file__).resolve().parent.parent / "yamls/recipes"
 SHAPES = (
@@ -137,11 +138,6 @@ def choice_rows(plan: Plan, gpu: str, scales: Sequence[int] = (8, 16, 64)) -> It
                 yield [title(plan), f"{ranks}", setting.strategy, f"{setting.microbatches}", name, done, *worth]
 
 
-def markdown(head: Sequence[str], rows: Iterator[list[str]] | Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def print_tables(gpus: Sequence[str], shapes: Sequence[str] = SHAPES, scales: Sequence[int] = SCALES) -> None:
     """All tables of the first kind."""
     head = ["GPUs", "rows", *(f"{s} {c}" for s in STRATEGIES for c in ("exposed ms", "efficiency"))]
@@ -160,11 +156,13 @@ def print_tables(gpus: Sequence[str], shapes: Sequence[str] = SHAPES, scales: Se
             print(f"\n{title(plan)}, {basis}, {alone(plan, phase, gpu):,.0f} tokens/s of one GPU alone")
             for weak in (False, True):
                 print(f"\n{'weak' if weak else 'strong'} scaling\n")
-                print(markdown(head, scaling_rows(plan, gpu, weak=weak, scales=scales)))
+                print(markdown_table(head, scaling_rows(plan, gpu, weak=weak, scales=scales)))
     print("\nWhat choices are worth, on H100\n")
     head = ["", "GPUs", "strategy", "microbatches", "choice", "taken", "ms of a step", "share", "GB it takes"]
     print(
-        markdown(head, [row for plan in plans if "stable" in plan.config.phases for row in choice_rows(plan, "h100")])
+        markdown_table(
+            head, [row for plan in plans if "stable" in plan.config.phases for row in choice_rows(plan, "h100")]
+        )
     )
 
 

@@ -46,6 +46,7 @@ from modernbert_train.plan.communication import Transfer, transfer_seconds, tran
 from modernbert_train.plan.gpus import Gpu
 from modernbert_train.plan.memory import Strategy
 from modernbert_train.plan.parameters import count_parameters
+from modernbert_train.text import markdown_table
 
 SHARDS: dict[int, dict[Strategy, int]] = {2: {"ddp": 1, "fsdp2": 2}, 4: {"ddp": 1, "fsdp2": 4, "hsdp": 2}}
 MICROBATCHES, TOKENS = 3, 64
@@ -260,16 +261,14 @@ def compare(ranks: int, seconds: dict[str, Times], config: ModelConfig) -> list[
 
 def print_comparison(ranks: Sequence[int], rounds: int, width: int) -> list[Comparison]:
     """Measure on each number of processes, and print the tables."""
-    from benchmarks.scaling import markdown
-
     config = model_of(width)
     print(f"{MICROBATCHES} microbatches of {TOKENS} tokens, {count_parameters(config).total / 1e6:.1f} M parameters")
     print(f"{os.cpu_count()} cores, one thread each, medians of {rounds} rounds\n")
     found = [each for n in ranks for each in compare(n, run(n, rounds, width), config)]
     head = ["processes", "strategy"]
     times = ["compute, one at work, ms", "all at work", "step", "one at work + links", "step over that"]
-    print(markdown([*head, *times], [each.step_cells() for each in found]))
+    print(markdown_table([*head, *times], [each.step_cells() for each in found]))
     names = ("communication, {} ms", "by links", "over links", "over ring")
-    print("\n" + markdown([*head, *(name.format(clock) for clock in CLOCKS for name in names)],
+    print("\n" + markdown_table([*head, *(name.format(clock) for clock in CLOCKS for name in names)],
                            [each.communication_cells() for each in found]))  # fmt: skip
     return found

@@ -27,9 +27,9 @@ from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
-from modernbert_train.train.progress import Progress
-from modernbert_train.train.requests import Requests
-from modernbert_train.train.run_folder import RunFolder
+from modernbert_train.ranks.save_requests import Requests
+from modernbert_train.run.progress import Progress
+from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.train.stability import Guard
 
 ROWS = 2
@@ -50,7 +50,7 @@ def main() -> None:
     progress = Progress(config, visible=False)
     guard = Guard(config, None, RunFolder(config), progress, lambda steps: None, Requests(None))  # type: ignore[arg-type]
     full_window = [9.0 + 0.01 * n for n in range(config.stability.spike_window_batches)]
-    guard.load_state_dict({"phase": "only", "losses": full_window, "held_back": [], "unlabelled_steps": 0})
+    guard.load_state_dict({"phase": "only", "losses": full_window, "skipped_updates": [], "unlabelled_steps": 0})
     plan = SimpleNamespace(phase="only", tokens_before=0, tokens=1)
     state: Any = SimpleNamespace(model=model, optimizers=[optimizer], timestamp=SimpleNamespace())
     logger: Any = None

@@ -38,6 +38,7 @@ import torch
 from benchmarks.contenders import Contender, Ours, Theirs, through_train
 from benchmarks.corpus import write_corpus
 from benchmarks.measure import measure_rates
+from modernbert_train.compute import keep_freed_memory
 from modernbert_train.config.schema import (
     CheckpointConfig,
     DataConfig,
@@ -49,9 +50,8 @@ from modernbert_train.config.schema import (
     StableAdamWConfig,
 )
 from modernbert_train.models.init import initialize
+from modernbert_train.run.throughput import peak_flops
 from modernbert_train.train.build import build_model
-from modernbert_train.train.device import keep_freed_memory
-from modernbert_train.train.meter import peak_flops
 
 SMALL = ModelConfig(
     vocab_size=8192, hidden_size=192, num_layers=7, num_heads=3, intermediate_size=288, attention_out_dropout=0.0

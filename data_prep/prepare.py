@@ -1,8 +1,8 @@
 """Text on disk to tokenised MDS shards: python data_prep/prepare.py spec.yaml [a.b=c ...] [--overwrite] [--part i/n]
 
-The corpus is cut into tasks, which any number of processes and machines may do (see stages.py). What is done is kept
-beside the dataset's place, in <out>.work, until the dataset is complete: after a kill the same command goes on, and the
-outcome is the same to the byte. No text is kept in between, and memory does not grow with the corpus.
+The corpus is cut into tasks, which any number of processes and machines may do (see tasks/stages.py). What is done is
+kept beside the dataset's place, in <out>.work, until the dataset is complete: after a kill the same command continues,
+and the outcome is the same to the byte. No text is kept in between, and memory does not grow with the corpus.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
 
 from modernbert_train import __version__
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.prepare import PrepareConfig, prepare_problems
+from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 
 if TYPE_CHECKING:
-    from data_prep.plan import Work
     from data_prep.report import Fingerprint
+    from data_prep.tasks.work import Work
 
 Part = tuple[int, int]
 _LOCK = ".lock"
@@ -76,9 +76,9 @@ def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1))
         raise ConfigError("\n".join(problems))
     if part != (1, 1) and config.executor.name != "local":
         raise ConfigError(f"--part: executor.name={config.executor.name} divides the work itself. Use one of the two.")
-    from data_prep.filters import make_screen
+    from data_prep.clean.filters import make_screen
+    from data_prep.make_tokenizer import adapt_tokenizer
     from data_prep.report import describe, fingerprint, is_finished
-    from data_prep.tokenizer import adapt_tokenizer
 
     out = Path(config.out)
     place = out.resolve() if out.is_symlink() else out  # beside a link may be another disk
@@ -106,9 +106,9 @@ def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1))
 
 
 def _run(work: Work, config: PrepareConfig, asked: Fingerprint, part: Part) -> None:
-    from data_prep.executors import num_workers, run_local, submit
     from data_prep.report import is_finished
-    from data_prep.stages import make_stages
+    from data_prep.tasks.executors import num_workers, run_local, submit
+    from data_prep.tasks.stages import make_stages
 
     def is_done() -> bool:
         return is_finished(Path(config.out), asked, overwrite=False)
@@ -129,8 +129,8 @@ def _open_work(folder: Path, config: PrepareConfig, asked: Fingerprint, overwrit
         ConfigError: what is there is of another spec, and may not be thrown away.
         DataError: a hub dataset cannot be opened.
     """
-    from data_prep.plan import make_work, read_work
     from data_prep.report import changes
+    from data_prep.tasks.work import make_work, read_work
 
     asked = {"version": __version__, **asked}
     with (folder / ".planning").open("a") as turn:
@@ -155,15 +155,15 @@ def _after_failure(folder: Path, part: Part, error: RunError) -> None:
     """Throw work away that cannot be gone on with, and tell other machines that wait."""
     if part != (1, 1):
         (folder / "failed").write_text(f"part {part[0]} of {part[1]}: {error}", encoding="utf-8")
-    elif isinstance(error, DataError):  # mended, it will be another spec, or other files
+    elif isinstance(error, DataError):  # fixed, it will be another spec, or other files
         _empty(folder)
         shutil.rmtree(folder)
 
 
 def _remove_work(folder: Path, asked: Fingerprint) -> None:
     """Remove what a finished dataset was made of, if the process that made it could not, or was on Slurm."""
-    from data_prep.plan import read_work
     from data_prep.report import changes
+    from data_prep.tasks.work import read_work
 
     found = read_work(folder)
     if (folder / _LOCK).exists() and (found is None or not changes(found[1], {"version": __version__, **asked})):
@@ -174,7 +174,7 @@ def _remove_work(folder: Path, asked: Fingerprint) -> None:
 
 def _empty(folder: Path) -> None:
     """Remove the plan and then everything done, so that what a kill leaves of it is never gone on with."""
-    from data_prep.plan import PLAN
+    from data_prep.tasks.work import PLAN
 
     (folder / PLAN).unlink(missing_ok=True)
     for path in folder.iterdir():

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.documents import SPLITS, SourceTally, Tally
-from data_prep.sources import file_state, source_files
-from data_prep.tokenizer import tokenizer_file
+from data_prep.clean.documents import SPLITS, SourceTally, Tally
+from data_prep.make_tokenizer import tokenizer_file
+from data_prep.read.sources import file_state, source_files
 from modernbert_train import __version__
-from modernbert_train.config.prepare import PrepareConfig
+from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.data.dataset_card import file_sha256, read_card
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.read_json import read_json

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from modernbert_train.data.dataset_card import CARD, LENGTHS, read_card
 from modernbert_train.errors import DataError, RunError
 from modernbert_train.read_json import read_json
+from modernbert_train.text import table
 
 REPORT = "prepare_report.json"
 _EDGES = [1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # tokens; the last bin is open
@@ -100,11 +101,7 @@ def _source_lines(sources: dict[str, Any]) -> Iterator[str]:
         counts += [dropped.pop("duplicate", 0), dropped.pop("near_duplicate", 0)]
         counts += [sum(dropped.values()), sum(each["altered"].values())]
         rows.append([name, *(f"{count:,}" for count in counts)])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        yield "  " + "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
-        )
+    yield table(rows, indent=2, numbers=True)
 
 
 def _split_lines(splits: dict[str, Any]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from launch.network import interface_of, is_here, local_address
 from launch.topology import Topology
 from modernbert_train.config.launch import split_endpoint
 from modernbert_train.errors import ConfigError
-from modernbert_train.rendezvous import wait_for_store, who_listens
+from modernbert_train.ranks.rendezvous import wait_for_store, who_listens
 
 LINGER_SECONDS = 10.0  # what the store holds is how the others hear of an error; then whoever holds it ends too
 _RUN, _LEFT = "modernbert-train/run", "modernbert-train/left"

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
@@ -24,6 +23,7 @@ from modernbert_train.__main__ import read_run  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.errors import RunError, StoppedEarly  # noqa: E402
 from modernbert_train.read_json import read_lines  # noqa: E402
+from modernbert_train.text import table  # noqa: E402
 
 DATA, RUN = "yamls/data/quickstart.yaml", "yamls/quickstart.yaml"
 TEXTS = (
@@ -83,7 +83,7 @@ def _summary(config: RunConfig, model: str, seconds: float) -> str:
     steps = [entry for entry in entries if entry.get("kind") == "step"]
     validation = [entry for entry in entries if entry.get("kind") == "validation"][-1]
     last_loss = statistics.mean(step["loss"] for step in steps[-20:])
-    rows: list[tuple[str, Any]] = [
+    rows = [
         ("tokens trained on", f"{steps[-1]['tokens']:,} in {steps[-1]['step']} steps"),
         (
             "training loss",
@@ -98,11 +98,9 @@ def _summary(config: RunConfig, model: str, seconds: float) -> str:
         ("report", f"{config.folder}/report.html"),
         ("metrics", f"{config.folder}/metrics.jsonl"),
     ]
-    width = max(len(name) for name, _ in rows)
-    table = "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)
     return f"""
 Done.
-{table}
+{table(rows, indent=2)}
 
 Next:
   open {config.folder}/report.html in a browser

@@ -26,10 +26,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launch.meeting import meeting
 from launch.topology import Topology
-from modernbert_train import scratch
 from modernbert_train.errors import HangError, RunError, StoppedEarly
-from modernbert_train.launched import BEATS_FOLDER
-from modernbert_train.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
+from modernbert_train.ranks import scratch
+from modernbert_train.ranks.launched import BEATS_FOLDER
+from modernbert_train.ranks.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
 
 FROZEN_MARGIN_SECONDS = 5.0  # the ranks find a frozen one themselves, if others are left; only then the launcher does
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)  # before Python could take the signal over

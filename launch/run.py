@@ -25,20 +25,20 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from modernbert_train import stop_signals  # noqa: E402
+from modernbert_train.ranks import stop_signals  # noqa: E402
 
 if __name__ == "__main__":  # before the slower imports
     stop_signals.take_over()
 
 from launch.render import TARGETS, render, submit  # noqa: E402
 from launch.topology import Topology, find_topology, is_rank, seconds_until_stop  # noqa: E402
-from modernbert_train import orphans, scratch  # noqa: E402
 from modernbert_train.__main__ import main as modernbert_train  # noqa: E402
 from modernbert_train.__main__ import read_run  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.errors import RunError  # noqa: E402
-from modernbert_train.streams import lasting_output  # noqa: E402
-from modernbert_train.train.preflight import preflight  # noqa: E402
+from modernbert_train.lasting_output import lasting_output  # noqa: E402
+from modernbert_train.preflight import preflight  # noqa: E402
+from modernbert_train.ranks import orphans, scratch  # noqa: E402
 
 
 @lasting_output()

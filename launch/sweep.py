@@ -24,7 +24,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from modernbert_train.config.load import load_typed  # noqa: E402
-from modernbert_train.config.sweep import SweepConfig, sweep_problems  # noqa: E402
+from modernbert_train.config.tools.sweep import SweepConfig, sweep_problems  # noqa: E402
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly  # noqa: E402
 
 

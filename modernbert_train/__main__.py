@@ -14,21 +14,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from modernbert_train import __version__, stop_signals
+from modernbert_train import __version__
+from modernbert_train.ranks import stop_signals
 
 if __name__ == "__main__":  # before the slower imports
     stop_signals.take_over()
 
-from modernbert_train import orphans, scratch
 from modernbert_train.config.check import check, check_model
 from modernbert_train.config.load import load_model, load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
-from modernbert_train.launched import speaks_for_all
-from modernbert_train.streams import lasting_output
+from modernbert_train.lasting_output import lasting_output
+from modernbert_train.ranks import orphans, scratch
+from modernbert_train.ranks.launched import speaks_for_all
 
 if TYPE_CHECKING:
-    from modernbert_train.train.checkpoint import Checkpoint
+    from modernbert_train.run.checkpoint import Checkpoint
 
 EPILOG = """\
 RUN is one or more YAML files, merged left to right, or the folder of a run. Overrides are section.key=value.
@@ -207,8 +208,8 @@ def _files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
 
 def _train(options: argparse.Namespace) -> None:
     config = read_run(options.run)
-    from modernbert_train.train.preflight import preflight
-    from modernbert_train.train.stages import stage
+    from modernbert_train.preflight import preflight
+    from modernbert_train.run.progress import stage
 
     stage("checking the configuration, the data and the run's folder")
     if os.environ.get("WORLD_SIZE", "1") == "1":
@@ -216,7 +217,7 @@ def _train(options: argparse.Namespace) -> None:
     else:  # of several ranks, one that finds a mistake must tell the others, which needs torch
         check(config)
     stage("loading torch and Composer")
-    from modernbert_train.train.build import train
+    from modernbert_train.train.session import train
 
     train(config, fresh=options.fresh)
 
@@ -226,7 +227,7 @@ def _check(options: argparse.Namespace) -> None:
     from modernbert_train.config.describe import describe
     from modernbert_train.data.check import describe_streams, few_predictions
     from modernbert_train.plan.picture import picture_text
-    from modernbert_train.train.preflight import preflight
+    from modernbert_train.preflight import preflight
 
     preflight(config, options.ranks)
     print(describe(config))
@@ -269,7 +270,7 @@ def _named_checkpoint(words: list[str]) -> Checkpoint | None:
     """The checkpoint that a command line names in place of a run, verified before its configuration is read."""
     for folder in (Path(word) for word in words if "=" not in word):
         if (folder.name.startswith("step-") and not folder.is_file()) or (folder / "MANIFEST.json").is_file():
-            from modernbert_train.train.checkpoint import open_named
+            from modernbert_train.run.checkpoint import open_named
 
             return open_named(folder)
     return None
@@ -279,7 +280,7 @@ def _eval(options: argparse.Namespace) -> None:
     named = _named_checkpoint(options.run)
     config = read_run(options.run)
     check(config)
-    from modernbert_train.train.finished import evaluate_run
+    from modernbert_train.evals.evaluate import evaluate_run
 
     evaluate_run(config, checkpoint=named)
 
@@ -288,14 +289,14 @@ def _export(options: argparse.Namespace) -> None:
     if Path(options.run[0]).suffix == ".pt":
         if options.out is None or len(options.run) > 1:
             raise ConfigError(f"{' '.join(options.run)}: such a file is exported alone, as FILE.pt --out FOLDER.")
-        from modernbert_train.train.convert import convert_model
+        from modernbert_train.weights.export import convert_model
 
         convert_model(options.run[0], options.out, options.licence)
         return
     named = _named_checkpoint(options.run)
     config = read_run(options.run)
     check(config)
-    from modernbert_train.train.finished import export_run
+    from modernbert_train.weights.export import export_run
 
     export_run(config, options.out, checkpoint=named, licence=options.licence)
 
@@ -305,13 +306,13 @@ def _grow(options: argparse.Namespace) -> None:
     files, overrides = _files_and_overrides(options.to)
     model = load_model(files, [*overrides, *mode])
     check_model(model)
-    from modernbert_train.train.grow import grow_model
+    from modernbert_train.weights.grow import grow_model
 
     grow_model(options.source, model, options.out, options.licence)
 
 
 def _average(options: argparse.Namespace) -> None:
-    from modernbert_train.train.average import average_checkpoints
+    from modernbert_train.weights.average import average_checkpoints
 
     average_checkpoints(options.checkpoints, options.out, last=options.last, weights=options.weights)
 
@@ -332,13 +333,13 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _fill(options: argparse.Namespace) -> None:
-    from modernbert_train.export.fill import fill
+    from modernbert_train.weights.fill import fill
 
     print(fill(options.model, options.text))
 
 
 def _import_config(options: argparse.Namespace) -> None:
-    from modernbert_train.config.import_config import import_config
+    from modernbert_train.config.tools.import_config import import_config
 
     text, notes = import_config(options.file)
     if options.out is None:

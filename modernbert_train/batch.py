@@ -23,7 +23,7 @@ _INDICES = ("input_ids_T", "position_ids_T", "positions_M", "labels_M")
 
 @dataclass(frozen=True)
 class Masked:
-    """What an objective makes of a packed line: inputs (T), and the predicted positions (M) with their labels (M)."""
+    """What an objective makes of a packed buffer: inputs (T), and the predicted positions (M) with their labels (M)."""
 
     input_ids_T: NDArray[np.int64]
     positions_M: NDArray[np.int64]
@@ -40,7 +40,7 @@ class Batch:
     Attributes:
         input_ids_T: int64 token ids after masking. The unused tail of each row is its own sequence of pad tokens.
         position_ids_T: int64 positions, starting at 0 in each sequence.
-        cu_seqlens_S: int32 borders of the sequences, from 0 to T; repeats of T pad it to a fixed length.
+        cu_seqlens_S: int32 boundaries of the sequences, from 0 to T; repeats of T pad it to a fixed length.
         max_seqlen: longest sequence that the phase allows (its row_tokens): constant, so that kernels do not recompile.
         positions_M: int64 indices into T that are predicted.
         labels_M: int64 original ids there; IGNORED_LABEL in the padding.

@@ -1,6 +1,6 @@
 """One clock: global tokens seen, padding not counted. Everything that changes during a run is a function of it.
 
-Phases lie end to end on the clock. A batch that crosses a border belongs to the phase in which it starts, so a phase
+Phases lie end to end on the clock. A batch that crosses a boundary belongs to the phase in which it starts, so a phase
 begins up to one batch late and its own count starts with that overshoot; nothing is reset and nothing drifts.
 """
 

@@ -199,7 +199,7 @@ def _own_files() -> Iterator[Finding]:
     from modernbert_train.trials import IMPORTS, attempt
 
     outcome = attempt([sys.executable, "-c", IMPORTS], seconds=100)
-    remedy = None if outcome.usable else "python -m modernbert_train.compat --environment"
+    remedy = None if outcome.usable else "python -m modernbert_train.import_stubs --environment"
     yield Finding(f"import composer, streaming in files of your own, tried: {outcome.text}", remedy)
 
 

@@ -1,7 +1,7 @@
 """The errors a user can meet, and the exit code each one ends the process with.
 
 Every message has three parts: what is wrong with its value, where it was set, what to do next.
-Schedulers act on the codes: 75 means "stopped, start me again", 65 and 78 mean "do not retry, mend the input". 0 is a
+Schedulers act on the codes: 75 means "stopped, start me again", 65 and 78 mean "do not retry, fix the input". 0 is a
 finished run and 64 wrong arguments; docs/faults.md has the whole table.
 """
 

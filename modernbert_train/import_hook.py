@@ -1,10 +1,10 @@
 """Lets `import composer` and `import streaming` work in any program of this environment, whoever imports them first.
 
-Our own modules call `compat.install()` before they import either; a user's callback, test or notebook does not know of
-it. A file `NAME.pth` beside the installed packages is read whenever this environment's Python starts; ours, which
-`python -m modernbert_train.compat --environment` writes, calls `activate`, and so does `modernbert_train.train`. That
-puts a finder before all others, which calls `compat.install()` when one of the two is about to run. Until then
-nothing is imported, and nobody who looks for torchvision finds one that is not there.
+Our own modules call `import_stubs.install()` before they import either; a user's callback, test or notebook does not
+know of it. A file `NAME.pth` beside the installed packages is read whenever this environment's Python starts; ours,
+written by `python -m modernbert_train.import_stubs --environment`, calls `activate`, as `modernbert_train.train` does.
+That puts a finder before all others, which calls `import_stubs.install()` when one of the two is about to run. Until
+then nothing is imported, and nobody who looks for torchvision finds one that is not there.
 
 Composer also takes over SIGTERM and SIGINT when it is imported, to end the process with 143 and 130 whatever it is
 doing. It is not let: whoever had the signals before keeps them.
@@ -36,9 +36,10 @@ class _Finder(MetaPathFinder):
 
         def prepare_and_run(module: ModuleType) -> None:
             # only now: it must cost nothing where neither library is used
-            from modernbert_train import compat, stop_signals
+            from modernbert_train import import_stubs
+            from modernbert_train.ranks import stop_signals
 
-            compat.install()
+            import_stubs.install()
             with stop_signals.kept():
                 run(module)
 

@@ -75,6 +75,6 @@ install_torch
 "$python" -m pip install --no-deps --require-hashes -r "$list"
 if [ -n "$project" ]; then
     "$python" -m pip install --no-deps --no-build-isolation -e "$project"
-    "$python" -m modernbert_train.compat --environment # `import composer` works in a user's own files too
+    "$python" -m modernbert_train.import_stubs --environment # `import composer` works in a user's own files too
 fi
 echo "$want" >"$venv/.modernbert-train"

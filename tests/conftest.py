@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing.process
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +77,20 @@ LONGEST = ("test_readme.py", "test_run.py", "test_train_ranks.py", "test_faults.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Longest files first; otherwise the order stays."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+@pytest.fixture(autouse=True)
+def quick_tests_start_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In `make test-quick` a test that starts a process or trains must say so, or the tier slows down unnoticed."""
+    if "not runs" not in request.config.option.markexpr:
+        return
+
+    def refuse(*_: Any, **__: Any) -> None:
+        pytest.fail("starts a process or trains a run: mark it @pytest.mark.runs", pytrace=False)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
+    monkeypatch.setattr("modernbert_train.train.session._train", refuse)
 
 
 @pytest.fixture(autouse=True)

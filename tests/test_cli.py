@@ -73,6 +73,7 @@ def broken(tiny_run: TinyRun, tmp_path: Path) -> list[str]:
     return [*tiny_run(), str(extra), "phases.short.row_tokenz=3"]
 
 
+@pytest.mark.runs
 def test_a_broken_configuration_ends_with_78_and_every_mistake(broken: list[str], tmp_path: Path) -> None:
     done = call("check", *broken)
     assert done.returncode == 78 and done.stdout == ""
@@ -93,6 +94,7 @@ def test_broken_rules_end_with_78_and_every_rule(tiny_run: TinyRun, capsys: pyte
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.runs
 def test_a_good_run_is_described_without_torch(tiny_run: TinyRun) -> None:
     """Seconds on a login node, where torch may not even be installed."""
     done = call_probed("check", *tiny_run())
@@ -103,16 +105,19 @@ def test_a_good_run_is_described_without_torch(tiny_run: TinyRun) -> None:
     assert "learning rate: up to 5e-3" in lines
 
 
+@pytest.mark.runs
 def test_a_broken_run_is_refused_without_torch(broken: list[str]) -> None:
     done = call_probed("check", *broken)
     assert (done.returncode, done.stdout) == (78, "loaded:\n")
 
 
+@pytest.mark.runs
 def test_a_broken_run_is_refused_for_training_without_torch(broken: list[str]) -> None:
     done = call_probed("train", *broken)
     assert (done.returncode, done.stdout) == (78, "loaded:\n")
 
 
+@pytest.mark.runs
 def test_the_probe_can_fail() -> None:
     done = call_probed("fill", "nowhere", "a [MASK]")
     assert done.stdout.splitlines()[-1].startswith("loaded: torch")
@@ -137,6 +142,7 @@ def test_wrong_arguments_end_with_64(words: list[str], message: str, capsys: pyt
     assert said.startswith("usage: python -m modernbert_train") and "\nerror: " in said and message in said
 
 
+@pytest.mark.runs
 def test_help_names_every_verb_and_exit_code() -> None:
     done = call("--help")
     assert done.returncode == 0
@@ -213,7 +219,7 @@ def test_shards_that_changed_after_they_were_made_end_with_65(
 def test_shards_without_a_token_end_with_65(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Packing would look for a piece for ever."""
+    """Packing would look for a chunk for ever."""
     folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "shards"))
     write_card(folder, replace(read_card(folder), tokens=0))
     assert main(["check", *tiny_run(f"data.train={folder}")]) == 65

@@ -86,6 +86,7 @@ def test_pack_refuses_what_no_row_can_hold() -> None:
         pack([[]], 128)
 
 
+@pytest.mark.runs
 def test_pack_needs_no_torch() -> None:
     code = "import sys; from modernbert_train.collate import pack; pack([3, 4], 8); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

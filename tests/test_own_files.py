@@ -1,4 +1,4 @@
-"""Links inside folders of shards and tokenizers; tests/export/test_links.py has those of models.
+"""Links inside folders of shards and tokenizers; tests/weights/test_links.py has those of models.
 
 If this breaks, an archive from the internet reads files that it does not hold, and publishes them with the next export;
 or somebody whose data lies behind a link cannot train.

@@ -12,7 +12,7 @@ from types import FrameType
 
 from launch.run import count_gpus
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.config.sweep import SweepConfig
+from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
 
 SWEEP = Path(__file__).resolve().parents[1] / "sweep.py"

@@ -12,7 +12,7 @@ from launch.sweeps.rows import Row, param_text, ranked
 from launch.sweeps.space import Space
 from modernbert_train.report.chart import Chart, Line, Marks, standalone
 from modernbert_train.report.page import render, resource, write
-from modernbert_train.report.text import fixed, plural, short, tokens_text
+from modernbert_train.text import fixed, plural, short, tokens_text
 
 _MOST_POINTS = 1000  # of all curves together; a chart thins a longer line as if it were one curve
 _STYLE = """

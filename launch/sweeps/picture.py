@@ -15,7 +15,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from launch.sweeps.rows import Row, param_text
 from modernbert_train.report.chart import Chart, Line, Scale
-from modernbert_train.report.text import short
+from modernbert_train.text import short
 
 LEFT, RIGHT, TOP, BOTTOM = 90, 90, 92, 32  # px around the axes
 _STYLE = (

@@ -22,6 +22,7 @@ from launch.sweeps.store import Store
 from launch.sweeps.trial import write_yaml
 from modernbert_train.config.load import load_run
 from modernbert_train.errors import ConfigError
+from modernbert_train.text import table
 
 BEST = "best.yaml"
 PAGE = "results.html"
@@ -45,7 +46,7 @@ def show_results(space: Space) -> str:
         rows = make_rows(store, folder)
         weights = importance(store.study)
     best = best_row(rows, sweep.direction)
-    lines = [table(rows, space), "", importance_text(weights, rows)]
+    lines = [trials_text(rows, space), "", importance_text(weights, rows)]
     best_yaml = None
     if best is not None:
         best_yaml = folder / BEST
@@ -69,7 +70,7 @@ def importance(study: optuna.Study) -> dict[str, float]:
     return {key: share for key, share in found.items() if math.isfinite(share)}
 
 
-def table(rows: Sequence[Row], space: Space) -> str:
+def trials_text(rows: Sequence[Row], space: Space) -> str:
     """All trials, the best first, as lines of text."""
     keys = list(space.distributions)
     head = ["trial", space.sweep.objective, "state", "tokens", *keys]
@@ -83,10 +84,8 @@ def table(rows: Sequence[Row], space: Space) -> str:
         ]
         for row in ranked(rows, space.sweep.direction)
     ]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     notes = [f"trial {row.slot}: {row.reason}" for row in rows if row.reason and row.state != "pruned"]
-    return "\n".join(lines + [""] * bool(notes) + notes)
+    return "\n".join([table(cells), *[""] * bool(notes), *notes])
 
 
 def importance_text(weights: Mapping[str, float], rows: Sequence[Row]) -> str:

@@ -22,7 +22,7 @@ from optuna.distributions import (
 
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.config.sweep import DimensionConfig, SweepConfig, grid_values, sweep_problems
+from modernbert_train.config.tools.sweep import DimensionConfig, SweepConfig, grid_values, sweep_problems
 from modernbert_train.errors import ConfigError
 
 Params = Mapping[str, Any]

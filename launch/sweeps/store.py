@@ -29,9 +29,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from launch.sweeps.heart import Heart
+from launch.sweeps.optuna_internals import draw, id_of
 from launch.sweeps.space import Space
 from modernbert_train.config.load import flat
-from modernbert_train.config.sweep import SweepConfig
+from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.errors import ConfigError, StorageError
 
 # attributes of an attempt
@@ -91,7 +92,7 @@ class Store:
         waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         for attempt in sorted(waiting, key=lambda each: (each.user_attrs[SLOT], each.number)):
             # before it runs: from now on its silence is noticed, whenever its worker dies
-            self._storage.record_heartbeat(attempt._trial_id)
+            self._storage.record_heartbeat(id_of(attempt))
             if self._take(attempt):
                 return attempt.user_attrs[SLOT], self._draw(attempt)
         return None
@@ -126,11 +127,11 @@ class Store:
 
     def reported(self, trial: Trial) -> dict[int, float]:
         """Figures told on the way, by tokens."""
-        return self._storage.get_trial(trial._trial_id).intermediate_values
+        return self._storage.get_trial(id_of(trial)).intermediate_values
 
     def alive(self, trial: Trial) -> Heart:
         """Say that the worker lives as long as the context lasts."""
-        return Heart(self._storage, trial._trial_id, self._sweep.heartbeat_seconds)
+        return Heart(self._storage, id_of(trial), self._sweep.heartbeat_seconds)
 
     def reachable(self) -> Any:
         """A context in which faults of the database become a StorageError."""
@@ -155,14 +156,14 @@ class Store:
 
     def _take(self, attempt: FrozenTrial) -> bool:
         try:
-            if not self._storage.set_trial_state_values(attempt._trial_id, TrialState.RUNNING):
+            if not self._storage.set_trial_state_values(id_of(attempt), TrialState.RUNNING):
                 return False
         except UpdateFinishedTrialError:
             return False
         others = slots(self.attempts())[attempt.user_attrs[SLOT]]
         if any(over(o) or (o.number < attempt.number and not o.state.is_finished()) for o in others):
             # two workers filled the slot at the same moment; the first attempt counts
-            self._storage.set_trial_state_values(attempt._trial_id, TrialState.FAIL)
+            self._storage.set_trial_state_values(id_of(attempt), TrialState.FAIL)
             return False
         return True
 
@@ -175,10 +176,7 @@ class Store:
             if self._sweep.sampler == "tpe"
             else optuna.samplers.RandomSampler(seed=seed)
         )
-        trial = Trial(self.study, attempt._trial_id)
-        for key, distribution in self._space.distributions.items():
-            trial._suggest(key, distribution)  # as Study.ask does
-        return trial
+        return draw(self.study, attempt, self._space.distributions)
 
     def _compare(self) -> None:
         told = {"sweep": flat(self._sweep), "run": flat(self._space.first)}  # the overrides are in the run

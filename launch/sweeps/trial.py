@@ -27,7 +27,7 @@ TRIAL_YAML = "trial.yaml"
 OUTPUT = "output.txt"
 FOLLOW = Path(__file__).parent / "follow.py"
 _OWN_LOCK = ".sweep.lock"  # held by the worker and, after its death, by the launcher it started
-_RUN_LOCK = ".lock"  # held by the run itself, see train/run_folder.py
+_RUN_LOCK = ".lock"  # held by the run itself, see run/run_folder.py
 _POLL_SECONDS = 1.0
 
 Entry = dict[str, Any]

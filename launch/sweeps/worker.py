@@ -117,7 +117,7 @@ class Worker:
             except OSError as error:
                 self._end(slot, trial, TrialState.FAIL)
                 raise StorageError(
-                    f"{config.folder}: cannot be written ({error.strerror}). Free space or mend the permission; the "
+                    f"{config.folder}: cannot be written ({error.strerror}). Free space or fix the permission; the "
                     "same command goes on."
                 ) from error
 

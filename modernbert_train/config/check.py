@@ -45,14 +45,6 @@ def check_model(model: ModelConfig) -> None:
         raise ConfigError("\n".join(messages))
 
 
-def batch_sizes(phase: PhaseConfig) -> list[int]:
-    """Every global batch size, in rows, that a phase passes through, smallest first."""
-    warmup = phase.batch_warmup
-    if warmup is None or warmup.step_rows < 1:
-        return [phase.batch_rows]
-    return [*range(warmup.start_rows, phase.batch_rows, warmup.step_rows), phase.batch_rows]
-
-
 def run_name(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", config.name) or config.name in (".", ".."):
         yield f"name={config.name!r}: a run's name becomes its folder. Use letters, digits, '.', '_' and '-'."
@@ -248,7 +240,7 @@ def phase_batch(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def _divisible(here: str, phase: PhaseConfig, warmup: BatchWarmupConfig | None, num_ranks: int) -> Iterator[str]:
-    uneven = [rows for rows in batch_sizes(phase) if rows % num_ranks]
+    uneven = [rows for rows in phase.batch_sizes if rows % num_ranks]
     if uneven:
         near = max(1, phase.batch_rows // num_ranks) * num_ranks
         hint = f"Set {here}.batch_rows={near}" + (

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from modernbert_train.config.check import batch_sizes
 from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.text import table
 
 
 def describe(config: RunConfig) -> str:
     """The run's phases, batch sizes, learning rates and expected steps, one phase a line; and what is advised."""
     head = ("phase", "tokens", "row", "batch rows", "steps", "peak lr", "decay", "global theta")
     rows = [head, *(_row(config, name, phase) for name, phase in config.phases.items())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     advised = [f"advice: {text}" for text in advice(config)]
-    return "\n".join([f"{config.name}: good. {config.total_tokens:,} tokens into {config.folder}", *lines, *advised])
+    return "\n".join(
+        [f"{config.name}: good. {config.total_tokens:,} tokens into {config.folder}", table(rows), *advised]
+    )
 
 
 def advice(config: RunConfig) -> list[str]:
@@ -28,7 +28,7 @@ def advice(config: RunConfig) -> list[str]:
 
 
 def _row(config: RunConfig, name: str, phase: PhaseConfig) -> tuple[str, ...]:
-    sizes = batch_sizes(phase)
+    sizes = phase.batch_sizes
     schedule = phase.schedule
     decay = f"{schedule.decay} over {schedule.decay_tokens:,}" if schedule.decay_tokens else "none"
     return (
@@ -47,7 +47,7 @@ def expected_steps(phase: PhaseConfig) -> int:
     """Optimizer steps of a phase if every row were full; real rows are about 99 % full."""
     warmup_tokens, warmup_steps = 0, 0.0
     if phase.batch_warmup is not None:
-        sizes = batch_sizes(phase)[:-1]
+        sizes = phase.batch_sizes[:-1]
         warmup_tokens = phase.batch_warmup.tokens
         warmup_steps = len(sizes) * warmup_tokens / (sum(sizes) * phase.row_tokens)
     return round(warmup_steps + (phase.tokens - warmup_tokens) / (phase.batch_rows * phase.row_tokens))

@@ -67,7 +67,7 @@ def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence
         merge(tree, read_override(override, origins, errors))
     config = _build(schema, tree, origins, errors)
     if errors:
-        more = [f"and {len(errors) - _MAX_ERRORS:,} more mistakes. Mend these first."] * (len(errors) > _MAX_ERRORS)
+        more = [f"and {len(errors) - _MAX_ERRORS:,} more mistakes. Fix these first."] * (len(errors) > _MAX_ERRORS)
         raise ConfigError("\n".join(errors[:_MAX_ERRORS] + more))
     return typing.cast(T, OmegaConf.to_object(config))
 

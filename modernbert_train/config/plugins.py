@@ -1,6 +1,6 @@
 """Which of Composer's callbacks and loggers a run may name, with which arguments: data, so `check` needs no Composer.
 
-The names are Composer's own, as in YAML files of its users; train/engine_plugins.py has the classes, and a test holds
+The names are Composer's own, as in YAML files of its users; train/plugins.py has the classes, and a test holds
 the arguments against their constructors. What cannot work in this trainer is refused with the reason, not left silent.
 """
 

@@ -44,8 +44,8 @@ class DataConfig:
     mix_by: Literal["tokens", "documents"] = "tokens"  # what the shares of the streams are shares of
     validation: str | None = None  # folder of held-out shards; None trains without validation
     tokenizer: str = MISSING  # folder that AutoTokenizer loads; its hash must be the one recorded beside the shards
-    packing_window: int = 128  # stretches of text that wait for a row they fill well; more pack tighter
-    max_wait_rows: int = 2048  # a stretch waits while at most so many rows, and packing_window more, are made
+    packing_window: int = 128  # chunks of text that wait for a row they fill well; more pack tighter
+    max_wait_rows: int = 2048  # a chunk waits while at most so many rows, and packing_window more, are made
     shuffle_block_shards: int = 16  # documents are shuffled within blocks of this many shuffled shards
     num_workers: int = 1  # processes per rank that read and mask; 0 reads in the training process
     prefetch_batches: int = 2  # batches each worker prepares ahead
@@ -171,7 +171,7 @@ class BatchWarmupConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseConfig:
-    """One stretch of training. Position in it is counted in tokens; weights and moments carry over from the last."""
+    """A range of training. Position in it is counted in tokens; weights and moments carry over from the last."""
 
     tokens: int = MISSING  # length of the phase, in tokens that are not padding
     row_tokens: int = MISSING  # capacity of a packed row, which is also the longest sequence (the context length)
@@ -191,6 +191,14 @@ class PhaseConfig:
     @property
     def microbatch_rows(self) -> int:
         return self.microbatch_tokens // self.row_tokens
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Every global batch size, in rows, that the phase passes through, smallest first."""
+        warmup = self.batch_warmup
+        if warmup is None or warmup.step_rows < 1:
+            return [self.batch_rows]
+        return [*range(warmup.start_rows, self.batch_rows, warmup.step_rows), self.batch_rows]
 
     def local_theta(self, model: ModelConfig) -> float:
         """RoPE base of local layers in this phase."""
@@ -233,7 +241,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StabilityConfig:
-    """What is done with a batch that would harm the weights. Its update is held back before it is applied.
+    """What is done with a batch that would harm the weights. Its update is skipped before it is applied.
 
     stop ends the run; skip leaves the batch's update out; roll_back also takes weights and moments from a checkpoint
     before it. Clock and data go on in both. See docs/stability.md.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from modernbert_train.config.check import batch_sizes
 from modernbert_train.config.schema import PhaseConfig
 
 
@@ -21,7 +20,7 @@ def batch_rows_at(phase: PhaseConfig, tokens: int) -> int:
     """
     if phase.batch_warmup is None or tokens >= phase.batch_warmup.tokens:
         return phase.batch_rows
-    sizes = batch_sizes(phase)[:-1]
+    sizes = phase.batch_sizes[:-1]
     share = tokens * sum(sizes)
     for rows in sizes:
         share -= rows * phase.batch_warmup.tokens

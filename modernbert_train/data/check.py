@@ -1,7 +1,7 @@
 """Do the shards, the tokenizer and the model belong together? Answered from small files, without torch.
 
-Verbs ask for all folders of a run at once, before anything is made (`check_data`); and folders.py asks for each folder
-that it opens (`check_folder`), so that there is no way to the tokens of a run around the question.
+Verbs ask for all folders of a run at once, before anything is made (`check_data`); and open_shards.py asks for each
+folder that it opens (`check_folder`), so that there is no way to the tokens of a run around the question.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import math
 
 from modernbert_train.config.schema import DataConfig, RunConfig
 from modernbert_train.data.dataset_card import DatasetCard, read_card
+from modernbert_train.data.mixing import phase_weights, token_shares
 from modernbert_train.data.remote import local_folder
-from modernbert_train.data.shares import phase_weights, token_shares
 from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.text import table
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 FEW_PREDICTIONS = 1000  # held-out predictions below which a warning says how uncertain their mean loss is
@@ -84,9 +85,7 @@ def describe_streams(config: RunConfig) -> str:
         shares = (f"{each[name] / sum(each.values()):.2%}" for each in weights.values())
         passes = f"about {whole[name] * config.total_tokens / tokens[name]:.2f}"
         rows.append((name, f"{tokens[name]:,}", f"{documents[name]:,}", *shares, passes))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, f"Shares are of {config.data.mix_by}."])
+    return f"{table(rows)}\nShares are of {config.data.mix_by}."
 
 
 def few_predictions(config: RunConfig) -> str | None:

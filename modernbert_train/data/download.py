@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from modernbert_train import compat
+from modernbert_train import import_stubs
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 
 _LOOK_SECONDS = 0.2  # between two looks at how much has arrived
@@ -128,7 +128,7 @@ class Downloader:
             outcome.put(error)
 
     def _raise_if_final(self, name: str, error: Exception) -> None:
-        """Raise what trying again would not mend."""
+        """Raise what trying again would not fix."""
         where, found = f"{self.url}/{name}", f"{type(error).__name__}: {error}"
         response = getattr(error, "response", None)  # botocore's ClientError
         code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
@@ -157,7 +157,7 @@ class Downloader:
 
 
 def _streaming_downloader(url: str) -> Any:
-    compat.install()
+    import_stubs.install()
     from streaming.base.storage import CloudDownloader
 
     return CloudDownloader.get(url)

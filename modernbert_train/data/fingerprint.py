@@ -53,7 +53,7 @@ def data_fingerprint(config: RunConfig, vocabulary: Vocabulary) -> dict[str, str
         try:
             found |= {f"{_COUNTS}{of}": file_sha256(counts)} if counts.exists() else {}
         except OSError as error:
-            raise DataError(f"{counts}: cannot be read ({error.strerror}). Mend the disk or the permission.") from None
+            raise DataError(f"{counts}: cannot be read ({error.strerror}). Fix the disk or the permission.") from None
     if config.data.validation is not None:
         card = read_card(local_folder(config.data.validation, config.data))
         found |= {f"{_HELD_OUT} shards": card.index_sha256, f"{_HELD_OUT} lengths": card.lengths_sha256}

@@ -23,13 +23,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from modernbert_train.batch import IGNORED_LABEL, TENSORS, Batch, Masked
 from modernbert_train.data.mixture import TokenStreams
-from modernbert_train.data.packing import SPECIAL_TOKENS, Piece
+from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
 from modernbert_train.data.place import PlannerState
 from modernbert_train.data.planner import BatchPlan, BatchPlanner, Row
 from modernbert_train.data.workers import LOOK_SECONDS, deliveries
 from modernbert_train.errors import RunError
-from modernbert_train.keyed import Keys
-from modernbert_train.orphans import die_with
+from modernbert_train.keyed_random import Keys
+from modernbert_train.ranks.orphans import die_with
 from modernbert_train.vocabulary import Vocabulary
 
 
@@ -64,7 +64,11 @@ class StepBatch:
 
     def _line(self) -> Tensor:
         """All tensors, end to end."""
-        return torch.cat([tensor for batch in self.microbatches for tensor in batch.tensors().values()])
+        tensors = [(name, tensor) for batch in self.microbatches for name, tensor in batch.tensors().items()]
+        other = {name: str(tensor.dtype) for name, tensor in tensors if tensor.dtype != torch.int32}
+        if other:  # torch.cat would turn all of them into the widest: token ids into fp32, which has 24 bits
+            raise TypeError(f"a batch travels as one int32 tensor, and these are not: {other}")
+        return torch.cat([tensor for _, tensor in tensors])
 
     def _sizes(self) -> list[tuple[list[int], dict[str, int]]]:
         """Of each microbatch the lengths of its tensors, and all that is not a tensor."""
@@ -107,30 +111,30 @@ class MicrobatchMaker:
     def _make(self, rows: tuple[Row, ...], row_tokens: int, mask_rate: float) -> Batch:
         total = len(rows) * row_tokens
         ids = np.full(total, self._vocabulary.pad_id, dtype=np.int64)
-        borders = [0]
+        boundaries = [0]
         starts: list[int] = []
-        pieces: list[Piece] = []
+        chunks: list[Chunk] = []
         for number, row in enumerate(rows):
             at = number * row_tokens
-            for piece in row:
-                text = self._streams.read(piece.document)[piece.start : piece.start + piece.length]
+            for chunk in row:
+                text = self._streams.read(chunk.document)[chunk.start : chunk.start + chunk.length]
                 ids[at] = self._vocabulary.cls_id
                 ids[at + 1 : at + 1 + len(text)] = text
                 ids[at + 1 + len(text)] = self._vocabulary.sep_id
                 starts.append(at + 1)
-                pieces.append(piece)
+                chunks.append(chunk)
                 at += len(text) + SPECIAL_TOKENS
-                borders.append(at)
+                boundaries.append(at)
             if at < (number + 1) * row_tokens:
-                borders.append((number + 1) * row_tokens)
-        lengths = np.array([piece.length for piece in pieces], dtype=np.int64)
-        keys = self._streams.mask_keys(pieces)
+                boundaries.append((number + 1) * row_tokens)
+        lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
+        keys = self._streams.mask_keys(chunks)
         masked = self._objective.corrupt(ids, np.array(starts, dtype=np.int64), lengths, keys, mask_rate)
 
-        cu_seqlens = np.full(_next_power_of_two(len(borders)), total, dtype=np.int32)
-        cu_seqlens[: len(borders)] = borders
-        sizes = np.diff(borders)
-        positions = np.arange(total) - np.repeat(borders[:-1], sizes)
+        cu_seqlens = np.full(_next_power_of_two(len(boundaries)), total, dtype=np.int32)
+        cu_seqlens[: len(boundaries)] = boundaries
+        sizes = np.diff(boundaries)
+        positions = np.arange(total) - np.repeat(boundaries[:-1], sizes)
         bound = self._objective.max_predicted(mask_rate, total)
         predicted = len(masked.labels_M)
         assert predicted <= bound, f"{predicted} predicted positions exceed the bound of {bound}"
@@ -141,7 +145,7 @@ class MicrobatchMaker:
             max_seqlen=row_tokens,
             positions_M=_narrow(np.pad(masked.positions_M, (0, bound - predicted))),
             labels_M=_narrow(np.pad(masked.labels_M, (0, bound - predicted), constant_values=IGNORED_LABEL)),
-            num_tokens=int(lengths.sum()) + SPECIAL_TOKENS * len(pieces),
+            num_tokens=int(lengths.sum()) + SPECIAL_TOKENS * len(chunks),
             num_predicted=predicted,
             num_rows=len(rows),
         )

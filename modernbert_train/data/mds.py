@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train import compat
+from modernbert_train import import_stubs
 from modernbert_train.data.remote import REMEDY as REMOTE_REMEDY
 from modernbert_train.data.remote import RemoteFolder
 from modernbert_train.errors import DataError
 from modernbert_train.read_json import is_count, read_json
 
-compat.install()
+import_stubs.install()
 
 from streaming.base.compression import decompress  # noqa: E402
 from streaming.base.format import reader_from_json  # noqa: E402
@@ -33,7 +33,7 @@ _MOST_INDEX_BYTES = 1 << 31  # 700 bytes for a shard
 
 
 class _OpenShard(NamedTuple):
-    data: memoryview  # decompressed; a document is a view into it, so a piece of a long one costs nothing more
+    data: memoryview  # decompressed; a document is a view into it, so a chunk of a long one costs nothing more
     offsets: NDArray[np.uint32]  # where each document begins, and the last one ends
     decode: Callable[[memoryview], dict[str, Any]]
     sound: NDArray[np.bool_]  # documents that were found to be what they should be

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import DataConfig, RunConfig
-from modernbert_train.data.folders import cache_holds_next_block, open_shards, shuffle_pieces
 from modernbert_train.data.mds import TokenShards
-from modernbert_train.data.packing import Piece
-from modernbert_train.data.shuffle import ShuffledPieces
+from modernbert_train.data.open_shards import cache_holds_next_block, open_shards, shuffle_chunks
+from modernbert_train.data.packing import Chunk
+from modernbert_train.data.shuffle import ShuffledChunks
 from modernbert_train.errors import RunError
-from modernbert_train.keyed import Keys, derive, derive_each
+from modernbert_train.keyed_random import Keys, derive, derive_each
 from modernbert_train.vocabulary import Vocabulary
 
 _MASKS, _STREAMS = 3, 5
@@ -117,14 +117,14 @@ class TokenStreams:
         stream, number = self._find(document)
         return f"{stream.name}, document {number:,} of {len(stream.shards.lengths):,}"
 
-    def mask_keys(self, pieces: Sequence[Piece]) -> Keys:
-        """One key for each piece: its stream's seed, epoch, document within the stream, and start; nothing else."""
-        columns = np.array(pieces, dtype=np.int64).reshape(-1, len(Piece._fields))
+    def mask_keys(self, chunks: Sequence[Chunk]) -> Keys:
+        """One key for each chunk: its stream's seed, epoch, document within the stream, and start; nothing else."""
+        columns = np.array(chunks, dtype=np.int64).reshape(-1, len(Chunk._fields))
         epochs, documents, starts, _ = columns.T
         streams = np.searchsorted(self._first, documents, side="right") - 1
         return derive_each(self._mask_keys[streams], epochs, documents - self._first[streams], starts)
 
-    def shuffled(self, data: DataConfig) -> dict[str, ShuffledPieces]:
+    def shuffled(self, data: DataConfig) -> dict[str, ShuffledChunks]:
         """The order of each stream, by name; what a planner walks.
 
         Raises:
@@ -132,7 +132,7 @@ class TokenStreams:
         """
         next_block = cache_holds_next_block([stream.shards for stream in self._streams], data)
         return {
-            stream.name: shuffle_pieces(stream.shards, data, stream.seed, next_block=next_block)
+            stream.name: shuffle_chunks(stream.shards, data, stream.seed, next_block=next_block)
             for stream in self._streams
         }
 

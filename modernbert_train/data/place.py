@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, PackerState, PieceState
-from modernbert_train.data.shuffle import CursorState, ShuffledPieces
+from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, ChunkState, PackerState
+from modernbert_train.data.shuffle import CursorState, ShuffledChunks
 from modernbert_train.read_json import Count
 
 
@@ -33,12 +33,12 @@ class PlannerState(TypedDict):
     packer: PackerState
 
 
-def check_place(state: PlannerState, streams: Mapping[str, ShuffledPieces]) -> None:
+def check_place(state: PlannerState, streams: Mapping[str, ShuffledChunks]) -> None:
     """Make sure that the data have a place.
 
     Args:
         state: of the types that it declares.
-        streams: the shuffled pieces of each stream, in the order in which their documents are numbered.
+        streams: the shuffled chunks of each stream, in the order in which their documents are numbered.
 
     Raises:
         ValueError: they have not; names the field and its value.
@@ -53,26 +53,26 @@ def check_place(state: PlannerState, streams: Mapping[str, ShuffledPieces]) -> N
     _check_packer(state["packer"], list(streams.values()))
 
 
-def _check_packer(packer: PackerState, streams: Sequence[ShuffledPieces]) -> None:
+def _check_packer(packer: PackerState, streams: Sequence[ShuffledChunks]) -> None:
     row_tokens = packer["row_tokens"]
     _require(row_tokens >= SMALLEST_SEQUENCE, "packer.row_tokens", row_tokens)
     for number, row in enumerate(packer["ready"]):
         at = f"packer.ready[{number}]"
-        _require(0 < sum(_check_piece(piece, streams, at) for piece in row) <= row_tokens, at, row)
-    for number, (_, piece) in enumerate(packer["waiting"]):
+        _require(0 < sum(_check_chunk(chunk, streams, at) for chunk in row) <= row_tokens, at, row)
+    for number, (_, chunk) in enumerate(packer["waiting"]):
         at = f"packer.waiting[{number}]"
-        _require(_check_piece(piece, streams, at) <= row_tokens, at, piece)
+        _require(_check_chunk(chunk, streams, at) <= row_tokens, at, chunk)
 
 
-def _check_piece(piece: PieceState, streams: Sequence[ShuffledPieces], at: str) -> int:
-    """Tokens of a row that a piece takes."""
-    _, document, start, length = piece
+def _check_chunk(chunk: ChunkState, streams: Sequence[ShuffledChunks], at: str) -> int:
+    """Tokens of a row that a chunk takes."""
+    _, document, start, length = chunk
     for stream in streams:
         if document < stream.num_documents:
-            _require(0 < length <= stream.length_of(document) - start, at, piece)
+            _require(0 < length <= stream.length_of(document) - start, at, chunk)
             return length + SPECIAL_TOKENS
         document -= stream.num_documents
-    raise _no_place(at, piece)
+    raise _no_place(at, chunk)
 
 
 def _require(holds: bool, at: str, value: object) -> None:

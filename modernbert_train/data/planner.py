@@ -1,12 +1,12 @@
 """Decides, from document lengths alone, what every global batch is made of.
 
-This is what makes a run exact. The planner sees no ranks, no workers and no tokens: it walks the shuffled pieces of
+This is what makes a run exact. The planner sees no ranks, no workers and no tokens: it walks the shuffled chunks of
 each stream, takes the next from the stream whose turn it is, packs their lengths into rows, and cuts the sequence of
 rows into global batches by the clock. Every rank runs the same planner (more than 100 million tokens a second) and
 reads only its own rows of each batch, so the sequence of batches is the same for any number of ranks and workers, and
 the tokens of a batch are known everywhere without asking.
 
-Nothing is left out: epochs follow each other without a seam, and where a phase has another row length, the pieces that
+Nothing is left out: epochs follow each other without a seam, and where a phase has another row length, the chunks that
 wait are cut to it if they must be and packed anew, and the cursors go on where they are.
 """
 
@@ -20,12 +20,12 @@ import numpy as np
 from modernbert_train.clock import Position, position_at
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
-from modernbert_train.data.packing import SPECIAL_TOKENS, GreedyPacker, Piece
+from modernbert_train.data.mixing import FairQueue, phase_weights
+from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk, GreedyPacker
 from modernbert_train.data.place import PlannerState, check_place
-from modernbert_train.data.shares import FairQueue, phase_weights
-from modernbert_train.data.shuffle import PieceCursor, ShuffledPieces
+from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
 
-Row = tuple[Piece, ...]
+Row = tuple[Chunk, ...]
 
 
 @dataclass(frozen=True)
@@ -79,23 +79,23 @@ class BatchPlanner:
 
     Args:
         config: the run.
-        streams: the shuffled pieces of each stream, by name, in the order in which their documents are numbered.
+        streams: the shuffled chunks of each stream, by name, in the order in which their documents are numbered.
 
     Attributes:
         tokens: global tokens before the next batch.
     """
 
-    def __init__(self, config: RunConfig, streams: Mapping[str, ShuffledPieces]) -> None:
+    def __init__(self, config: RunConfig, streams: Mapping[str, ShuffledChunks]) -> None:
         self._config = config
         self._names = list(streams)
-        self._pieces = streams
+        self._chunks = streams
         self._first: list[int] = []  # each stream's first document
-        self._cursors: list[PieceCursor] = []
+        self._cursors: list[ChunkCursor] = []
         documents = 0
-        for pieces in streams.values():
+        for chunks in streams.values():
             self._first.append(documents)
-            self._cursors.append(PieceCursor(pieces, documents))
-            documents += pieces.num_documents
+            self._cursors.append(ChunkCursor(chunks, documents))
+            documents += chunks.num_documents
         self._by_documents = config.data.mix_by == "documents"
         own = {n: p.num_documents if self._by_documents else p.num_tokens for n, p in streams.items()}
         self._weights = [list(phase_weights(config, phase, own).values()) for phase in config.phases.values()]
@@ -116,9 +116,9 @@ class BatchPlanner:
         wanted = batch_rows_at(phase, position.tokens)
         self._fill(wanted)
         rows = tuple(self._packer.ready.popleft() for _ in range(wanted))
-        pieces = [piece for row in rows for piece in row]
-        streams = self._count(pieces)
-        tokens = sum(stream.tokens for stream in streams) + SPECIAL_TOKENS * len(pieces)
+        chunks = [chunk for row in rows for chunk in row]
+        streams = self._count(chunks)
+        tokens = sum(stream.tokens for stream in streams) + SPECIAL_TOKENS * len(chunks)
         last = self.tokens + tokens >= self._config.total_tokens
         plan = BatchPlan(
             phase=position.name,
@@ -130,7 +130,7 @@ class BatchPlanner:
             microbatch_rows=phase.microbatch_rows,
             mask_rate=self._config.objective.mask_rate if phase.mask_rate is None else phase.mask_rate,
             streams=streams,
-            unused=sum(piece.length for piece in self._packer.waiting()) if last else 0,
+            unused=sum(chunk.length for chunk in self._packer.waiting()) if last else 0,
         )
         self.tokens += tokens
         return plan
@@ -152,7 +152,7 @@ class BatchPlanner:
         Raises:
             ValueError: there is no such place in the data; names the field.
         """
-        check_place(state, self._pieces)
+        check_place(state, self._chunks)
         self.tokens, self._phase = state["tokens"], state["phase"]
         for name, cursor in zip(self._names, self._cursors, strict=True):
             cursor.load_state_dict(state["streams"][name])
@@ -180,12 +180,12 @@ class BatchPlanner:
         if phase.row_tokens != self._packer.row_tokens:
             waiting = self._packer.waiting()
             self._packer = self._new_packer(phase.row_tokens)
-            for piece in waiting:
-                for part in piece.cut(most):
+            for chunk in waiting:
+                for part in chunk.cut(most):
                     self._packer.place(part)
 
     def _fill(self, wanted: int) -> None:
-        """Draw pieces until so many rows are ready."""
+        """Draw chunks until so many rows are ready."""
         packer, cursors, queue = self._packer, self._cursors, self._queue
         used = [index for index, weight in enumerate(queue.weights) if weight]
         if len(used) == 1:
@@ -200,8 +200,8 @@ class BatchPlanner:
             packer.place(cursors[chosen].take())
             sizes[chosen] = cursors[chosen].next_size()[unit]
 
-    def _count(self, pieces: Sequence[Piece]) -> tuple[StreamCount, ...]:
-        _, documents, starts, lengths = zip(*pieces, strict=True)
+    def _count(self, chunks: Sequence[Chunk]) -> tuple[StreamCount, ...]:
+        _, documents, starts, lengths = zip(*chunks, strict=True)
         if len(self._names) == 1:
             return (StreamCount(self._names[0], self._cursors[0].epoch, sum(lengths), starts.count(0)),)
         streams = np.searchsorted(self._first, documents, side="right") - 1

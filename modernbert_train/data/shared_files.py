@@ -68,7 +68,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 def cannot_write(path: Path, error: OSError) -> StorageError:
     return StorageError(
-        f"{path}: the cache of remote shards cannot be written ({error.strerror}). Free some space, mend the "
+        f"{path}: the cache of remote shards cannot be written ({error.strerror}). Free some space, fix the "
         "permissions, or point data.cache_folder at a local disk."
     )
 

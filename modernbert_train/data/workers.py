@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from modernbert_train.errors import RunError
+from modernbert_train.torch_internals import abandon_workers, watch_workers, worker_processes
 
 LOOK_SECONDS = 1.0  # what a DataLoader given to `deliveries` must have as its timeout
 _END = object()
@@ -38,7 +38,7 @@ def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]
     if loader.num_workers == 0:
         yield from batches
         return
-    _tell_torch(batches, False)
+    watch_workers(batches, False)
     for number in count():
         item = _wait(batches, number, timeout_seconds)
         if item is _END:
@@ -62,9 +62,10 @@ def _wait(batches: Any, number: int, timeout_seconds: float) -> Any:
                 _require_alive(batches, error)
                 raise
         if time.monotonic() > deadline:
-            index = number % len(batches._workers)  # torch gives out the work in turn
-            process = batches._workers[index].pid
-            _abandon(batches)
+            workers = worker_processes(batches)
+            index = number % len(workers)  # torch gives out the work in turn
+            process = workers[index].pid
+            abandon_workers(batches)
             raise RunError(
                 f"data worker {index} (process {process}): no batch for {timeout_seconds:g} s "
                 "(data.worker_timeout_seconds). See whether a disk or a network hangs, or raise the timeout; the same "
@@ -73,11 +74,11 @@ def _wait(batches: Any, number: int, timeout_seconds: float) -> Any:
 
 
 def _require_alive(batches: Any, error: Exception | None) -> None:
-    for index, worker in enumerate(batches._workers):
+    for index, worker in enumerate(worker_processes(batches)):
         if worker.is_alive():
             continue
         code, process = worker.exitcode, worker.pid
-        _abandon(batches)
+        abandon_workers(batches)
         how = f"killed by {signal.Signals(-code).name}" if code and code < 0 else f"gone with exit code {code}"
         raise RunError(
             f"data worker {index} (process {process}): {how}. If the machine ran out of memory (dmesg tells), lower "
@@ -88,25 +89,8 @@ def _require_alive(batches: Any, error: Exception | None) -> None:
 
 @contextmanager
 def _torch_looking(batches: Any) -> Iterator[None]:
-    _tell_torch(batches, True)
+    watch_workers(batches, True)
     try:
         yield
     finally:
-        _tell_torch(batches, False)
-
-
-def _tell_torch(batches: Any, looking: bool) -> None:
-    """Have torch's signal handler look after the workers, or not. It refuses to be told the same twice."""
-    if looking and not batches._worker_pids_set:
-        torch._C._set_worker_pids(id(batches), tuple(worker.pid for worker in batches._workers))
-    elif not looking and batches._worker_pids_set:
-        torch._C._remove_worker_pids(id(batches))
-    batches._worker_pids_set = looking
-
-
-def _abandon(batches: Any) -> None:
-    """Kill what is left of the workers; torch's orderly shutdown can wait for ever on a lock that a dead one held."""
-    _tell_torch(batches, False)
-    for worker in batches._workers:
-        worker.kill()
-    batches._shutdown = True
+        watch_workers(batches, False)

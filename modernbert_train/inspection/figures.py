@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.mixing import phase_weights
 from modernbert_train.data.packing import SPECIAL_TOKENS
 from modernbert_train.data.planner import BatchPlan
-from modernbert_train.data.shares import phase_weights
+from modernbert_train.text import table
 
 _BAR = 40  # characters of the longest bar
 
@@ -39,7 +40,7 @@ def length_histogram(lengths: Mapping[str, NDArray[Any]], row_tokens: int) -> st
         f"{len(whole):,} documents, {whole.sum():,} tokens; median {np.median(whole):,.0f}, longest {whole.max():,}; "
         f"{longer:.1%} are longer than a row of {row_tokens:,} and are cut"
     )
-    return "\n".join(["document lengths", *table(rows), summary])
+    return "\n".join(["document lengths", table(rows, indent=2, numbers=True), summary])
 
 
 def packing_lines(plans: Sequence[BatchPlan]) -> str:
@@ -72,16 +73,10 @@ def mixture_table(config: RunConfig, plans: Sequence[BatchPlan], sizes: Mapping[
     rows = [["stream", f"asked of {config.data.mix_by}", "tokens", "documents"]]
     for name in sizes:
         rows.append([name, f"{asked[name]:.2%}", *(_share(found, name) for found in (tokens, starts))])
-    return "\n".join(["mixture over the same rows; documents count where they begin", *table(rows)])
+    return "\n".join(
+        ["mixture over the same rows; documents count where they begin", table(rows, indent=2, numbers=True)]
+    )
 
 
 def _share(found: Counter[str], name: str) -> str:
     return f"{found[name] / found.total():.2%}" if found.total() else "-"
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with columns of equal width: the first and those without a heading to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = ["<" if index == 0 or not heading else ">" for index, heading in enumerate(rows[0])]
-    forms = [f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)]
-    return [("  " + "  ".join(forms).format(*row)).rstrip() for row in rows]

@@ -1,4 +1,4 @@
-"""Packed rows as text: borders of documents, and what became of each predicted token.
+"""Packed rows as text: boundaries of documents, and what became of each predicted token.
 
 The marks are text, so that they survive a pipe, a bug report and a reader who does not see colours; colours come on
 top. What stands between the marks is the original text, never what the model reads in its place.
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.data.mixture import TokenStreams
-from modernbert_train.data.packing import SPECIAL_TOKENS, Piece
+from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
@@ -96,28 +96,28 @@ class RowWriter:
             original_T, kind_T = marks(batch, self._vocabulary.mask_id)
             input_T = batch.input_ids_T.numpy()
             for first in range(0, len(input_T), plan.row_tokens):
-                number, pieces = next(numbered)
+                number, chunks = next(numbered)
                 title = f"row {number:,} of {plan.num_rows:,}"
                 span = slice(first, first + plan.row_tokens)
-                yield self._row(title, pieces, original_T[span], input_T[span], kind_T[span])
+                yield self._row(title, chunks, original_T[span], input_T[span], kind_T[span])
 
     def _row(
         self,
         title: str,
-        pieces: Sequence[Piece],
+        chunks: Sequence[Chunk],
         original: NDArray[np.int64],
         read: NDArray[np.int64],
         kinds: NDArray[np.str_],
     ) -> str:
-        used = sum(piece.length + SPECIAL_TOKENS for piece in pieces)
-        count = "1 sequence" if len(pieces) == 1 else f"{len(pieces)} sequences"
+        used = sum(chunk.length + SPECIAL_TOKENS for chunk in chunks)
+        count = "1 sequence" if len(chunks) == 1 else f"{len(chunks)} sequences"
         lines = [self._paint("border", f"=== {title}: {count}, {used:,} of {len(original):,} tokens")]
         at = 0
-        for piece in pieces:
-            span = slice(at, at + piece.length + SPECIAL_TOKENS)
+        for chunk in chunks:
+            span = slice(at, at + chunk.length + SPECIAL_TOKENS)
             at = span.stop
-            whole = f"tokens {piece.start:,} to {piece.start + piece.length:,}"
-            about = f"--- {self._streams.describe(piece.document)}, {whole}, pass {piece.epoch + 1}"
+            whole = f"tokens {chunk.start:,} to {chunk.start + chunk.length:,}"
+            about = f"--- {self._streams.describe(chunk.document)}, {whole}, pass {chunk.epoch + 1}"
             lines += [self._paint("border", about), self._text(original[span], read[span], kinds[span])]
         if at < len(original):
             changed = int((read[at:] != self._vocabulary.pad_id).sum())

@@ -48,8 +48,8 @@ def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -
     vocabulary = read_vocabulary(config.data.tokenizer)
     streams = open_streams(config, vocabulary)
     maker = MicrobatchMaker(streams, MaskedLM(config.objective, vocabulary), vocabulary)
-    pieces = streams.shuffled(config.data)
-    plans = _plans_from(BatchPlanner(config, pieces), number)
+    chunks = streams.shuffled(config.data)
+    plans = _plans_from(BatchPlanner(config, chunks), number)
     plan = next(plans)
     batches = first_microbatches(maker, plan, num_rows)
     measured = _measured(plan, plans)
@@ -57,7 +57,7 @@ def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -
     paint = Painter(color)
     writer = RowWriter(config.data.tokenizer, vocabulary, streams, paint)
     shown = list(islice(writer.rows(batches, plan), num_rows))
-    sizes = {name: (each.num_tokens, each.num_documents) for name, each in pieces.items()}
+    sizes = {name: (each.num_tokens, each.num_documents) for name, each in chunks.items()}
     return "\n\n".join(
         [
             _heading(config, plan, number, batches, vocabulary.mask_id),

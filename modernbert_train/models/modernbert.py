@@ -1,4 +1,4 @@
-"""The ModernBERT encoder on packed lines, with its masked-LM head (arXiv 2412.13663).
+"""The ModernBERT encoder on packed buffers, with its masked-LM head (arXiv 2412.13663).
 
 One model for all kernels: rows lie end to end in one line of T tokens and `cu_seqlens` says where sequences end, so
 nothing is padded inside the model. Hidden states are gathered at the predicted positions before the head, which keeps

@@ -1,6 +1,6 @@
 """Masked-language modelling: which tokens are predicted and what stands in their place.
 
-Masks are keyed by (seed, epoch, document, start of the piece), never by rank, worker or row, so they need no state.
+Masks are keyed by (seed, epoch, document, start of the chunk), never by rank, worker or row, so they need no state.
 Which tokens are predicted is `objective.masking`:
 
 - `exact`: each sequence gets its share exactly, rate times its tokens rounded up or down by key, so that short
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.batch import Masked
 from modernbert_train.config.schema import ObjectiveConfig
-from modernbert_train.keyed import Keys, hash64, uniform
+from modernbert_train.keyed_random import Keys, hash64, uniform
 from modernbert_train.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class MaskedLM:
         keys_S: Keys,
         mask_rate: float,
     ) -> Masked:
-        """Mask a packed line.
+        """Mask a packed buffer.
 
         Args:
             ids_T: token ids; not changed. One special token stands before and one after each sequence's text, and what

@@ -258,7 +258,7 @@ def tensor_norms(tensors: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ..
     """The L2 norm of each tensor, 0-dim fp64, as exact for a whole tensor as for its shards.
 
     One long fp32 sum on CPU is off by 7e-4 for an embedding of 39 M weights, and an fp64 one takes longer than the
-    rest of the step (both measured); so rows first. CUDA's kernel sums short pieces by itself.
+    rest of the step (both measured); so rows first. CUDA's kernel sums short chunks by itself.
     """
     if tensors[0].device.type == "cpu":
         tensors = [torch.linalg.vector_norm(tensor, dim=-1) for tensor in tensors]

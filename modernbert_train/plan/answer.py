@@ -11,7 +11,7 @@ from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan
 from modernbert_train.plan.memory import usable_bytes
 from modernbert_train.plan.sections import Section, dollars, gb
-from modernbert_train.report.text import duration, plural, tokens_text
+from modernbert_train.text import duration, plural, tokens_text
 
 GAIN = 1.05  # a change is proposed if it makes a run faster by this factor
 MOST_NOTES = 2

@@ -7,7 +7,7 @@ everything in fp32, in bf16 runs too (train/adapters.py says why), one step move
     fsdp2   each microbatch: all-gather of 4 P forward and 4 P_layers backward, reduce-scatter of 4 P, over N ranks
     hsdp    the same over the s ranks that share one copy of the weights (those of a node, unless the configuration
             says otherwise), and an all-reduce of 4 P / s over the N / s copies, with the last microbatch only
-    each    MEETINGS all-reduces of a few numbers over N ranks, for which everything waits: predicted tokens, the guard
+    each    COLLECTIVES all-reduces of a few numbers over N ranks; everything waits: predicted tokens, the guard
 
 What comes first or last has no computation to hide behind: forward the gathers of what lies outside the layers and of
 the first layer; backward the reductions of the last layer and of what lies outside. The embedding is the bulk of that,
@@ -15,7 +15,7 @@ and being tied to the decoder it has its gradient last of all, under DDP too, wh
 
 A ring over n ranks moves (n - 1) / n of the bytes through each link for an all-gather or a reduce-scatter, twice that
 for an all-reduce. Over k nodes, the cards that a group has in one node share the (k - 1) / k of the bytes that cross
-its border. The slower of the two sets the rate. Each call also waits for its hops: a ring for all-gather and
+its boundary. The slower of the two sets the rate. Each call also waits for its hops: a ring for all-gather and
 reduce-scatter, which grows with N; a tree over nodes for all-reduce, which grows with log2 k.
 
 Links are taken to reach LINK_SHARE of their datasheet rate. A test counts the calls and bytes of real training steps.
@@ -37,7 +37,7 @@ NODE_HOP_SECONDS = 2e-6  # from one GPU to the next in its node
 NETWORK_HOP_SECONDS = 8e-6  # from node to node
 DDP_BUCKET_BYTES = 25 * (1 << 20)  # torch's default
 BACKWARD_SHARE = 2 / 3  # of the time of a microbatch
-MEETINGS = 2  # small all-reduces of a step
+COLLECTIVES = 2  # small all-reduces of a step
 MEETING_BYTES = 24  # on average
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce"]
@@ -88,7 +88,7 @@ def transfers(
         per_node: ranks in a node.
     """
     everyone = (min(ranks, per_node), -(-ranks // per_node))
-    found = [Transfer("all_reduce", *everyone, "backward", MEETINGS * MEETING_BYTES, MEETINGS, False, False)]
+    found = [Transfer("all_reduce", *everyone, "backward", COLLECTIVES * MEETING_BYTES, COLLECTIVES, False, False)]
     if strategy == "ddp":
         buckets = 4 * (parameters.total - parameters.embedding) // DDP_BUCKET_BYTES
         last = 4 * parameters.total - buckets * DDP_BUCKET_BYTES

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import INDEX, LENGTHS
-from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, GreedyPacker, Piece
-from modernbert_train.data.shares import phase_weights
+from modernbert_train.data.mixing import phase_weights
+from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, Chunk, GreedyPacker
 from modernbert_train.errors import DataError
 from modernbert_train.plan.flops import Spans, mean_spans
 from modernbert_train.read_json import read_json
@@ -27,7 +27,7 @@ from modernbert_train.read_json import read_json
 SPREAD = 0.8  # of assumed documents: standard deviation of the logarithm of their length
 _ASSUMED = 4096  # documents that stand for an assumed distribution
 _SAMPLE = 1 << 22  # documents of a large stream that are looked at, evenly spaced
-_PACKED = 10_000  # pieces that are packed to see how full rows get
+_PACKED = 10_000  # chunks that are packed to see how full rows get
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _sequences(lengths: NDArray[np.integer], row_tokens: int) -> NDArray[np.int6
 def _fill(
     config: RunConfig, cut: Mapping[str, NDArray[np.int64]], sequences: Mapping[str, float], row_tokens: int
 ) -> float:
-    """Pack a sample in random order; pieces still waiting at its end do not count, unless no row is finished."""
+    """Pack a sample in random order; chunks still waiting at its end do not count, unless no row is finished."""
     rng = np.random.default_rng(0)
     total = sum(sequences.values())
     drawn = np.concatenate(
@@ -190,8 +190,8 @@ def _fill(
     packer = GreedyPacker(row_tokens, config.data.packing_window, config.data.max_wait_rows)
     for index, length in enumerate(rng.permutation(drawn).tolist()):
         if length >= SMALLEST_SEQUENCE:
-            packer.place(Piece(0, index, 0, length - SPECIAL_TOKENS))
+            packer.place(Chunk(0, index, 0, length - SPECIAL_TOKENS))
     if not packer.ready:
         packer.flush()
-    tokens = sum(piece.length + SPECIAL_TOKENS for row in packer.ready for piece in row)
+    tokens = sum(chunk.length + SPECIAL_TOKENS for row in packer.ready for chunk in row)
     return tokens / (len(packer.ready) * row_tokens)

@@ -13,7 +13,7 @@ from modernbert_train.plan.documents import Documents, RowText, read_documents, 
 from modernbert_train.plan.flops import Flops, flops_per_token
 from modernbert_train.plan.parameters import Parameters, count_parameters
 from modernbert_train.plan.speed import StepTime, Work, step_time
-from modernbert_train.plan.steps import Stretch, crossings, run_stretches, validations
+from modernbert_train.plan.steps import StepRange, crossings, step_ranges, validations
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Phase:
         text: what its rows hold.
         flops: of a token that is not padding.
         mask_rate: share of the maskable tokens that are predicted.
-        stretches: its steps.
+        ranges: its steps.
     """
 
     name: str
@@ -34,21 +34,21 @@ class Phase:
     text: RowText
     flops: Flops
     mask_rate: float
-    stretches: tuple[Stretch, ...]
+    ranges: tuple[StepRange, ...]
 
     @property
     def steps(self) -> int:
-        return sum(stretch.steps for stretch in self.stretches)
+        return sum(part.steps for part in self.ranges)
 
     @property
     def tokens(self) -> int:
         """Trained, up to one batch more or less than the phase's nominal length."""
-        return sum(stretch.steps * stretch.step_tokens for stretch in self.stretches)
+        return sum(part.steps * part.step_tokens for part in self.ranges)
 
     @property
     def fill(self) -> float:
         """Share of its rows that is not padding."""
-        places = sum(stretch.steps * stretch.rows for stretch in self.stretches) * self.config.row_tokens
+        places = sum(part.steps * part.rows for part in self.ranges) * self.config.row_tokens
         return self.tokens / places if places else self.text.fill
 
 
@@ -115,8 +115,8 @@ class Plan:
     def phase_seconds(self, gpu: str, phase: Phase) -> float:
         """Time of all steps of a phase."""
         rows: dict[int, int] = {}
-        for stretch in phase.stretches:
-            rows[stretch.rows] = rows.get(stretch.rows, 0) + stretch.steps
+        for part in phase.ranges:
+            rows[part.rows] = rows.get(part.rows, 0) + part.steps
         return sum(steps * self.step(gpu, phase, size).seconds for size, steps in rows.items())
 
     def validation_seconds(self, gpu: str) -> float:
@@ -139,9 +139,9 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None) -> Plan:
     """
     documents = read_documents(config, median)
     texts = [rows_of(config, documents, phase) for phase in config.phases.values()]
-    stretches, exact = run_stretches(config, documents, [text.fill for text in texts])
+    ranges, exact = step_ranges(config, documents, [text.fill for text in texts])
     phases = tuple(
-        _phase(config, name, phase, texts[index], [s for s in stretches if s.phase == index])
+        _phase(config, name, phase, texts[index], [s for s in ranges if s.phase == index])
         for index, (name, phase) in enumerate(config.phases.items())
     )
     held_out, held_out_tokens = config.data.validation is not None, _validation_tokens(config)
@@ -152,8 +152,8 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None) -> Plan:
         documents=documents,
         phases=phases,
         exact=exact,
-        validations=validations(config, stretches, held_out_tokens) if held_out else 0,
-        milestones=crossings(stretches, config.checkpoint.interval_tokens),
+        validations=validations(config, ranges, held_out_tokens) if held_out else 0,
+        milestones=crossings(ranges, config.checkpoint.interval_tokens),
         validation_tokens=held_out_tokens,
     )
 
@@ -166,7 +166,7 @@ def _validation_tokens(config: RunConfig) -> int | None:
     return there if most is None else min(most, there)
 
 
-def _phase(config: RunConfig, name: str, phase: PhaseConfig, text: RowText, stretches: Sequence[Stretch]) -> Phase:
+def _phase(config: RunConfig, name: str, phase: PhaseConfig, text: RowText, ranges: Sequence[StepRange]) -> Phase:
     rate = config.objective.mask_rate if phase.mask_rate is None else phase.mask_rate
     predicted = rate * (1 - SPECIAL_TOKENS / text.sequence_tokens)
-    return Phase(name, phase, text, flops_per_token(config.model, text.spans, predicted), rate, tuple(stretches))
+    return Phase(name, phase, text, flops_per_token(config.model, text.spans, predicted), rate, tuple(ranges))

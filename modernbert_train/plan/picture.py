@@ -15,7 +15,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.optim.schedules import lr_at
 from modernbert_train.report.chart import Chart, Line, Marks, standalone
-from modernbert_train.report.text import percent, rate, tokens_text, whole
+from modernbert_train.text import percent, rate, tokens_text, whole
 
 COLUMNS = 72
 HEIGHTS = (3, 2, 2, 2)  # lines of text for each quantity
@@ -92,12 +92,12 @@ def charts(config: RunConfig) -> tuple[list[Chart], Marks]:
     """
     last, start = config.total_tokens - 1, 0
     places = {round(i * last / SAMPLES) for i in range(SAMPLES + 1)}
-    borders = []
+    boundaries = []
     for name, phase in config.phases.items():
         joints = [0, phase.schedule.warmup_tokens, phase.tokens - phase.schedule.decay_tokens]
         joints += [phase.batch_warmup.tokens] if phase.batch_warmup is not None else []
         places |= {start + joint + side for joint in joints for side in (-1, 0)}
-        borders.append((float(start), name))
+        boundaries.append((float(start), name))
         start += phase.tokens
     x = sorted(place for place in places if 0 <= place <= last)
     drawn = [
@@ -110,7 +110,7 @@ def charts(config: RunConfig) -> tuple[list[Chart], Marks]:
         )
         for quantity in quantities(config)
     ]
-    return drawn, Marks(end=float(config.total_tokens), borders=borders)
+    return drawn, Marks(end=float(config.total_tokens), boundaries=boundaries)
 
 
 def picture_svg(config: RunConfig, *, styled: bool = True, width: int = 1000, height: int = 300) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from modernbert_train.plan.advice import Setting, configured_memory, fits, remedy, settings
@@ -11,7 +11,7 @@ from modernbert_train.plan.gpus import GPUS, PRICE_DATE, find_measurement
 from modernbert_train.plan.make import Phase, Plan
 from modernbert_train.plan.memory import usable_bytes
 from modernbert_train.plan.speed import PLANNED_TOKENS_PER_SECOND
-from modernbert_train.report.text import duration, percent, plural, tokens_text
+from modernbert_train.text import duration, percent, plural, tokens_text
 
 GB = 1e9
 SCALES = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -84,7 +84,7 @@ def _model(plan: Plan) -> Section:
 def _phases(plan: Plan) -> Section:
     rows = [("phase", "tokens", "steps", "batch rows", "row tokens", "full", "microbatches", "passes")]
     for phase in plan.phases:
-        sizes = sorted({stretch.rows for stretch in phase.stretches}) or [phase.config.batch_rows]
+        sizes = sorted({part.rows for part in phase.ranges}) or [phase.config.batch_rows]
         own = -(-phase.config.batch_rows // plan.ranks)
         cut = min(own, phase.config.microbatch_rows)
         rows.append(
@@ -108,8 +108,24 @@ def _phases(plan: Plan) -> Section:
             f"Documents: {plan.documents.source}.",
             f"Steps are {how}. Microbatches are those of each of {plural(plan.ranks, 'rank')} at the full batch; "
             "passes are over the data.",
+            *_dropout(plan),
         ],
     )
+
+
+def _dropout(plan: Plan) -> Iterator[str]:
+    """Where dropout would be another on another number of ranks; see `share_of_rank` of data/loader.py."""
+    if plan.config.model.attention_out_dropout == 0:
+        return
+    for phase in plan.phases:
+        shared = phase.config.microbatch_rows * plan.ranks
+        uneven = [rows for rows in phase.config.batch_sizes if rows % shared]
+        if uneven and plan.ranks > 1:
+            yield (
+                f"Phase {phase.name}: a batch of {uneven[0]:,} rows is no whole number of microbatches of "
+                f"{plural(phase.config.microbatch_rows, 'row')} on each of {plan.ranks} ranks, so rows are dealt "
+                "singly and dropout differs from that on another number of ranks; batches and masks do not."
+            )
 
 
 def _flops(plan: Plan) -> Section:

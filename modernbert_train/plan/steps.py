@@ -1,7 +1,7 @@
 """The steps of a run: every batch as the planner would make it where the data is small, else by the clock.
 
-A run is a list of stretches of equal batches. Batches are counted by the functions that training itself uses
-(position_at, batch_rows_at), so a batch that crosses a border belongs to the phase in which it starts.
+A run is a list of ranges of equal batches. Batches are counted by the functions that training itself uses
+(position_at, batch_rows_at), so a batch that crosses a boundary belongs to the phase in which it starts.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from modernbert_train.clock import position_at, validations_in
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.planner import BatchPlanner
-from modernbert_train.data.shuffle import ShuffledPieces
+from modernbert_train.data.shuffle import ShuffledChunks
 from modernbert_train.plan.documents import Documents, StreamLengths
 
 EXACT_TOKENS = 100_000_000  # longest run whose every batch is planned; takes about a second
 
 
 @dataclass(frozen=True)
-class Stretch:
+class StepRange:
     """Equal steps in a row.
 
     Attributes:
@@ -44,7 +44,7 @@ class Stretch:
         return self.start + self.steps * self.step_tokens
 
 
-def run_stretches(config: RunConfig, documents: Documents, fills: Sequence[float]) -> tuple[list[Stretch], bool]:
+def step_ranges(config: RunConfig, documents: Documents, fills: Sequence[float]) -> tuple[list[StepRange], bool]:
     """All steps of a run, from its first token.
 
     Args:
@@ -53,7 +53,7 @@ def run_stretches(config: RunConfig, documents: Documents, fills: Sequence[float
         fills: for each phase, the share of a row that is not padding.
 
     Returns:
-        The stretches in order, and whether they are the very batches of the run rather than batches of mean size.
+        The ranges in order, and whether they are the very batches of the run rather than batches of mean size.
     """
     only = documents.streams.get("train")
     if config.data.train is not None and only is not None and only.is_whole and config.total_tokens <= EXACT_TOKENS:
@@ -61,15 +61,15 @@ def run_stretches(config: RunConfig, documents: Documents, fills: Sequence[float
     return list(_by_clock(config, fills)), False
 
 
-def _planned(config: RunConfig, documents: StreamLengths) -> Iterator[Stretch]:
+def _planned(config: RunConfig, documents: StreamLengths) -> Iterator[StepRange]:
     block = config.data.shuffle_block_shards
-    pieces = ShuffledPieces(documents.shard_documents, documents.lengths, block, config.seed)
+    chunks = ShuffledChunks(documents.shard_documents, documents.lengths, block, config.seed)
     numbers = {name: index for index, name in enumerate(config.phases)}
-    for plan in BatchPlanner(config, {"train": pieces}):
-        yield Stretch(numbers[plan.phase], plan.tokens_before, 1, plan.num_rows, plan.tokens)
+    for plan in BatchPlanner(config, {"train": chunks}):
+        yield StepRange(numbers[plan.phase], plan.tokens_before, 1, plan.num_rows, plan.tokens)
 
 
-def _by_clock(config: RunConfig, fills: Sequence[float]) -> Iterator[Stretch]:
+def _by_clock(config: RunConfig, fills: Sequence[float]) -> Iterator[StepRange]:
     ends = np.cumsum([phase.tokens for phase in config.phases.values()]).tolist()
     tokens = 0
     while tokens < config.total_tokens:
@@ -79,51 +79,49 @@ def _by_clock(config: RunConfig, fills: Sequence[float]) -> Iterator[Stretch]:
         step_tokens = max(1, round(rows * phase.row_tokens * fills[position.index]))
         full = warmup is None or position.tokens >= warmup.tokens
         steps = -(-(ends[position.index] - tokens) // step_tokens) if full else 1
-        stretch = Stretch(position.index, tokens, steps, rows, step_tokens)
-        yield stretch
-        tokens = stretch.end
+        part = StepRange(position.index, tokens, steps, rows, step_tokens)
+        yield part
+        tokens = part.end
 
 
-def crossings(stretches: Sequence[Stretch], interval_tokens: int | None) -> int:
+def crossings(ranges: Sequence[StepRange], interval_tokens: int | None) -> int:
     """Steps of a run that pass a multiple of an interval; None is never."""
     if interval_tokens is None:
         return 0
     return sum(
-        stretch.steps
-        if stretch.step_tokens >= interval_tokens
-        else stretch.end // interval_tokens - stretch.start // interval_tokens
-        for stretch in stretches
+        part.steps
+        if part.step_tokens >= interval_tokens
+        else part.end // interval_tokens - part.start // interval_tokens
+        for part in ranges
     )
 
 
-def validations(config: RunConfig, stretches: Sequence[Stretch], held_out_tokens: int | None) -> int:
+def validations(config: RunConfig, ranges: Sequence[StepRange], held_out_tokens: int | None) -> int:
     """Steps after which the held-out text is measured; see clock.validates.
 
     Args:
         config: the run.
-        stretches: its steps.
+        ranges: its steps.
         held_out_tokens: that one validation reads; None if that is not known.
     """
     if config.eval.interval_tokens is not None:
-        return crossings_or_ends(stretches, config.eval.interval_tokens)
+        return crossings_or_ends(ranges, config.eval.interval_tokens)
     found, begin = 0, 0
     for index, phase in enumerate(config.phases.values()):
         parts = validations_in(phase, config.eval, held_out_tokens)
-        for stretch in (each for each in stretches if each.phase == index):
-            if parts * stretch.step_tokens >= phase.tokens:
-                found += stretch.steps
+        for part in (each for each in ranges if each.phase == index):
+            if parts * part.step_tokens >= phase.tokens:
+                found += part.steps
             else:
-                found += parts * (stretch.end - begin) // phase.tokens - parts * (stretch.start - begin) // phase.tokens
+                found += parts * (part.end - begin) // phase.tokens - parts * (part.start - begin) // phase.tokens
         begin += phase.tokens
     return found
 
 
-def crossings_or_ends(stretches: Sequence[Stretch], interval_tokens: int | None) -> int:
+def crossings_or_ends(ranges: Sequence[StepRange], interval_tokens: int | None) -> int:
     """Steps that pass a multiple of an interval, or end a phase, or both."""
     last_steps = [
-        stretch
-        for index, stretch in enumerate(stretches)
-        if index + 1 == len(stretches) or stretches[index + 1].phase != stretch.phase
+        part for index, part in enumerate(ranges) if index + 1 == len(ranges) or ranges[index + 1].phase != part.phase
     ]
-    ends = [Stretch(last.phase, last.end - last.step_tokens, 1, last.rows, last.step_tokens) for last in last_steps]
-    return crossings(stretches, interval_tokens) + len(ends) - crossings(ends, interval_tokens)
+    ends = [StepRange(last.phase, last.end - last.step_tokens, 1, last.rows, last.step_tokens) for last in last_steps]
+    return crossings(ranges, interval_tokens) + len(ends) - crossings(ends, interval_tokens)

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 from modernbert_train.report.curves import thin
 from modernbert_train.report.series import belongs, colour_of, line_of, marker, markers
-from modernbert_train.report.text import shorten, tokens_text
 from modernbert_train.report.ticks import log_ticks, round_step
+from modernbert_train.text import shorten, tokens_text
 
 UNITS = 10_000  # side of the square that curves are drawn in
 LABEL_ROW = 15  # height of one row of phase labels above the plot, in px
@@ -68,10 +68,10 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Marks:
-    """What charts share: the end of the x axis in tokens, phase borders, restarts, faults, losses not numbers."""
+    """What charts share: the end of the x axis in tokens, phase boundaries, restarts, faults, losses not numbers."""
 
     end: float
-    borders: Sequence[tuple[float, str]] = ()
+    boundaries: Sequence[tuple[float, str]] = ()
     restarts: Sequence[Event] = ()
     faults: Sequence[Event] = ()
     broken: Sequence[float] = ()
@@ -138,7 +138,7 @@ def label_rows(marks: Marks, width: float = NARROW) -> list[int]:
     """Give each phase label a row above the plot so that no two touch at `width` px; row 0 is the lowest."""
     ends: list[list[tuple[float, float]]] = []
     rows = []
-    for start, name in marks.borders:
+    for start, name in marks.boundaries:
         left, right = _label_span(start / marks.end if marks.end else 0.0, shorten(name, PHASE_LETTERS), width)
         row = next((r for r, taken in enumerate(ends) if all(right < a or b < left for a, b in taken)), len(ends))
         if row == len(ends):
@@ -170,7 +170,7 @@ def draw(chart: Chart, marks: Marks, width: float = NARROW) -> Drawing:
             f'<text class="tick" x="-8" y="{y}" dy="0.32em" text-anchor="end">{escape(chart.tick(value))}</text>'
         )
     out += _x_axis(marks)
-    out += _borders(marks, width)
+    out += _boundaries(marks, width)
     axes, out = "".join(out), []
     placed = [place(line, scale, chart, marks.end) for line in chart.lines]
     curves = [_curve(line, points) for line, points in zip(chart.lines, placed, strict=True)]
@@ -263,9 +263,9 @@ def _grouped(events: Sequence[Event], end: float) -> list[tuple[str, int | None,
     ]
 
 
-def _borders(marks: Marks, width: float) -> list[str]:
+def _boundaries(marks: Marks, width: float) -> list[str]:
     out = []
-    for (start, name), row in zip(marks.borders, label_rows(marks, width), strict=True):
+    for (start, name), row in zip(marks.boundaries, label_rows(marks, width), strict=True):
         x, up = _percent(start, marks.end), 8 + LABEL_ROW * row
         shown = shorten(name, PHASE_LETTERS)
         flip = _flips(x / 100, shown, width)

@@ -19,7 +19,7 @@ from modernbert_train.report.page import render, write
 from modernbert_train.report.runs_table import Run, runs_table, settings_table
 from modernbert_train.report.series import shapes
 from modernbert_train.report.summary import header_note, smoothing_window, warnings
-from modernbert_train.report.text import fixed, percent, rate, short, shorten, tokens_text, whole
+from modernbert_train.text import fixed, percent, rate, short, shorten, tokens_text, whole
 
 _PLACES = 500  # that the crosshair tells apart
 _WARNINGS = 4  # shown at once; more of them are folded
@@ -114,10 +114,10 @@ def _marks(runs: Sequence[Run]) -> Marks:
     """Restarts and faults of every run; phases only where all runs have the same at the same places."""
     own = [marks_of(run.history) for run in runs]
     end = max(marks.end for marks in own)
-    places = {tuple((name, round(100 * start / (end or 1))) for start, name in marks.borders) for marks in own}
+    places = {tuple((name, round(100 * start / (end or 1))) for start, name in marks.boundaries) for marks in own}
     return Marks(
         end=end,
-        borders=own[0].borders if len(places) == 1 else (),
+        boundaries=own[0].boundaries if len(places) == 1 else (),
         restarts=_of_all(runs, [marks.restarts for marks in own]),
         faults=_of_all(runs, [marks.faults for marks in own]),
     )

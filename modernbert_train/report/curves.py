@@ -59,7 +59,7 @@ class Restart(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A batch that stability.py held back, let pass, or ended the run at; `tokens` are those before it."""
+    """A batch that stability.py skipped, let pass, or ended the run at; `tokens` are those before it."""
 
     step: int
     tokens: float
@@ -71,7 +71,7 @@ class Fault(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A stretch of steps with one phase name; `start` and `end` in tokens."""
+    """A range of steps with one phase name; `start` and `end` in tokens."""
 
     name: str
     start: float
@@ -140,7 +140,7 @@ def read_history(path: Path) -> History:
         try:
             entries, _ = read_lines(stops)
         except OSError as error:
-            raise DataError(f"{stops}: cannot be read ({error.strerror}). Mend the disk or the permission.") from error
+            raise DataError(f"{stops}: cannot be read ({error.strerror}). Fix the disk or the permission.") from error
         history.faults += [_fault(entry) for entry in entries if entry.get("action") == "stop"]
     return history
 
@@ -168,7 +168,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 
 def thin(x: Sequence[float], y: Sequence[float], buckets: int = 600) -> list[int]:
-    """Choose the points to draw: in each of `buckets` equal stretches of x the lowest, the highest and one gap.
+    """Choose the points to draw: in each of `buckets` equal ranges of x the lowest, the highest and one gap.
 
     Args:
         x: rising positions.

@@ -6,7 +6,7 @@ import math
 from html import escape
 
 from modernbert_train.report.curves import Fault, History, Restart
-from modernbert_train.report.text import date, fixed, tokens_text, whole
+from modernbert_train.text import date, fixed, tokens_text, whole
 
 MOST = 40  # lines of the table: the last ones
 

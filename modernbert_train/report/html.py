@@ -18,7 +18,7 @@ from modernbert_train.report.curves import History, StepRecord, read_history, sm
 from modernbert_train.report.events import event_table, what_happened, what_was_done
 from modernbert_train.report.page import render, resource, write
 from modernbert_train.report.summary import header_note, phase_table, smoothing_window, tiles, warnings, where_text
-from modernbert_train.report.text import fixed, percent, rate, short, tokens_text, whole
+from modernbert_train.text import fixed, percent, rate, short, tokens_text, whole
 
 
 def write_report(run_folder: Path, out: Path | None = None) -> Path:
@@ -136,7 +136,7 @@ def marks_of(history: History) -> Marks:
     ends = [s.tokens for s in history.steps[-1:]] + [v.tokens for v in history.validations[-1:]]
     return Marks(
         end=max(ends + [r.tokens for r in history.restarts], default=0.0),
-        borders=[(phase.start, phase.name) for phase in history.phases()],
+        boundaries=[(phase.start, phase.name) for phase in history.phases()],
         restarts=[Event(r.tokens, f"restart from {r.checkpoint or 'scratch'}") for r in history.restarts],
         faults=[Event(f.tokens, f"step {f.step:,}: {what_happened(f)}, {what_was_done(f)}") for f in history.faults],
         broken=[s.tokens for s in history.steps if not math.isfinite(s.loss)],

@@ -121,6 +121,6 @@ def write(path: Path, text: str) -> Path:
     except OSError as error:
         new.unlink(missing_ok=True)
         raise StorageError(
-            f"{path}: cannot be written ({error.strerror}). Free space or mend the permission, then repeat."
+            f"{path}: cannot be written ({error.strerror}). Free space or fix the permission, then repeat."
         ) from error
     return path

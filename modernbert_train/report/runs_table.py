@@ -15,7 +15,7 @@ from html import escape
 from modernbert_train.report.curves import History
 from modernbert_train.report.series import key
 from modernbert_train.report.summary import figures
-from modernbert_train.report.text import shorten
+from modernbert_train.text import shorten
 
 FEW = 6  # runs whose settings stand side by side
 LETTERS = 48  # of a value; the whole is its title

@@ -9,7 +9,7 @@ from html import escape
 from typing import NamedTuple
 
 from modernbert_train.report.curves import History, StepRecord, ValidationRecord
-from modernbert_train.report.text import date, duration, fixed, percent, plural, rate, tokens_text, whole
+from modernbert_train.text import date, duration, fixed, percent, plural, rate, tokens_text, whole
 
 LOSS, ACCURACY = fixed(3), percent(2)
 

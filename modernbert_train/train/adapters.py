@@ -9,17 +9,15 @@ however it was cut into microbatches and ranks.
 from __future__ import annotations
 
 import math
-import platform
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from composer.core import DataSpec
-from composer.distributed import prepare_distributed
 from composer.models import ComposerModel
-from composer.utils import collect_env, dist
-from composer.utils.parallelism import FSDP2Config, ParallelismConfig
+from composer.utils import dist
+from composer.utils.parallelism import ParallelismConfig
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -27,14 +25,11 @@ from modernbert_train.batch import Batch
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.errors import RunError
-from modernbert_train.keyed import derive
+from modernbert_train.keyed_random import derive
 from modernbert_train.models.layers import EncoderLayer
 from modernbert_train.models.modernbert import MlmOutput, ModernBertForMaskedLM
-from modernbert_train.train.heartbeat import passed
-
-# A Trainer asks for the processor's name, which nothing here uses, by starting another Python that searches the machine
-# for it: a second at each start of each rank.
-collect_env.get_cpu_model = platform.machine
+from modernbert_train.ranks.heartbeat import passed
+from modernbert_train.train.composer_internals import Sharding
 
 
 class ComposerMaskedLM(ComposerModel):
@@ -130,49 +125,12 @@ def is_sharded(config: RunConfig, num_ranks: int) -> bool:
 def parallelism(config: RunConfig, num_ranks: int) -> ParallelismConfig | None:
     """FSDP2 where asked for and where there is something to shard; Composer wraps in DDP otherwise.
 
-    It must be given as an FSDP2Config object: Composer 0.32.1 ignores the dict key `fsdp2` and trains with DDP. What it
-    does with a model on the meta device is replaced: it asks for CUDA memory whatever the device is.
+    It must be given as an FSDP2Config object: Composer 0.32.1 ignores the dict key `fsdp2` and trains with DDP.
     """
     if is_sharded(config, num_ranks):
         warnings.filterwarnings("ignore", "FSDP2 Config/APIs are experimental")
-        prepare_distributed.meta_init = _give_memory
-        return ParallelismConfig(fsdp2=_Sharding(num_ranks, config.distributed.shard_ranks or num_ranks))
+        return ParallelismConfig(fsdp2=Sharding(num_ranks, config.distributed.shard_ranks or num_ranks))
     return None
-
-
-class _Sharding(FSDP2Config):
-    """FSDP2 within groups of ranks, each of which holds a whole copy of the weights; one group is plain FSDP2.
-
-    Composer 0.32.1 has a field for the mesh of ranks, and replaces what stands there with one group of all ranks, in
-    silence. It makes that mesh out of these two degrees, which FSDP2Config fixes.
-
-    Under bf16 the weights are gathered in fp32 and autocast does all the rest, as it does under DDP: then both have the
-    very same gradient. Composer's default casts what goes into each layer as well, and a residual stream of bf16 made
-    the gradient's error 2.8 times larger (7 layers, on a CPU: 1.1 % of its norm, where autocast alone has 0.4 %).
-
-    What lies outside the layers stays gathered from the forward to the backward pass, as torch would have it.
-    Composer's default frees it in between and gathers it twice, though it is needed first of all in the backward pass.
-    """
-
-    def __init__(self, num_ranks: int, shard_ranks: int) -> None:
-        super().__init__(state_dict_type="full", mixed_precision="FULL")
-        self.reshard_after_forward = None
-        self._degrees = (num_ranks // shard_ranks, shard_ranks)
-
-    @property
-    def data_parallel_replicate_degree(self) -> int | None:
-        return self._degrees[0] if self._degrees[0] > 1 else None
-
-    @property
-    def data_parallel_shard_degree(self) -> int:
-        return self._degrees[1]
-
-
-def _give_memory(model: nn.Module) -> None:
-    """Memory for every rank's shards, of undefined content, after `fully_shard` on the meta device."""
-    parameter = next(model.parameters())
-    assert isinstance(parameter, DTensor)
-    model.to_empty(device=parameter.device_mesh.device_type)
 
 
 def assert_sharded(model: nn.Module, shard_ranks: int | None) -> None:

@@ -19,15 +19,15 @@ from modernbert_train.clock import position_at, validates
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.errors import RunError
-from modernbert_train.keyed import derive
+from modernbert_train.evals.heldout import Evaluation, Validation
+from modernbert_train.keyed_random import derive
 from modernbert_train.optim.build import apply_clock
+from modernbert_train.ranks.heartbeat import passed
+from modernbert_train.run.async_scalar import Reading
+from modernbert_train.run.progress import Progress
+from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.run.throughput import Meter, scalars
 from modernbert_train.train.adapters import ComposerMaskedLM, adapter_of, inner_model
-from modernbert_train.train.evaluate import Evaluation, Validation
-from modernbert_train.train.heartbeat import passed
-from modernbert_train.train.meter import Meter, scalars
-from modernbert_train.train.progress import Progress
-from modernbert_train.train.reading import Reading
-from modernbert_train.train.run_folder import RunFolder
 from modernbert_train.train.stability import Guard
 
 _DROPOUT = 4

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from modernbert_train.batch import Batch
 from modernbert_train.data.loader import StepBatch
-from modernbert_train.data.packing import SPECIAL_TOKENS, Piece
+from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
 from modernbert_train.data.planner import Row
 from modernbert_train.train.adapters import adapter_of, inner_model
 
@@ -41,12 +41,12 @@ class Finding:
         microbatch: its number in the step, from 0.
         place: the first module, in the order of computation, that gave something not finite, and whether in the
             forward or the backward pass.
-        pieces: the stretches of documents concerned; all of the microbatch where they cannot be told apart.
+        chunks: the parts of documents concerned; all of the microbatch where they cannot be told apart.
     """
 
     microbatch: int
     place: str
-    pieces: list[Piece]
+    chunks: list[Chunk]
 
 
 def find_non_finite(state: State, rows: Sequence[Row], reseed: Callable[[], None]) -> list[Finding]:
@@ -80,8 +80,8 @@ def find_non_finite(state: State, rows: Sequence[Row], reseed: Callable[[], None
                     torch.autograd.grad(loss, watch.source)
             if watch.found is not None:
                 name, direction, tensor = watch.found
-                pieces = _pieces_of(tensor, moved, part_rows, batch.plan.row_tokens)
-                findings.append(Finding(number, f"{name}, {direction}", pieces))
+                chunks = _chunks_of(tensor, moved, part_rows, batch.plan.row_tokens)
+                findings.append(Finding(number, f"{name}, {direction}", chunks))
     return findings
 
 
@@ -120,9 +120,9 @@ def _watched(model: nn.Module) -> Iterator[_Watch]:
             handle.remove()
 
 
-def _pieces_of(tensor: Tensor, batch: Batch, rows: Sequence[Row], row_tokens: int) -> list[Piece]:
-    """The pieces at whose positions a tensor (T or M first) is not finite; all pieces if it has no positions."""
-    everything = [piece for row in rows for piece in row]
+def _chunks_of(tensor: Tensor, batch: Batch, rows: Sequence[Row], row_tokens: int) -> list[Chunk]:
+    """The chunks at whose positions a tensor (T or M first) is not finite; all chunks if it has no positions."""
+    everything = [chunk for row in rows for chunk in row]
     bad = ~torch.isfinite(tensor)
     if tensor.ndim and len(tensor) == len(batch.input_ids_T):
         positions = bad.flatten(1).any(dim=1).nonzero().flatten()
@@ -134,10 +134,10 @@ def _pieces_of(tensor: Tensor, batch: Batch, rows: Sequence[Row], row_tokens: in
     found = []
     for number, row in enumerate(rows):
         at = number * row_tokens
-        for piece in row:
-            end = at + piece.length + SPECIAL_TOKENS
+        for chunk in row:
+            end = at + chunk.length + SPECIAL_TOKENS
             if not hit.isdisjoint(range(at, end)):
-                found.append(piece)
+                found.append(chunk)
             at = end
     return found or everything
 
@@ -165,19 +165,19 @@ def diagnose(
     if fault == "spike":
         number = max(range(len(losses)), key=losses.__getitem__)
         largest = max(gradients, key=lambda name: gradients[name].norm().item())
-        findings = [Finding(number, f"largest gradient in {largest}", _pieces(batch, rows, number))]
+        findings = [Finding(number, f"largest gradient in {largest}", _chunks(batch, rows, number))]
     else:
         findings = find_non_finite(state, rows, reseed)
         if not findings:
             numbers = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
-            findings = [Finding(number, NOT_AGAIN, _pieces(batch, rows, number)) for number in numbers]
+            findings = [Finding(number, NOT_AGAIN, _chunks(batch, rows, number)) for number in numbers]
     mine = [
         {
             "rank": dist.get_global_rank(),
             "microbatch": found.microbatch,
             "loss": as_json(losses[found.microbatch]),
             "place": found.place,
-            "documents": [piece._asdict() for piece in found.pieces],
+            "documents": [chunk._asdict() for chunk in found.chunks],
         }
         for found in findings
     ]
@@ -200,7 +200,7 @@ def describe(entry: dict[str, Any]) -> str:
     if entry["fault"] == "spike":
         text += f" above {entry['highest_normal_loss']:.3f}"
     for each in entry["microbatches"][:_LISTED]:
-        documents = list(dict.fromkeys(piece["document"] for piece in each["documents"]))
+        documents = list(dict.fromkeys(chunk["document"] for chunk in each["documents"]))
         text += f"; rank {each['rank']}, microbatch {each['microbatch']}, {each['place']}, documents {_some(documents)}"
     if entry["damaged_weights"]:
         text += f"; weights not finite: {_some(entry['damaged_weights'])}"
@@ -221,10 +221,10 @@ def _some(values: list[Any]) -> str:
     return ", ".join(str(value) for value in values[:_LISTED]) + more
 
 
-def _pieces(batch: StepBatch, rows: Sequence[Row], number: int) -> list[Piece]:
-    """All pieces of a microbatch."""
+def _chunks(batch: StepBatch, rows: Sequence[Row], number: int) -> list[Chunk]:
+    """All chunks of a microbatch."""
     first = sum(part.num_rows for part in batch.microbatches[:number])
-    return [piece for row in rows[first : first + batch.microbatches[number].num_rows] for piece in row]
+    return [chunk for row in rows[first : first + batch.microbatches[number].num_rows] for chunk in row]
 
 
 def _is_finite(tensor: Tensor) -> bool:

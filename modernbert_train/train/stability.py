@@ -1,10 +1,10 @@
-"""Holds back the update of a batch whose loss or gradient is not finite, or whose loss is a spike.
+"""Skips the update of a batch whose loss or gradient is not finite, or whose loss is a spike.
 
 The decision falls between the backward pass and the optimizer's step, the one place in a step where the host waits
 for the device. One all-reduce, of the loss, its weight and the squared gradient, tells every rank the same: NaN and
-infinity survive any sum. The wishes of requests.py go with it. An update is refused by dropping the gradients, because
-an optimizer leaves parameters without one alone: weights, moments and step counts stay, whichever optimizer and
-sharding it is.
+infinity survive any sum. The requests of save_requests.py travel with it. An update is skipped by dropping the
+gradients, because an optimizer leaves parameters without one alone: weights, moments and step counts stay, whichever
+optimizer and sharding it is.
 
 Rolling back means: weights and moments of an earlier checkpoint, with the clock and the data where they are. So the
 batches since that checkpoint are neither repeated nor kept, and nothing has to be rewound.
@@ -31,16 +31,16 @@ from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.errors import RunError
 from modernbert_train.optim.stable_adamw import tensor_norms
+from modernbert_train.ranks.group import on_rank_zero
+from modernbert_train.ranks.save_requests import Requests
+from modernbert_train.run.checkpoint import Checkpoint, newest_valid
+from modernbert_train.run.progress import Progress
+from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.run.saved_state import GuardState, SkippedUpdate
+from modernbert_train.run.spikes import highest_normal_loss
 from modernbert_train.train.adapters import inner_model
-from modernbert_train.train.checkpoint import Checkpoint, newest_valid
 from modernbert_train.train.diagnosis import as_json, describe, diagnose
-from modernbert_train.train.progress import Progress
-from modernbert_train.train.ranks import on_rank_zero
-from modernbert_train.train.requests import Requests
-from modernbert_train.train.run_folder import RunFolder
-from modernbert_train.train.saved_state import GuardState, HeldBack
-from modernbert_train.train.spikes import highest_normal_loss
-from modernbert_train.train.state import load_optimizer, load_weights
+from modernbert_train.weights.gather import load_optimizer, load_weights
 
 
 class UnstableRun(RunError):
@@ -59,13 +59,13 @@ class Guard(Callback):
         folder: the run's folder.
         progress: shows what happens.
         reseed: puts dropout to the start of a step, given the number of steps before it.
-        requests: this rank's wishes, which are made known to all.
+        requests: this rank's requests, which are made known to all.
 
     Attributes:
         grad_norm: of the present batch, over all ranks.
         predicted: labels in the present batch, over all ranks. A batch without one is a step of loss 0, which says
             nothing of the losses before and after it: it is counted, told the first time, and not compared.
-        refused: the update of the present batch was held back.
+        refused: the update of the present batch was skipped.
         rolled_back: weights and moments were taken from a checkpoint, so a new one is due.
     """
 
@@ -93,7 +93,7 @@ class Guard(Callback):
         self._losses: list[tuple[Tensor, int]] = []  # of the step's microbatches on this rank, with their weights
         self._history: deque[float] = deque(maxlen=self._settings.spike_window_batches)
         self._phase: str | None = None  # that the history belongs to
-        self._held_back: list[HeldBack] = []
+        self._skipped_updates: list[SkippedUpdate] = []
         self._unlabelled_steps = 0
         self._target: Checkpoint | None = None
         self.grad_norm, self.predicted = math.nan, 0
@@ -104,14 +104,14 @@ class Guard(Callback):
         return {
             "phase": self._phase,
             "losses": list(self._history),
-            "held_back": self._held_back,
+            "skipped_updates": self._skipped_updates,
             "unlabelled_steps": self._unlabelled_steps,
         }
 
     def load_state_dict(self, state: GuardState) -> None:
         """Go on from a checkpoint's state."""
         self._load_history(state)
-        self._held_back = list(state["held_back"])
+        self._skipped_updates = list(state["skipped_updates"])
         self._unlabelled_steps = state["unlabelled_steps"]
 
     def _load_history(self, state: GuardState) -> None:
@@ -166,14 +166,14 @@ class Guard(Callback):
         in_full_elsewhere = ("microbatches", "damaged_weights", "damaged_gradients", "time")
         line = {key: value for key, value in entry.items() if key not in in_full_elsewhere}
         on_rank_zero(lambda: self._folder.record(line))
-        logger.log_metrics({"train/held_back": len(self._held_back)})
+        logger.log_metrics({"train/skipped_updates": len(self._skipped_updates)})
 
     def _measure(self, model: nn.Module) -> tuple[float, float]:
         """Mean loss over the predicted tokens of the global batch, and the norm of its gradient; equal on all ranks."""
         total = sum(loss.double() * weight for loss, weight in self._losses)
         assert isinstance(total, Tensor)
-        wishes = self._requests.of_this_rank()
-        known = (sum(weight for _, weight in self._losses), float(wishes.stop), float(wishes.overdue))
+        request = self._requests.of_this_rank()
+        known = (sum(weight for _, weight in self._losses), float(request.stop), float(request.overdue))
         squared = squared_gradient(model.parameters(), dist.get_world_size())
         sums = torch.stack([total, squared, *(torch.full_like(total, number) for number in known)])
         dist.all_reduce(sums)
@@ -208,11 +208,11 @@ class Guard(Callback):
         losses = [loss.item() for loss, _ in self._losses]
         reseed = partial(self._reseed, state.timestamp.batch.value)
         entry |= diagnose(state, entry["fault"], losses, self._loader.rows, reseed)
-        for piece in (piece for each in entry["microbatches"] for piece in each["documents"]):
-            piece["stream"] = self._loader.stream_of(piece["document"])
+        for chunk in (chunk for each in entry["microbatches"] for chunk in each["documents"]):
+            chunk["stream"] = self._loader.stream_of(chunk["document"])
         if entry["fault"] == "spike":
             entry["highest_normal_loss"] = self._highest_normal_loss()
-        done = sum(each["action"] == entry["action"] for each in self._held_back)
+        done = sum(each["action"] == entry["action"] for each in self._skipped_updates)
         reason = f"stability.{entry['fault']}={entry['action']}"
         if entry["action"] == "skip" and entry["damaged_weights"]:
             reason, entry["action"] = "the weights themselves are not finite, so skipping cannot help", "stop"
@@ -231,7 +231,7 @@ class Guard(Callback):
         if entry["action"] == "stop":
             raise UnstableRun(
                 f"{text}. The update was not applied and the checkpoints are untouched. {self._folder.faults} has all "
-                f"that is known, `inspect {self._folder.path} --batch {entry['step']}` shows the text. Mend it or the "
+                f"that is known, `inspect {self._folder.path} --batch {entry['step']}` shows the text. Fix it or the "
                 "configuration, or set stability.non_finite or stability.spike to skip or roll_back, and run the same "
                 "command again."
             )
@@ -244,10 +244,10 @@ class Guard(Callback):
         first = entry["tokens_before"]
         if self._target is not None:
             first = self._target.state.tokens
-        held_back = HeldBack(
+        skipped = SkippedUpdate(
             step=entry["step"], fault=entry["fault"], action=entry["action"], tokens=(first, entry["tokens"])
         )
-        self._held_back = [*self._held_back, held_back]
+        self._skipped_updates = [*self._skipped_updates, skipped]
 
     def _find_target(self, entry: dict[str, Any], name: str | None = None) -> Checkpoint | None:
         """The checkpoint to go back to: one by name, else the newest of this phase that is old enough."""

@@ -1,5 +1,5 @@
 """Where a run starts: at its own newest whole checkpoint; else at another run's, with what config.start takes from it;
-else with weights from elsewhere (origin.py); else from scratch. Nothing is guessed and nothing is silent.
+else with weights from elsewhere (source.py); else from scratch. Nothing is guessed and nothing is silent.
 
 A start from another run is a function of the configuration and of that checkpoint. So if the run dies before its own
 first checkpoint, it simply starts the same way again, and after that `start` is never read again.
@@ -19,15 +19,15 @@ from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.fingerprint import differences, known_since
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.errors import ConfigError, DataError, StorageError
-from modernbert_train.train import checkpoint
+from modernbert_train.run import checkpoint
+from modernbert_train.run.checkpoint import Checkpoint
+from modernbert_train.run.manifest import STATE
+from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.run.trained_phases import check_same_past, refuse_average
 from modernbert_train.train.adapters import inner_model
-from modernbert_train.train.checkpoint import Checkpoint
-from modernbert_train.train.manifest import STATE
-from modernbert_train.train.named_source import check_named
-from modernbert_train.train.origin import Origin, check_same_architecture, check_same_tokenizer, open_source
-from modernbert_train.train.past import check_same_past, refuse_average
-from modernbert_train.train.run_folder import RunFolder
-from modernbert_train.train.state import load_optimizer, load_weights
+from modernbert_train.weights.gather import load_optimizer, load_weights
+from modernbert_train.weights.named_source import check_named
+from modernbert_train.weights.source import Origin, check_same_architecture, check_same_tokenizer, open_source
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def try_attention(name: str) -> str:
 
 
 def small_batch() -> Batch:
-    """The borders of LENGTHS; nothing is predicted."""
+    """The boundaries of LENGTHS; nothing is predicted."""
     total, nothing = sum(LENGTHS), torch.zeros(0, dtype=torch.int64)
     borders_S = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist(), total], dtype=torch.int32)
     position_T = torch.cat([torch.arange(length) for length in LENGTHS])

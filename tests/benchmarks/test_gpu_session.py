@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu_session import STEPS, Step, run_steps, summary
 from benchmarks.train_step import PRESETS
 
 
+@pytest.mark.runs
 def test_a_step_that_fails_hangs_or_does_not_fit_leaves_the_others_alone(tmp_path: Path) -> None:
     steps = (
         Step("wrong", "timeit -n x", 30),

@@ -38,6 +38,7 @@ TINY = Preset(
 )
 
 
+@pytest.mark.runs
 def test_every_part_is_measured_against_a_floor(capsys: pytest.CaptureFixture[str]) -> None:
     """What a CPU cannot do is a line with the reason; everything else has a time, and all but preparations a floor."""
     _, found = kernels.run(TINY, CPU)
@@ -126,6 +127,7 @@ def test_figures_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert {line["part"] for line in figures["lines"]} == {"optimizer"}
 
 
+@pytest.mark.runs
 def test_it_starts_as_a_script() -> None:
     """The command of the README must work from a clean clone, without anything on the path."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

@@ -43,6 +43,7 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.runs
 def test_a_fault_is_noticed_or_survives_and_the_answers_are_kept(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_fault_is_noticed_or_survives_and_the_answers_are_kept(
     assert planted_faults.main() == 1 and "| SURVIVED |" in capsys.readouterr().out
 
 
+@pytest.mark.runs
 def test_a_fault_that_fits_nowhere_or_in_two_places_is_refused(tree: Path) -> None:
     """Or the table would go stale with the code, and everything in it be noticed for ever."""
     file = tree / "thing/__init__.py"
@@ -92,6 +94,7 @@ def test_a_fault_that_fits_nowhere_or_in_two_places_is_refused(tree: Path) -> No
         assert file.read_text() == sound
 
 
+@pytest.mark.runs
 def test_tests_that_do_not_end_notice_nothing(tree: Path) -> None:
     (tree / "test_area.py").write_text("import time\n\ndef test_area():\n    time.sleep(60)\n")
     assert planted_faults.run_tests(["test_area.py"], tree, 1.0) == (None, "stopped after 1 s")

@@ -43,6 +43,7 @@ def test_a_choice_is_worth_what_the_model_says() -> None:
     assert all((worth["64", strategy], worth["16", strategy] > 0) == (0, True) for strategy in ("ddp", "fsdp2", "hsdp"))
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(120)
 def test_the_model_is_held_against_real_processes(capfd: pytest.CaptureFixture[str]) -> None:
     found = print_comparison([2], rounds=2, width=32)

@@ -33,6 +33,7 @@ TINY = Case(
 )
 
 
+@pytest.mark.runs
 def test_every_contender_trains_on_the_same_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run itself refuses contenders whose first losses differ; here it must pass, and measure every part."""
     write_corpus(tmp_path, 64, tokens=4000, median_tokens=40, longest=300)
@@ -62,7 +63,7 @@ def test_transformers_gets_the_documents_that_we_pack(tmp_path: Path) -> None:
     loader = build_loader(config, read_vocabulary(tmp_path / "tokenizer"), 0, 1)
     batch = next(iter(loader))
     documents = list(_documents(batch, loader.rows))
-    assert [len(ids) for ids, _ in documents] == [piece.length + 2 for row in loader.rows for piece in row]
+    assert [len(ids) for ids, _ in documents] == [chunk.length + 2 for row in loader.rows for chunk in row]
     assert sum(len(ids) for ids, _ in documents) == sum(part.num_tokens for part in batch.microbatches)
     predicted = sum(int((labels != IGNORED_LABEL).sum()) for _, labels in documents)
     assert predicted == sum(part.num_predicted for part in batch.microbatches) > 0

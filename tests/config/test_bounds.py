@@ -15,7 +15,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.config.bounded_yaml import MAX_BYTES, MAX_DEPTH
 from modernbert_train.config.load import load_run, load_typed
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.config.sweep import SweepConfig
+from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.errors import ConfigError
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -134,7 +134,7 @@ def test_thousands_of_mistakes_are_counted_and_the_first_hundred_told(tmp_path: 
         load_run([file])
     lines = str(error.value).splitlines()
     assert lines[0].startswith("k0 (") and len(lines) == 101
-    assert lines[-1] == "and 2,900 more mistakes. Mend these first."
+    assert lines[-1] == "and 2,900 more mistakes. Fix these first."
 
 
 @pytest.mark.parametrize(

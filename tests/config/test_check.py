@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.config.check import RULES, batch_sizes, check, check_model
+from modernbert_train.config.check import RULES, check, check_model
 from modernbert_train.config.describe import describe, expected_steps
 from modernbert_train.config.load import load_model, load_run
 from modernbert_train.config.schema import BatchWarmupConfig, PhaseConfig, RunConfig
@@ -214,6 +214,7 @@ def test_mixtures_that_can_be_trained_pass(load: Load, overrides: list[str]) -> 
     check(load(*MIXED, *overrides))
 
 
+@pytest.mark.runs
 def test_every_rule_is_broken_by_one_of_the_cases(load: Load) -> None:
     """A rule without a case here could stop working unseen."""
     configs = [load(override) for override in BROKEN] + [load(*MIXED, override) for override in BROKEN_STREAMS]
@@ -309,9 +310,9 @@ def test_batch_sizes_by_hand() -> None:
         warmup = BatchWarmupConfig(start_rows=start, step_rows=step, tokens=1)
         return PhaseConfig(tokens=1, row_tokens=8, batch_rows=rows, microbatch_tokens=8, batch_warmup=warmup)
 
-    assert batch_sizes(phase(768, 768, 4608)) == [768, 1536, 2304, 3072, 3840, 4608]
-    assert batch_sizes(phase(4, 5, 10)) == [4, 9, 10]
-    assert batch_sizes(PhaseConfig(tokens=1, row_tokens=8, batch_rows=6, microbatch_tokens=8)) == [6]
+    assert phase(768, 768, 4608).batch_sizes == [768, 1536, 2304, 3072, 3840, 4608]
+    assert phase(4, 5, 10).batch_sizes == [4, 9, 10]
+    assert PhaseConfig(tokens=1, row_tokens=8, batch_rows=6, microbatch_tokens=8).batch_sizes == [6]
 
 
 def test_the_description_says_what_would_happen(load: Load) -> None:

@@ -1,6 +1,6 @@
 """Loading a configuration: every mistake is told at once, with its key, place and remedy, and nothing is guessed.
 
-If this breaks, a typo trains for days with a default, or a user mends mistakes one start at a time.
+If this breaks, a typo trains for days with a default, or a user fixes mistakes one start at a time.
 """
 
 from __future__ import annotations
@@ -354,6 +354,7 @@ def test_the_resolved_configuration_is_a_runnable_yaml_that_loads_to_itself(load
     assert load_run([file], ["phases.decay=null"]).total_tokens == 1_000_000
 
 
+@pytest.mark.runs
 @settings(max_examples=30, deadline=None)
 @given(
     text=st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12).filter(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.curves import record
 from tests.curves.curves import CURVES, FAULTS, FAULTY, FOLDER, differences, platform_text, train
 
 ONE = [name for name, curve in CURVES.items() if curve.ranks == 1]
@@ -28,6 +29,7 @@ def assert_unchanged(found: dict[str, str]) -> None:
     assert {name: lines[:3] for name, lines in changed.items() if lines} == {}
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(280)
 def test_one_process_trains_as_recorded_and_a_changed_constant_is_noticed(tiny_data: Path, tmp_path: Path) -> None:
     """Unchanged code leaves every curve; one constant of the schedule, the masking, the optimizer, each on its own,
@@ -40,6 +42,7 @@ def test_one_process_trains_as_recorded_and_a_changed_constant_is_noticed(tiny_d
         assert differences(recorded(FAULTY), elsewhere), fault
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(290)
 def test_two_ranks_train_as_recorded_under_ddp_and_fsdp2(tiny_data: Path, tmp_path: Path) -> None:
     assert_unchanged(train(TWO, tmp_path, tiny_data))
@@ -58,3 +61,21 @@ def test_what_counts_as_a_difference() -> None:
     assert len(differences(text, far.replace(platform, "# platform: another"))) == 1
     assert differences(text, text.replace(" ".join(last) + "\n", "")) != []
     assert "other data" in differences(text, text.replace("# data: ", "# data: 0"))[0]
+
+
+def test_the_command_shows_old_beside_new_and_writes_only_when_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever moves a curve on purpose needs both figures for the commit; a look must not record."""
+    old = recorded(FAULTY)
+    last = old.split()[-1]
+    new = old.replace(last, repr(float(last) + 1))
+    (tmp_path / f"{FAULTY}.txt").write_text(old, encoding="utf-8")
+    monkeypatch.setattr(record, "FOLDER", tmp_path)
+    monkeypatch.setattr(record, "train", lambda names, folder: dict.fromkeys(names, new))
+    for words, after in (([FAULTY], old), ([FAULTY, "--write"], new)):
+        monkeypatch.setattr("sys.argv", ["record", *words])
+        record.main()
+        said = capsys.readouterr().out
+        assert last in said and repr(float(last) + 1) in said and "1 of 1 curves differ" in said
+        assert (tmp_path / f"{FAULTY}.txt").read_text(encoding="utf-8") == after

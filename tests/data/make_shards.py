@@ -24,7 +24,7 @@ def make_texts(number: int, seed: int = 11) -> list[str]:
 
 def make_tokenizer(folder: Path, texts: Iterable[str] | None = None, vocab_size: int = VOCAB_SIZE) -> Path:
     """Train a byte-level BPE and write its folder; returns the folder."""
-    from data_prep.tokenizer import require_size, save_tokenizer, train_tokenizer
+    from data_prep.make_tokenizer import require_size, save_tokenizer, train_tokenizer
 
     tokenizer = train_tokenizer(iter(make_texts(40) if texts is None else texts), vocab_size)
     require_size(tokenizer, vocab_size)
@@ -37,7 +37,7 @@ def make_documents(tokenizer_folder: Path, lengths: Sequence[int], seed: int = 1
     """Documents of the given lengths, in tokens, cut out of generated text."""
     from tokenizers import Tokenizer
 
-    from data_prep.tokenizer import encode_documents
+    from data_prep.make_tokenizer import encode_documents
 
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     texts = make_texts(-(-sum(lengths) // 150), seed)  # a word is at least one token
@@ -57,7 +57,7 @@ def make_shards(
         tokenizer_folder: the tokenizer whose hash goes onto the card.
         shard_bytes: size of a shard before compression; the default gives several shards for a few documents.
     """
-    from data_prep.shards import ShardWriter
+    from data_prep.write.shards import ShardWriter
 
     vocabulary = read_vocabulary(tokenizer_folder)
     folder.parent.mkdir(parents=True, exist_ok=True)

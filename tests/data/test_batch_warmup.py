@@ -1,4 +1,4 @@
-"""Growth of the batch: sizes and borders worked by hand from the published recipe.
+"""Growth of the batch: sizes and boundaries worked by hand from the published recipe.
 
 If this breaks, the learning rate meets a batch it was not tuned for, and a reproduction is none.
 """

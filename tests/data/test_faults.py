@@ -54,10 +54,12 @@ def items(harm: dict[int, str], num_workers: int = 2, timeout_seconds: float = 3
     return deliveries(loader, timeout_seconds)
 
 
+@pytest.mark.runs
 def test_nothing_is_lost_or_reordered_where_nothing_is_wrong() -> None:
     assert [item[0] for item in items({}, num_workers=2)] == list(range(40))
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("harm", "told"), [("SIGKILL", "killed by SIGKILL"), ("SIGSEGV", "killed by SIGSEGV"), ("exit", "exit code 3")]
 )
@@ -67,6 +69,7 @@ def test_a_worker_that_dies_is_named(harm: str, told: str, num_workers: int) -> 
         list(items({9: harm}, num_workers))
 
 
+@pytest.mark.runs
 def test_a_worker_that_dies_while_nobody_waits_interrupts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch would raise in the middle of a step, where the error is taken for the step's, or swallowed."""
     work = items({})
@@ -79,11 +82,13 @@ def test_a_worker_that_dies_while_nobody_waits_interrupts_nothing(monkeypatch: p
         list(work)
 
 
+@pytest.mark.runs
 def test_a_worker_that_hangs_is_named_after_the_time_stated() -> None:
     with pytest.raises(RunError, match=r"data worker 1 \(process \d+\): no batch for 1\.5 s \(data\.worker_time"):
         list(items({9: "SIGSTOP"}, timeout_seconds=1.5))
 
 
+@pytest.mark.runs
 def test_a_slow_worker_is_waited_for() -> None:
     """The short timeout that torch is given must not end a run whose batches take longer than it."""
     work = items({4: "SIGSTOP"}, num_workers=1)
@@ -93,6 +98,7 @@ def test_a_slow_worker_is_waited_for() -> None:
     waker.wait()
 
 
+@pytest.mark.runs
 def test_an_error_raised_in_a_worker_is_not_taken_for_a_dead_one() -> None:
     with pytest.raises(OSError, match="Caught OSError in DataLoader worker process"):
         list(items({9: "raise"}))
@@ -115,7 +121,7 @@ FAIL = """
 import os, sys, time
 import torch, torch.distributed as dist
 from modernbert_train.errors import DataError
-from modernbert_train.train.failures import failing_together, tell_others
+from modernbert_train.ranks.fail_together import failing_together, tell_others
 failing, kind = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo")
 try:
@@ -156,6 +162,7 @@ def run_ranks(*command: str) -> list[tuple[int, str]]:
             process.kill()
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("failing", "kind", "code", "told"),
     [(0, "data", 65, "a shard is damaged"), (1, "bug", 70, "ZeroDivisionError: a bug")],
@@ -167,6 +174,7 @@ def test_an_error_of_one_rank_ends_the_other_in_its_collective(failing: int, kin
     assert re.search(rf"^error: rank {failing} on \S+: {told}", found[1 - failing][1], re.M)
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(120)
 def test_a_shard_that_one_rank_meets_ends_all_ranks_with_its_name(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path
@@ -182,6 +190,7 @@ def test_a_shard_that_one_rank_meets_ends_all_ranks_with_its_name(
     assert sum("error: rank " in output for _, output in found) == 1  # the other one met the shard itself
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(120)
 def test_a_killed_worker_ends_a_whole_run_with_a_message(tiny_run: TinyRun, tmp_path: Path) -> None:
     """As the kernel does when memory runs out: no traceback, the cause and what to do."""

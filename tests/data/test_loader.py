@@ -25,7 +25,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.data.loader import MicrobatchMaker, PackedLoader, StepBatch, share_of_rank
 from modernbert_train.data.mixture import TokenStreams, open_streams
-from modernbert_train.data.packing import Piece
+from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.errors import DataError
 from modernbert_train.objectives.mlm import MaskedLM
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
     input_ids: list[int]
     positions: list[int]
-    borders: list[int]
+    boundaries: list[int]
     predicted: list[int]
     labels: list[int]
 
@@ -81,12 +81,12 @@ def rows_of(step: StepBatch) -> list[Row]:
         positions_M, labels_M = batch.positions_M[real], batch.labels_M[real]
         for first in range(0, len(batch.input_ids_T), width):
             mine = (positions_M >= first) & (positions_M < first + width)
-            borders = {int(b) - first for b in batch.cu_seqlens_S if first <= b <= first + width}
+            boundaries = {int(b) - first for b in batch.cu_seqlens_S if first <= b <= first + width}
             rows.append(
                 Row(
                     batch.input_ids_T[first : first + width].tolist(),
                     batch.position_ids_T[first : first + width].tolist(),
-                    sorted(borders),
+                    sorted(boundaries),
                     (positions_M[mine] - first).tolist(),
                     labels_M[mine].tolist(),
                 )
@@ -150,6 +150,7 @@ def test_the_small_run_shows_everything(config: RunConfig, whole: list[Any]) -> 
     assert (True,) in used or {(True, True, True), (True, True, False)} <= used
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 1), (1, 3), (2, 0), (2, 3), (4, 0), (4, 1)])
 def test_ranks_and_workers_do_not_change_the_global_batches(
     config: RunConfig, whole: list[Any], num_ranks: int, num_workers: int
@@ -168,6 +169,7 @@ def test_microbatches_are_the_same_for_any_number_of_ranks(config: RunConfig) ->
     assert compared > 10
 
 
+@pytest.mark.runs
 def test_workers_give_the_very_same_tensors(config: RunConfig) -> None:
     for here, there in zip(make_loader(config), make_loader(config, num_workers=3), strict=True):
         assert here.plan == there.plan
@@ -175,6 +177,7 @@ def test_workers_give_the_very_same_tensors(config: RunConfig) -> None:
         assert all(same(one, other) for one, other in zip(here.microbatches, there.microbatches, strict=True))
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_resuming_at_any_batch_on_any_number_of_ranks_goes_on_equally(
     config: RunConfig, whole: list[Any], num_ranks: int
@@ -184,6 +187,7 @@ def test_resuming_at_any_batch_on_any_number_of_ranks_goes_on_equally(
         assert list(global_batches(config, num_ranks, 0, saved)) == whole[taken:]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(("taken", "before", "after"), [(2, 3, 1), (5, 1, 0), (9, 0, 3)])
 def test_what_workers_had_prefetched_is_neither_lost_nor_repeated(
     config: RunConfig, whole: list[Any], taken: int, before: int, after: int
@@ -200,6 +204,7 @@ def test_what_workers_had_prefetched_is_neither_lost_nor_repeated(
     assert again == whole[taken:]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_was_planned_ahead_is_the_next_batch_and_asks_for_no_plan(
     config: RunConfig, whole: list[Any], num_workers: int, monkeypatch: pytest.MonkeyPatch
@@ -232,6 +237,7 @@ def test_what_was_planned_ahead_is_the_next_batch_and_asks_for_no_plan(
     assert late <= 1
 
 
+@pytest.mark.runs
 def test_nothing_is_drawn_from_the_global_generator(config: RunConfig) -> None:
     """Dropout is drawn from it; starting to iterate once more, after a resumption, must not shift it."""
     before = torch.get_rng_state()
@@ -241,23 +247,23 @@ def test_nothing_is_drawn_from_the_global_generator(config: RunConfig) -> None:
 
 
 def test_rows_are_laid_out_as_the_model_expects(config: RunConfig) -> None:
-    """[CLS] text [SEP] for each piece, positions from 0 in each, the tail a sequence of pads of its own."""
+    """[CLS] text [SEP] for each chunk, positions from 0 in each, the tail a sequence of pads of its own."""
     vocabulary, streams = read_vocabulary(config.data.tokenizer), make_streams(config)
     tails = 0
     for plan, step in zip(make_planner(config), make_loader(config), strict=True):
-        for pieces, row in zip(plan.rows, rows_of(step), strict=True):
+        for chunks, row in zip(plan.rows, rows_of(step), strict=True):
             ids: list[int] = []
-            borders = [0]
-            for piece in pieces:
-                text = streams.read(piece.document)[piece.start : piece.start + piece.length]
+            boundaries = [0]
+            for chunk in chunks:
+                text = streams.read(chunk.document)[chunk.start : chunk.start + chunk.length]
                 ids += [vocabulary.cls_id, *text.tolist(), vocabulary.sep_id]
-                borders.append(len(ids))
+                boundaries.append(len(ids))
             if len(ids) < plan.row_tokens:
                 tails += 1
                 ids += [vocabulary.pad_id] * (plan.row_tokens - len(ids))
-                borders.append(len(ids))
-            assert row.borders == borders
-            assert row.positions == [place for start, end in pairwise(borders) for place in range(end - start)]
+                boundaries.append(len(ids))
+            assert row.boundaries == boundaries
+            assert row.positions == [place for start, end in pairwise(boundaries) for place in range(end - start)]
             assert row.labels == [ids[at] for at in row.predicted]
             kept = set(range(plan.row_tokens)) - set(row.predicted)
             assert [row.input_ids[at] for at in kept] == [ids[at] for at in kept]
@@ -283,47 +289,47 @@ def test_the_numbers_of_a_batch_say_what_it_holds(config: RunConfig) -> None:
             assert tokens <= config.phases[plan.phase].microbatch_tokens
             assert len(batch.input_ids_T) == len(batch.position_ids_T) == tokens
             assert batch.max_seqlen == plan.row_tokens
-            borders = batch.cu_seqlens_S
-            assert borders.dtype == torch.int32 and borders[0] == 0 and borders[-1] == tokens
-            assert (borders.diff() >= 0).all() and len(borders).bit_count() == 1
+            boundaries = batch.cu_seqlens_S
+            assert boundaries.dtype == torch.int32 and boundaries[0] == 0 and boundaries[-1] == tokens
+            assert (boundaries.diff() >= 0).all() and len(boundaries).bit_count() == 1
             padding = batch.labels_M == IGNORED_LABEL
             assert batch.num_predicted == int((~padding).sum()) > 0
             assert (batch.positions_M[padding] == 0).all() and not padding[: batch.num_predicted].any()
             assert len(batch.labels_M) == MaskedLM(config.objective, vocabulary).max_predicted(plan.mask_rate, tokens)
 
 
-def masks_by_piece(config: RunConfig) -> dict[Piece, tuple[list[int], list[int]]]:
-    """What became of each piece of the run: its input ids and its predicted places."""
+def masks_by_chunk(config: RunConfig) -> dict[Chunk, tuple[list[int], list[int]]]:
+    """What became of each chunk of the run: its input ids and its predicted places."""
     found = {}
     maker = make_maker(config)
     for plan in make_planner(config):
         rows = rows_of(StepBatch(tuple(maker.microbatches(plan.rows, plan)), plan))
-        for pieces, row in zip(plan.rows, rows, strict=True):
-            for piece, start in zip(pieces, row.borders, strict=False):
-                end = start + piece.length + 2
+        for chunks, row in zip(plan.rows, rows, strict=True):
+            for chunk, start in zip(chunks, row.boundaries, strict=False):
+                end = start + chunk.length + 2
                 predicted = [at - start for at in row.predicted if start <= at < end]
-                found[piece] = (row.input_ids[start:end], predicted)
+                found[chunk] = (row.input_ids[start:end], predicted)
     return found
 
 
 def test_masks_of_a_document_depend_on_neither_row_nor_company(tiny_run: TinyRun) -> None:
-    one = masks_by_piece(read_run(tiny_run()))
-    other = masks_by_piece(
+    one = masks_by_chunk(read_run(tiny_run()))
+    other = masks_by_chunk(
         read_run(tiny_run("data.packing_window=1", "data.shuffle_block_shards=5", "phases.short.batch_rows=12"))
     )
     both = one.keys() & other.keys()
     assert len(both) > 50
-    assert {piece: one[piece] for piece in both} == {piece: other[piece] for piece in both}
+    assert {chunk: one[chunk] for chunk in both} == {chunk: other[chunk] for chunk in both}
 
 
 def test_masks_change_with_the_epoch_and_with_the_seed(tiny_run: TinyRun) -> None:
-    found = masks_by_piece(read_run(tiny_run()))
-    seeded = masks_by_piece(read_run(tiny_run("seed=6")))
-    long = [piece for piece in found if piece.length >= 30]
-    again = [piece for piece in long if piece.epoch == 0 and piece._replace(epoch=1) in found]
-    assert again and all(found[piece] != found[piece._replace(epoch=1)] for piece in again)
-    both = [piece for piece in long if piece in seeded]
-    assert both and all(found[piece] != seeded[piece] for piece in both)
+    found = masks_by_chunk(read_run(tiny_run()))
+    seeded = masks_by_chunk(read_run(tiny_run("seed=6")))
+    long = [chunk for chunk in found if chunk.length >= 30]
+    again = [chunk for chunk in long if chunk.epoch == 0 and chunk._replace(epoch=1) in found]
+    assert again and all(found[chunk] != found[chunk._replace(epoch=1)] for chunk in again)
+    both = [chunk for chunk in long if chunk in seeded]
+    assert both and all(found[chunk] != seeded[chunk] for chunk in both)
 
 
 def test_an_empty_row_is_a_row_of_pads(config: RunConfig) -> None:
@@ -373,6 +379,7 @@ def broken_copy(tiny_data: Path, folder: Path, fault: str) -> list[str]:
     return [f"data.train={folder}"]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("fault", "message"),

@@ -157,8 +157,8 @@ def test_a_negative_token(folder: Path) -> None:
     assert refusal(folder).startswith("shard.00000.mds: document 0 holds token id -1, the tokenizer has 512 entries.")
 
 
-def test_pieces_of_a_long_document_cost_nothing_more(folder: Path) -> None:
-    """Each of its thousands of pieces asks for it; copying it whole each time would take hours."""
+def test_chunks_of_a_long_document_cost_nothing_more(folder: Path) -> None:
+    """Each of its thousands of chunks asks for it; copying it whole each time would take hours."""
     shards = TokenShards(folder, "tokens", 512, max_open_shards=2)
     longest = int(np.argmax(shards.lengths))
     one, other = shards.read(longest), shards.read(longest)

@@ -36,13 +36,13 @@ from modernbert_train.config.schema import (
 from modernbert_train.data.check import check_data, describe_streams
 from modernbert_train.data.loader import MicrobatchMaker, PackedLoader, share_of_rank
 from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.mixing import phase_weights
 from modernbert_train.data.mixture import Stream, TokenStreams, open_streams, stream_seed
-from modernbert_train.data.packing import Piece
+from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan, BatchPlanner
-from modernbert_train.data.shares import phase_weights
-from modernbert_train.data.shuffle import PieceCursor
+from modernbert_train.data.shuffle import ChunkCursor
 from modernbert_train.errors import DataError
-from modernbert_train.keyed import derive
+from modernbert_train.keyed_random import derive
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 from tests.conftest import TinyRun
@@ -117,14 +117,14 @@ def planner(config: RunConfig, mixture: Mixture) -> BatchPlanner:
     return BatchPlanner(config, streams_of(config, mixture).shuffled(config.data))
 
 
-def pieces_of(plans: Iterable[BatchPlan]) -> list[Piece]:
-    return [piece for plan in plans for row in plan.rows for piece in row]
+def chunks_of(plans: Iterable[BatchPlan]) -> list[Chunk]:
+    return [chunk for plan in plans for row in plan.rows for chunk in row]
 
 
-def waiting(state: dict[str, Any]) -> list[Piece]:
+def waiting(state: dict[str, Any]) -> list[Chunk]:
     packer = state["packer"]
-    pieces = [piece for row in packer["ready"] for piece in row] + [piece for _, piece in packer["waiting"]]
-    return [Piece(*piece) for piece in pieces]
+    chunks = [chunk for row in packer["ready"] for chunk in row] + [chunk for _, chunk in packer["waiting"]]
+    return [Chunk(*chunk) for chunk in chunks]
 
 
 def draw_shares(data: st.DataObject, mixture: Mixture) -> dict[str, int]:
@@ -138,7 +138,7 @@ def draw_shares(data: st.DataObject, mixture: Mixture) -> dict[str, int]:
 @settings(max_examples=60, deadline=None)
 @given(Mixtures, st.sampled_from(["tokens", "documents"]), st.data())
 def test_what_is_drawn_keeps_to_the_shares_after_every_batch(mixture: Mixture, by: str, data: st.DataObject) -> None:
-    """By tokens as well as by documents: within one piece or document of what was asked for; the packer holds some of
+    """By tokens as well as by documents: within one chunk or document of what was asked for; the packer holds some of
     it back, and no more than its window.
     """
     asked = draw_shares(data, mixture)
@@ -147,13 +147,13 @@ def test_what_is_drawn_keeps_to_the_shares_after_every_batch(mixture: Mixture, b
     weights = phase_weights(config, config.phases["p0"], own)
     streams, plan = streams_of(config, mixture), planner(config, mixture)
     most = 1 if by == "documents" else 62
-    given_out: list[Piece] = []
+    given_out: list[Chunk] = []
     for batch in plan:
-        given_out += pieces_of([batch])
+        given_out += chunks_of([batch])
         held = waiting(plan.state_dict())
         drawn = Counter(dict.fromkeys(weights, 0))
-        for piece in given_out + held:
-            drawn[streams.stream_of(piece.document)] += piece.length if by == "tokens" else piece.start == 0
+        for chunk in given_out + held:
+            drawn[streams.stream_of(chunk.document)] += chunk.length if by == "tokens" else chunk.start == 0
         for name, weight in weights.items():
             excess = drawn[name] - weight * drawn.total() / sum(weights.values())
             assert -most - 1e-9 <= excess <= most + 1e-9
@@ -167,18 +167,19 @@ def test_the_counts_of_a_batch_say_what_it_has_of_each_stream(mixture: Mixture, 
     config = run(mixture, [draw_shares(data, mixture), draw_shares(data, mixture)], (64, 256), mix_by=by)
     streams = streams_of(config, mixture)
     for batch in planner(config, mixture):
-        pieces = pieces_of([batch])
+        chunks = chunks_of([batch])
         assert [stream.name for stream in batch.streams] == sorted(mixture)
         for stream in batch.streams:
-            mine = [piece for piece in pieces if streams.stream_of(piece.document) == stream.name]
+            mine = [chunk for chunk in chunks if streams.stream_of(chunk.document) == stream.name]
             assert (stream.tokens, stream.documents) == (
-                sum(piece.length for piece in mine),
-                sum(piece.start == 0 for piece in mine),
+                sum(chunk.length for chunk in mine),
+                sum(chunk.start == 0 for chunk in mine),
             )
-            assert all(piece.epoch <= stream.epoch for piece in mine)
-        assert sum(stream.tokens for stream in batch.streams) + 2 * len(pieces) == batch.tokens
+            assert all(chunk.epoch <= stream.epoch for chunk in mine)
+        assert sum(stream.tokens for stream in batch.streams) + 2 * len(chunks) == batch.tokens
 
 
+@pytest.mark.runs
 @settings(max_examples=60, deadline=None)
 @given(Mixtures, st.sampled_from([(64,), (64, 256, 64), (256, 16), (16, 64)]), st.data())
 def test_every_token_of_each_streams_epochs_once(
@@ -187,19 +188,19 @@ def test_every_token_of_each_streams_epochs_once(
     """Streams end their epochs at different times, rows change their length, shares change with the phase."""
     config = run(mixture, [draw_shares(data, mixture) for _ in row_tokens], row_tokens)
     plan = planner(config, mixture)
-    found = pieces_of(plan)
+    found = chunks_of(plan)
     state = plan.state_dict()
     found += waiting(state)
     first = 0
-    for name, pieces in streams_of(config, mixture).shuffled(config.data).items():
-        cursor = PieceCursor(pieces, first)
+    for name, chunks in streams_of(config, mixture).shuffled(config.data).items():
+        cursor = ChunkCursor(chunks, first)
         cursor.load_state_dict(state["streams"][name])
         cursor.allow(40)
-        last = first + pieces.num_documents
-        mine = [piece for piece in found if first <= piece.document < last]
+        last = first + chunks.num_documents
+        mine = [chunk for chunk in found if first <= chunk.document < last]
         epoch = cursor.epoch
-        while (piece := cursor.take()).epoch == epoch:
-            mine.append(piece)
+        while (chunk := cursor.take()).epoch == epoch:
+            mine.append(chunk)
         lengths = enumerate(chain(*mixture[name]), start=first)
         every = [(document, token) for document, length in lengths for token in range(length)]
         counted = Counter((p.epoch, p.document, t) for p in mine for t in range(p.start, p.start + p.length))
@@ -207,6 +208,7 @@ def test_every_token_of_each_streams_epochs_once(
         first = last
 
 
+@pytest.mark.runs
 @settings(max_examples=60, deadline=None)
 @given(Mixtures, st.sampled_from([(64,), (64, 256, 64), (64, 16)]), st.sampled_from(["tokens", "documents"]), st.data())
 def test_stopping_anywhere_leaves_the_same_plans(
@@ -233,11 +235,11 @@ def test_another_stream_does_not_change_the_order_of_the_others(mixture: Mixture
     def order(config: RunConfig, mixture: Mixture, name: str) -> list[tuple[int, ...]]:
         streams = streams_of(config, mixture)
         first = sum(sum(map(len, mixture[other])) for other in sorted(mixture) if other < name)
-        cursor = PieceCursor(streams.shuffled(config.data)[name], first)
+        cursor = ChunkCursor(streams.shuffled(config.data)[name], first)
         cursor.allow(62)
-        pieces = [cursor.take() for _ in range(40)]
-        keys = streams.mask_keys(pieces)
-        return [(p.epoch, p.document - first, *p[2:], int(k)) for p, k in zip(pieces, keys, strict=True)]
+        chunks = [cursor.take() for _ in range(40)]
+        keys = streams.mask_keys(chunks)
+        return [(p.epoch, p.document - first, *p[2:], int(k)) for p, k in zip(chunks, keys, strict=True)]
 
     larger = {"0": more, **mixture}
     for name in mixture:
@@ -250,9 +252,9 @@ def test_streams_of_the_same_shards_have_orders_and_masks_of_their_own() -> None
     same = [[30] * 10] * 3
     config = run({"a": 0, "b": 0}, [{"a": 1, "b": 1}])
     streams = streams_of(config, {"a": same, "b": same})
-    one, other = (pieces.block(0, 0, 62)[:, 0].tolist() for pieces in streams.shuffled(config.data).values())
+    one, other = (chunks.block(0, 0, 62)[:, 0].tolist() for chunks in streams.shuffled(config.data).values())
     assert one != other
-    keys = streams.mask_keys([Piece(0, 5, 0, 30), Piece(0, 30 + 5, 0, 30), Piece(1, 5, 0, 30), Piece(0, 5, 3, 27)])
+    keys = streams.mask_keys([Chunk(0, 5, 0, 30), Chunk(0, 30 + 5, 0, 30), Chunk(1, 5, 0, 30), Chunk(0, 5, 3, 27)])
     assert len(set(keys.tolist())) == 4
 
 
@@ -271,7 +273,7 @@ def test_repeat_is_the_number_of_passes() -> None:
     data = DataConfig(**{**vars(config.data), "streams": {"a": StreamConfig(path=""), "b": StreamConfig(repeat=2.0)}})
     config = RunConfig(**{**vars(config), "data": data})
     counts = Counter(
-        (streams_of(config, mixture).stream_of(p.document), p.epoch) for p in pieces_of(planner(config, mixture))
+        (streams_of(config, mixture).stream_of(p.document), p.epoch) for p in chunks_of(planner(config, mixture))
     )
     assert counts == {("a", 0): 48, ("b", 0): 8, ("b", 1): 8}
 
@@ -338,7 +340,7 @@ def take(group: list[PackedLoader], most: int) -> list[list[Any]]:
 def test_any_ranks_and_any_restarts_give_the_same_batches(
     mixture: Mixture, row_tokens: tuple[int, ...], by: str, legs: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """To the token and the mask: mid-epoch, at epoch borders, while the batch grows, across phases, and with another
+    """To the token and the mask: mid-epoch, at epoch boundaries, while the batch grows, across phases, and with another
     number of ranks after each restart.
     """
     config = run(mixture, [draw_shares(data, mixture) for _ in row_tokens], row_tokens, 600, by)
@@ -384,7 +386,7 @@ def test_one_folder_is_numbered_and_masked_as_it_always_was(tiny_run: TinyRun) -
     streams = opened(read_run(tiny_run()))
     assert streams.names == ("train",)
     masks, epoch, document, start = 3, 1, 7, 2
-    assert streams.mask_keys([Piece(epoch, document, start, 5)]).tolist() == [derive(5, masks, epoch, document, start)]
+    assert streams.mask_keys([Chunk(epoch, document, start, 5)]).tolist() == [derive(5, masks, epoch, document, start)]
 
 
 def test_a_broken_shard_is_told_with_its_stream(config: RunConfig, tmp_path: Path) -> None:

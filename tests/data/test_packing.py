@@ -1,4 +1,4 @@
-"""Packing: every piece exactly once, no row overfilled, little padding, nobody waits for ever.
+"""Packing: every chunk exactly once, no row overfilled, little padding, nobody waits for ever.
 
 If this breaks, text is silently lost or repeated, or the GPU computes on padding.
 """
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, GreedyPacker, Piece, pack_greedy
+from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, Chunk, GreedyPacker, pack_greedy
 
 Streams = st.tuples(
     st.integers(8, 100).flatmap(lambda row: st.tuples(st.just(row), st.lists(st.integers(1, row - 2), max_size=60))),
@@ -25,7 +25,7 @@ LongRows = st.tuples(st.tuples(st.just(600), LongLengths), st.integers(1, 9), st
 
 
 class Slow:
-    """The rule said plainly: try every piece and every pair. Kept as a reference, cubic."""
+    """The rule said plainly: try every chunk and every pair. Kept as a reference, cubic."""
 
     def __init__(self, row_tokens: int, window: int, max_wait: int) -> None:
         self.row_tokens, self.window, self.max_wait = row_tokens, window, max_wait
@@ -44,27 +44,27 @@ class Slow:
 
     def close(self) -> None:
         row = [self.waiting.pop(0)]
-        for piece in list(self.waiting):
+        for chunk in list(self.waiting):
             if self.room(row) <= 3 * sum(need for need, _, _ in self.waiting) / max(1, len(self.waiting)):
                 break
-            if piece[0] <= self.room(row):
-                self.waiting.remove(piece)
-                row.append(piece)
+            if chunk[0] <= self.room(row):
+                self.waiting.remove(chunk)
+                row.append(chunk)
         while found := self.best(self.room(row)):
-            for piece in found:
-                self.waiting.remove(piece)
-                row.append(piece)
+            for chunk in found:
+                self.waiting.remove(chunk)
+                row.append(chunk)
         self.closed.append([number for _, number, _ in row])
 
     def room(self, row: list[tuple[int, int, int]]) -> int:
         return self.row_tokens - sum(need for need, _, _ in row)
 
     def best(self, room: int) -> list[tuple[int, int, int]]:
-        """The fill that leaves least; or, if some leave hardly anything, the one of these with the longest piece."""
-        pieces = sorted(self.waiting, reverse=True)
+        """The fill that leaves least; or, if some leave hardly anything, the one of these with the longest chunk."""
+        chunks = sorted(self.waiting, reverse=True)
         fills = []
-        for at, long in enumerate(pieces):
-            for fill in ([long], *([long, short] for short in pieces[at + 1 :])):
+        for at, long in enumerate(chunks):
+            for fill in ([long], *([long, short] for short in chunks[at + 1 :])):
                 left = room - sum(need for need, _, _ in fill)
                 if left >= 0:
                     fills.append((left, at, fill))
@@ -73,16 +73,16 @@ class Slow:
         return min(longest or fills, key=lambda fill: fill[:2], default=(0, 0, []))[2]
 
 
-def used(row: Sequence[Piece]) -> int:
-    return sum(piece.length + SPECIAL_TOKENS for piece in row)
+def used(row: Sequence[Chunk]) -> int:
+    return sum(chunk.length + SPECIAL_TOKENS for chunk in row)
 
 
-def tokens_of(rows: Sequence[Sequence[Piece]]) -> list[tuple[int, int, int]]:
+def tokens_of(rows: Sequence[Sequence[Chunk]]) -> list[tuple[int, int, int]]:
     """Every (epoch, document, token) in the rows, sorted; a token given twice appears twice."""
     return sorted((p.epoch, p.document, t) for row in rows for p in row for t in range(p.start, p.start + p.length))
 
 
-def all_rows(packer: GreedyPacker) -> list[tuple[Piece, ...]]:
+def all_rows(packer: GreedyPacker) -> list[tuple[Chunk, ...]]:
     packer.flush()
     return list(packer.ready)
 
@@ -92,7 +92,7 @@ def test_by_hand() -> None:
     assert pack_greedy([6, 5, 3, 4, 2], row_tokens=10, window=3) == [[0, 3], [1, 2, 4]]
 
 
-def test_two_pieces_together_may_fill_better_than_the_largest() -> None:
+def test_two_chunks_together_may_fill_better_than_the_largest() -> None:
     """Room for 5 beside the oldest: 4 alone leaves 1, and 3 with 2 nothing."""
     assert pack_greedy([5, 4, 3, 2], row_tokens=10, window=3) == [[0, 2, 3], [1]]
 
@@ -119,20 +119,20 @@ def test_the_packer_equals_the_plain_rule(stream: tuple[tuple[int, list[int]], i
     (row_tokens, lengths), window, max_wait = stream
     packer, slow = GreedyPacker(row_tokens, window, max_wait), Slow(row_tokens, window, max_wait)
     for document, length in enumerate(lengths):
-        packer.place(Piece(0, document, 0, length))
+        packer.place(Chunk(0, document, 0, length))
         slow.place(document, length + SPECIAL_TOKENS)
-        assert [[piece.document for piece in row] for row in packer.ready] == slow.closed
+        assert [[chunk.document for chunk in row] for row in packer.ready] == slow.closed
 
 
 @settings(max_examples=50, deadline=None)
 @given(Streams)
-def test_every_piece_appears_once_and_no_row_overflows(stream: tuple[tuple[int, list[int]], int, int]) -> None:
+def test_every_chunk_appears_once_and_no_row_overflows(stream: tuple[tuple[int, list[int]], int, int]) -> None:
     (row_tokens, lengths), window, max_wait = stream
     packer = GreedyPacker(row_tokens, window, max_wait)
     for document, length in enumerate(lengths):
-        packer.place(Piece(0, document, 0, length))
+        packer.place(Chunk(0, document, 0, length))
     rows = all_rows(packer)
-    assert sorted(piece.document for row in rows for piece in row) == list(range(len(lengths)))
+    assert sorted(chunk.document for row in rows for chunk in row) == list(range(len(lengths)))
     assert all(0 < used(row) <= row_tokens for row in rows)
 
 
@@ -145,31 +145,31 @@ def test_cutting_covers_a_document_exactly(row_tokens: int, lengths: list[int]) 
     rows = all_rows(packer)
     assert tokens_of(rows) == [(3, d, t) for d, length in enumerate(lengths) for t in range(length)]
     for document, length in enumerate(lengths):
-        pieces = sorted(piece for row in rows for piece in row if piece.document == document)
-        assert all(piece.length == row_tokens - SPECIAL_TOKENS for piece in pieces[:-1])
-        assert len(pieces) == -(-length // (row_tokens - SPECIAL_TOKENS))
+        chunks = sorted(chunk for row in rows for chunk in row if chunk.document == document)
+        assert all(chunk.length == row_tokens - SPECIAL_TOKENS for chunk in chunks[:-1])
+        assert len(chunks) == -(-length // (row_tokens - SPECIAL_TOKENS))
 
 
 @settings(max_examples=100, deadline=None)
 @given(Streams)
-def test_no_piece_waits_longer_than_promised(stream: tuple[tuple[int, list[int]], int, int]) -> None:
+def test_no_chunk_waits_longer_than_promised(stream: tuple[tuple[int, list[int]], int, int]) -> None:
     """Between its arrival and its row at most max_wait + window others are finished, also when full ones pass by."""
     (row_tokens, lengths), window, max_wait = stream
     packer = GreedyPacker(row_tokens, window, max_wait)
     placed_at = []
     for document, length in enumerate(lengths):
         placed_at.append(len(packer.ready))
-        packer.place(Piece(0, document, 0, length))
+        packer.place(Chunk(0, document, 0, length))
         assert len(packer.waiting()) - sum(map(len, packer.ready)) <= window  # memory is bounded too
     for index, row in enumerate(all_rows(packer)):
-        assert all(index - placed_at[piece.document] <= max_wait + window for piece in row)
+        assert all(index - placed_at[chunk.document] <= max_wait + window for chunk in row)
 
 
-def test_full_rows_do_not_hold_up_a_short_piece_for_ever() -> None:
+def test_full_rows_do_not_hold_up_a_short_chunk_for_ever() -> None:
     packer = GreedyPacker(row_tokens=20, window=8, max_wait=5)
-    packer.place(Piece(0, 0, 0, 1))
+    packer.place(Chunk(0, 0, 0, 1))
     for document in range(1, 8):
-        packer.place(Piece(0, document, 0, 17))  # 19 tokens: a row of its own
+        packer.place(Chunk(0, document, 0, 17))  # 19 tokens: a row of its own
     assert [row[0].document for row in packer.ready] == [1, 2, 3, 4, 5, 0, 6, 7]
 
 
@@ -179,14 +179,14 @@ def test_a_saved_packer_goes_on_with_the_same_rows(stream: tuple[tuple[int, list
     (row_tokens, lengths), window, max_wait = stream
     whole, first = (GreedyPacker(row_tokens, window, max_wait) for _ in range(2))
     for document, length in enumerate(lengths):
-        whole.place(Piece(0, document, 0, length))
+        whole.place(Chunk(0, document, 0, length))
         if document < stop:
-            first.place(Piece(0, document, 0, length))
+            first.place(Chunk(0, document, 0, length))
     second = GreedyPacker(row_tokens, window, max_wait)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.state_dict() == first.state_dict()
     for document, length in enumerate(lengths[stop:], start=min(stop, len(lengths))):
-        second.place(Piece(0, document, 0, length))
+        second.place(Chunk(0, document, 0, length))
     assert second.state_dict() == whole.state_dict()
     assert all_rows(second) == all_rows(whole)
 
@@ -194,19 +194,19 @@ def test_a_saved_packer_goes_on_with_the_same_rows(stream: tuple[tuple[int, list
 @settings(max_examples=50, deadline=None)
 @given(Streams, st.integers(0, 20))
 def test_what_waits_is_what_was_not_given_out(stream: tuple[tuple[int, list[int]], int, int], given: int) -> None:
-    """Where rows get longer or shorter it is packed anew, so a piece that is missing here would be lost."""
+    """Where rows get longer or shorter it is packed anew, so a chunk that is missing here would be lost."""
     (row_tokens, lengths), window, max_wait = stream
     packer = GreedyPacker(row_tokens, window, max_wait)
-    pieces = [Piece(0, document, 0, length) for document, length in enumerate(lengths)]
-    for piece in pieces:
-        packer.place(piece)
+    chunks = [Chunk(0, document, 0, length) for document, length in enumerate(lengths)]
+    for chunk in chunks:
+        packer.place(chunk)
     rows = [packer.ready.popleft() for _ in range(min(given, len(packer.ready)))]
-    assert sorted(packer.waiting() + [piece for row in rows for piece in row]) == pieces
+    assert sorted(packer.waiting() + [chunk for row in rows for chunk in row]) == chunks
 
 
-def test_a_piece_is_cut_by_rule() -> None:
-    assert list(Piece(1, 7, 100, 25).cut(10)) == [Piece(1, 7, 100, 10), Piece(1, 7, 110, 10), Piece(1, 7, 120, 5)]
-    assert list(Piece(1, 7, 100, 10).cut(10)) == [Piece(1, 7, 100, 10)]
+def test_a_chunk_is_cut_by_rule() -> None:
+    assert list(Chunk(1, 7, 100, 25).cut(10)) == [Chunk(1, 7, 100, 10), Chunk(1, 7, 110, 10), Chunk(1, 7, 120, 5)]
+    assert list(Chunk(1, 7, 100, 10).cut(10)) == [Chunk(1, 7, 100, 10)]
 
 
 @pytest.mark.parametrize(

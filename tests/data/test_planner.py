@@ -24,9 +24,9 @@ from modernbert_train.config.schema import (
     RunConfig,
     StableAdamWConfig,
 )
-from modernbert_train.data.packing import SPECIAL_TOKENS, Piece
+from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
 from modernbert_train.data.planner import BatchPlan, BatchPlanner
-from modernbert_train.data.shuffle import PieceCursor, ShuffledPieces
+from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
 
 Shards = st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=8), min_size=1, max_size=6)
 
@@ -51,24 +51,24 @@ def run(*row_tokens: int, tokens: int = 1500, **data: int) -> RunConfig:
 def planner(config: RunConfig, shards: Sequence[Sequence[int]]) -> BatchPlanner:
     lengths = np.array([length for shard in shards for length in shard], np.uint32)
     sizes = [len(shard) for shard in shards]
-    pieces = ShuffledPieces(sizes, lengths, config.data.shuffle_block_shards, config.seed)
-    return BatchPlanner(config, {"train": pieces})
+    chunks = ShuffledChunks(sizes, lengths, config.data.shuffle_block_shards, config.seed)
+    return BatchPlanner(config, {"train": chunks})
 
 
-def tokens_in(pieces: Iterable[Piece]) -> Counter[tuple[int, int, int]]:
+def tokens_in(chunks: Iterable[Chunk]) -> Counter[tuple[int, int, int]]:
     """How often each (epoch, document, token) occurs."""
-    return Counter((p.epoch, p.document, token) for p in pieces for token in range(p.start, p.start + p.length))
+    return Counter((p.epoch, p.document, token) for p in chunks for token in range(p.start, p.start + p.length))
 
 
-def waiting(state: dict[str, Any]) -> list[Piece]:
-    """Pieces that the packer holds but has not given out."""
+def waiting(state: dict[str, Any]) -> list[Chunk]:
+    """Chunks that the packer holds but has not given out."""
     packer = state["packer"]
-    pieces = [piece for row in packer["ready"] for piece in row] + [piece for _, piece in packer["waiting"]]
-    return [Piece(*piece) for piece in pieces]
+    chunks = [chunk for row in packer["ready"] for chunk in row] + [chunk for _, chunk in packer["waiting"]]
+    return [Chunk(*chunk) for chunk in chunks]
 
 
-def pieces_of(plans: Iterable[BatchPlan]) -> list[Piece]:
-    return [piece for plan in plans for row in plan.rows for piece in row]
+def chunks_of(plans: Iterable[BatchPlan]) -> list[Chunk]:
+    return [chunk for plan in plans for row in plan.rows for chunk in row]
 
 
 @settings(max_examples=50, deadline=None)
@@ -89,19 +89,19 @@ def test_stopping_anywhere_leaves_the_same_plans(
     assert begun + list(second) == whole
 
 
-def test_an_epoch_is_packed_in_the_order_of_its_pieces() -> None:
+def test_an_epoch_is_packed_in_the_order_of_its_chunks() -> None:
     """The planner draws exactly what the shuffle lays out, block after block, epoch after epoch."""
     draw = np.random.default_rng(5)
     shards = [draw.integers(1, 150, 12).tolist() for _ in range(5)]
     config, lengths = run(64), np.array([length for shard in shards for length in shard])
     plan = planner(config, shards)
-    given_out, state = pieces_of(plan), plan.state_dict()
+    given_out, state = chunks_of(plan), plan.state_dict()
     place = state["streams"]["train"]
-    pieces = ShuffledPieces([12] * 5, lengths, config.data.shuffle_block_shards, config.seed)
-    expected: list[Piece] = []
+    chunks = ShuffledChunks([12] * 5, lengths, config.data.shuffle_block_shards, config.seed)
+    expected: list[Chunk] = []
     for epoch in range(place["epoch"] + 1):
-        for block in range(pieces.num_blocks):
-            layout = [Piece(epoch, *piece) for piece in pieces.block(epoch, block, 62).tolist()]
+        for block in range(chunks.num_blocks):
+            layout = [Chunk(epoch, *chunk) for chunk in chunks.block(epoch, block, 62).tolist()]
             if (epoch, block) == (place["epoch"], place["block"]):
                 expected += layout[: place["taken"]]
                 break
@@ -127,16 +127,16 @@ def test_no_token_is_lost_or_given_twice_whatever_the_row_lengths(
     plans = list(plan)
     state = plan.state_dict()
     lengths = [length for shard in shards for length in shard]
-    pieces = ShuffledPieces([len(shard) for shard in shards], np.array(lengths), config.data.shuffle_block_shards, seed)
-    cursor = PieceCursor(pieces, first_document=0)
+    chunks = ShuffledChunks([len(shard) for shard in shards], np.array(lengths), config.data.shuffle_block_shards, seed)
+    cursor = ChunkCursor(chunks, first_document=0)
     cursor.load_state_dict(state["streams"]["train"])
     cursor.allow(50)
-    epoch, found = cursor.epoch, pieces_of(plans) + waiting(state)
-    while (piece := cursor.take()).epoch == epoch:
-        found.append(piece)
+    epoch, found = cursor.epoch, chunks_of(plans) + waiting(state)
+    while (chunk := cursor.take()).epoch == epoch:
+        found.append(chunk)
     every_token = [(d, t) for d, length in enumerate(lengths) for t in range(length)]
     assert tokens_in(found) == Counter((e, *token) for e in range(epoch + 1) for token in every_token)
-    assert plans[-1].unused == sum(piece.length for piece in waiting(state))
+    assert plans[-1].unused == sum(chunk.length for chunk in waiting(state))
     assert not any(plan.unused for plan in plans[:-1])
 
 
@@ -147,30 +147,30 @@ def test_longer_rows_begin_with_what_waited_for_the_shorter_ones() -> None:
     waited = waiting(plan.state_dict())
     assert before.row_tokens == 64 and len(waited) > 20
     after = next(plan)
-    assert after.row_tokens == 256 and len(set(pieces_of([after])) & set(waited)) > 20
+    assert after.row_tokens == 256 and len(set(chunks_of([after])) & set(waited)) > 20
 
 
 def test_shorter_rows_cut_what_was_meant_for_longer_ones() -> None:
     plans = list(planner(run(256, 64), [[400] * 30]))
-    short = [piece for piece in pieces_of(plans) if piece.length <= 62 and piece.start % 254]
-    assert {piece.start % 254 for piece in short} <= {62, 124, 186, 248}
-    assert all(len(row) == 1 or sum(piece.length + 2 for piece in row) <= 64 for p in plans[-3:] for row in p.rows)
+    short = [chunk for chunk in chunks_of(plans) if chunk.length <= 62 and chunk.start % 254]
+    assert {chunk.start % 254 for chunk in short} <= {62, 124, 186, 248}
+    assert all(len(row) == 1 or sum(chunk.length + 2 for chunk in row) <= 64 for p in plans[-3:] for row in p.rows)
 
 
 @settings(max_examples=50, deadline=None)
 @given(Shards, st.sampled_from([(64,), (32, 32), (16,)]))
 def test_text_waits_for_a_bounded_number_of_rows(shards: list[list[int]], row_tokens: tuple[int, ...]) -> None:
-    """From the batch that draws a piece, at most max_wait_rows + packing_window + batch_rows rows go before it."""
+    """From the batch that draws a chunk, at most max_wait_rows + packing_window + batch_rows rows go before it."""
     config = run(*row_tokens)
     bound = config.data.max_wait_rows + config.data.packing_window + 4
     plan = planner(config, shards)
-    drawn: dict[Piece, int] = {}  # piece -> rows given out before the batch that drew it
+    drawn: dict[Chunk, int] = {}  # chunk -> rows given out before the batch that drew it
     rows = 0
     for batch in plan:
-        for piece in [*pieces_of([batch]), *waiting(plan.state_dict())]:
-            drawn.setdefault(piece, rows)
+        for chunk in [*chunks_of([batch]), *waiting(plan.state_dict())]:
+            drawn.setdefault(chunk, rows)
         for index, row in enumerate(batch.rows):
-            assert all(rows + index - drawn[piece] <= bound for piece in row)
+            assert all(rows + index - drawn[chunk] <= bound for chunk in row)
         rows += batch.num_rows
 
 
@@ -181,11 +181,11 @@ def test_a_phase_may_start_a_new_pass() -> None:
     restarted = RunConfig(**{**vars(config), "phases": {**config.phases, "p1": again}})
     shards = [[62] * 100]
     whole, (first, second) = planner(config, shards), ([], [])
-    assert {piece.epoch for piece in pieces_of(whole)} == {0}
+    assert {chunk.epoch for chunk in chunks_of(whole)} == {0}
     for plan in planner(restarted, shards):
         (first if plan.phase == "p0" else second).append(plan)
-    assert {piece.epoch for piece in pieces_of(first)} == {0}
-    assert {piece.epoch for piece in pieces_of(second)} == {1}
+    assert {chunk.epoch for chunk in chunks_of(first)} == {0}
+    assert {chunk.epoch for chunk in chunks_of(second)} == {1}
     state = (saved := planner(restarted, shards)).state_dict()
     for each in saved:
         state = json.loads(json.dumps(saved.state_dict()))
@@ -209,17 +209,17 @@ def test_the_clock_counts_what_the_rows_hold(shards: list[list[int]], row_tokens
         assert (plan.row_tokens, plan.microbatch_rows) == (phase.row_tokens, phase.microbatch_rows)
         assert len(plan.rows) == plan.num_rows
         (train,) = plan.streams
-        assert all(piece.epoch <= train.epoch for row in plan.rows for piece in row)
-        assert train.tokens == sum(piece.length for row in plan.rows for piece in row)
-        assert train.documents == sum(piece.start == 0 for row in plan.rows for piece in row)
-        used = [sum(piece.length + SPECIAL_TOKENS for piece in row) for row in plan.rows]
+        assert all(chunk.epoch <= train.epoch for row in plan.rows for chunk in row)
+        assert train.tokens == sum(chunk.length for row in plan.rows for chunk in row)
+        assert train.documents == sum(chunk.start == 0 for row in plan.rows for chunk in row)
+        used = [sum(chunk.length + SPECIAL_TOKENS for chunk in row) for row in plan.rows]
         assert all(0 < tokens <= plan.row_tokens for tokens in used) and sum(used) == plan.tokens
         clock += plan.tokens
     assert clock >= config.total_tokens
 
 
 def test_the_batch_grows_by_the_clock() -> None:
-    """Sizes 1 and 3 share 750 tokens as 1 to 3; rows are full, so the borders lie at 187.5 and 750 tokens."""
+    """Sizes 1 and 3 share 750 tokens as 1 to 3; rows are full, so the boundaries lie at 187.5 and 750 tokens."""
     plans = list(planner(run(64), [[62] * 40]))
     assert all(plan.tokens == 64 * plan.num_rows for plan in plans)
     assert [plan.num_rows for plan in plans][:7] == [1, 1, 1, 3, 3, 3, 4]
@@ -246,7 +246,7 @@ def test_a_phase_may_have_a_mask_rate_of_its_own() -> None:
 
 def test_a_single_short_document_fills_a_run_by_its_epochs() -> None:
     plans = list(planner(run(64), [[5]]))
-    epochs = [piece.epoch for piece in pieces_of(plans)]
+    epochs = [chunk.epoch for chunk in chunks_of(plans)]
     assert sorted(epochs) == list(range(len(epochs))) and sum(plan.tokens for plan in plans) >= 1500
 
 

@@ -23,8 +23,8 @@ import pytest
 from modernbert_train.__main__ import main
 from modernbert_train.config.schema import DataConfig
 from modernbert_train.data import remote
-from modernbert_train.data.folders import cache_holds_next_block, open_shards, shuffle_pieces
 from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.open_shards import cache_holds_next_block, open_shards, shuffle_chunks
 from modernbert_train.data.remote import local_folder
 from modernbert_train.data.shared_files import try_lock
 from modernbert_train.errors import ConfigError, DataError, StorageError
@@ -119,6 +119,7 @@ def read_in_a_process(data: DataConfig, tell: Any) -> None:
     tell.send(read_all(open_url(data)))
 
 
+@pytest.mark.runs
 def test_processes_of_a_machine_share_the_cache(store: Store, data: DataConfig, tiny_data: Path) -> None:
     """Every rank's every worker reads every shard; a node must not pay for each."""
     fork = multiprocessing.get_context("fork")
@@ -174,7 +175,7 @@ def test_a_download_under_way_takes_its_room_from_the_others(
 
 
 def test_a_limit_that_no_block_fits_into_is_refused(data: DataConfig, tiny_data: Path) -> None:
-    """Else each shard would be fetched again for each of its pieces."""
+    """Else each shard would be fetched again for each of its chunks."""
     local = TokenShards(tiny_data / "train", "tokens", 512, 2)
     two = sum(sorted(local.shard_bytes)[-2:])
     small = replace(data, cache_limit_bytes=two - 1, shuffle_block_shards=2)
@@ -193,10 +194,10 @@ def test_a_block_and_the_next_are_fetched_before_they_are_read(
 ) -> None:
     shards = open_url(data)
     two = replace(data, shuffle_block_shards=2)
-    pieces = shuffle_pieces(shards, two, 5, next_block=next_block)
-    local = shuffle_pieces(TokenShards(tiny_data / "train", "tokens", 512, 2), two, 5, next_block=next_block)
-    last = pieces.num_blocks - 1
-    assert (pieces.block(0, last, 62) == local.block(0, last, 62)).all()
+    chunks = shuffle_chunks(shards, two, 5, next_block=next_block)
+    local = shuffle_chunks(TokenShards(tiny_data / "train", "tokens", 512, 2), two, 5, next_block=next_block)
+    last = chunks.num_blocks - 1
+    assert (chunks.block(0, last, 62) == local.block(0, last, 62)).all()
     wanted = {*local.block(0, last, 62)[:, 0]} | ({*local.block(1, 0, 62)[:, 0]} if next_block else set())
     ends = np.cumsum(shards.shard_documents)
     names = {f"shard.{np.searchsorted(ends, document, side='right'):05}.mds.zstd" for document in wanted}
@@ -319,6 +320,7 @@ def test_a_cache_that_cannot_be_written(data: DataConfig, tmp_path: Path) -> Non
         local_folder(data.train, replace(data, cache_folder=str(tmp_path / "file")))
 
 
+@pytest.mark.runs
 def test_a_kill_leaves_nothing_in_the_way(store: Store, data: DataConfig, tiny_data: Path) -> None:
     """kill -9 in the middle of a download: the next start takes over at once, and cleans up."""
     limited = replace(data, cache_limit_bytes=1 << 20)
@@ -364,6 +366,7 @@ def test_the_url_of_a_broken_index_is_told(store: Store, data: DataConfig, tiny_
     assert not (tmp_path / "outside").exists()
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(150)
 def test_a_run_from_a_store_is_the_run_from_a_disk(
     store: Store, tiny_run: TinyRun, tiny_data: Path, url: str, tmp_path: Path

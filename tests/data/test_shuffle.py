@@ -1,4 +1,4 @@
-"""The order of pieces: every token once an epoch, long documents spread out, and any place reachable at once.
+"""The order of chunks: every token once an epoch, long documents spread out, and any place reachable at once.
 
 If this breaks, a resumed run sees other text than it would have, some never, or batches of one book only.
 """
@@ -13,57 +13,57 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modernbert_train.data.packing import Piece
-from modernbert_train.data.shuffle import PieceCursor, ShuffledPieces
+from modernbert_train.data.packing import Chunk
+from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
 
 Shards = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=10)
 
 
-def make(shards: list[list[int]], block_shards: int, seed: int = 1) -> ShuffledPieces:
+def make(shards: list[list[int]], block_shards: int, seed: int = 1) -> ShuffledChunks:
     lengths = np.array([length for shard in shards for length in shard], np.uint32)
-    return ShuffledPieces([len(shard) for shard in shards], lengths, block_shards, seed)
+    return ShuffledChunks([len(shard) for shard in shards], lengths, block_shards, seed)
 
 
-def walk(pieces: ShuffledPieces, epoch: int, piece_tokens: int) -> list[tuple[int, int, int]]:
+def walk(chunks: ShuffledChunks, epoch: int, chunk_tokens: int) -> list[tuple[int, int, int]]:
     """A whole epoch, block by block."""
-    blocks = [pieces.block(epoch, block, piece_tokens).tolist() for block in range(pieces.num_blocks)]
-    return [tuple(piece) for block in blocks for piece in block]
+    blocks = [chunks.block(epoch, block, chunk_tokens).tolist() for block in range(chunks.num_blocks)]
+    return [tuple(chunk) for block in blocks for chunk in block]
 
 
 @settings(max_examples=50, deadline=None)
 @given(Shards, st.integers(1, 5), st.integers(0, 2**31 - 1), st.integers(0, 3), st.integers(1, 50))
 def test_an_epoch_holds_every_token_once(
-    shards: list[list[int]], block: int, seed: int, epoch: int, piece_tokens: int
+    shards: list[list[int]], block: int, seed: int, epoch: int, chunk_tokens: int
 ) -> None:
-    """Pieces are as long as they may be, but for the rest at the end of a document."""
-    pieces = make(shards, block, seed)
+    """Chunks are as long as they may be, but for the rest at the end of a document."""
+    chunks = make(shards, block, seed)
     lengths = [length for shard in shards for length in shard]
     expected = [
-        (document, start, min(piece_tokens, length - start))
+        (document, start, min(chunk_tokens, length - start))
         for document, length in enumerate(lengths)
-        for start in range(0, length, piece_tokens)
+        for start in range(0, length, chunk_tokens)
     ]
-    assert sorted(walk(pieces, epoch, piece_tokens)) == expected
-    assert pieces.num_tokens == sum(lengths)
+    assert sorted(walk(chunks, epoch, chunk_tokens)) == expected
+    assert chunks.num_tokens == sum(lengths)
 
 
 def test_a_block_comes_from_its_own_few_shards() -> None:
     """So that a reader holds only these in memory, and the others may lie far away."""
     shards = [[5] * number for number in (7, 3, 5, 4, 6, 8, 2)]
-    pieces = make(shards, 3)
+    chunks = make(shards, 3)
     shard_of = np.repeat(np.arange(len(shards)), [len(shard) for shard in shards])
-    seen = [set(shard_of[pieces.block(0, block, 10)[:, 0]].tolist()) for block in range(pieces.num_blocks)]
+    seen = [set(shard_of[chunks.block(0, block, 10)[:, 0]].tolist()) for block in range(chunks.num_blocks)]
     assert [len(shards) for shards in seen] == [3, 3, 1]
     assert set.union(*seen) == set(range(7))
 
 
-def test_pieces_of_a_long_document_are_spread_over_its_block() -> None:
-    """One document of 100 pieces among 100 short ones: in any tenth of the block both are mixed."""
-    pieces = make([[1000], [10] * 100], 2).block(0, 0, 10)
-    long = pieces[:, 0] == 0
+def test_chunks_of_a_long_document_are_spread_over_its_block() -> None:
+    """One document of 100 chunks among 100 short ones: in any tenth of the block both are mixed."""
+    chunks = make([[1000], [10] * 100], 2).block(0, 0, 10)
+    long = chunks[:, 0] == 0
     assert long.sum() == 100
     assert all(2 <= part.sum() <= 18 for part in np.split(long, 10))
-    starts = pieces[long, 1]
+    starts = chunks[long, 1]
     assert (np.diff(starts) != 10).sum() > 90  # and in no order
 
 
@@ -96,9 +96,9 @@ def test_empty_shards_and_documents_are_passed_over(block: int) -> None:
     assert sorted(found) == [(0, 0, 3), (3, 0, 4)]
 
 
-def tokens_of(pieces: list[Piece]) -> Counter[tuple[int, int, int]]:
+def tokens_of(chunks: list[Chunk]) -> Counter[tuple[int, int, int]]:
     """How often each (epoch, document, token) occurs."""
-    return Counter((p.epoch, p.document, token) for p in pieces for token in range(p.start, p.start + p.length))
+    return Counter((p.epoch, p.document, token) for p in chunks for token in range(p.start, p.start + p.length))
 
 
 @settings(max_examples=100, deadline=None)
@@ -106,19 +106,19 @@ def tokens_of(pieces: list[Piece]) -> Counter[tuple[int, int, int]]:
 def test_a_cursor_gives_every_token_once_whatever_lengths_are_asked_for(
     shards: list[list[int]], asked: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """Longest pieces that grow and shrink at any place: an epoch loses nothing, and resuming changes nothing."""
-    pieces = make(shards, 2)
-    if pieces.num_tokens == 0:
+    """Longest chunks that grow and shrink at any place: an epoch loses nothing, and resuming changes nothing."""
+    chunks = make(shards, 2)
+    if chunks.num_tokens == 0:
         return
-    cursor = PieceCursor(pieces, first_document=100)
+    cursor = ChunkCursor(chunks, first_document=100)
     stop = data.draw(st.integers(0, sum(number for _, number in asked)))
-    given_out: list[Piece] = []
+    given_out: list[Chunk] = []
     for most, number in asked:
         cursor.allow(most)
         for _ in range(number):
             if len(given_out) == stop:
                 state = json.loads(json.dumps(cursor.state_dict()))
-                cursor = PieceCursor(make(shards, 2), first_document=100)
+                cursor = ChunkCursor(make(shards, 2), first_document=100)
                 cursor.load_state_dict(state)
                 cursor.allow(most)
             if data.draw(st.booleans()):
@@ -138,7 +138,7 @@ def test_a_cursor_gives_every_token_once_whatever_lengths_are_asked_for(
 
 
 def test_a_cursor_starts_the_next_pass_where_it_is_told_to() -> None:
-    cursor = PieceCursor(make([[9, 9], [9]], 1), 0)
+    cursor = ChunkCursor(make([[9, 9], [9]], 1), 0)
     cursor.allow(4)
     cursor.begin_epoch()
     assert cursor.take().epoch == 0  # an epoch that has not begun is not left out
@@ -155,8 +155,8 @@ def test_the_order_of_shards_and_that_within_them_change_each_by_itself(part: st
     def order(seed: int = 1, epoch: int = 0) -> list[int]:
         if part == "chunks":  # one shard: only the order within it is left
             return make([[5] * 20], 1, seed).block(epoch, 0, 10)[:, 0].tolist()
-        pieces = make([[5]] * 20, 1, seed)  # one document in each: only the order of the shards is left
-        return [document for block in range(20) for document in pieces.block(epoch, block, 10)[:, 0].tolist()]
+        chunks = make([[5]] * 20, 1, seed)  # one document in each: only the order of the shards is left
+        return [document for block in range(20) for document in chunks.block(epoch, block, 10)[:, 0].tolist()]
 
     assert sorted(order()) == sorted(order(**other)) == list(range(20))
     assert order() != order(**other)

@@ -79,6 +79,7 @@ def test_files_of_another_dataset_are_found(folder: Path, name: str) -> None:
         read_card(folder)
 
 
+@pytest.mark.runs
 def test_needs_no_torch() -> None:
     """`check` runs on login nodes where neither torch nor streaming is installed."""
     code = "import sys, modernbert_train.data.dataset_card; print({'torch', 'streaming', 'numpy'} & set(sys.modules))"

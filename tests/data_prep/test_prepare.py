@@ -14,7 +14,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from data_prep import prepare as prepare_module
-from data_prep import shards, stages
+from data_prep.tasks import stages
+from data_prep.write import shards
 from modernbert_train.data.dataset_card import file_sha256, read_card
 
 Command = Callable[..., int]
@@ -27,7 +28,9 @@ def report_of(out: Path) -> dict[str, Any]:
 
 def tokens_of(folder: Path) -> list[list[int]]:
     """All documents, read by mosaicml-streaming itself."""
-    from streaming import StreamingDataset  # after data_prep.shards, which lets it be imported without torchvision
+    from streaming import (
+        StreamingDataset,  # after data_prep.write.shards, which lets it be imported without torchvision
+    )
 
     dataset = StreamingDataset(local=str(folder), shuffle=False, batch_size=1, validate_hash="xxh64")
     return [dataset[i]["tokens"].tolist() for i in range(dataset.num_samples)]
@@ -121,11 +124,11 @@ def test_first_offenders_are_listed_and_the_rest_counted(command: Command, corpu
 
 
 def test_stop_names_file_and_byte(command: Command, corpus: Path, tmp_path: Path, capsys: Any) -> None:
-    """Who wants no damaged text at all gets the place, the exit code that means "mend the input", and no folder."""
+    """Who wants no damaged text at all gets the place, the exit code that means "fix the input", and no folder."""
     (corpus / "part1" / "bad.txt").write_bytes(b"caf\xe9")
     assert command("on_error=stop") == DATA
     error = capsys.readouterr().err
-    assert f"error: {corpus}/part1/bad.txt: not UTF-8: byte 0xe9 at offset 3. Mend or remove it" in error
+    assert f"error: {corpus}/part1/bad.txt: not UTF-8: byte 0xe9 at offset 3. Fix or remove it" in error
     assert not list(tmp_path.glob("out*"))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.prepare import main
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.prepare import PrepareConfig, prepare_problems
+from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
 
 Command = Callable[..., int]
 CONFIG = 78

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 
-from data_prep.tokenizer import (
+from data_prep.make_tokenizer import (
     SPECIAL_TOKENS,
     adapt_tokenizer,
     encode_documents,
@@ -19,7 +19,7 @@ from data_prep.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
-from data_prep.tokenizer_command import main as command_main
+from data_prep.tokenizer import main as command_main
 from modernbert_train.errors import DataError
 
 VOCABULARY = 384

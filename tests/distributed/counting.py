@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.train import build
+from modernbert_train.train import build, session
 from tests.distributed.gloo import HOST
 
 Sizes = dict[str, list[int]]  # kind of collective -> numbers in the whole tensor, of each call
@@ -86,7 +86,7 @@ def count_steps(runs: list[list[str]], step: int) -> list[Counted]:
             break
         recorder = Recorder()
         build.accumulation = lambda *args, recorder=recorder: [*accumulation(*args), recorder]
-        build.train(read_run(words))
+        session.train(read_run(words))
         sizes = collectives(recorder.profile)
         counted.append(Counted(sizes, recorder.microbatches, recorder.gradients))
     build.accumulation = accumulation

@@ -66,6 +66,7 @@ def start_sharded() -> dict[str, Any]:
     }
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_weights_do_not_depend_on_how_a_model_was_sharded(num_ranks: int) -> None:

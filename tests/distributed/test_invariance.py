@@ -40,7 +40,7 @@ def train_each(runs: list[list[str]], of_meshes: bool = True) -> list[tuple[int,
     Returns:
         See `meshes`.
     """
-    from modernbert_train.train.build import train
+    from modernbert_train.train.session import train
 
     rank, num_ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     for number, words in enumerate([*runs, None]):
@@ -134,6 +134,7 @@ def test_four_ranks_train_as_one_does_under_ddp_fsdp2_and_hsdp(tiny_run: TinyRun
     assert offline.read_bytes().count(b"train/loss") >= len(resumed)
 
 
+@pytest.mark.runs
 def test_microbatches_do_not_change_the_run(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Without dropout, whose key is the microbatch."""
     runs = tmp_path / "runs"

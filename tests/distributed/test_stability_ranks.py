@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.train import build
-from modernbert_train.train.checkpoint import newest_valid
+from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.train import build, session
 from modernbert_train.train.stability import UnstableRun, squared_gradient
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
@@ -67,12 +67,12 @@ def squared_gradient_of_all() -> list[float]:
 
 def train_all(words: list[str]) -> tuple[list[str], list[float]]:
     """On one rank: every run, one after the other; how each ended."""
-    build.joined = lambda *_: nullcontext()  # the test's own process group
+    session.joined = lambda *_: nullcontext()  # the test's own process group
     ends = []
     for name, fault, overrides in RUNS:
         with at_fault(fault):
             try:
-                build.train(read_run([*words, *overrides, f"name={name}"]))
+                session.train(read_run([*words, *overrides, f"name={name}"]))
                 ends.append("done")
             except UnstableRun as error:
                 ends.append(str(error))
@@ -90,10 +90,11 @@ def first_document(words: list[str], step: int, rank: int, microbatch: int) -> d
     plans = loader.plans()
     for _ in range(step):
         rows, plan = next(plans)
-    piece = rows[microbatch * plan.microbatch_rows][0]
-    return piece._asdict() | {"stream": "train"}
+    chunk = rows[microbatch * plan.microbatch_rows][0]
+    return chunk._asdict() | {"stream": "train"}
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(180)
 def test_a_fault_on_one_rank_is_one_decision_of_all(tiny_run: TinyRun, tmp_path: Path) -> None:
     words = tiny_run(*SHORT)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from modernbert_train.train.checkpoint import newest_valid
+from modernbert_train.run.checkpoint import newest_valid
 from tests.conftest import TinyRun
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +53,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return found.weights()
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(290)
 def test_two_ranks_train_as_one_does_under_ddp_and_fsdp2(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Losses, gradient norms, updates, validation and final weights within float error; the batches exactly. Then the
@@ -76,6 +77,7 @@ def test_two_ranks_train_as_one_does_under_ddp_and_fsdp2(tiny_run: TinyRun, tmp_
     assert_same_run(runs / "fsdp2", runs / "one")
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(120)
 def test_a_signal_to_the_launcher_saves_on_all_ranks(tiny_run: TinyRun, tmp_path: Path) -> None:
     """A scheduler's SIGTERM: all ranks finish the step, one checkpoint is written, the launcher says 75."""
@@ -94,6 +96,7 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks(tiny_run: TinyRun, tmp_path
     assert found is not None and found.step == records(folder)[-1]["step"]
 
 
+@pytest.mark.runs
 def test_a_batch_that_ranks_cannot_share_is_refused_before_any_process_starts(tiny_run: TinyRun) -> None:
     """Unequal ranks would hang in a collective; the launcher says which sizes fit instead."""
     command = [sys.executable, str(ROOT / "launch/run.py"), *tiny_run(), "--ranks", "3"]

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.train import build
-from modernbert_train.train.checkpoint import newest_valid
-from modernbert_train.train.saved_state import GuardState
+from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.run.saved_state import GuardState
+from modernbert_train.train import session
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
 from tests.distributed.test_train_ranks import records, weights
@@ -34,9 +34,9 @@ FEW = (
 
 def train_all(runs: list[list[str]]) -> None:
     """On one rank: every run, one after the other."""
-    build.joined = lambda *_: nullcontext()  # the test's own process group
+    session.joined = lambda *_: nullcontext()  # the test's own process group
     for words in runs:
-        build.train(read_run(words))
+        session.train(read_run(words))
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> int:
@@ -49,6 +49,7 @@ def guard(folder: Path) -> GuardState:
     return found.state.training.stability
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(290)
 def test_a_batch_without_a_label_is_a_step_of_loss_zero_on_any_number_of_ranks(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]

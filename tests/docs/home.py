@@ -23,23 +23,23 @@ from tokenizers import Tokenizer, models
 
 import data_prep.prepare
 import data_prep.stats
-import data_prep.tokenizer_command
+import data_prep.tokenizer
 import launch.run
 import launch.sweep
 import modernbert_train.__main__
 from modernbert_train.config.schema import ModelConfig
-from tests.config.test_import_config import THEIRS
+from tests.config.tools.test_import_config import THEIRS
 from tests.conftest import RANK_VARIABLES
 from tests.data.make_shards import make_texts
 from tests.docs.pages import ROOT, blocks
-from tests.export.reference_checkpoint import write_reference_checkpoint
-from tests.train.small_checkpoint import sign
+from tests.run.small_checkpoint import sign
+from tests.weights.reference_checkpoint import write_reference_checkpoint
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     "-m modernbert_train": modernbert_train.__main__.main,  # type: ignore[dict-item]
     "data_prep/prepare.py": data_prep.prepare.main,
     "data_prep/stats.py": data_prep.stats.main,
-    "data_prep/tokenizer.py": data_prep.tokenizer_command.main,
+    "data_prep/tokenizer.py": data_prep.tokenizer.main,
     "launch/run.py": launch.run.main,  # type: ignore[dict-item]
     "launch/sweep.py": launch.sweep.main,  # type: ignore[dict-item]
 }

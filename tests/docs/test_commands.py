@@ -28,12 +28,19 @@ ELSEWHERE = {
         "tests/launch/test_launch.py::test_torchrun_alone_works_too",
         ("*TORCHRUN, RUN[1]",),
     ),
-    "python -m modernbert_train.compat composer.cli -n 2 -m modernbert_train train yamls/quickstart.yaml": (
+    "python -m modernbert_train.import_stubs composer.cli -n 2 -m modernbert_train train yamls/quickstart.yaml": (
         "tests/launch/test_launch.py::test_composers_launcher_works_too",
-        ("modernbert_train.compat", "composer.cli", "-n"),
+        ("modernbert_train.import_stubs", "composer.cli", "-n"),
     ),
     "python -m modernbert_train doctor": (
         "tests/test_readme.py::test_every_command_of_the_readme_works_as_it_stands", ("modernbert_train doctor",)
+    ),
+    "make venv": ("tests/packaging/test_packaging.py::test_the_targets_that_pages_name_do_what_they_say", ("venv",)),
+    "make test-quick": (
+        "tests/packaging/test_packaging.py::test_the_targets_that_pages_name_do_what_they_say", ("test-quick",)
+    ),
+    "python -m tests.curves.record": (
+        "tests/curves/test_curves.py::test_the_command_shows_old_beside_new_and_writes_only_when_told", ("record.main",)
     ),
     "python -m benchmarks.scaling --measure": (
         "tests/benchmarks/test_scaling.py::test_the_model_is_held_against_real_processes", ("print_comparison",)
@@ -75,6 +82,7 @@ def test_there_are_commands_and_each_mark_is_one_of_a_few() -> None:
     assert not [part for part in SMALLER if not any(part in command.text for command in found)], "no command has it"
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(200)
 def test_the_first_ten_minutes(home: Path) -> None:
     said = (home / "said.txt").read_text(encoding="utf-8")
@@ -82,6 +90,7 @@ def test_the_first_ten_minutes(home: Path) -> None:
     assert (home / "runs/quickstart/report.html").is_file()
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     "page",

@@ -64,7 +64,7 @@ def need_kernel(name: str, bf16: bool) -> None:
 
 
 def make_batch(
-    documents: Sequence[int], row_tokens: int, vocab_size: int, *, borders: int = 64, seed: int = 0, rows: int = 1
+    documents: Sequence[int], row_tokens: int, vocab_size: int, *, boundaries: int = 64, seed: int = 0, rows: int = 1
 ) -> Batch:
     """A microbatch on the device whose shape depends on the line alone: 30 % of it may be predicted.
 
@@ -72,7 +72,7 @@ def make_batch(
         documents: their lengths; each stays whole, and what they leave of the line is a sequence of pads.
         row_tokens: of a row, which no document exceeds.
         vocab_size: ids are drawn from it.
-        borders: length of cu_seqlens.
+        boundaries: length of cu_seqlens.
         seed: of the ids.
         rows: in the line.
     """
@@ -81,7 +81,7 @@ def make_batch(
     tail = total - sum(documents)
     lengths = [*documents, *([tail] if tail else [])]
     assert max(lengths) <= row_tokens and tail >= 0
-    cu_seqlens = torch.full((borders,), total, dtype=torch.int32)
+    cu_seqlens = torch.full((boundaries,), total, dtype=torch.int32)
     cu_seqlens[: len(lengths) + 1] = torch.tensor([0, *lengths]).cumsum(0)
     ids_T = torch.randint(4, vocab_size, (total,), generator=generator)
     ids_T[sum(documents) :] = PAD

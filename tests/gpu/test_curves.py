@@ -22,7 +22,7 @@ from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU, PAD, build, precision, sma
 pytestmark = GPU_TEST
 
 from modernbert_train.config.schema import ObjectiveConfig
-from modernbert_train.keyed import derive
+from modernbert_train.keyed_random import derive
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.vocabulary import Vocabulary
@@ -64,20 +64,20 @@ def masked(line: Lines, reverse: bool) -> Batch:
     vocabulary = Vocabulary(VOCAB, cls_id=2, sep_id=3, pad_id=PAD, mask_id=4, ordinary=np.arange(5, VOCAB), sha256="")
     objective = MaskedLM(ObjectiveConfig(), vocabulary)
     lengths = [len(document) for document in documents]
-    borders = np.cumsum([0, *lengths])
-    used = int(borders[-1])
+    boundaries = np.cumsum([0, *lengths])
+    used = int(boundaries[-1])
     ids_T = np.full(LINE, PAD)
     ids_T[:used] = np.concatenate(documents)
     found = objective.corrupt(
-        ids_T, borders[:-1] + 1, np.array(lengths) - 2, np.array(keys, dtype=np.uint64), mask_rate=0.3
+        ids_T, boundaries[:-1] + 1, np.array(lengths) - 2, np.array(keys, dtype=np.uint64), mask_rate=0.3
     )
     most, count = objective.max_predicted(0.3, LINE), len(found.labels_M)
     tail = [LINE] if used < LINE else []
     cu_seqlens = np.full(LINE // 8 + 2, LINE)
-    cu_seqlens[: len(borders) + len(tail)] = [*borders, *tail]
+    cu_seqlens[: len(boundaries) + len(tail)] = [*boundaries, *tail]
     return Batch(
         input_ids_T=torch.from_numpy(found.input_ids_T),
-        position_ids_T=torch.cat([torch.arange(b - a) for a, b in pairwise([*borders.tolist(), *tail])]),
+        position_ids_T=torch.cat([torch.arange(b - a) for a, b in pairwise([*boundaries.tolist(), *tail])]),
         cu_seqlens_S=torch.from_numpy(cu_seqlens).int(),
         max_seqlen=512,
         positions_M=torch.from_numpy(np.pad(found.positions_M, (0, most - count))),

@@ -16,9 +16,9 @@ TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}
 
 def packed(lengths: list[int], spare: int) -> Batch:
     total = sum(lengths)
-    borders = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare], dtype=torch.int32)
+    boundaries = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare], dtype=torch.int32)
     nothing, line = torch.zeros(0, dtype=torch.int64), torch.zeros(total, dtype=torch.int64)
-    return Batch(line, line, borders, max(lengths), nothing, nothing, total, 0, 1).to("cuda")
+    return Batch(line, line, boundaries, max(lengths), nothing, nothing, total, 0, 1).to("cuda")
 
 
 @pytest.mark.parametrize("window", [True, False])
@@ -34,7 +34,7 @@ def packed(lengths: list[int], spare: int) -> Batch:
     ids=str,
 )
 def test_kernel_equals_sdpa(name: str, dtype: torch.dtype, lengths: list[int], spare: int, window: bool) -> None:
-    """The fast kernel must mean what the reference means, at the window's edge and across borders."""
+    """The fast kernel must mean what the reference means, at the window's edge and across boundaries."""
     kernel = KERNELS[name]
     if (reason := kernel.support(torch.device("cuda"), dtype)) is not None:
         pytest.skip(reason)

@@ -37,7 +37,7 @@ def test_a_step_takes_the_memory_that_plan_says(compiled: bool) -> None:
     torch._dynamo.reset()
     config = ModelConfig(compile=compiled)
     rows = MICROBATCH // ROW
-    batch = make_batch(documents_of(rows), ROW, config.vocab_size, borders=1024, rows=rows)
+    batch = make_batch(documents_of(rows), ROW, config.vocab_size, boundaries=1024, rows=rows)
     told = memory(
         config,
         count_parameters(config),

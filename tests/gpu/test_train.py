@@ -24,8 +24,8 @@ for needed in ("composer", "streaming", "tokenizers"):
         pytest.skip(f"{needed} is not installed", allow_module_level=True)
 
 from modernbert_train.__main__ import main
+from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.train import adapters, build
-from modernbert_train.train.checkpoint import newest_valid
 from tests.train import test_run as runs
 
 COMMON = [f"device={DEVICE.type}", "data.num_workers=0", *(["precision=bf16"] if ON_GPU else [])]

@@ -120,21 +120,21 @@ def test_colours_add_nothing_to_what_is_said(tiny_run: TinyRun) -> None:
 
 
 def test_mixture_and_packing_are_those_of_the_plans(tiny_run: TinyRun, tiny_data: Path) -> None:
-    """All 12 or so batches of the first phase: counted here piece by piece through the documents' streams."""
+    """All 12 or so batches of the first phase: counted here chunk by chunk through the documents' streams."""
     config = two_streams(tiny_run, tiny_data)
     text = inspect_run(config, 1, 1, color=False)
     streams = open_streams(config, read_vocabulary(config.data.tokenizer))
     plans = [plan for plan in BatchPlanner(config, streams.shuffled(config.data)) if plan.phase == "short"]
-    pieces = [piece for plan in plans for row in plan.rows for piece in row]
-    of_a = [piece for piece in pieces if streams.stream_of(piece.document) == "a"]
-    share = sum(piece.length for piece in of_a) / sum(piece.length for piece in pieces)
-    begun = sum(piece.start == 0 for piece in of_a) / sum(piece.start == 0 for piece in pieces)
+    chunks = [chunk for plan in plans for row in plan.rows for chunk in row]
+    of_a = [chunk for chunk in chunks if streams.stream_of(chunk.document) == "a"]
+    share = sum(chunk.length for chunk in of_a) / sum(chunk.length for chunk in chunks)
+    begun = sum(chunk.start == 0 for chunk in of_a) / sum(chunk.start == 0 for chunk in chunks)
     lines = [line.split() for line in text.splitlines()]
     assert ["a", "25.00%", f"{share:.2%}", f"{begun:.2%}"] in lines
     assert ["b", "75.00%", f"{1 - share:.2%}", f"{1 - begun:.2%}"] in lines
     assert abs(share - 0.25) < 0.05
     rows = sum(plan.num_rows for plan in plans)
-    filled = sum(piece.length + 2 for piece in pieces)
+    filled = sum(chunk.length + 2 for chunk in chunks)
     assert f"packing over {rows} rows from this batch on\n{filled / (64 * rows):.2%} full" in text
     assert re.search(r"^  tokens +a +b$", text, re.MULTILINE)
 
@@ -179,6 +179,7 @@ def test_bad_data_and_bad_configurations_are_told(
     assert "is not a multiple of model.num_heads=3" in capsys.readouterr().err
 
 
+@pytest.mark.runs
 def test_it_needs_no_composer(tiny_run: TinyRun) -> None:
     code = (
         "import sys; from modernbert_train.__main__ import main; code = main(sys.argv[1:]); "
@@ -209,10 +210,11 @@ def test_text_cannot_drive_the_terminal() -> None:
     assert visible("a\x1b[31mb\tc\nd\u202e é") == "a\\x1b[31mb\\tc↵d\\u202e é"
 
 
+@pytest.mark.runs
 def test_a_reader_may_leave_and_an_output_may_lack_characters() -> None:
     """`inspect ... | head`, and a log in ASCII: neither is worth a traceback."""
     code = (
-        "from modernbert_train.inspection.terminal import print_text; from modernbert_train.streams import "
+        "from modernbert_train.inspection.terminal import print_text; from modernbert_train.lasting_output import "
         "lasting_output; lasting_output()(print_text)('↵ä' + 'x' * 1_000_000)"
     )
     process = subprocess.Popen(

@@ -11,7 +11,7 @@ from launch.sweeps.space import Space, make_space
 from launch.sweeps.store import Store, slots
 from launch.sweeps.worker import Worker
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.sweep import SweepConfig
+from modernbert_train.config.tools.sweep import SweepConfig
 
 FAKE = (sys.executable, "-S", str(Path(__file__).parent / "fake_run.py"))
 SPACE = "{optim.lr: {low: 1e-4, high: 1e-2, log: true}}"

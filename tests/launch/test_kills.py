@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train import scratch
+from modernbert_train.ranks import scratch
 from tests.conftest import TinyRun
 from tests.launch.jobs import children, environment
 from tests.launch.moments import LAUNCH, VERB, begin, catches
@@ -71,6 +71,7 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {CACHE}
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(200)
 def test_ranks_that_have_not_met_yet_die_with_their_launcher(tiny_run: TinyRun, tmp_path: Path, home: Path) -> None:
     """They import for half a minute, and used to look for their launcher only after it. The next start tidies up."""

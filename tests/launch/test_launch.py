@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launch.run import main
-from modernbert_train.train.checkpoint import newest_valid
+from modernbert_train.run.checkpoint import newest_valid
 from tests.conftest import TinyRun
 from tests.launch.jobs import LONG, RUN, SHORT, Job, alive, children, environment, losses
 
@@ -30,6 +30,7 @@ def job(tiny_run: TinyRun, tmp_path: Path) -> Job:
     return job
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(250)
 def test_a_signal_to_one_rank_saves_all(job: Job) -> None:
     """And to its data worker too, as Slurm sends it to every process of a job."""
@@ -43,6 +44,7 @@ def test_a_signal_to_one_rank_saves_all(job: Job) -> None:
     assert "Traceback" not in output and "error:" not in output
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(250)
 def test_a_frozen_rank_ends_the_job_with_its_name(job: Job) -> None:
     """Stated: distributed.timeout_seconds and 30 seconds. Nothing may be left, or the GPU's memory stays taken."""
@@ -137,7 +139,7 @@ def test_torchrun_alone_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_composers_launcher_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "modernbert_train.compat", "composer.cli"]
+    command = [sys.executable, "-m", "modernbert_train.import_stubs", "composer.cli"]
     command += ["-n", "2", "-m", "modernbert_train", "train", *tiny_run(*SHORT)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

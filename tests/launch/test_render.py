@@ -53,6 +53,7 @@ def test_what_is_not_set_is_not_asked_for(tiny_run: TinyRun) -> None:
     assert not any(word in text for word in ("gpu", "--mem", "--time", "--partition", "--account", "None"))
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(("code", "requeued"), [(0, 0), (64, 0), (65, 0), (70, 0), (75, 1), (78, 0), (124, 0)])
 def test_slurm_starts_again_after_75_only(tiny_run: TinyRun, tmp_path: Path, code: int, requeued: int) -> None:
     """The script itself, with stand-ins for srun and scontrol that only note they were called."""
@@ -191,6 +192,7 @@ def test_skypilot_itself_takes_it(tiny_run: TinyRun, tmp_path: Path) -> None:
     assert sky.Task.from_yaml(str(file)).num_nodes == 2
 
 
+@pytest.mark.runs
 def test_docker_runs_it_once_with_what_it_needs(tiny_run: TinyRun, tmp_path: Path) -> None:
     """The script itself, with a stand-in for docker that writes down how it was called."""
     (tmp_path / "docker").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/called\nexit 75\n')
@@ -230,6 +232,7 @@ def test_what_a_scheduler_would_stumble_over_is_told_before(
         rendered(target, tiny_run(*words))
 
 
+@pytest.mark.runs
 def test_the_command_writes_and_submits(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,6 +256,7 @@ def test_a_job_file_without_a_scheduler_ends_with_64(tiny_run: TinyRun, capsys: 
     assert ended.value.code == 64 and "Say which with --on" in capsys.readouterr().err
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("target", TARGETS)
 def test_shells_can_read_what_they_are_given(tiny_run: TinyRun, target: str, tmp_path: Path) -> None:
     text = rendered(target, tiny_run(*FULL), nodes=1)

@@ -24,11 +24,11 @@ from tests.launch.moments import LAUNCH, SIGNALS, VERB, Ended, lifetime, stop_af
 AT_ONCE = 4
 TAKEN_OVER = """\
 import signal
-from modernbert_train import stop_signals
+from modernbert_train.ranks import stop_signals
 stop_signals.take_over()
 ours = [signal.getsignal(number) for number in stop_signals.STOP_SIGNALS]
-import modernbert_train.train.build, modernbert_train.train.finished, modernbert_train.inspection.show
-import modernbert_train.export.fill, modernbert_train.doctor, modernbert_train.plan.make, modernbert_train.report
+import modernbert_train.train.session, modernbert_train.weights.export, modernbert_train.inspection.show
+import modernbert_train.weights.fill, modernbert_train.doctor, modernbert_train.plan.make, modernbert_train.report
 import launch.ranks
 assert ours == [signal.getsignal(number) for number in stop_signals.STOP_SIGNALS], "an import took them away"
 signal.raise_signal(signal.SIGTERM)
@@ -65,6 +65,7 @@ def stop_at_random(commands: Sequence[list[str]], folder: Path) -> list[int]:
     return codes
 
 
+@pytest.mark.runs
 def test_no_import_takes_the_signals_away(tmp_path: Path) -> None:
     """Composer replaces the handlers when it is imported: a job preempted while it starts then ended with 143."""
     done = subprocess.run(
@@ -74,6 +75,7 @@ def test_no_import_takes_the_signals_away(tmp_path: Path) -> None:
     assert done.stderr == "SIGTERM: stopped. The same command starts again.\n"
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(250)
 @pytest.mark.parametrize("place", ["", "runs/tiny", "runs/tiny/metrics.jsonl"])
 def test_training_can_be_stopped_while_it_starts(tiny_run: TinyRun, tmp_path: Path, place: str) -> None:

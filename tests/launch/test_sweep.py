@@ -37,6 +37,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_module, "_POLL_SECONDS", 0.02)
 
 
+@pytest.mark.runs
 def test_from_the_spec_to_the_best_yaml(tiny_run: TinyRun, tmp_path: Path) -> None:
     sweep = spec(tiny_run(), tmp_path, "trials=9", "overrides=[seed=6]")
     found = run_fake(sweep)
@@ -61,6 +62,7 @@ def test_from_the_spec_to_the_best_yaml(tiny_run: TinyRun, tmp_path: Path) -> No
     assert len(log(sweep, "start")) == 9
 
 
+@pytest.mark.runs
 def test_what_becomes_of_trials_that_do_not_finish(tiny_run: TinyRun, tmp_path: Path) -> None:
     """A crash is tried again, a wrong input never, and neither counts as a figure."""
     plays = ("0 exit 65", "1 exit 70", "2 diverge", "3 silent")
@@ -80,12 +82,14 @@ def test_what_becomes_of_trials_that_do_not_finish(tiny_run: TinyRun, tmp_path: 
     ]  # fmt: skip
 
 
+@pytest.mark.runs
 def test_a_trial_that_always_crashes_is_given_up(tiny_run: TinyRun, tmp_path: Path) -> None:
     sweep = spec(tiny_run(), tmp_path, "trials=1", "attempts=1")
     [attempt] = run_fake(sweep, "0 exit 70")[0]
     assert attempt.state == TrialState.FAIL and attempt.user_attrs[REASON].startswith("exit code 70")
 
 
+@pytest.mark.runs
 def test_a_full_disk_ends_the_worker_and_not_the_trial(tiny_run: TinyRun, tmp_path: Path) -> None:
     sweep = spec(tiny_run(), tmp_path, "trials=1")
     with pytest.raises(StorageError, match="as told"):
@@ -93,6 +97,7 @@ def test_a_full_disk_ends_the_worker_and_not_the_trial(tiny_run: TinyRun, tmp_pa
     assert [each.state for each in run_fake(sweep)[0]] == [TrialState.FAIL, TrialState.COMPLETE]
 
 
+@pytest.mark.runs
 def test_bad_points_are_refused_before_they_start(tiny_run: TinyRun, tmp_path: Path) -> None:
     """And told to the sampler as bad, with the reason that `check` gives."""
     space = "{model.num_layers: {choices: [4, 5]}}"
@@ -103,6 +108,7 @@ def test_bad_points_are_refused_before_they_start(tiny_run: TinyRun, tmp_path: P
     assert log(sweep, "start") == ["trial-0000"] and len(found[1]) == 1
 
 
+@pytest.mark.runs
 def test_lagging_trials_end_early(tiny_run: TinyRun, tmp_path: Path) -> None:
     """By the figures of others at the same number of tokens."""
     sweep = spec(
@@ -117,6 +123,7 @@ def test_lagging_trials_end_early(tiny_run: TinyRun, tmp_path: Path) -> None:
     assert read_run([f"{sweep.folder}/trial-0003/trial.yaml"]).eval.interval_tokens == 200
 
 
+@pytest.mark.runs
 def test_a_sweep_grows_but_never_changes(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Figures of two different searches in one table would mean nothing."""
     run = tiny_run()
@@ -151,6 +158,7 @@ def test_the_best_is_the_highest_where_that_is_asked_for() -> None:
         assert [row.slot for row in ranked(rows, direction)] == order
 
 
+@pytest.mark.runs
 def test_the_database_cannot_be_reached(tiny_run: TinyRun, tmp_path: Path) -> None:
     sweep = spec(tiny_run(), tmp_path, f"storage=sqlite:///{tmp_path}/nowhere/sweep.db")
     with pytest.raises(StorageError, match="unable to open database file"):

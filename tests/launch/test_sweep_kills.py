@@ -99,6 +99,7 @@ def test_workers_killed_at_fifty_random_moments(tiny_run: TinyRun, tmp_path: Pat
     assert log(sweep, "clash") == []
 
 
+@pytest.mark.runs
 def test_a_stopped_worker_saves_and_the_next_goes_on_at_once(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Without it, Ctrl-C would cost the grace time of a lost worker, or the trial."""
     sweep = spec(tiny_run(), tmp_path, "trials=1", "heartbeat_seconds=1000")

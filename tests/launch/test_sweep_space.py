@@ -18,7 +18,7 @@ from launch.sweeps.wandb_file import wandb_sweep
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
-from modernbert_train.config.sweep import DimensionConfig, grid_values
+from modernbert_train.config.tools.sweep import DimensionConfig, grid_values
 from modernbert_train.errors import ConfigError
 from tests.conftest import TinyRun
 from tests.launch.sweeps import spec
@@ -143,6 +143,7 @@ def test_the_figures_of_a_run() -> None:
     assert list(found) == [100, 200, 300] and [found[100], found[200]] == [5.0, 4.0] and found[300] != found[300]
 
 
+@pytest.mark.runs
 def test_the_wandb_file_runs_the_same_runs(tiny_run: TinyRun, tmp_path: Path) -> None:
     """What W&B's own agent makes of it is a command line that our launcher takes."""
     agent = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
@@ -183,6 +184,7 @@ def told(command: list[str]) -> list[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("file", READY, ids=lambda file: file.stem)
 def test_ready_sweeps_are_sweeps(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every corner of their spaces is a run that `check` takes, but for points that the file calls bad."""

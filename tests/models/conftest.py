@@ -66,10 +66,10 @@ def sequences() -> Callable[..., list[Tensor]]:
 
 @pytest.fixture
 def pack() -> Callable[..., Batch]:
-    """Lay rows of sequences end to end, as the loader does: each tail a sequence of pads, borders padded with T."""
+    """Lay rows of sequences end to end, as the loader does: each tail a sequence of pads, boundaries padded with T."""
 
     def make(rows: list[list[Tensor]], row_tokens: int, predict_every: int = 3, spare: int = 4) -> Batch:
-        pieces: list[Tensor] = []
+        chunks: list[Tensor] = []
         predicted: list[int] = []
         start = 0
         for row in rows:
@@ -78,20 +78,20 @@ def pack() -> Callable[..., Batch]:
             for ids in row:
                 predicted += range(start, start + len(ids), predict_every) if predict_every else ()
                 start += len(ids)
-                pieces.append(ids)
+                chunks.append(ids)
             if tail:
-                pieces.append(torch.full((tail,), PAD))
+                chunks.append(torch.full((tail,), PAD))
                 start += tail
-        ids_T = torch.cat(pieces)
-        lengths = [len(piece) for piece in pieces]
-        borders = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist(), *[len(ids_T)] * spare])
+        ids_T = torch.cat(chunks)
+        lengths = [len(chunk) for chunk in chunks]
+        boundaries = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist(), *[len(ids_T)] * spare])
         positions = torch.tensor(predicted + [0] * spare, dtype=torch.int64)
         labels = ids_T[positions]
         labels[len(predicted) :] = IGNORED_LABEL
         return Batch(
             input_ids_T=ids_T,
             position_ids_T=torch.cat([torch.arange(n) for n in lengths]),
-            cu_seqlens_S=borders.to(torch.int32),
+            cu_seqlens_S=boundaries.to(torch.int32),
             max_seqlen=row_tokens,
             positions_M=positions,
             labels_M=labels,

@@ -24,10 +24,10 @@ CPU = torch.device("cpu")
 
 def packed(lengths: list[int], spare: int = 3, device: str = "cpu") -> Batch:
     total = sum(lengths)
-    borders = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare], dtype=torch.int32)
+    boundaries = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare], dtype=torch.int32)
     nothing = torch.zeros(0, dtype=torch.int64)
     line = torch.zeros(total, dtype=torch.int64)
-    return Batch(line, line, borders, max(lengths), nothing, nothing, total, 0, 1).to(device)
+    return Batch(line, line, boundaries, max(lengths), nothing, nothing, total, 0, 1).to(device)
 
 
 def dense(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, lengths: list[int], half_window: int | None) -> Tensor:
@@ -163,7 +163,7 @@ def flash_attention_2(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seq
 def flash_attention_4(
     q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, **more
 ):  # type: ignore[no-untyped-def]
-    """Those of flash-attn-4 4.0.0b36, which has another tensor before the borders."""
+    """Those of flash-attn-4 4.0.0b36, which has another tensor before the boundaries."""
     assert qv is None
     return ((cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), more), "log-sum-exp"
 
@@ -178,7 +178,7 @@ def test_flash_is_called_with_the_same_borders_and_window(
     options: dict[str, object],
     deterministic: bool,
 ) -> None:
-    """A window or borders given in another convention would train a different model without a word."""
+    """A window or boundaries given in another convention would train a different model without a word."""
     calls = []
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -191,8 +191,11 @@ def test_flash_is_called_with_the_same_borders_and_window(
     batch = packed([40, 60])
     qkv = torch.randn(100, 3, 2, 64, dtype=torch.bfloat16)
     flash.attend(*qkv.unbind(1), flash.prepare(batch, 8), window)
-    borders = batch.cu_seqlens_S
-    expected = ((borders, borders, batch.max_seqlen, batch.max_seqlen), options | {"deterministic": deterministic})
+    boundaries = batch.cu_seqlens_S
+    expected = (
+        (boundaries, boundaries, batch.max_seqlen, batch.max_seqlen),
+        options | {"deterministic": deterministic},
+    )
     assert calls == [expected]
 
 
@@ -268,6 +271,7 @@ def listed(num_blocks: Tensor, indices: Tensor) -> Tensor:
     return torch.zeros_like(chosen).scatter(1, indices[0, 0].long(), chosen)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("window", [True, False])
 def test_flex_equals_sdpa_uncompiled(monkeypatch: pytest.MonkeyPatch, window: bool) -> None:
     """Forward and gradients, through torch's own dense form of the operator, which the CPU computes when it is let."""

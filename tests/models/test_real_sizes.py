@@ -89,6 +89,7 @@ def quickly_drawn(config: ModelConfig) -> ModernBertForMaskedLM:
     return model.eval()
 
 
+@pytest.mark.runs
 def test_base_equals_transformers(sequences: Make, pack: Make, reference: Make) -> None:
     """The released architecture itself: what we train at this size is what users load."""
     model = quickly_drawn(BASE)

@@ -120,6 +120,7 @@ def test_each_weight_of_a_grown_model_worked_by_hand(small: Small, build: Build)
         assert torch.equal(grown[name], by_loops(state[name][None], 1, 128)[0]), name
 
 
+@pytest.mark.runs
 def test_published_growth_of_a_whole_model(small: Small, build: Build) -> None:
     """Layers by depth whatever their kind, heads where the middle falls, a final norm that starts again at one."""
     old = small(hidden_size=64, num_heads=2, num_layers=4, intermediate_size=40)
@@ -149,6 +150,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
 def test_a_grown_model_holds_old_values_everywhere_and_runs(
     changes: dict[str, Any],

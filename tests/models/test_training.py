@@ -189,7 +189,7 @@ def opaque_attention() -> SimpleNamespace:
     """A kernel that a compiler cannot look into, as those of GPUs are: sums instead of attention, and real layouts."""
 
     @torch.library.custom_op("test_training::attend", mutates_args=())
-    def attend(q: Tensor, k: Tensor, v: Tensor, borders: Tensor, longest: int, side: int) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: int, side: int) -> Tensor:
         return q + k + v
 
     @torch.library.custom_op("test_training::attend_backward", mutates_args=())
@@ -207,6 +207,7 @@ def opaque_attention() -> SimpleNamespace:
     return SimpleNamespace(prepare=varlen.prepare, attend=call)
 
 
+@pytest.mark.runs
 def test_layers_compile_once_whatever_the_documents(
     monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
 ) -> None:
@@ -227,6 +228,7 @@ def test_layers_compile_once_whatever_the_documents(
     assert compiled[0] == 4 and compiled == [4] * 5, "first, local and global layers, and the loss"
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_no_step_waits_for_the_device(
     monkeypatch: pytest.MonkeyPatch, small: Make, sequences: Make, pack: Make, checkpointing: bool
@@ -277,11 +279,11 @@ def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(
     seen = []
     for lengths, predicted in (([40, 30], 20), ([96], 3), ([3] * 30, 0)):
         batch = pack([sequences(lengths)], row_tokens=96, spare=1)
-        borders, labels = torch.full((40,), 96, dtype=torch.int32), torch.full((24,), IGNORED_LABEL)
-        borders[: len(batch.cu_seqlens_S)] = batch.cu_seqlens_S
+        boundaries, labels = torch.full((40,), 96, dtype=torch.int32), torch.full((24,), IGNORED_LABEL)
+        boundaries[: len(batch.cu_seqlens_S)] = batch.cu_seqlens_S
         labels[:predicted] = 7
         positions = torch.arange(24)
-        batch = replace(batch, cu_seqlens_S=borders, positions_M=positions, labels_M=labels, num_predicted=predicted)
+        batch = replace(batch, cu_seqlens_S=boundaries, positions_M=positions, labels_M=labels, num_predicted=predicted)
         with Launches() as launches:
             model(batch.to("meta")).loss.backward()
         model.zero_grad()
@@ -301,8 +303,8 @@ def test_a_compiled_model_does_not_compile_again_for_other_documents(
     model.compile_layers()
     compiled = []
     for lengths in ([50, 20], [96], [1, 2, 3, 90], [33, 33, 30], [5, 80]):
-        borders = 8 - len(lengths) - (sum(lengths) < 96)  # that are padded, as many as make 9 in all
-        batch = pack([sequences(lengths)], row_tokens=96, spare=borders)
+        boundaries = 8 - len(lengths) - (sum(lengths) < 96)  # that are padded, as many as make 9 in all
+        batch = pack([sequences(lengths)], row_tokens=96, spare=boundaries)
         batch = replace(batch, positions_M=batch.positions_M[:16], labels_M=batch.labels_M[:16], num_predicted=16)
         assert len(batch.cu_seqlens_S) == 9 and len(batch.positions_M) == 16
         model(batch).loss.backward()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.batch import Masked
 from modernbert_train.config.schema import ObjectiveConfig
-from modernbert_train.keyed import derive, derive_each
+from modernbert_train.keyed_random import derive, derive_each
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.vocabulary import Vocabulary
 

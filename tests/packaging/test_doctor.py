@@ -30,6 +30,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return commands
 
 
+@pytest.mark.runs
 def test_the_report_is_one_block_with_versions_and_machine(tried: list[str]) -> None:
     """It is pasted into an issue as it is."""
     lines = "\n".join(doctor.lines()).splitlines()
@@ -79,7 +80,7 @@ def test_what_fails_when_it_is_tried_is_a_warning(monkeypatch: pytest.MonkeyPatc
     assert lines[0] == "warn  attention kernel sdpa: not usable here, tried: ArithmeticError: wrong by 1"
     assert lines[1].startswith("      -> needs ")
     [own] = doctor._own_files()
-    assert str(own).startswith("warn  ") and own.remedy == "python -m modernbert_train.compat --environment"
+    assert str(own).startswith("warn  ") and own.remedy == "python -m modernbert_train.import_stubs --environment"
 
 
 def test_a_broken_group_becomes_a_warning_and_keeps_what_came_before() -> None:
@@ -94,6 +95,7 @@ def test_a_broken_group_becomes_a_warning_and_keeps_what_came_before() -> None:
     ]
 
 
+@pytest.mark.runs
 def test_without_torch_it_still_reports() -> None:
     """The likeliest reason to call it is an install that failed."""
     code = (
@@ -107,6 +109,7 @@ def test_without_torch_it_still_reports() -> None:
     assert "ok    disk here" in done.stdout
 
 
+@pytest.mark.runs
 def test_nothing_private_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tried: list[str]) -> None:
     """Keys, paths and host names must not end in a public issue."""
     monkeypatch.setenv("WANDB_API_KEY", "s3cret-key-value")

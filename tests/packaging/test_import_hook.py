@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train import compat
+from modernbert_train import import_stubs
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ def packages(tmp_path: Path) -> Path:
     """A folder of packages with the file that install.sh writes into the environment's."""
     folder = tmp_path / "packages"
     folder.mkdir()
-    assert compat.write_hook(folder).parent == folder
+    assert import_stubs.write_hook(folder).parent == folder
     return folder
 
 
@@ -46,6 +46,7 @@ print(Mine.__base__.__name__, Trainer.__name__, streaming.StreamingDataset.__nam
 """
 
 
+@pytest.mark.runs
 def test_a_users_callback_can_be_written_and_tested_here(packages: Path) -> None:
     """Composer is unusable in one's own files otherwise: there is no torchvision, and its import wants one."""
     done = run(packages, CALLBACK)
@@ -53,9 +54,10 @@ def test_a_users_callback_can_be_written_and_tested_here(packages: Path) -> None
     assert done.stdout == "Callback Trainer StreamingDataset\n"
 
 
+@pytest.mark.runs
 def test_the_real_torchvision_wins(packages: Path) -> None:
     """Whoever installs one that fits wants it used."""
-    for module, names in compat._STUBS["torchvision"].items():
+    for module, names in import_stubs._STUBS["torchvision"].items():
         folder = packages / module.replace(".", "/")
         folder.mkdir()
         lines = [f"class {name}: real = True" for name in names]
@@ -68,6 +70,7 @@ def test_the_real_torchvision_wins(packages: Path) -> None:
     assert done.stdout == f"{composer}/__init__.py True\n"
 
 
+@pytest.mark.runs
 def test_nothing_is_imported_or_found_before_composer_is(packages: Path) -> None:
     """The file is read by every program of the environment; transformers would ask a stand-in for what it has not."""
     code = """\
@@ -80,6 +83,7 @@ print(find_spec("torchvision") is None, *sorted({"torch", "torchmetrics", "compo
     assert done.stdout == f"{PathFinder.find_spec('torchvision') is None}\n"
 
 
+@pytest.mark.runs
 def test_without_the_project_the_file_is_silent(packages: Path) -> None:
     """It outlives an uninstall, and must not print at every start of Python."""
     done = run(packages, "print('here')", project=False)
@@ -87,8 +91,8 @@ def test_without_the_project_the_file_is_silent(packages: Path) -> None:
 
 
 def test_the_command_writes_it_beside_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compat.sysconfig, "get_path", lambda name: str(tmp_path) if name == "purelib" else None)
+    monkeypatch.setattr(import_stubs.sysconfig, "get_path", lambda name: str(tmp_path) if name == "purelib" else None)
     monkeypatch.setattr(sys, "argv", ["compat", "--environment"])
-    compat._main()
+    import_stubs._main()
     [file] = tmp_path.iterdir()
     assert file.suffix == ".pth" and len(file.read_text(encoding="utf-8").splitlines()) == 1

@@ -64,7 +64,7 @@ class Machine:
 
 LIST = "-m pip install --no-deps --require-hashes -r ./requirements/pinned.txt"
 ITSELF = "-m pip install --no-deps --no-build-isolation -e ."
-HOOK = "-m modernbert_train.compat --environment"
+HOOK = "-m modernbert_train.import_stubs --environment"
 
 
 @pytest.fixture
@@ -74,6 +74,7 @@ def machine(tmp_path: Path) -> Machine:
     return made
 
 
+@pytest.mark.runs
 def test_a_second_call_installs_nothing(machine: Machine) -> None:
     """`make test` calls it each time."""
     assert machine.install().returncode == 0
@@ -82,6 +83,7 @@ def test_a_second_call_installs_nothing(machine: Machine) -> None:
     assert machine.calls() == []
 
 
+@pytest.mark.runs
 def test_a_new_list_or_another_torch_is_installed_over_the_old_one(machine: Machine) -> None:
     machine.install()
     machine.calls()
@@ -93,6 +95,7 @@ def test_a_new_list_or_another_torch_is_installed_over_the_old_one(machine: Mach
     assert machine.calls() == ["-m pip install torch==2.14.0", LIST, ITSELF, HOOK]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     "step", ["-m venv", "torch==2.13.0", "--require-hashes", "--no-build-isolation", "--environment"]
 )
@@ -113,6 +116,7 @@ def test_an_install_that_stopped_anywhere_is_made_again(machine: Machine, step: 
     assert machine.calls() == []
 
 
+@pytest.mark.runs
 def test_an_environment_made_by_someone_else_is_never_emptied(machine: Machine) -> None:
     """VENV may name an environment with other work in it."""
     (machine.venv / "bin").mkdir(parents=True)
@@ -125,6 +129,7 @@ def test_an_environment_made_by_someone_else_is_never_emptied(machine: Machine) 
     assert machine.calls() == ["-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
 
 
+@pytest.mark.runs
 def test_no_gpu_and_no_pip_settings_means_the_cpu_build(machine: Machine) -> None:
     """Else a laptop downloads gigabytes of CUDA."""
     (machine.folder / "pip-config").unlink()
@@ -133,6 +138,7 @@ def test_no_gpu_and_no_pip_settings_means_the_cpu_build(machine: Machine) -> Non
     assert machine.calls() == ["-m venv ./venv", "-m pip install --quiet uv==0.13.8", uv, LIST, ITSELF, HOOK]
 
 
+@pytest.mark.runs
 def test_where_the_cpu_build_cannot_be_had_plain_pip_is_used(machine: Machine) -> None:
     (machine.folder / "pip-config").unlink()
     (machine.folder / "fail").write_text("--torch-backend")
@@ -140,6 +146,7 @@ def test_where_the_cpu_build_cannot_be_had_plain_pip_is_used(machine: Machine) -
     assert machine.calls()[-4:] == ["-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
 
 
+@pytest.mark.runs
 def test_a_gpu_gets_what_pip_gives(machine: Machine) -> None:
     (machine.folder / "pip-config").unlink()
     machine.program("nvidia-smi", "#!/bin/sh\nexit 0\n")
@@ -147,6 +154,7 @@ def test_a_gpu_gets_what_pip_gives(machine: Machine) -> None:
     assert machine.calls()[1] == "-m pip install torch==2.13.0"
 
 
+@pytest.mark.runs
 def test_no_fitting_python_says_what_to_do(machine: Machine) -> None:
     done = machine.install(PYTHON="/nowhere/python3")
     assert done.returncode == 1
@@ -155,6 +163,7 @@ def test_no_fitting_python_says_what_to_do(machine: Machine) -> None:
     assert machine.calls() == []
 
 
+@pytest.mark.runs
 def test_an_image_keeps_its_packages_when_only_the_project_changes(machine: Machine) -> None:
     """The packages are many gigabytes; a build without the layer that has them downloads all again."""
     image = LIST.replace("pinned", "image")
@@ -168,6 +177,7 @@ def test_an_image_keeps_its_packages_when_only_the_project_changes(machine: Mach
     assert machine.calls() == []
 
 
+@pytest.mark.runs
 def test_without_a_folder_it_says_what_is_missing(machine: Machine) -> None:
     done = subprocess.run(["sh", str(machine.folder / "requirements/install.sh")], capture_output=True, text=True)
     assert done.returncode != 0

@@ -89,6 +89,7 @@ def test_requirements_that_uv_is_told_are_the_true_ones_without_the_caps(project
         assert told <= true
 
 
+@pytest.mark.runs
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path, project: dict[str, Any]) -> None:
     """A build forgets py.typed, styles and scripts silently; tests must not be installed."""
     if int(version("setuptools").split(".")[0]) < 77:
@@ -171,3 +172,18 @@ def test_no_registry_is_written_into_the_files_that_install() -> None:
         assert not re.search(r"https?://|file://|--(extra-)?index-url|--find-links", text.replace("--no-emit", "")), (
             name
         )
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("venv", "requirements/install.sh"),
+        ("test-quick", "not gpu and not slow and not runs"),
+        ("format", "ruff format"),
+        ("coverage", "--cov"),
+    ],
+)
+def test_the_targets_that_pages_name_do_what_they_say(target: str, said: str) -> None:
+    """A newcomer types these first; `venv`, `test-quick` and the others are shown without being run."""
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0 and said in done.stdout, done.stderr

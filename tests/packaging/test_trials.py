@@ -40,8 +40,8 @@ def test_a_kernel_that_computes_something_else_is_found(monkeypatch: pytest.Monk
 
     def prepare(batch: Any, half_window: int) -> Any:
         if broken == "documents":
-            borders = torch.tensor([0, len(batch.input_ids_T)], dtype=torch.int32)
-            batch = replace(batch, cu_seqlens_S=borders)
+            boundaries = torch.tensor([0, len(batch.input_ids_T)], dtype=torch.int32)
+            batch = replace(batch, cu_seqlens_S=boundaries)
         return real_prepare(batch, half_window + (broken == "window"))
 
     def attend(q: Any, k: Any, v: Any, layout: Any, window: bool) -> Any:
@@ -72,6 +72,7 @@ def test_the_compiler_is_tried() -> None:
     assert "of the same not compiled" in try_compile()
 
 
+@pytest.mark.runs
 def test_a_trial_answers_from_its_own_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever the libraries print, and in whatever folder the doctor was called."""
     monkeypatch.chdir(tmp_path)
@@ -81,6 +82,7 @@ def test_a_trial_answers_from_its_own_process(monkeypatch: pytest.MonkeyPatch, t
     assert outcome_of(noisy) == Outcome(True, "yes")
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("code", "text"),
     [
@@ -94,6 +96,7 @@ def test_a_trial_that_fails_in_any_way_is_not_usable(code: str, text: str) -> No
     assert outcome_of(code) == Outcome(False, text)
 
 
+@pytest.mark.runs
 def test_a_trial_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     """A compiler that waits for ever must not leave the doctor, or its own children, waiting too."""
     child = tmp_path / "child"

@@ -17,11 +17,11 @@ def make_batch(lengths: Sequence[int], predicted: int) -> Batch:
         predicted: positions with a label.
     """
     tokens = sum(lengths)
-    borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    boundaries = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     return Batch(
         input_ids_T=torch.zeros(tokens, dtype=torch.int64),
         position_ids_T=torch.cat([torch.arange(length) for length in lengths]),
-        cu_seqlens_S=borders,
+        cu_seqlens_S=boundaries,
         max_seqlen=max(lengths),
         positions_M=torch.arange(predicted),
         labels_M=torch.zeros(predicted, dtype=torch.int64),

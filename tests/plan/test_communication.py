@@ -8,7 +8,7 @@ import pytest
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.schema import ModelConfig
-from modernbert_train.plan.communication import MEETINGS, Transfer, exchange, transfer_seconds, transfers
+from modernbert_train.plan.communication import COLLECTIVES, Transfer, exchange, transfer_seconds, transfers
 from modernbert_train.plan.gpus import Gpu
 from modernbert_train.plan.memory import Strategy
 from modernbert_train.plan.parameters import count_parameters
@@ -32,6 +32,7 @@ def large(sizes: Sizes) -> Sizes:
     return {kind: each for kind, each in kept.items() if each}
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(290)
 @pytest.mark.parametrize(
     ("ranks", "cases"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.slow)], ids=["2 ranks", "4 ranks"]
@@ -50,7 +51,7 @@ def test_a_real_step_sends_what_is_said(tiny_run: TinyRun, ranks: int, cases: li
     model = read_run(runs[0]).model
     for (strategy, shards, microbatches), found in zip(cases, counted, strict=True):
         assert found.microbatches == microbatches
-        meetings, *parts = transfers(
+        collectives, *parts = transfers(
             strategy,
             count_parameters(model),
             num_layers=model.num_layers,
@@ -60,7 +61,7 @@ def test_a_real_step_sends_what_is_said(tiny_run: TinyRun, ranks: int, cases: li
         )
         sharded = strategy != "ddp"
         small = [size for size in found.sizes["all_reduce"] if size <= SMALL]
-        assert len(small) == MEETINGS + sharded == meetings.calls + sharded  # StableAdamW's own, on shards
+        assert len(small) == COLLECTIVES + sharded == collectives.calls + sharded  # StableAdamW's own, on shards
         sizes = large(found.sizes)
         assert {part.kind for part in parts} == sizes.keys(), strategy
         for kind, elements in sizes.items():
@@ -84,7 +85,7 @@ def gb(kind: Any, inside: int, nodes: int, payload: float = 1e9) -> Transfer:
         (gb("reduce_scatter", 4, 1), 3 / 4),
         (gb("all_reduce", 8, 1), 2 * 7 / 8),
         (gb("all_reduce", 1, 1), 0.0),
-        (gb("all_gather", 8, 2), 15 / 16),  # 8 cards share the border
+        (gb("all_gather", 8, 2), 15 / 16),  # 8 cards share the boundary
         (gb("all_reduce", 1, 4), 2 * 3 / 4 / 0.1),  # one card of each node: the network alone
         (gb("all_gather", 1, 2), 1 / 2 / 0.1),
     ],
@@ -106,7 +107,7 @@ ROOT, LAYERS = 4e-9 * BASE.root, 4e-9 * BASE.layers  # GB
 
 
 def of(strategy: Strategy, *, ranks: int = 8, shards: int = 8) -> list[Transfer]:
-    """Of base, the meetings left out."""
+    """Of base, the collectives left out."""
     return transfers(strategy, BASE, num_layers=22, ranks=ranks, shards=shards, per_node=8)[1:]
 
 

@@ -31,6 +31,7 @@ def counted(config: ModelConfig, lengths: list[int], predicted: int) -> tuple[fl
     return forward.get_total_flops() / sum(lengths), training.get_total_flops() / sum(lengths)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("config", [BASE, TINY], ids=["base", "tiny"])
 def test_flops_equal_torchs_counter(config: ModelConfig) -> None:
     """Documents that fill the kernel's blocks, so that it computes nothing for padding. In local layers it computes a
@@ -54,7 +55,7 @@ def test_global_layers_need_no_correction() -> None:
 
 
 def test_spans_equal_masks_written_out() -> None:
-    """Windows are cut at both ends of a document, documents do not see each other, and borders are inclusive."""
+    """Windows are cut at both ends of a document, documents do not see each other, and boundaries are inclusive."""
     lengths, side = [1, 8, 9, 10, 17, 40], 8
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     place = torch.arange(sum(lengths))

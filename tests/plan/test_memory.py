@@ -116,6 +116,7 @@ def autocast(bf16: bool) -> Iterator[None]:
         yield
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
 def test_base_with_98304_tokens_keeps_what_is_said(
@@ -137,6 +138,7 @@ def test_base_with_98304_tokens_keeps_what_is_said(
     assert told + 2 * weights * bf16 - norm_on_cpu(config, bf16, predicted) == pytest.approx(found, rel=0.002)
 
 
+@pytest.mark.runs
 def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch.compile decides to keep; the decision is made before any code is generated, by the same function."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _attend(q, k, v)[0])
@@ -158,6 +160,7 @@ def planned(config: ModelConfig, bf16: bool, tokens: int = 0, predicted: int = 0
     return memory(config, counts, bf16=bf16, tokens=tokens, predicted=predicted, **(settings | more))
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("config", "bf16", "rel"),
     [
@@ -244,6 +247,7 @@ def saved_whole_and_on_shards() -> list[int]:
     return found
 
 
+@pytest.mark.runs
 def test_copies_in_bf16_are_kept_on_shards_too() -> None:
     """FSDP2 frees the fp32 weights of a layer that is done; what autocast made of them stays until it goes backward."""
     ((whole, sharded),) = run_ranks(saved_whole_and_on_shards, 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.data.loader import share_of_rank
 from modernbert_train.optim.schedules import lr_at
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.picture import BLOCKS, COLUMNS, charts, picture_svg, picture_text
@@ -25,6 +26,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_run_that_is_shipped_can_be_planned(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where its data does not exist."""
@@ -40,6 +42,7 @@ def test_base_and_large_by_overrides(tiny_run: TinyRun, capsys: pytest.CaptureFi
     assert "149,655,232" in out
 
 
+@pytest.mark.runs
 def test_it_is_there_within_seconds_and_without_a_gpu(tiny_run: TinyRun) -> None:
     """One process as users start it: what it loads and prints, no traceback, nothing on the error stream."""
     done = subprocess.run(
@@ -94,6 +97,7 @@ def test_the_first_lines_are_the_answer(tiny_run: TinyRun, capsys: pytest.Captur
     assert disk is not None and found["disk"] == [f"{disk[1]} GB for checkpoints"]
 
 
+@pytest.mark.runs
 def test_the_answer_says_what_stands_in_the_way(capsys: pytest.CaptureFixture[str]) -> None:
     """A run that does not fit, or that would be cheaper elsewhere, is seen before anything is rented."""
     run = [str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml"), "data.train=absent/train", "--ranks", "8"]
@@ -146,6 +150,7 @@ def test_mistakes_are_told_before_anything_is_planned(tiny_run: TinyRun, capsys:
     assert "/proc/no/page.html: cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.runs
 def test_what_does_not_fit_is_said_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     run = str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml")
     out = told(capsys, run, "data.train=absent/train", "--ranks", "8", "--gpu", "rtx4090")
@@ -179,7 +184,7 @@ def test_the_drawn_curves_have_both_sides_of_every_joint(tiny_run: TinyRun) -> N
     assert (rows[799], rows[800]) == (4, 8)
     assert rate[500] == 5e-3 > rate[499] and rate[5000] == 5e-3 and rate[5999] < 1e-4
     assert set(masking.values()) == {0.3}
-    assert (marks.end, marks.borders) == (6000.0, [(0.0, "short"), (4000.0, "long")])
+    assert (marks.end, marks.boundaries) == (6000.0, [(0.0, "short"), (4000.0, "long")])
 
 
 def test_pages_and_pictures_are_whole_and_ask_for_nothing(
@@ -198,3 +203,18 @@ def test_pages_and_pictures_are_whole_and_ask_for_nothing(
     assert all(gpu.label in html for gpu in GPUS.values())
     ElementTree.fromstring(picture.read_text())
     assert picture.read_text() == picture_svg(read_run(words))
+
+
+def test_dropout_that_depends_on_the_ranks_is_said(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever moves to another number of GPUs must know which runs will not be repeated to the digit: rows of a batch
+    of 4 on 2 ranks are whole microbatches of 2, on 4 ranks they are not."""
+    dropout = "model.attention_out_dropout=0.1"
+    assert "dropout differs" not in told(capsys, *tiny_run(dropout, "phases.long=null"), "--ranks", "2")
+    said = told(capsys, *tiny_run(dropout, "phases.long=null"), "--ranks", "4")
+    assert "Phase short: a batch of 4 rows is no whole number of microbatches of 2 rows on each of 4 ranks" in said
+    assert "dropout differs" not in told(capsys, *tiny_run("phases.long=null"), "--ranks", "4")
+    rows = tuple(range(4))
+    alone = share_of_rank(rows, 0, 1, 2)  # type: ignore[arg-type]
+    cut = [tuple(alone[i : i + 2]) for i in (0, 2)]
+    assert [share_of_rank(rows, rank, 2, 2) for rank in range(2)] == cut  # type: ignore[arg-type]
+    assert [share_of_rank(rows, rank, 4, 2) for rank in range(4)] == [(0,), (1,), (2,), (3,)]  # type: ignore[arg-type]

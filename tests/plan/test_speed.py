@@ -52,6 +52,7 @@ def test_the_published_run_takes_its_published_hours() -> None:
     assert plan.phase_seconds("h100", plan.phases[0]) / 3600 == pytest.approx(194.2, rel=0.02)
 
 
+@pytest.mark.runs
 def test_more_bandwidth_more_speed_and_eager_is_slower() -> None:
     compiled, eager = base("model.compile=true"), base()
     times = [compiled.phase_seconds(name, compiled.phases[0]) for name in ("b200", "h200", "a100", "rtx4090")]

@@ -16,12 +16,13 @@ from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.plan.cost import checkpoint_bytes
 from modernbert_train.plan.documents import read_documents, rows_of
 from modernbert_train.plan.make import make_plan
-from modernbert_train.plan.steps import Stretch, crossings, crossings_or_ends, run_stretches, validations
+from modernbert_train.plan.steps import StepRange, crossings, crossings_or_ends, step_ranges, validations
 from tests.conftest import TinyRun
 
 ABSENT = "data.train=absent/train"
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("often", ["eval.interval_tokens=1700", "eval.times_per_phase=3", "eval.max_tokens=60"])
 def test_a_plan_is_what_the_run_then_does(tiny_run: TinyRun, often: str) -> None:
     """Steps and tokens of each phase, validations, checkpoints and their size: nothing is guessed where data exists."""
@@ -36,57 +37,57 @@ def test_a_plan_is_what_the_run_then_does(tiny_run: TinyRun, often: str) -> None
     for phase in plan.phases:
         of_phase = [entry for entry in steps if entry["phase"] == phase.name]
         assert phase.steps == len(of_phase)
-        rows = [row for stretch in phase.stretches for row in [stretch.rows] * stretch.steps]
+        rows = [row for part in phase.ranges for row in [part.rows] * part.steps]
         assert rows == [entry["rows"] for entry in of_phase]
     assert plan.validations == sum(entry["kind"] == "validation" for entry in entries) > len(plan.phases)
     checkpoints = sorted((folder / "checkpoints").iterdir())
-    boundaries = crossings_or_ends([s for p in plan.phases for s in p.stretches], 1500)
+    boundaries = crossings_or_ends([s for p in plan.phases for s in p.ranges], 1500)
     assert len(checkpoints) == boundaries >= plan.milestones > 0
     stored = sum((checkpoints[-1] / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors"))
     assert checkpoint_bytes(plan) == pytest.approx(stored, rel=0.25)  # names take their room in so small a file
     assert checkpoint_bytes(plan) < stored
 
 
-def walked(config: RunConfig, fills: list[float]) -> list[Stretch]:
+def walked(config: RunConfig, fills: list[float]) -> list[StepRange]:
     """Every batch on its own."""
     found, tokens = [], 0
     while tokens < config.total_tokens:
         position = position_at(config, tokens)
         rows = batch_rows_at(position.phase, position.tokens)
         step_tokens = round(rows * position.phase.row_tokens * fills[position.index])
-        found.append(Stretch(position.index, tokens, 1, rows, step_tokens))
+        found.append(StepRange(position.index, tokens, 1, rows, step_tokens))
         tokens += step_tokens
     return found
 
 
 def test_long_runs_are_counted_as_if_walked(tiny_run: TinyRun) -> None:
-    """Stretches of equal batches are not walked, and must end where walking would end."""
+    """Ranges of equal batches are not walked, and must end where walking would end."""
     more = ["phases.short.tokens=400_000", "phases.short.batch_warmup.tokens=50_000", "phases.long.tokens=77_777"]
     config = read_run(tiny_run(*more, ABSENT))
     fills = [0.97, 0.93]
-    stretches, exact = run_stretches(config, read_documents(config, None), fills)
+    ranges, exact = step_ranges(config, read_documents(config, None), fills)
     one_by_one = walked(config, fills)
-    assert not exact and len(stretches) < len(one_by_one) / 2
-    assert sum(s.steps for s in stretches) == len(one_by_one)
-    assert (stretches[-1].end, stretches[-1].rows) == (one_by_one[-1].end, one_by_one[-1].rows)
+    assert not exact and len(ranges) < len(one_by_one) / 2
+    assert sum(s.steps for s in ranges) == len(one_by_one)
+    assert (ranges[-1].end, ranges[-1].rows) == (one_by_one[-1].end, one_by_one[-1].rows)
     for phase in (0, 1):
-        assert sum(s.steps for s in stretches if s.phase == phase) == sum(s.phase == phase for s in one_by_one)
+        assert sum(s.steps for s in ranges if s.phase == phase) == sum(s.phase == phase for s in one_by_one)
     for interval in (7, 700, 5000, 123_456, None):
-        assert crossings(stretches, interval) == crossings(one_by_one, interval)
-        assert crossings_or_ends(stretches, interval) == crossings_or_ends(one_by_one, interval)
+        assert crossings(ranges, interval) == crossings(one_by_one, interval)
+        assert crossings_or_ends(ranges, interval) == crossings_or_ends(one_by_one, interval)
     for times in (1, 15, 400, 3000):
         many = replace(config, eval=replace(config.eval, times_per_phase=times))
         due = sum(validates(many, 583, step.start, step.end) for step in one_by_one)
-        assert validations(many, stretches, 583) == validations(many, one_by_one, 583) == due
+        assert validations(many, ranges, 583) == validations(many, one_by_one, 583) == due
         assert due == sum(min(times, sum(s.phase == phase for s in one_by_one)) for phase in (0, 1))
 
 
 def test_a_step_that_ends_a_phase_on_the_interval_is_validated_once() -> None:
-    stretches = [Stretch(0, 0, 10, 1, 100), Stretch(1, 1000, 5, 1, 100)]
-    assert crossings(stretches, 250) == 6  # 250, 500, 750, 1000, 1250, 1500
-    assert crossings_or_ends(stretches, 250) == 6
-    assert crossings_or_ends(stretches, 300) == 6  # 300, 600, 900, 1200, 1500, and the end at 1000
-    assert crossings_or_ends(stretches, None) == 2
+    ranges = [StepRange(0, 0, 10, 1, 100), StepRange(1, 1000, 5, 1, 100)]
+    assert crossings(ranges, 250) == 6  # 250, 500, 750, 1000, 1250, 1500
+    assert crossings_or_ends(ranges, 250) == 6
+    assert crossings_or_ends(ranges, 300) == 6  # 300, 600, 900, 1200, 1500, and the end at 1000
+    assert crossings_or_ends(ranges, None) == 2
 
 
 def test_the_published_recipe_has_its_known_number_of_steps(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_the_published_recipe_has_its_known_number_of_steps(tmp_path: Path) -> N
     root = Path(__file__).parents[2]
     config = read_run([str(root / "yamls/recipes/modernbert-base/1-stable.yaml"), f"data.train={tmp_path}/absent"])
     (phase,) = make_plan(config, ranks=8).phases
-    warmup = [s for s in phase.stretches if s.rows < 4608]
+    warmup = [s for s in phase.ranges if s.rows < 4608]
     each = 50_000_000_000 / 1024 / sum(range(768, 4608, 768))
     for rows in range(768, 4608, 768):
         assert sum(s.steps for s in warmup if s.rows == rows) == pytest.approx(each, abs=1)
@@ -126,6 +127,7 @@ def test_data_that_is_not_there_is_assumed_and_said(tiny_run: TinyRun) -> None:
     assert rows_of(config, documents, config.phases["short"]).spans.whole < 64
 
 
+@pytest.mark.runs
 def test_a_mixture_weighs_its_streams_as_the_phase_asks(tiny_run: TinyRun, tiny_data: Path) -> None:
     """Half the text short documents, half long ones: spans lie in the middle, whatever the folders' sizes are."""
     streams = [

@@ -187,6 +187,7 @@ def test_the_page_can_be_read_without_its_script(two: list[Path], tmp_path: Path
     assert {"a", "b", "3.000", "2.000", "optim.lr"} <= set(cells(page))
 
 
+@pytest.mark.runs
 def test_the_page_of_a_hundred_long_runs_is_bounded(tmp_path: Path) -> None:
     """20,000 points in a chart, shared by its lines: more runs or steps make it coarser and not larger."""
     rough = [math.sin(7.0 * i * i) + 3 for i in range(450)]

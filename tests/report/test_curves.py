@@ -74,7 +74,7 @@ def test_foreign_lines_and_missing_values_do_not_stop_the_reading(tmp_path: Path
 
 
 def test_phases_meet_at_the_last_token_of_the_phase_before(tmp_path: Path) -> None:
-    """A border drawn one batch late would sit behind the jump that it explains."""
+    """A boundary drawn one batch late would sit behind the jump that it explains."""
     history = history_of(tmp_path, step(1), step(2), step(3, phase="decay"), step(4, phase="decay"))
     assert [(p.name, p.start, p.end, len(p.steps)) for p in history.phases()] == [
         ("stable", 0, 200, 2),
@@ -104,6 +104,7 @@ def test_smooth_by_hand() -> None:
     assert gap[2] == 3.0
 
 
+@pytest.mark.runs
 @given(st.lists(st.floats(-1e6, 1e6), min_size=100, max_size=400), st.integers(5, 40))
 def test_thinning_keeps_both_ends_and_both_extremes(values: list[float], buckets: int) -> None:
     """A loss spike of one step among 100,000 must stay visible."""

@@ -48,6 +48,7 @@ def compared(folder: Path, count: int) -> Path:
     return write_comparison(folders, folder / "comparison.html")
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("count", [1, 2, 10, 100])
 def test_the_page_never_scrolls_sideways(chromium: Browser, tmp_path: Path, count: int) -> None:
     """On a phone, half a screen and a wide one; with hostile names, long values and 30 keys that differ."""

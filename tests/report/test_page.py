@@ -15,7 +15,7 @@ import pytest
 from modernbert_train.errors import StorageError
 from modernbert_train.report import write_loss_svg, write_report
 from modernbert_train.report.chart import Chart, Line, Marks, Scale, draw, label_rows
-from modernbert_train.report.text import duration, percent, rate, tokens_text
+from modernbert_train.text import duration, percent, rate, tokens_text
 from tests.report.records import fault, resume, step, validation
 
 VOID = {"meta", "link", "br", "wbr", "input"}
@@ -187,6 +187,7 @@ def test_a_torn_line_is_told(tmp_path: Path, records: list[dict[str, Any]]) -> N
     assert any("1 line of metrics.jsonl could not be read" in x for x in page.texts("p"))
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("all_broken", [False, True])
 def test_a_hundred_thousand_steps_stay_a_small_page(tmp_path: Path, all_broken: bool) -> None:
     """Also when every loss is broken, which marks every step."""
@@ -265,7 +266,7 @@ def test_the_picture_is_whole_svg_on_a_white_card(tmp_path: Path, records: list[
 
 def test_phase_labels_never_touch() -> None:
     """Short last phases are the usual case: three names within a tenth of the axis."""
-    marks = Marks(end=100.0, borders=[(0, "stable"), (80, "context"), (90, "decay"), (97, "cool")])
+    marks = Marks(end=100.0, boundaries=[(0, "stable"), (80, "context"), (90, "decay"), (97, "cool")])
     rows = label_rows(marks, width=300)
     assert rows[0] == 0
     assert len(set(rows[1:])) == 3

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from modernbert_train.train import accumulation, trainer
+from modernbert_train.train import accumulation, composer_internals
 from modernbert_train.train.accumulation import ReduceCopiesOnce
-from modernbert_train.train.trainer import PlannedTrainer
+from modernbert_train.train.composer_internals import PlannedTrainer
 
 
 def test_copies_are_summed_with_the_last_microbatch_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,10 +55,12 @@ def test_gradients_are_of_the_mean_over_all_ranks_and_meet_with_the_last_microba
 ) -> None:
     """Wrappers divide by the number of ranks, so the denominator is a mean; else the step depends on how many there
     are. DDP sums over the ranks with the microbatch that is called the last."""
-    monkeypatch.setattr(trainer.dist, "get_world_size", lambda: 4)
-    monkeypatch.setattr(trainer.dist, "all_reduce", lambda total: total.add_(torch.tensor(100.0)))  # of the others
+    monkeypatch.setattr(composer_internals.dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(
+        composer_internals.dist, "all_reduce", lambda total: total.add_(torch.tensor(100.0))
+    )  # of the others
     step = Step([7, 13])
-    PlannedTrainer._train_microbatches(step, step.batch.microbatches)  # type: ignore[arg-type]
+    PlannedTrainer._make_gradients(step, step.batch.microbatches)  # type: ignore[arg-type]
     first, second = step.batch.microbatches
     assert step.calls == [(first, 30.0, False), (second, 30.0, True)]
     assert step.state.batch is step.batch

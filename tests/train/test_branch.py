@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.__main__ import main
-from modernbert_train.train.checkpoint import Checkpoint, newest_valid
+from modernbert_train.run.checkpoint import Checkpoint, newest_valid
 from tests.conftest import TinyRun
 from tests.train.test_run import records
 
@@ -38,6 +38,7 @@ def phase_end(folder: Path) -> Path:
     return min((folder / "checkpoints").iterdir())
 
 
+@pytest.mark.runs
 def test_a_rollback_that_keeps_clock_moments_and_data_equals_the_run_it_left(tiny_run: TinyRun, tmp_path: Path) -> None:
     assert train(tiny_run("name=whole")) == 0
     middle = phase_end(tmp_path / "runs/whole")
@@ -49,6 +50,7 @@ def test_a_rollback_that_keeps_clock_moments_and_data_equals_the_run_it_left(tin
     assert same(ends[0].weights(), ends[1].weights()) and same(ends[0].optimizer(), ends[1].optimizer())
 
 
+@pytest.mark.runs
 def test_a_phase_as_a_run_of_its_own_goes_on_with_weights_moments_and_text(tiny_run: TinyRun, tmp_path: Path) -> None:
     """The clock begins again at 0, and the first batch is the one that the run before would have taken next."""
     assert train(tiny_run(*PLAIN, "name=both")) == 0
@@ -63,6 +65,7 @@ def test_a_phase_as_a_run_of_its_own_goes_on_with_weights_moments_and_text(tiny_
     assert "clock reset, moments keep, data keep" in first_end[0]["from"]
 
 
+@pytest.mark.runs
 def test_moments_and_data_begin_anew_where_asked(tiny_run: TinyRun, tmp_path: Path) -> None:
     assert train(tiny_run(*PLAIN, "name=both")) == 0
     start = f"start={{checkpoint: {tmp_path}/runs/both, moments: reset, data: restart}}"
@@ -73,6 +76,7 @@ def test_moments_and_data_begin_anew_where_asked(tiny_run: TinyRun, tmp_path: Pa
     assert int(steps) == len(fresh), "the moments have only seen this run"
 
 
+@pytest.mark.runs
 def test_a_phase_empties_the_moments_once_even_if_it_dies_at_the_border(tiny_run: TinyRun, tmp_path: Path) -> None:
     words = ("phases.long.reset_moments=true", "checkpoint.interval_steps=1", "checkpoint.keep=99")
     assert train(tiny_run(*words, "name=whole")) == 0
@@ -88,6 +92,7 @@ def test_a_phase_empties_the_moments_once_even_if_it_dies_at_the_border(tiny_run
         assert same(end.weights(), newest(whole).weights()) and same(end.optimizer(), newest(whole).optimizer()), name
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -1,6 +1,6 @@
 """What Composer 0.32.1 does in silence, and that it does not happen here: each test shows the trap and the way around.
 
-A test that fails in its first half says that a newer Composer has mended the trap; the way around may then go.
+A test that fails in its first half says that a newer Composer has fixed the trap; the way around may then go.
 HSDP's mesh, which Composer replaces, is in tests/distributed/test_invariance.py.
 """
 
@@ -20,13 +20,13 @@ from torch.distributed.tensor import DTensor
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.batch import Batch
+from modernbert_train.compute import resolve_precision
 from modernbert_train.config.schema import DistributedConfig, ModelConfig, RunConfig, StableAdamWConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerMaskedLM, parallelism
-from modernbert_train.train.device import resolve_precision
-from modernbert_train.train.ranks import composer_device
+from modernbert_train.train.composer_internals import composer_device
 from modernbert_train.train.stability import Guard
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
@@ -37,6 +37,7 @@ def steps(folder: Path) -> list[tuple[int, float, float]]:
     return [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in entries if entry["kind"] == "step"]
 
 
+@pytest.mark.runs
 def test_resuming_in_the_middle_of_an_epoch_has_the_same_dropout(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Composer puts the generators back only at the start of an epoch, and we have but one; ours are keyed."""
     words = tiny_run("model.attention_out_dropout=0.2", "checkpoint.interval_steps=3", "data.validation=null")
@@ -51,6 +52,7 @@ def test_resuming_in_the_middle_of_an_epoch_has_the_same_dropout(tiny_run: TinyR
     assert steps(folder) == expected and len(expected) > 8
 
 
+@pytest.mark.runs
 @pytest.mark.filterwarnings("ignore:No optimizer was specified")
 def test_a_closed_run_is_closed_once_and_forgotten(tiny_run: TinyRun) -> None:
     """Composer's hook for the end of the process would draw the report again, and keep every model in memory."""
@@ -94,6 +96,7 @@ def test_fsdp2_is_asked_for_in_the_one_way_that_composer_hears(tiny_run: TinyRun
     assert isinstance(parsed.fsdp2, FSDP2Config) and parsed.fsdp is None
 
 
+@pytest.mark.runs
 def test_a_microbatch_that_does_not_fit_ends_the_run_instead_of_being_halved(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,10 +168,10 @@ def gradient_in_bf16(sharding: Any) -> dict[str, torch.Tensor]:
         prepare_fully_shard(adapter, sharding, Precision("amp_bf16"), policy)
     initialize(adapter.model, config, 3)
     ids = torch.randint(0, 64, (48,), generator=torch.Generator().manual_seed(1))
-    borders = torch.tensor([0, 20, 48, 48], dtype=torch.int32)
+    boundaries = torch.tensor([0, 20, 48, 48], dtype=torch.int32)
     places = torch.cat([torch.arange(20), torch.arange(28)])
     predicted = torch.arange(1, 48, 4)
-    batch = Batch(ids, places, borders, 48, predicted, ids[predicted], 48, len(predicted), 1)
+    batch = Batch(ids, places, boundaries, 48, predicted, ids[predicted], 48, len(predicted), 1)
     with torch.autocast("cpu", torch.bfloat16):
         loss = adapter.eval()(batch).loss
     loss.backward()
@@ -193,6 +196,7 @@ def gradients_in_bf16() -> list[dict[str, torch.Tensor]]:
     return gradients
 
 
+@pytest.mark.runs
 def test_bf16_on_shards_has_the_gradient_of_bf16_on_whole_weights() -> None:
     """To the bit. Composer by itself would cast the residual stream to bf16 before every layer, under FSDP2 only."""
     ((whole, ours, composers),) = run_ranks(gradients_in_bf16, 1)

@@ -17,7 +17,7 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerMaskedLM
 from modernbert_train.train.callbacks import SetClock
-from modernbert_train.train.origin import Origin, open_source
+from modernbert_train.weights.source import Origin, open_source
 from tests.conftest import TinyRun
 
 LONG = "phases.long.local_rope_theta=40_000"
@@ -49,6 +49,7 @@ def test_the_clock_sets_the_angles_of_local_layers(tiny_run: TinyRun) -> None:
         assert angles[True] == pytest.approx([whole ** (-2 * pair / 16) for pair in range(8)], rel=1e-5)
 
 
+@pytest.mark.runs
 def test_export_and_a_later_run_take_the_base_of_the_last_phase(tiny_run: TinyRun, tmp_path: Path) -> None:
     """And a run that begins with other bases says so in its banner."""
     short = ("phases.short.tokens=300", "phases.long.tokens=300", "phases.short.batch_warmup=null")

@@ -16,12 +16,11 @@ from modernbert_train.__main__ import read_run
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.errors import DataError, RunError
+from modernbert_train.evals import heldout as evaluating
+from modernbert_train.evals.heldout import Evaluation, TokenCounts, Unigram, open_validation
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.train import evaluate as evaluating
 from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded
-from modernbert_train.train.build import build_validation
-from modernbert_train.train.evaluate import Evaluation, TokenCounts, Unigram
-from modernbert_train.train.logging import Harmless
+from modernbert_train.train.loggers import Harmless
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
 
@@ -45,7 +44,7 @@ class Flat(nn.Module):
 
 def evaluate(words: list[str], model: nn.Module) -> Evaluation:
     config = read_run(words)
-    validation = build_validation(config, read_vocabulary(config.data.tokenizer))
+    validation = open_validation(config, read_vocabulary(config.data.tokenizer))
     return validation.evaluate(model, next(iter(config.phases.values())), CPU, bf16=False)
 
 
@@ -82,14 +81,12 @@ def test_each_rank_measures_rows_of_its_own_on_any_number_of_machines(
     model = Flat()
     words = tiny_run("phases.short.microbatch_tokens=64")
     whole = evaluate(words, model)
-    monkeypatch.setattr(evaluating.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(evaluating.dist, "get_local_rank", lambda: 0)
-    monkeypatch.setattr(
-        evaluating.dist, "all_reduce", lambda sums: None
-    )  # so that each tells what it has seen by itself
+    monkeypatch.setattr(evaluating, "num_ranks", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(evaluating, "sum_over_ranks", lambda sums: None)  # each tells what it has seen by itself
     asked, predicted = [], 0
     for rank in range(2):
-        monkeypatch.setattr(evaluating.dist, "get_global_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(evaluating, "this_rank", lambda rank=rank: rank)
         own = Flat()
         predicted += evaluate(words, own).predicted
         asked.append(own.labels)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from modernbert_train.train.checkpoint import newest_valid
+from modernbert_train.run.checkpoint import newest_valid
 from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards
 
@@ -67,6 +67,7 @@ def interrupt_after(words: list[str], folder: Path, steps: int, number: signal.S
     return process.returncode
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(280)
 def test_a_run_killed_again_and_again_equals_one_that_never_stopped(tiny_run: TinyRun, tmp_path: Path) -> None:
     """kill -9 and SIGTERM at random steps, other numbers of workers each time, dropout on: the same record, bit for
@@ -97,6 +98,7 @@ def test_a_run_killed_again_and_again_equals_one_that_never_stopped(tiny_run: Ti
         assert torch.equal(tensor, other.optimizer()[name]), name
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(200)
 def test_starting_a_finished_damaged_or_foreign_run_again(tiny_run: TinyRun, tmp_path: Path) -> None:
     """The second start of a run folder: each case must end in the right code and say what to do."""
@@ -129,6 +131,7 @@ def test_starting_a_finished_damaged_or_foreign_run_again(tiny_run: TinyRun, tmp
     assert records(folder)[0]["step"] == 1
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(120)
 def test_a_run_never_goes_on_over_other_data(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
     """Other shards under the same name would silently repeat or skip text."""
@@ -147,6 +150,7 @@ def test_a_run_never_goes_on_over_other_data(tiny_run: TinyRun, tiny_data: Path,
     assert "trained on other data" in output and "error:" in output and "Traceback" not in output
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(120)
 def test_a_damaged_shard_ends_the_run_with_its_name(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
     """A flipped bit in a shard must end the run with the data's exit code, from a worker process too."""
@@ -162,6 +166,7 @@ def test_a_damaged_shard_ends_the_run_with_its_name(tiny_run: TinyRun, tiny_data
     assert shard.name in output and "is damaged" in output
 
 
+@pytest.mark.runs
 @pytest.mark.timeout(120)
 def test_wandb_works_offline_and_a_broken_one_costs_nothing(tiny_run: TinyRun, tmp_path: Path) -> None:
     """No account, no network: the run is recorded locally; a logger that fails is switched off aloud."""

@@ -20,7 +20,7 @@ from launch.sweeps.worker import Worker
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
-from modernbert_train.data.folders import open_shards
+from modernbert_train.data.open_shards import open_shards
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TINY_YAML, TinyRun
@@ -68,6 +68,7 @@ VERBS: dict[str, Callable[[list[str], Path, str], int]] = {
 }
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("key", ["validation", "train"])
 def test_every_verb_refuses_shards_of_another_tokenizer(
@@ -87,6 +88,7 @@ def test_a_sweep_refuses_shards_of_another_tokenizer(tiny_run: TinyRun, tmp_path
         Worker(make_space(sweep), FAKE).run()
 
 
+@pytest.mark.runs
 def test_eval_refuses_a_tokenizer_and_an_architecture_that_the_checkpoint_does_not_have(
     finished: Path, other_data: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +120,7 @@ def test_there_is_no_way_to_the_tokens_of_a_run_around_the_check(tiny_data: Path
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "TokenShards"
     }
-    assert makers == {"modernbert_train/data/folders.py"}
+    assert makers == {"modernbert_train/data/open_shards.py"}
 
 
 def exchange(folder: Path, tokenizer: Path, number: int) -> None:
@@ -127,6 +129,7 @@ def exchange(folder: Path, tokenizer: Path, number: int) -> None:
     make_shards(folder, make_documents(tokenizer, [50, 60, 70, number], seed=number), tokenizer)
 
 
+@pytest.mark.runs
 def test_data_exchanged_between_two_starts_are_refused_and_named(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

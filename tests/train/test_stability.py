@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.run.checkpoint import Checkpoint, newest_valid
+from modernbert_train.run.saved_state import GuardState
 from modernbert_train.train.build import build_loader
 from modernbert_train.train.callbacks import Measure
-from modernbert_train.train.checkpoint import Checkpoint, newest_valid
-from modernbert_train.train.saved_state import GuardState
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
 from tests.train.faulty import Fault, Killed, at_fault
@@ -69,16 +69,17 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 def first_document(words: list[str], step: int, microbatch: int) -> dict[str, Any]:
-    """The first piece of a microbatch, from the plan alone."""
+    """The first chunk of a microbatch, from the plan alone."""
     config = read_run(words)
     loader = build_loader(config, read_vocabulary(config.data.tokenizer), rank=0, num_ranks=1)
     plans = loader.plans()
     for _ in range(step):
         rows, plan = next(plans)
-    piece = rows[microbatch * plan.microbatch_rows][0]
-    return piece._asdict() | {"stream": "train"}
+    chunk = rows[microbatch * plan.microbatch_rows][0]
+    return chunk._asdict() | {"stream": "train"}
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("optimizer", ["stable_adamw", "adamw"])
 def test_skip_leaves_weights_moments_and_step_counts_as_they_were(
     tiny_run: TinyRun, tmp_path: Path, optimizer: str
@@ -101,14 +102,15 @@ def test_skip_leaves_weights_moments_and_step_counts_as_they_were(
     (found,) = fault["microbatches"]
     assert (found["rank"], found["microbatch"], found["place"]) == (0, 2, "model.layers.2.mlp, forward")
     assert found["documents"] == [first_document(words, step=4, microbatch=2)]
-    held_back = [
+    skipped_updates = [
         {"step": 4, "fault": "non_finite", "action": "skip", "tokens": (fault["tokens_before"], fault["tokens"])}
     ]
-    assert guard_of(run, 8)["held_back"] == held_back
+    assert guard_of(run, 8)["skipped_updates"] == skipped_updates
     (line,) = lines(run, "fault")
     assert line["step"] == 4 and "microbatches" not in line
 
 
+@pytest.mark.runs
 def test_stop_ends_the_run_before_the_update_and_skipping_goes_on_from_there(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,6 +131,7 @@ def test_stop_ends_the_run_before_the_update_and_skipping_goes_on_from_there(
     assert [each["action"] for each in lines(tmp_path / "runs/tiny", "fault", "faults.jsonl")] == ["stop", "skip"]
 
 
+@pytest.mark.runs
 def test_a_killed_run_skips_again_what_it_skipped_although_the_fault_does_not_come_again(
     tiny_run: TinyRun, tmp_path: Path
 ) -> None:
@@ -147,6 +150,7 @@ def test_a_killed_run_skips_again_what_it_skipped_although_the_fault_does_not_co
     assert "points to the hardware" in fault["microbatches"][0]["place"]
 
 
+@pytest.mark.runs
 def test_roll_back_takes_the_weights_of_the_checkpoint_and_never_repeats_its_batches(
     tiny_run: TinyRun, tmp_path: Path
 ) -> None:
@@ -160,8 +164,8 @@ def test_roll_back_takes_the_weights_of_the_checkpoint_and_never_repeats_its_bat
     assert [each["step"] for each in lines(whole, "step")] == [1, 2, 3, 4, 6, 7, 8]
     (entry,) = lines(whole, "fault", "faults.jsonl")
     assert (entry["action"], entry["to"]) == ("roll_back", "step-00000003")
-    (held_back,) = guard_of(whole, 8)["held_back"]
-    assert held_back["tokens"] == (checkpoint(whole, 3).state.tokens, entry["tokens"])
+    (skipped_updates,) = guard_of(whole, 8)["skipped_updates"]
+    assert skipped_updates["tokens"] == (checkpoint(whole, 3).state.tokens, entry["tokens"])
 
     once = Fault("forward", steps=(5,), once=True)
     with at_fault(once, kill_at=5), pytest.raises(Killed):  # rolled back, not yet saved
@@ -174,6 +178,7 @@ def test_roll_back_takes_the_weights_of_the_checkpoint_and_never_repeats_its_bat
     assert lines(run, "step") == lines(whole, "step")
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("policy", "times", "message"),
     [
@@ -193,6 +198,7 @@ def test_a_fault_that_stays_ends_the_run(
     assert actions == [policy[0]] * times + ["stop"]
 
 
+@pytest.mark.runs
 def test_weights_that_are_not_finite_are_never_saved_nor_skipped_over(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +224,8 @@ def test_weights_that_are_not_finite_are_never_saved_nor_skipped_over(
 LONGER = (*SHORT, "phases.short.tokens=8000", "stability.spike_window_batches=8", "checkpoint.interval_steps=5")
 
 
-def test_a_spike_is_held_back_by_its_window_which_survives_a_kill(tiny_run: TinyRun, tmp_path: Path) -> None:
+@pytest.mark.runs
+def test_a_spike_is_skipped_by_its_window_which_survives_a_kill(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Not before the window is full, and not in the warmup; then the document's microbatch is named; and a resumed run
     compares with the same losses."""
     early, late = Fault("spike", steps=(5,)), Fault("spike", steps=(12,), microbatch=3)
@@ -244,6 +251,7 @@ def test_a_spike_is_held_back_by_its_window_which_survives_a_kill(tiny_run: Tiny
         assert main(["train", *words]) == 0
 
 
+@pytest.mark.runs
 def test_an_ignored_spike_is_recorded_and_changes_nothing(tiny_run: TinyRun, tmp_path: Path) -> None:
     """The default must not touch a run, and still tell."""
     late = Fault("spike", steps=(12,))
@@ -257,6 +265,7 @@ def test_an_ignored_spike_is_recorded_and_changes_nothing(tiny_run: TinyRun, tmp
     assert not (run / "faults.jsonl").exists()
 
 
+@pytest.mark.runs
 def test_roll_back_from_a_spike_goes_back_as_far_as_asked(tiny_run: TinyRun, tmp_path: Path) -> None:
     """What led to the spike began before it: the newest checkpoint may be on the way up already."""
     words = tiny_run(*LONGER, "stability.spike=roll_back", "stability.spike_roll_back_batches=5")

@@ -15,9 +15,9 @@ import transformers
 from torch import Tensor
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.export.hf import load_weights, model_config_from_hf
 from modernbert_train.models.tiling import grow
-from modernbert_train.train.checkpoint import newest_valid
+from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.weights.hf_folder import load_weights, model_config_from_hf
 from tests.conftest import TINY_YAML, TinyRun
 from tests.data.make_shards import make_texts, make_tokenizer
 
@@ -67,6 +67,7 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+@pytest.mark.runs
 def test_a_run_starts_from_an_export_where_its_own_run_ended(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_run_starts_from_an_export_where_its_own_run_ended(
     assert start["from"].startswith("model.init_from=")
 
 
+@pytest.mark.runs
 def test_every_name_of_the_same_weights_starts_from_the_same_weights(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path
 ) -> None:
@@ -99,6 +101,7 @@ def test_every_name_of_the_same_weights_starts_from_the_same_weights(
         assert all(torch.equal(found[name], expected[name]) for name in expected), origin
 
 
+@pytest.mark.runs
 def test_the_kept_length_of_the_schedule_is_the_runs_own(tiny_run: TinyRun, teacher: Path, tmp_path: Path) -> None:
     """Starting from weights is not resuming: clock, data and optimizer begin at zero."""
     assert main(["train", *tiny_run(*STILL, f"model.init_from={teacher}")]) == 0
@@ -106,6 +109,7 @@ def test_the_kept_length_of_the_schedule_is_the_runs_own(tiny_run: TinyRun, teac
     assert (first["step"], first["epoch"], first["phase"]) == (1, 0, "short")
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("mode", ["fitted", "paper"])
 def test_a_grown_start_is_far_below_a_random_one(tiny_run: TinyRun, teacher: Path, tmp_path: Path, mode: str) -> None:
     """What growing is for; the weights are the tiled ones, the first loss is near the smaller model's."""
@@ -122,6 +126,7 @@ def test_a_grown_start_is_far_below_a_random_one(tiny_run: TinyRun, teacher: Pat
     assert gain > (1.2 if mode == "paper" else 1.7)
 
 
+@pytest.mark.runs
 def test_the_grow_verb_writes_what_a_run_and_transformers_can_start_from(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,6 +152,7 @@ def test_the_grow_verb_writes_what_a_run_and_transformers_can_start_from(
     assert "model.num_layers=1, grown from 4: cannot shrink" in capsys.readouterr().err
 
 
+@pytest.mark.runs
 def test_a_checkpoint_of_the_run_wins_and_the_origin_is_no_longer_needed(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,7 +201,7 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_built(
     code: int,
     message: str,
 ) -> None:
-    """Both values named, the right exit code, and the name of the run still free for the mended start."""
+    """Both values named, the right exit code, and the name of the run still free for the fixed start."""
     source = tmp_path / "source"
     shutil.copytree(teacher / "hf", source)
     words = [f"model.init_from={source}"]
@@ -228,6 +234,7 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_built(
     assert not (tmp_path / "runs/tiny").exists()
 
 
+@pytest.mark.runs
 def test_the_same_tokenizer_written_differently_is_the_same(tiny_run: TinyRun, teacher: Path, tmp_path: Path) -> None:
     """transformers writes tokenizer.json its own way; what counts is which id a token has."""
     source = tmp_path / "source"
@@ -236,6 +243,7 @@ def test_the_same_tokenizer_written_differently_is_the_same(tiny_run: TinyRun, t
     assert main(["train", *tiny_run(*STILL, f"model.init_from={source}")]) == 0
 
 
+@pytest.mark.runs
 def test_an_id_of_the_hub_is_found_in_the_cache_without_a_network(
     tiny_run: TinyRun,
     teacher: Path,

@@ -17,9 +17,8 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.train.build import build_unigram
-from modernbert_train.train.evaluate import TokenCounts, Unigram
-from modernbert_train.train.run_folder import RunFolder
+from modernbert_train.evals.heldout import TokenCounts, Unigram, unigram_of
+from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards
@@ -54,6 +53,7 @@ def steps(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in entry.items() if k not in TIMES} for entry in entries if entry["kind"] == "step"]
 
 
+@pytest.mark.runs
 def test_a_run_records_its_mixture(words: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whether a model was trained on what was asked for can be read from the record."""
     assert main(["train", *words("name=whole")]) == 0
@@ -62,11 +62,12 @@ def test_a_run_records_its_mixture(words: TinyRun, tmp_path: Path, capsys: pytes
     for phase, share in (("short", 0.8), ("long", 0.2)):
         mine = [entry["stream_tokens"] for entry in whole if entry["phase"] == phase]
         found = sum(entry["a"] for entry in mine) / sum(sum(entry.values()) for entry in mine)
-        assert abs(found - share) < 0.12  # some 5,000 tokens, of which the packer holds back a few hundred
+        assert abs(found - share) < 0.12  # some 5,000 tokens, of which the packer keeps a few hundred
     assert whole[0]["epochs"] == {"a": 0, "b": 0} and whole[-1]["epochs"]["b"] >= 2
     assert sum(entry["stream_documents"]["b"] for entry in whole) >= 4 and "epoch" not in whole[0]
 
 
+@pytest.mark.runs
 def test_a_stopped_mixture_goes_on_to_the_same_losses_and_never_over_another(
     words: TinyRun, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_stopped_mixture_goes_on_to_the_same_losses_and_never_over_another(
         assert steps(copy) == whole
 
 
+@pytest.mark.runs
 def test_what_may_change_between_the_starts_of_a_mixture(words: TinyRun, folders: Path, tmp_path: Path) -> None:
     """A folder may move. Another share, another stream or one less would be another run."""
     moved = tmp_path / "moved"
@@ -130,7 +132,7 @@ def test_the_fingerprint_covers_every_stream(words: TinyRun, tiny_run: TinyRun, 
 
 def test_the_unigram_baseline_counts_streams_by_their_shares(words: TinyRun, tiny_run: TinyRun, folders: Path) -> None:
     """Of 6,000 tokens 0.8 * 4,000 + 0.2 * 2,000 are asked of a. One folder counts as it always did."""
-    found = build_unigram(read_run(words()))
+    found = unigram_of(read_run(words()))
     counts = {name: np.load(folders / name / TOKEN_COUNTS) for name in "ab"}
     share = {"a": 0.6, "b": 0.4}
     total = sum(each.sum() for each in counts.values())
@@ -140,6 +142,6 @@ def test_the_unigram_baseline_counts_streams_by_their_shares(words: TinyRun, tin
     assert config.data.train is not None
     folder = Path(config.data.train)
     plain = Unigram.from_counts([TokenCounts(folder / TOKEN_COUNTS, read_card(folder).tokens, 1.0)], 512)
-    assert np.array_equal(build_unigram(config).log_probability_V, plain.log_probability_V)
+    assert np.array_equal(unigram_of(config).log_probability_V, plain.log_probability_V)
     with pytest.raises(DataError, match="no dataset.json"):
-        build_unigram(read_run(words(f"data.streams.b.path={folders}/none")))
+        unigram_of(read_run(words(f"data.streams.b.path={folders}/none")))

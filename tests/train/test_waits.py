@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
+from modernbert_train.run.async_scalar import Reading
 from modernbert_train.train import build, callbacks
-from modernbert_train.train.reading import Reading
 from tests.conftest import TinyRun
 
 HOST_READS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__")
@@ -38,12 +38,13 @@ def noting_reads(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield found
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("optimizer", ["stable_adamw", "adamw"])
 def test_a_step_waits_for_the_guard_and_for_nothing_else(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     """Of everything in a step of `train`, Composer's loop and the record included, one thing is waited for: what the
-    guard must know before the update. The norm of the update is copied behind it, see reading.py."""
+    guard must know before the update. The norm of the update is copied behind it, see async_scalar.py."""
     from composer import Callback
 
     accumulation = build.accumulation
@@ -64,7 +65,7 @@ def test_a_step_waits_for_the_guard_and_for_nothing_else(
         assert main(["train", *words]) == 0
     assert len(steps) > 3
     on_host_anyway = ("sdpa", "optimizer")  # the kernel of CPUs, and AdamW's step counts
-    expected = {"stability": 1, "reading": 1} if optimizer == "stable_adamw" else {"stability": 1}
+    expected = {"stability": 1, "async_scalar": 1} if optimizer == "stable_adamw" else {"stability": 1}
     for step in steps[1:]:
         assert {name: count for name, count in step.items() if name not in on_host_anyway} == expected
 
@@ -82,6 +83,7 @@ class Late(Reading):
         return super().value()
 
 
+@pytest.mark.runs
 def test_lines_that_are_written_a_step_later_are_the_same_record(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """Attention kernels behind one call, and the one place where a kernel is chosen.
 
-A kernel is a module with the names of `Kernel`. What depends only on a microbatch (masks, borders) is made once in
+A kernel is a module with the names of `Kernel`. What depends only on a microbatch (masks, boundaries) is made once in
 `prepare` and shared by all layers. `sdpa` is the meaning of attention here; every other kernel is proved equal to it.
 A named kernel is honoured or refused; only `auto` falls back, and its choice is logged once.
 

@@ -71,16 +71,16 @@ def prepare(batch: Batch, half_window: int) -> Layout:
 
 def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool) -> Tensor:
     """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
-    borders, longest = layout.cu_seqlens_S, layout.max_seqlen
+    boundaries, longest = layout.cu_seqlens_S, layout.max_seqlen
     options: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     if window:
         options["window_size"] = (layout.half_window, layout.half_window)
-    out = layout.function(  # by name: version 4 has another argument where 2 and 3 have the borders
+    out = layout.function(  # by name: version 4 has another argument where 2 and 3 have the boundaries
         q_TNH,
         k_TNH,
         v_TNH,
-        cu_seqlens_q=borders,
-        cu_seqlens_k=borders,
+        cu_seqlens_q=boundaries,
+        cu_seqlens_k=boundaries,
         max_seqlen_q=longest,
         max_seqlen_k=longest,
         **options,

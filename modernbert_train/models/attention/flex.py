@@ -1,7 +1,7 @@
 """FlexAttention: a Triton kernel that torch compiles from the mask, for CUDA in fp32 too and for masks nobody else has.
 
-The packed line is one row; a BlockMask says which blocks of 128 x 128 tokens hold visible pairs, and only those are
-computed. It is built from the borders of the sequences, block by block: no T x T mask exists, nothing waits for the
+The packed buffer is one row; a BlockMask says which blocks of 128 x 128 tokens hold visible pairs, and only those are
+computed. It is built from the boundaries of the sequences, block by block: no T x T mask exists, nothing waits for the
 device, and shapes depend on T alone, so that the kernel is compiled once for each kind of layer. Without the compiler
 FlexAttention writes out all T x T scores, and on a CPU it has no backward pass; both are refused.
 

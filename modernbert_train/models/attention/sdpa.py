@@ -41,7 +41,7 @@ def support(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def prepare(batch: Batch, half_window: int) -> Layout:
-    """See `Kernel.prepare`. On a GPU this waits for the device once, to read the borders."""
+    """See `Kernel.prepare`. On a GPU this waits for the device once, to read the boundaries."""
     num_tokens = len(batch.input_ids_T)
     device = batch.cu_seqlens_S.device
     lengths = [n for n in batch.cu_seqlens_S.diff().tolist() if n > 0]

@@ -1,7 +1,7 @@
 """torch's own variable-length attention (FlashAttention-2): CUDA, bf16 or fp16, nothing to install.
 
-It takes the packed line and its borders as they are, windows included, and is a custom operator with a fake kernel, so
-a compiled layer stays one graph. Only arguments known to torch 2.11 are used; 2.13 accepts the same call.
+It takes the packed buffer and its boundaries as they are, windows included, and is a custom operator with a fake
+kernel, so a compiled layer stays one graph. Only arguments known to torch 2.11 are used; 2.13 accepts the same call.
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
 """
@@ -28,7 +28,7 @@ traits = "window; backward, deterministic with torch.use_deterministic_algorithm
 
 @dataclass(frozen=True)
 class Layout:
-    """Borders on the device; `max_seqlen` is the phase's constant, so that kernels and graphs are reused."""
+    """Boundaries on the device; `max_seqlen` is the phase's constant, so that kernels and graphs are reused."""
 
     cu_seqlens_S: Tensor
     max_seqlen: int
@@ -66,7 +66,9 @@ def prepare(batch: Batch, half_window: int) -> Layout:
 def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool) -> Tensor:
     """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
     side = layout.half_window if window else -1
-    borders, longest = layout.cu_seqlens_S, layout.max_seqlen
-    out = torch_varlen.varlen_attn(q_TNH, k_TNH, v_TNH, borders, borders, longest, longest, window_size=(side, side))
+    boundaries, longest = layout.cu_seqlens_S, layout.max_seqlen
+    out = torch_varlen.varlen_attn(
+        q_TNH, k_TNH, v_TNH, boundaries, boundaries, longest, longest, window_size=(side, side)
+    )
     assert isinstance(out, Tensor)  # a tuple only if auxiliary outputs are asked for
     return out

@@ -1,0 +1,1 @@
+"""What happens to a document before it is tokenised."""

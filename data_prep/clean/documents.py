@@ -1,0 +1,185 @@
+"""Cleaning and splitting: what happens to each document before it is tokenised, and who counts it.
+
+The split is a function of the document's text alone, so equal texts can never be on both sides, and adding a source
+moves no document of another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from data_prep.clean.filters import Screen
+from data_prep.read.items import Document, LeftOut
+from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.errors import DataError
+
+TRAIN = "train"
+VALIDATION = "validation"
+SPLITS = (TRAIN, VALIDATION)
+OFFENDERS_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A document that will be written, unless it is a duplicate.
+
+    Attributes:
+        split: TRAIN or VALIDATION.
+        text: valid UTF-8 without NUL.
+        bytes: length of the text in UTF-8.
+        altered: what was changed, in words that the report counts.
+    """
+
+    split: str
+    text: str
+    bytes: int
+    altered: list[str]
+
+
+@dataclass
+class SourceTally:
+    """What became of the documents of one source: `read` is the sum of `documents` and `dropped` once all is done."""
+
+    read: int = 0
+    altered: Counter[str] = field(default_factory=Counter)  # what was changed -> documents that were read
+    dropped: Counter[str] = field(default_factory=Counter)  # reason -> documents
+    documents: Counter[str] = field(default_factory=Counter)  # split -> documents that are kept
+    text_bytes: Counter[str] = field(default_factory=Counter)  # split -> UTF-8 bytes of them
+    tokens: Counter[str] = field(default_factory=Counter)  # split -> tokens of them
+
+    def add(self, other: SourceTally) -> None:
+        self.read += other.read
+        for name in ("altered", "dropped", "documents", "text_bytes", "tokens"):
+            getattr(self, name).update(getattr(other, name))
+
+
+@dataclass
+class Tally:
+    """What became of every document, by source; tallies of tasks add up to that of the whole."""
+
+    sources: dict[str, SourceTally] = field(default_factory=dict)
+    offenders: dict[str, list[str]] = field(default_factory=dict)  # reason -> the first few, with what is wrong
+    seconds: dict[str, float] = field(default_factory=dict)  # stage -> time of its tasks, one after the other
+
+    def source(self, name: str) -> SourceTally:
+        return self.sources.setdefault(name, SourceTally())
+
+    def total(self) -> SourceTally:
+        """All sources together."""
+        total = SourceTally()
+        for each in self.sources.values():
+            total.add(each)
+        return total
+
+    def leave_out(self, source: str, item: LeftOut, on_error: str) -> None:
+        """Count a document that is not written.
+
+        Raises:
+            DataError: it is damaged and `on_error` is `stop`.
+        """
+        if on_error == "stop" and item.damaged:
+            raise DataError(
+                f"{item.id}: {item.detail}. Fix or remove it, or set on_error=skip to leave out and count what is "
+                "damaged."
+            )
+        self.source(source).dropped[item.reason] += 1
+        self._list(item.reason, f"{item.id}: {item.detail}")
+
+    def add(self, other: Tally) -> None:
+        for name, each in other.sources.items():
+            self.source(name).add(each)
+        for reason, offenders in other.offenders.items():
+            for offender in offenders:
+                self._list(reason, offender)
+        for stage, seconds in other.seconds.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self) | {"sources": {name: vars(each) for name, each in self.sources.items()}}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Tally:
+        sources = {}
+        for name, counts in content["sources"].items():
+            read = counts.pop("read")
+            sources[name] = SourceTally(read, **{key: Counter(value) for key, value in counts.items()})
+        return cls(sources, content["offenders"], content["seconds"])
+
+    def _list(self, reason: str, offender: str) -> None:
+        listed = self.offenders.setdefault(reason, [])
+        if len(listed) < OFFENDERS_LISTED:
+            listed.append(offender)
+
+
+def examine(document: Document, config: PrepareConfig, screen: Screen) -> Kept | LeftOut:
+    """Decide whether a document is written, and to which split; duplicates are found later."""
+    id, text = document.id, document.text
+    if (at := text.find("\0")) >= 0:
+        return LeftOut(id, "nul_byte", f"NUL character at character {at} of the text")
+    if problem := _wrong_size(id, text, config):
+        return problem
+    try:
+        encoded = text.encode("utf-8")
+    except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair, which is no character
+        return LeftOut(id, "not_utf8", f"half a surrogate pair at character {error.start} of the text")
+    screened = screen.check(id, text)
+    if isinstance(screened, LeftOut):
+        return screened
+    if screened.altered:
+        if problem := _wrong_size(id, screened.text, config):
+            return problem
+        encoded = screened.text.encode("utf-8")
+    altered = ([document.altered] if document.altered else []) + screened.altered
+    split = VALIDATION if _unit(encoded, 0) < config.validation_share else TRAIN
+    return Kept(split, screened.text, len(encoded), altered)
+
+
+def training_draw(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone, and not on what decided its split."""
+    return _unit(text.encode("utf-8"), 8)
+
+
+def require_documents(config: PrepareConfig, tally: Tally) -> None:
+    """Refuse a corpus that leaves a split empty.
+
+    Raises:
+        DataError: no document is left, or none for validation, or none for training.
+    """
+    total = tally.total()
+    kept = sum(total.documents.values())
+    if not kept:
+        why = "; ".join(
+            f"{reason} {count}, the first {tally.offenders[reason][0]}" for reason, count in total.dropped.items()
+        )
+        paths = ", ".join(source.path or source.kind for source in config.sources.values())
+        raise DataError(
+            f"no documents left of {total.read} read from {paths} ({why or 'the sources are empty'}). "
+            "Correct sources, or fix the files."
+        )
+    empty = [split for split in SPLITS if not total.documents[split]]
+    if empty == [TRAIN] or (empty and config.validation_share):
+        raise DataError(
+            f"validation_share={config.validation_share} of {kept} documents leaves none for {empty[0]}. "
+            "Add documents (a file of many texts can be made JSONL, one text a line), or change validation_share; "
+            "0 holds out none."
+        )
+
+
+def _wrong_size(id: str, text: str, config: PrepareConfig) -> LeftOut | None:
+    if not text or text.isspace():
+        return LeftOut(id, "empty", f"no text, {len(text)} characters of white space")
+    if len(text) > config.max_characters:
+        return LeftOut(id, "too_long", f"{len(text)} characters, max_characters={config.max_characters}")
+    if len(text) < config.min_characters:
+        detail = f"{len(text)} characters, min_characters={config.min_characters}"
+        return LeftOut(id, "too_short", detail, damaged=False)
+    return None
+
+
+def _unit(encoded: bytes, begin: int) -> float:
+    """8 bytes of the hash of a text as a number in [0, 1)."""
+    digest = hashlib.sha256(encoded).digest()[begin : begin + 8]
+    return (int.from_bytes(digest) >> 11) / (1 << 53)

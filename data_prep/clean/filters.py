@@ -1,0 +1,124 @@
+"""datatrove's document filters, as the spec names them, without what they would fetch from the network.
+
+datatrove cuts text into words with spaCy and fetches language models from the network. Unless `language` is among a
+filter's arguments, words here are what a regular expression finds, and the language model is a local file; see
+clean/words.py. datatrove is imported only where a spec asks for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_prep.read.items import LeftOut
+from modernbert_train.config.tools.prepare import LANGUAGE_FILTER, FilterConfig
+from modernbert_train.errors import ConfigError
+
+_ALTERING = ("C4QualityFilter",)  # returns other text than it was given
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A document that passed, and the filters that changed its text."""
+
+    text: str
+    altered: list[str]
+
+
+@dataclass
+class Screen:
+    """The filters of a spec, in order.
+
+    Attributes:
+        blocks: name in the spec -> datatrove's filter.
+        altering: those that may change the text, which must be applied again whenever the text is read.
+    """
+
+    blocks: dict[str, Any] = field(default_factory=dict)
+    altering: tuple[str, ...] = ()
+
+    def check(self, id: str, text: str) -> Screened | LeftOut:
+        """Apply every filter until one drops the document."""
+        if not self.blocks:
+            return Screened(text, [])
+        return self._apply(id, text, tuple(self.blocks))
+
+    def again(self, id: str, text: str) -> str:
+        """The text of a document that has passed `check`, as the filters leave it."""
+        if not self.altering:
+            return text
+        screened = self._apply(id, text, self.altering)
+        assert isinstance(screened, Screened)
+        return screened.text
+
+    def _apply(self, id: str, text: str, names: tuple[str, ...]) -> Screened | LeftOut:
+        from datatrove.data import Document
+
+        document = Document(text=text, id=id)
+        altered = []
+        for name in names:
+            before = document.text
+            try:
+                result = self.blocks[name].filter(document)
+            except Exception as error:  # heuristics divide by the number of words, lines, ...
+                return LeftOut(id, f"{name}: failed", f"{type(error).__name__}: {error}")
+            passed, reason = result if isinstance(result, tuple) else (result, None)
+            if not passed:
+                return LeftOut(id, f"{name}: {reason}" if reason else name, "filtered", damaged=False)
+            if document.text != before:
+                altered.append(name)
+        return Screened(document.text, altered)
+
+
+def make_screen(filters: dict[str, FilterConfig]) -> Screen:
+    """Build the filters.
+
+    Raises:
+        ConfigError: an argument is unknown or wrong, a model file or a package is missing.
+    """
+    blocks = {name: _make(name, each) for name, each in filters.items()}
+    return Screen(blocks, tuple(name for name, each in filters.items() if each.filter in _ALTERING))
+
+
+def _make(name: str, config: FilterConfig) -> Any:
+    from datatrove.pipeline import filters
+
+    place = f"filters.{name}"
+    kind = getattr(filters, config.filter)
+    known = [key for key in inspect.signature(kind.__init__).parameters if key not in ("self", "exclusion_writer")]
+    if unknown := [key for key in config.arguments if key not in known]:
+        raise ConfigError(
+            f"{place}.arguments.{unknown[0]}: {config.filter} has no such argument. Known here: "
+            f"{', '.join(known) or 'none'}."
+        )
+    arguments = dict(config.arguments)
+    if "language" in known:
+        from data_prep.clean.words import PlainWords
+
+        arguments.setdefault("language", PlainWords())
+    try:
+        block = kind(**arguments)
+    except Exception as error:  # datatrove raises ImportError, ValueError, AssertionError
+        raise ConfigError(
+            f"{place}: {config.filter} cannot be made ({type(error).__name__}: {error}). Correct "
+            f"{place}.arguments, or install what it names."
+        ) from None
+    if config.filter == LANGUAGE_FILTER:
+        assert config.model is not None
+        block.model = _language_model(place, Path(config.model), block.languages)
+    return block
+
+
+def _language_model(place: str, path: Path, languages: list[str] | None) -> Any:
+    from data_prep.clean.words import LocalLanguageModel
+
+    if not path.is_file():
+        raise ConfigError(f"{place}.model={path}: no such file. Name a fastText model file, for example lid.176.bin.")
+    language_model = LocalLanguageModel(path, languages)
+    try:
+        assert language_model.model is not None  # opens it
+    except ValueError as error:
+        raise ConfigError(f"{place}.model={path}: not a fastText model ({error}). Name one.") from None
+    return language_model

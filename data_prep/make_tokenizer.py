@@ -1,0 +1,227 @@
+"""The tokenizer: byte-level BPE trained on the corpus, or an existing one made fit for masked-language modelling.
+
+Byte-level, because it can spell any text and so never needs [UNK]. [MASK] absorbs the space before it (lstrip), as
+words carry theirs; without it a mask filled in by hand would stand beside a stray space that training never showed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
+from modernbert_train.data.dataset_card import file_sha256
+from modernbert_train.errors import DataError
+
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+TOKENIZER_FILE = "tokenizer.json"
+_ROLES = {"pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
+_MODEL_MAX_LENGTH = 8192  # longest context of the recipes; transformers truncates to it when asked to truncate
+_SPARE = "[unused"
+_EXTENDED_ORDER = (UNK, CLS, SEP, PAD, MASK)  # so that OLMo's tokenizer gets the ids that ModernBERT gave it
+
+
+def train_tokenizer(texts: Iterator[str], vocab_size: int, spare_entries: int = 0) -> Tokenizer:
+    """Train a byte-level BPE whose ids 0 to 4 are SPECIAL_TOKENS; the same texts give the same tokenizer.
+
+    Args:
+        texts: the documents, read once.
+        vocab_size: entries at most, all included; a small text gives fewer, see `require_size`.
+        spare_entries: entries at the end, [unused0] and so on, which no text gives.
+    """
+    tokenizer = Tokenizer(models.BPE(unk_token=UNK))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - spare_entries,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[AddedToken(token, **_flags(token)) for token in SPECIAL_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    with tokenizer_threads(True):
+        tokenizer.train_from_iterator(texts, trainer)
+    spare = [f"{_SPARE}{i}]" for i in range(spare_entries)]
+    tokenizer.add_special_tokens([AddedToken(token, **_flags(token)) for token in spare])
+    _set_template(tokenizer)
+    return tokenizer
+
+
+def require_size(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Refuse a trained tokenizer that the text was too small for.
+
+    Raises:
+        DataError: names the size that the text does reach.
+    """
+    reached = tokenizer.get_vocab_size()
+    if reached != vocab_size:
+        fits = reached // 64 * 64
+        remedy = f"Set tokenizer.vocab_size={fits} or less, or add text."
+        if fits < SMALLEST_VOCABULARY:
+            remedy = f"Add text; no vocabulary is smaller than {SMALLEST_VOCABULARY}."
+        raise DataError(
+            f"tokenizer.vocab_size={vocab_size}: the training documents hold too little text for it, they give "
+            f"{reached} entries. {remedy}"
+        )
+
+
+def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int = 0) -> Tokenizer:
+    """Load an existing tokenizer and give it what masked-language modelling needs; its ids stay as they are.
+
+    Args:
+        path: tokenizer.json or the folder that holds it.
+        extend: add the SPECIAL_TOKENS it lacks, and [unused...] entries until their number is a multiple of 64.
+        spare_entries: with `extend`, add at least so many of the latter.
+
+    Returns:
+        The tokenizer with special SPECIAL_TOKENS, [MASK] absorbing the space before it, the template
+        [CLS] A [SEP] (B [SEP]), and neither truncation nor padding. No text gives an [unused...] entry.
+
+    Raises:
+        DataError: the file is missing or no tokenizer, or lacks special tokens; names them.
+    """
+    file = tokenizer_file(path)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(json.dumps(content))
+    except Exception as error:  # tokenizers raises a bare Exception for what it cannot parse
+        raise DataError(
+            f"tokenizer.path={path}: {file} cannot be read ({' '.join(str(error).split())}). "
+            "Give a tokenizer.json of the tokenizers library, or its folder."
+        ) from None
+    ids = tokenizer.get_vocab()
+    if extend:
+        ids |= _new_entries(ids, spare_entries)
+    missing = [token for token in SPECIAL_TOKENS if token not in ids]
+    if missing:
+        raise DataError(
+            f"tokenizer.path={path}: has no {', '.join(missing)}. Set tokenizer.extend=true to add them, give another "
+            "tokenizer, or set tokenizer.path=null to train one."
+        )
+    content.update(truncation=None, padding=None)
+    ours = {token for token in ids if token in SPECIAL_TOKENS or token.startswith(_SPARE)}
+    added = [token for token in content.get("added_tokens") or [] if token["content"] not in ours]
+    rest = {"single_word": False, "rstrip": False}
+    added += [{"id": ids[token], "content": token, **rest, **_flags(token)} for token in ours]
+    content["added_tokens"] = sorted(added, key=lambda token: token["id"])
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    if tokenizer.get_vocab() != ids:
+        raise DataError(
+            f"tokenizer.path={path}: tokens cannot be added, because its ids have holes. Give another tokenizer, or "
+            "set tokenizer.path=null to train one."
+        )
+    _set_template(tokenizer)
+    return tokenizer
+
+
+def num_entries(tokenizer: Tokenizer) -> int:
+    """One more than the largest id; a tokenizer with holes in its ids has fewer tokens than that."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def tokenizer_file(path: str | Path) -> Path:
+    """tokenizer.json of a folder, or the file itself."""
+    return Path(path) / TOKENIZER_FILE if Path(path).is_dir() else Path(path)
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> str:
+    """Write a folder that transformers.AutoTokenizer loads.
+
+    Returns:
+        sha256 of its tokenizer.json, which the dataset cards carry.
+    """
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / TOKENIZER_FILE))
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            **_ROLES,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": _MODEL_MAX_LENGTH,
+            "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": False,
+        },
+    )
+    mask = {"content": MASK, "single_word": False, "rstrip": False, **_flags(MASK)}
+    del mask["special"]
+    _write_json(folder / "special_tokens_map.json", {**_ROLES, "mask_token": mask})
+    return file_sha256(folder / TOKENIZER_FILE)
+
+
+def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """Token ids of each text, without [CLS] and [SEP].
+
+    Special tokens written out in a text are spelled like any other characters.
+    """
+    tokenizer.encode_special_tokens = True  # "also encode them", that is, do not interpret them
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+@contextmanager
+def tokenizer_threads(allowed: bool) -> Iterator[None]:
+    """Let the tokenizers library use a thread for each core, or only the one that calls it."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "true" if allowed else "false"  # read by the library at every call
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def require_unspoken(tokenizer: Tokenizer, token_counts: NDArray[np.int64]) -> None:
+    """Refuse a tokenizer that makes special tokens out of text.
+
+    Args:
+        tokenizer: the one that made the tokens.
+        token_counts: times each id occurs, by id.
+
+    Raises:
+        DataError: [PAD], [CLS], [SEP] or [MASK] occurs; [UNK] may.
+    """
+    spoken = [token for token in (PAD, CLS, SEP, MASK) if token_counts[tokenizer.token_to_id(token)]]
+    if spoken:
+        raise DataError(
+            f"tokenizer.path: this tokenizer reads {', '.join(spoken)} out of ordinary text, even as plain characters. "
+            "Give one whose pre-tokenizer splits brackets from letters, or set tokenizer.path=null to train one."
+        )
+
+
+def _flags(token: str) -> dict[str, bool]:
+    return {"lstrip": token == MASK, "normalized": False, "special": True}
+
+
+def _new_entries(ids: dict[str, int], spare_entries: int) -> dict[str, int]:
+    """What is added to a vocabulary: the special tokens it lacks, and spare ones up to a multiple of 64."""
+    new = [token for token in _EXTENDED_ORDER if token not in ids]
+    first = max(ids.values()) + 1
+    entries = first + len(new) + spare_entries
+    numbers = (f"{_SPARE}{i}]" for i in itertools.count())
+    spare = (token for token in numbers if token not in ids)
+    new += itertools.islice(spare, entries + -entries % 64 - first - len(new))
+    return {token: first + i for i, token in enumerate(new)}
+
+
+def _set_template(tokenizer: Tokenizer) -> None:
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{CLS} $A {SEP}",
+        pair=f"{CLS} $A {SEP} $B {SEP}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (CLS, SEP)],
+    )
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Sources of text, and the documents in them."""

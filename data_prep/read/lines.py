@@ -1,0 +1,135 @@
+"""JSONL, plain or compressed, line by line.
+
+Read with the standard library and not with `datasets`, which gives up a whole file at the first bad line, turns text
+that looks like a date into a date, and takes a truncated .zst file for a complete one. A line of a plain file belongs
+to the piece in which it begins, so a file can be cut at any byte.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from data_prep.read.items import Document, LeftOut, decode, take_text, unreadable
+
+_BLOCK_BYTES = 1 << 17  # small, because a block of repetitions decompresses to thousands of times its size
+_ESCAPED_BYTES = 12  # JSON spells a character with at most so many bytes, as \ud83d\ude00
+_OTHER_FIELDS_BYTES = 1 << 24  # room for whatever else stands in a line
+
+
+def read_jsonl(
+    file: Path, text_field: str, max_characters: int, begin: int = 0, end: int | None = None
+) -> Iterator[Document | LeftOut]:
+    """Yield the documents of the lines that begin in [begin, end).
+
+    Args:
+        file: .jsonl, .jsonl.gz or .jsonl.zst; only a plain file is read from the middle.
+        text_field: key that holds the text.
+        max_characters: a line that must hold more is not read into memory.
+        begin, end: offsets in bytes; None is the end of the file.
+    """
+    longest = _ESCAPED_BYTES * max_characters + _OTHER_FIELDS_BYTES
+    number, offset = 0, begin
+
+    def id_of(line: int) -> str:
+        return f"{file}:{line}" if begin == 0 else f"{file} at byte {offset}"
+
+    try:
+        with file.open("rb") as raw, _decompressed(file, raw) as lines:
+            if begin:
+                offset = _first_line(lines, begin)
+            while end is None or offset < end:
+                line = lines.readline(longest)
+                if not line:
+                    return
+                number += 1
+                id, size = id_of(number), len(line)
+                if size == longest and not line.endswith(b"\n"):
+                    size += _skip_line(lines)
+                    yield LeftOut(id, "too_long", f"a line of {size} bytes, max_characters={max_characters}")
+                elif line.strip():
+                    yield _parse_line(id, line, offset, text_field)
+                offset += size
+    except (OSError, EOFError, ValueError) as error:  # what gzip and _Zstd raise on a damaged file
+        number += 1
+        yield unreadable(f"{id_of(number)} and all after it", error)
+
+
+def _first_line(lines: BinaryIO, begin: int) -> int:
+    """Go to the first line that begins at or after `begin`; returns where that is."""
+    lines.seek(begin - 1)
+    return begin - 1 + _skip_line(lines)
+
+
+def _skip_line(lines: BinaryIO) -> int:
+    """Pass over the rest of a line without keeping it; returns its bytes."""
+    size = 0
+    while block := lines.readline(_BLOCK_BYTES):
+        size += len(block)
+        if block.endswith(b"\n"):
+            break
+    return size
+
+
+def _parse_line(id: str, line: bytes, offset: int, text_field: str) -> Document | LeftOut:
+    decoded = decode(id, line, offset)
+    if isinstance(decoded, LeftOut):
+        return decoded
+    try:
+        row: Any = json.loads(decoded.text)
+    except (ValueError, RecursionError) as error:
+        return LeftOut(id, "not_json", f"not JSON ({error}), its line begins at offset {offset}")
+    if not isinstance(row, dict):
+        return LeftOut(id, "not_json", f"{type(row).__name__}, not an object, at offset {offset}")
+    return take_text(id, row, text_field, decoded.altered)
+
+
+def _decompressed(file: Path, raw: BinaryIO) -> BinaryIO:
+    if file.suffix == ".gz":
+        return gzip.open(raw)  # type: ignore[return-value]
+    if file.suffix == ".zst":
+        return io.BufferedReader(_Zstd(raw), _BLOCK_BYTES)
+    return raw
+
+
+class _Zstd(io.RawIOBase):
+    """Decompresses frame after frame; zstandard's own reader ends quietly where a truncated file ends."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._blocks = _zstd_blocks(raw)
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            block = next(self._blocks, None)
+            if block is None:
+                return 0
+            self._left = memoryview(block)
+        size = min(len(buffer), len(self._left))
+        buffer[:size] = self._left[:size]
+        self._left = self._left[size:]
+        return size
+
+
+def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
+    import zstandard
+
+    decoder = None
+    while block := raw.read(_BLOCK_BYTES):
+        while block:
+            decoder = decoder or zstandard.ZstdDecompressor().decompressobj()
+            try:
+                yield decoder.decompress(block)
+            except zstandard.ZstdError as error:
+                raise EOFError(f"damaged zstd data: {error}") from None
+            block = decoder.unused_data if decoder.eof else b""
+            decoder = None if decoder.eof else decoder
+    if decoder is not None:
+        raise EOFError("the file ends within a zstd frame; it was cut short")

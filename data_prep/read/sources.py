@@ -1,0 +1,176 @@
+"""Sources of text: which files they are, and one reader for each kind.
+
+Every reader yields its documents in a fixed order, and what it could not read as `LeftOut`; nothing here decides what
+happens to a document. A file can be read in pieces, so that a large one is work for many.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.read.items import Document, LeftOut, decode, unreadable
+from data_prep.read.lines import read_jsonl
+from data_prep.read.tables import hub_shards, read_csv, read_hub, read_parquet
+from modernbert_train.config.tools.prepare import GLOBS, SourceConfig
+from modernbert_train.errors import ConfigError, DataError
+
+_NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
+_TOPICS_BYTES = 700_000  # the topics of help() in Python 3.11
+_UNKNOWN_BYTES = 1 << 20  # of a part of a hub dataset that is not on this disk
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one call of a reader reads: a file, or a part of one.
+
+    Attributes:
+        source: its key under `sources`.
+        path: the file; None where there is none (the topics of the standard library, a hub dataset).
+        begin, end: bytes of a JSONL file, row groups of a Parquet file, number and count of a hub dataset's part; end
+            None is the end of the file.
+        size: bytes to be read, an estimate.
+        state: size and time of the whole file in bytes and nanoseconds, to notice a change; None without a file.
+    """
+
+    source: str
+    path: str | None
+    begin: int = 0
+    end: int | None = None
+    size: int = 0
+    state: tuple[int, int] | None = None
+
+
+def source_files(name: str, source: SourceConfig) -> list[Path]:
+    """The files of a source, sorted by path; none for a dataset that only the hub knows.
+
+    Args:
+        name: its key under `sources`, for messages.
+        source: its configuration.
+
+    Raises:
+        ConfigError: the glob is not a pattern.
+        DataError: the path does not exist, a folder of it cannot be read, or it holds no matching file.
+    """
+    if source.kind == "python_stdlib":
+        return _stdlib_files()
+    assert source.path is not None  # config.prepare.prepare_problems asks for it
+    path = Path(source.path)
+    if source.kind == "hub":
+        return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else []
+    if os.path.lexists(path) and not path.is_dir():
+        return [path]
+    root, patterns = path, (source.glob,) if source.glob else GLOBS[source.kind]
+    if not path.is_dir():
+        if not any(letter in source.path for letter in "*?["):
+            raise DataError(f"sources.{name}.path={source.path}: no such file or folder. Correct the path.")
+        parts = path.parts
+        first = next(i for i, part in enumerate(parts) if any(letter in part for letter in "*?["))
+        root, patterns = Path(*parts[:first]), (str(Path(*parts[first:])),)
+    for _ in os.walk(root, onerror=_refuse_folder):  # Path.glob passes over folders that it may not read
+        pass
+    try:
+        files = sorted({file for pattern in patterns for file in root.glob(pattern) if not file.is_dir()})
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"sources.{name}: {' or '.join(patterns)} is not a pattern ({error}). Write one like **/*.txt, relative to "
+            "the folder."
+        ) from None
+    if not files:
+        raise DataError(
+            f"sources.{name}: no file in {root} matches {' or '.join(patterns)}. Correct sources.{name}.path, "
+            f"or set sources.{name}.glob to a pattern of your files."
+        )
+    return files
+
+
+def file_state(path: Path) -> tuple[int, int]:
+    """Size in bytes and time of change in nanoseconds; (-1, 0) of a dangling link, which reading will report."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return -1, 0
+    return stat.st_size, stat.st_mtime_ns
+
+
+def whole_pieces(name: str, source: SourceConfig) -> Iterator[Piece]:
+    """The pieces of a source when no file is cut, in the order in which they are read.
+
+    Raises:
+        ConfigError, DataError: as `source_files`, and as `tables.hub_shards`.
+    """
+    files = source_files(name, source)
+    states = [file_state(file) for file in files]
+    if source.kind == "hub":
+        shards = hub_shards(name, source)
+        size = sum(size for size, _ in states) // shards or _UNKNOWN_BYTES
+        yield from (Piece(name, None, shard, shards, size) for shard in range(shards))
+        return
+    for file, state in zip(files, states, strict=True):
+        yield Piece(name, str(file), size=max(state[0], 0), state=state)
+    if source.kind == "python_stdlib":
+        yield Piece(name, None, size=_TOPICS_BYTES)
+
+
+def read_piece(piece: Piece, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+    """Yield what stands in a piece, in a fixed order.
+
+    Args:
+        piece: of `source`.
+        source: its configuration.
+        max_characters: what must be longer is not read into memory.
+
+    Raises:
+        DataError: a hub dataset fails at any row.
+    """
+    text_field = source.text_field or "text"
+    if source.kind == "hub":
+        assert piece.end is not None
+        yield from read_hub(piece.source, source, piece.begin, piece.end)
+    elif piece.path is None:
+        from pydoc_data.topics import topics
+
+        yield from (Document(f"pydoc_data.topics:{topic}", topics[topic]) for topic in sorted(topics))
+    elif source.kind == "jsonl":
+        yield from read_jsonl(Path(piece.path), text_field, max_characters, piece.begin, piece.end)
+    elif source.kind == "parquet":
+        yield from read_parquet(Path(piece.path), text_field, piece.begin, piece.end)
+    elif source.kind == "csv":
+        yield from read_csv(Path(piece.path), text_field)
+    else:
+        yield _read_text(Path(piece.path), max_characters)
+
+
+def read_source(name: str, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+    """Yield a whole source in a fixed order: sorted files, and within a file as they stand. Raises as its parts."""
+    for piece in whole_pieces(name, source):
+        yield from read_piece(piece, source, max_characters)
+
+
+def _stdlib_files() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    topics = root / "pydoc_data" / "topics.py"  # its topics are documents of their own
+    return sorted(
+        file for file in root.rglob("*.py") if not _NOT_STDLIB & set(file.relative_to(root).parts) and file != topics
+    )
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise DataError(f"{error.filename}: {error.strerror}. Make the folder readable, or leave it out of the glob.")
+
+
+def _read_text(file: Path, max_characters: int) -> Document | LeftOut:
+    id = str(file)
+    try:
+        size = file.stat().st_size
+        if size > 4 * max_characters:  # UTF-8 needs at most 4 bytes a character
+            return LeftOut(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
+        raw = file.read_bytes()
+    except OSError as error:
+        return unreadable(id, error)
+    if b"\0" in raw:  # before decoding, because UTF-16 is both and this says it better
+        return LeftOut(id, "nul_byte", f"NUL byte at offset {raw.index(0)}, so this is not UTF-8 text")
+    return decode(id, raw)

@@ -1,0 +1,124 @@
+"""The two readers of a task, as steps of a datatrove pipeline.
+
+`Survey` reads everything once, decides about every document and writes the decisions down, a byte each. `Replay` reads
+again and only looks them up, so that a language model or a quality filter runs once however many stages follow. No
+text is kept in between.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+from datatrove.data import Document as PipelineDocument
+from datatrove.data import DocumentsPipeline
+from datatrove.pipeline.base import PipelineStep
+
+from data_prep.clean.documents import SPLITS, Tally, examine
+from data_prep.clean.filters import make_screen
+from data_prep.read.items import Document, LeftOut
+from data_prep.read.sources import read_piece
+from data_prep.tasks.progress import TaskProgress
+from data_prep.tasks.work import Work
+from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.errors import DataError
+
+_LEFT_OUT = 255  # code of an item that is not written; others are positions in SPLITS
+_COMPRESSED_FILES = (".gz", ".zst", ".parquet")
+_COMPRESSED = 3  # characters of text in a byte of such a file, for the progress only
+SOURCE, SPLIT, RANK = "source", "split", "rank"  # keys of a pipeline document's metadata
+
+
+class _Reader(PipelineStep):
+    type = "reader"
+
+    def __init__(self, work: Work, config: PrepareConfig, stage: str) -> None:
+        super().__init__()
+        self._work = work
+        self._config = config
+        self._stage = stage
+
+    def _items(self, rank: int) -> Iterator[tuple[str, Document | LeftOut]]:
+        """Everything that stands in the pieces of a task, with the name of its source."""
+        progress = TaskProgress(self._work.folder, self._stage, rank)
+        for piece in self._work.pieces(rank):
+            characters_per_byte = _COMPRESSED if (piece.path or "").endswith(_COMPRESSED_FILES) else 1
+            for item in read_piece(piece, self._config.sources[piece.source], self._config.max_characters):
+                yield piece.source, item
+                if isinstance(item, Document):
+                    progress.read(len(item.text) // characters_per_byte, piece.size)
+            progress.finish_piece(piece.size)
+        progress.close()
+
+
+class Survey(_Reader):
+    """Reads a task's part of the corpus, cleans and filters it, and yields the documents that are kept."""
+
+    name = "survey"
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        """Yield what is kept; when it is exhausted, the decisions and the tally are written."""
+        started = time.monotonic()
+        screen = make_screen(self._config.filters)
+        tally, codes = Tally(), bytearray()
+        for source, item in self._items(rank):
+            counts = tally.source(source)
+            counts.read += 1
+            result = examine(item, self._config, screen) if isinstance(item, Document) else item
+            if isinstance(result, LeftOut):
+                tally.leave_out(source, result, self._config.on_error)
+                codes.append(_LEFT_OUT)
+                continue
+            counts.altered.update(result.altered)
+            counts.documents[result.split] += 1
+            counts.text_bytes[result.split] += result.bytes
+            codes.append(SPLITS.index(result.split))
+            yield _for_pipeline(source, item.id, result.text, result.split, rank)
+        tally.seconds[self._stage] = time.monotonic() - started
+        path = self._work.tally(self._stage, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._work.codes(rank).write_bytes(codes)
+        path.write_text(json.dumps(tally.to_json()), encoding="utf-8")
+
+
+class Replay(_Reader):
+    """Yields again what `Survey` kept, in the same order."""
+
+    name = "replay"
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        """Yield what is kept.
+
+        Raises:
+            DataError: the part does not hold what it held at the survey.
+        """
+        screen = make_screen(self._config.filters)
+        codes = self._work.codes(rank).read_bytes()
+        read = changed = 0
+        for source, item in self._items(rank):
+            code = codes[read] if read < len(codes) else _LEFT_OUT
+            read += 1
+            if code == _LEFT_OUT:
+                continue
+            if isinstance(item, Document):
+                yield _for_pipeline(source, item.id, screen.again(item.id, item.text), SPLITS[code], rank)
+            else:
+                changed += 1
+        if changed or read != len(codes):
+            raise DataError(
+                f"task {rank}: {len(codes)} items at the first reading, {read} at another, {changed} of them no longer "
+                "documents. Something writes to the sources; let it end and start again."
+            )
+
+
+def read_tallies(work: Work, stage: str) -> Tally:
+    """What became of the documents of all tasks of a stage."""
+    total = Tally()
+    for rank in range(work.tasks):
+        total.add(Tally.from_json(json.loads(work.tally(stage, rank).read_text(encoding="utf-8"))))
+    return total
+
+
+def _for_pipeline(source: str, id: str, text: str, split: str, rank: int) -> PipelineDocument:
+    return PipelineDocument(text=text, id=id, metadata={SOURCE: source, SPLIT: split, RANK: rank})

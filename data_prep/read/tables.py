@@ -1,0 +1,108 @@
+"""Parquet by pyarrow, CSV and datasets of the Hugging Face hub by `datasets`, row by row.
+
+CSV is read as text: otherwise "007" becomes 7 and "NA" becomes null. A Parquet file can be cut between its row
+groups, and a hub dataset where `datasets` itself cuts it; a CSV file cannot, because a cell may hold newlines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from data_prep.read.items import Document, LeftOut, take_text, unreadable
+from modernbert_train.config.tools.prepare import SourceConfig
+from modernbert_train.errors import DataError
+
+_ROWS = 64  # turned into Python objects at once
+_BUFFER_BYTES = 1 << 20
+
+
+def parquet_groups(file: Path) -> list[int]:
+    """Bytes of each row group, decompressed; empty when the file is damaged, which reading will report."""
+    import pyarrow.parquet
+
+    try:
+        metadata = pyarrow.parquet.read_metadata(file)
+    except (OSError, ValueError):  # pyarrow's own errors are both
+        return []
+    return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+
+
+def read_parquet(file: Path, text_field: str, begin: int = 0, end: int | None = None) -> Iterator[Document | LeftOut]:
+    """Yield the rows of the row groups [begin, end); None is the last."""
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
+            names = table.schema_arrow.names
+            if text_field not in names:
+                raise ValueError(f"no column {text_field!r} among {', '.join(map(repr, names))}")
+            number = sum(table.metadata.row_group(i).num_rows for i in range(begin))
+            groups = list(range(begin, table.num_row_groups if end is None else end))
+            for batch in table.iter_batches(_ROWS, row_groups=groups, columns=[text_field], use_threads=False):
+                for text in batch.column(0).to_pylist():
+                    number += 1
+                    yield take_text(f"{file}:{number}", {text_field: text}, text_field)
+    except Exception as error:  # whatever pyarrow raises; the rest of the piece is lost with the row
+        yield unreadable(f"{file}:{number + 1} and all after it", error)
+
+
+def read_csv(file: Path, text_field: str) -> Iterator[Document | LeftOut]:
+    """Yield the rows of a CSV file, plain or .gz."""
+    import datasets  # slow to import, and needed by few
+
+    features = datasets.Features({text_field: datasets.Value("string")})
+    options: dict[str, Any] = {"usecols": [text_field], "features": features, "keep_default_na": False}
+    number = 0
+    try:
+        rows = datasets.load_dataset("csv", data_files=[str(file)], split="train", streaming=True, **options)
+        for number, row in enumerate(rows, start=1):
+            yield take_text(f"{file}:{number}", row, text_field)
+    except Exception as error:  # whatever pandas raises; the rest of the file is lost with the row
+        yield unreadable(f"{file}:{number + 1} and all after it", error)
+
+
+def hub_shards(name: str, source: SourceConfig) -> int:
+    """How many parts `datasets` cuts a dataset into.
+
+    Raises:
+        DataError: it cannot be opened.
+    """
+    try:
+        return int(_hub_rows(source).num_shards)
+    except Exception as error:
+        raise _hub_error(name, source, 0, error) from error
+
+
+def read_hub(name: str, source: SourceConfig, shard: int, shards: int) -> Iterator[Document | LeftOut]:
+    """Yield the rows of one part of a hub dataset.
+
+    Raises:
+        DataError: at any row that cannot be read, whatever `on_error` says: a network that fails must not look like
+            the end of the data.
+    """
+    number = 0
+    place = f"{source.path}/{source.split or 'train'}" + (f" part {shard + 1} of {shards}" if shards > 1 else "")
+    try:
+        rows = _hub_rows(source)
+        if shards > 1:
+            rows = rows.shard(num_shards=shards, index=shard)
+        for number, row in enumerate(rows, start=1):
+            yield take_text(f"{place}:{number}", row, source.text_field or "text")
+    except Exception as error:
+        raise _hub_error(name, source, number, error) from error
+
+
+def _hub_rows(source: SourceConfig) -> Any:
+    import datasets
+
+    return datasets.load_dataset(source.path, source.subset, split=source.split or "train", streaming=True)
+
+
+def _hub_error(name: str, source: SourceConfig, number: int, error: Exception) -> DataError:
+    return DataError(
+        f"sources.{name}.path={source.path}: row {number + 1} of split {source.split or 'train'} cannot be read "
+        f"({type(error).__name__}: {' '.join(str(error).split())}). Correct path, subset and split, or try again."
+    )

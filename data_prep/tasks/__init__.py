@@ -1,0 +1,1 @@
+"""The corpus as tasks that anyone may do in any order."""

@@ -1,0 +1,176 @@
+"""Who runs the tasks of the stages: this machine, several machines with a shared folder, Slurm or Ray.
+
+The executors are datatrove's: they pipe a task's steps together, keep a log and statistics of each task, and mark it as
+completed, which is what makes the same command go on after a kill. `LocalTasks` differs from datatrove's local executor
+in its processes (see tasks/workers.py), in that no two processes ever do the same task, and in being silent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import inspect
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datatrove.executor.base import PipelineExecutor
+from datatrove.executor.local import LocalPipelineExecutor
+from datatrove.utils.logging import logger
+
+from data_prep.tasks.progress import StageCost, shown
+from data_prep.tasks.work import Work, read_work
+from data_prep.tasks.workers import Workers
+from modernbert_train.config.tools.prepare import ExecutorConfig
+from modernbert_train.errors import ConfigError, RunError, StorageError
+
+logger.disable("datatrove")
+_QUIET = 1  # any local rank but 0 keeps all but errors out of the terminal
+_WAIT_SECONDS = 2.0
+_PROCESS_BYTES = 1 << 24  # a process takes 4 s to import what it needs, as long as it takes to tokenise so much
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Tasks of one kind, which follow those of the stage before.
+
+    Attributes:
+        steps: of the pipeline, the same for every task.
+        cost: its name, how many tasks, and roughly what it takes.
+    """
+
+    steps: list[Any]
+    cost: StageCost
+
+
+class LocalTasks(LocalPipelineExecutor):
+    """The tasks of one stage, on this machine.
+
+    Args:
+        stage: what to do.
+        work: where.
+        part: (i, n) takes only the i-th of n ranges of the tasks, from 1.
+    """
+
+    def __init__(self, stage: Stage, work: Work, part: tuple[int, int]) -> None:
+        tasks = stage.cost.tasks
+        first, end = tasks * (part[0] - 1) // part[1], tasks * part[0] // part[1]
+        self._lock_file = work.stage(stage.cost.name) / "lock"
+        self._work_folder = work.folder
+        super().__init__(
+            stage.steps,
+            tasks=tasks,
+            logging_dir=str(work.stage(stage.cost.name)),
+            local_tasks=end - first,
+            local_rank_offset=first,
+        )
+
+    def run_with(self, workers: Workers, number: int) -> None:
+        """Run the tasks that are not completed; in this process if there is only one, or only one at a time.
+
+        Args:
+            workers: the processes.
+            number: of them.
+        """
+        mine = range(self.local_rank_offset, self.local_rank_offset + self.local_tasks)
+        ranks = self.get_incomplete_ranks(mine)
+        executor = pickle.dumps(self)
+        if min(number, len(ranks)) > 1:
+            workers.run(executor, ranks)
+        else:
+            for rank in ranks:
+                pickle.loads(executor).run_task(rank)  # steps keep what they count, so each task has its own
+
+    def run_task(self, rank: int) -> None:
+        """Run one task, unless it is completed.
+
+        Raises:
+            StorageError: the disk is full or fails.
+        """
+        self._lock_file.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock_file.open("a+b") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX, 1, rank)  # of a process, gone when it dies
+            logger.enable("datatrove")
+            logger.disable("datatrove.executor")  # says twice what we say once
+            try:
+                self._run_for_rank(rank, _QUIET)
+            except OSError as error:
+                free = shutil.disk_usage(self._work_folder).free
+                raise StorageError(
+                    f"{error.filename or self._work_folder}: {error.strerror or error} ({free:,} bytes free). What is "
+                    f"done is kept in {self._work_folder}. Free space, and give the same command again."
+                ) from error
+            finally:
+                logger.disable("datatrove")
+
+
+def num_workers(work: Work, config: ExecutorConfig) -> int:
+    """Processes on this machine: as many as asked for, else one for each core, but fewer for a small corpus."""
+    return config.workers or min(len(os.sched_getaffinity(0)), 1 + sum(work.sizes) // _PROCESS_BYTES)
+
+
+def run_local(stages: list[Stage], work: Work, number: int, part: tuple[int, int], is_done: Callable[[], bool]) -> None:
+    """Run all stages on this machine, or the part of them that is this machine's.
+
+    Args:
+        stages: in order.
+        work: the folder.
+        number: of processes, see `num_workers`.
+        part: (i, n) of n machines that share the folder; each stage waits for the other machines.
+        is_done: whether the dataset is complete, asked when the work is gone.
+    """
+    with shown(work, [stage.cost for stage in stages]), Workers(number) as workers:
+        for stage in stages:
+            executor = LocalTasks(stage, work, part)
+            executor.run_with(workers, number)
+            while executor.get_incomplete_ranks():
+                if read_work(work.folder) is None:  # the machine that merges puts the work away
+                    if is_done():
+                        return
+                    raise RunError(f"{work.folder}: the plan is gone. Give the same command again on every machine.")
+                if (failure := work.failure()) is not None:
+                    raise RunError(f"another machine failed: {failure}")
+                time.sleep(_WAIT_SECONDS)
+
+
+def submit(stages: list[Stage], work: Work, config: ExecutorConfig) -> None:
+    """Hand all stages to Slurm, which runs them later, or to Ray, which runs them now.
+
+    Raises:
+        ConfigError: datatrove's executor does not know an option.
+    """
+    executor: PipelineExecutor | None = None
+    root = str(Path(__file__).resolve().parents[2])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))  # of the tasks
+    for stage in stages:
+        options = {
+            "pipeline": stage.steps,
+            "tasks": stage.cost.tasks,
+            "workers": config.workers or -1,
+            "logging_dir": str(work.stage(stage.cost.name)),
+            "depends": executor,
+            **config.options,
+        }
+        if config.name == "slurm":
+            options = {"job_name": f"prepare-{stage.cost.name}", **options}
+        executor = _executor_class(config)(**options)
+    assert executor is not None
+    executor.run()
+
+
+def _executor_class(config: ExecutorConfig) -> Any:
+    from datatrove.executor.ray import RayPipelineExecutor
+    from datatrove.executor.slurm import SlurmPipelineExecutor
+
+    kind = SlurmPipelineExecutor if config.name == "slurm" else RayPipelineExecutor
+    known = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
+    if unknown := [key for key in config.options if key not in known]:
+        raise ConfigError(
+            f"executor.options.{unknown[0]}: datatrove's {kind.__name__} has no such argument. Known here: "
+            f"{', '.join(known)}."
+        )
+    return kind

@@ -1,0 +1,143 @@
+"""What has to be done, in order: each stage is a datatrove pipeline and the number of its tasks.
+
+    survey      read, clean, filter, split; write down the decisions and the hash of each text
+    find        compare the hashes of all tasks: which documents are duplicates
+    signatures, pairs, clusters     the same for near duplicates
+    tokenizer   train one on the training documents, or adapt the given one
+    tokenise    read again, pass over duplicates, write tokens
+    merge       link the shards of all tasks into one dataset
+
+The first and the last but one read everything; what happens between them reads signatures, and the tokenizer's text.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from datatrove.data import DocumentsPipeline
+from datatrove.pipeline.base import PipelineStep
+
+from data_prep.clean import duplicates
+from data_prep.clean.documents import TRAIN, require_documents, training_draw
+from data_prep.make_tokenizer import adapt_tokenizer, require_size, save_tokenizer, train_tokenizer
+from data_prep.read.steps import SPLIT, Replay, Survey, read_tallies
+from data_prep.report import Fingerprint
+from data_prep.tasks.executors import Stage, num_workers
+from data_prep.tasks.progress import StageCost
+from data_prep.tasks.work import Work
+from data_prep.write.merging import Merge
+from data_prep.write.steps import WriteShards
+from data_prep.write.workspace import require_space
+from modernbert_train.config.tools.prepare import PrepareConfig
+
+_DISK_BYTES_PER_TEXT_BYTE = 0.5  # from above: the quickstart takes 0.21, 0.53 before compression
+_DISK_BYTES = 1 << 24  # and beside the shards: tokenizer, lengths, counts
+
+
+def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[Stage]:
+    """The stages of a spec; the costs in nanoseconds a byte are from one core of a virtual machine.
+
+    Args:
+        work: where the tasks leave what the next stage needs.
+        config: the spec.
+        asked: what identifies the dataset.
+    """
+    folder, tasks, near = work.folder, work.tasks, config.near_duplicates
+    stages = []
+
+    def add(name: str, number: int, cost: float, steps: list[Any], *written: str) -> None:
+        stages.append(Stage([*steps, Settle(folder, written)], StageCost(name, number, cost)))
+
+    sign = [] if config.duplicates == "keep" else [duplicates.exact_signatures(work)]
+    cost = 7.0 if not config.filters else 160.0
+    survey = ("survey/{rank:05d}.*", "exact/signatures/*/{rank:05d}.*")
+    add("survey", tasks, cost, [Survey(work, config, "survey"), *sign], *survey)
+    if config.duplicates != "keep":
+        finders = duplicates.num_finders(work)
+        add("find", finders, 1.0, [duplicates.exact_finder(work)], "exact/duplicates/{rank:05d}/*")
+    if config.duplicates == "near":
+        steps = [Replay(work, config, "signatures"), *duplicates.without_duplicates(work, config, [], near=False)]
+        steps.append(duplicates.near_signatures(work, near))
+        add("signatures", tasks, 250.0, steps, "near/signatures/*/{rank:05d}.*")
+        add("pairs", near.buckets, 7.0, [duplicates.near_finder(work, near)], "near/pairs/{rank:05d}_*")
+        add("clusters", 1, 1.0, [duplicates.near_clusters(work, near)], "near/clusters/*")
+    cost = 200.0 * config.tokenizer.training_share if config.tokenizer.path is None else 0.1
+    add("tokenizer", 1, cost, [MakeTokenizer(work, config, "tokenizer")], "tokenizer/*")
+    excluded: list[duplicates.Excluded] = []
+    steps = [Replay(work, config, "tokenise"), *duplicates.without_duplicates(work, config, excluded)]
+    executor = config.executor
+    alone = executor.name == "local" and executor.workers is None and num_workers(work, executor) == 1
+    steps.append(WriteShards(work, config, "tokenise", excluded, threads=alone))
+    add("tokenise", tasks, 400.0, steps, "tokenise/{rank:05d}.json", "tokenise/{rank:05d}/*/*")
+    add("merge", 1, 0.1, [Merge(work, config, asked, "survey", "tokenise")])
+    return stages
+
+
+class MakeTokenizer(PipelineStep):
+    """Trains the tokenizer on the training documents of all tasks, or adapts the one that is given."""
+
+    type = "tokenizer"
+    name = "tokenizer"
+
+    def __init__(self, work: Work, config: PrepareConfig, stage: str) -> None:
+        super().__init__()
+        self._work = work
+        self._config = config
+        self._stage = stage
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> None:
+        """Write the tokenizer's folder.
+
+        Raises:
+            DataError: the survey has left too few documents, or too little text for the size that is asked for.
+            StorageError: the disk is too small for what will be written.
+        """
+        settings = self._config.tokenizer
+        survey = read_tallies(self._work, "survey")
+        require_documents(self._config, survey)
+        text_bytes = survey.total().text_bytes.total()
+        require_space(Path(self._config.out), int(text_bytes * _DISK_BYTES_PER_TEXT_BYTE) + _DISK_BYTES)
+        if settings.path is None:
+            tokenizer = train_tokenizer(self._training_texts(), settings.vocab_size, settings.spare_entries)
+            require_size(tokenizer, settings.vocab_size)
+        else:
+            tokenizer = adapt_tokenizer(settings.path, settings.extend, settings.spare_entries)
+        save_tokenizer(tokenizer, self._work.tokenizer)
+
+    def _training_texts(self) -> Iterator[str]:
+        share = self._config.tokenizer.training_share
+        for rank in range(self._work.tasks):
+            steps = [Replay(self._work, self._config, self._stage)]
+            documents: Any = None
+            for step in [*steps, *duplicates.without_duplicates(self._work, self._config, [])]:
+                documents = step(documents, rank, self._work.tasks)
+            for document in documents:
+                if document.metadata[SPLIT] == TRAIN and (share == 1 or training_draw(document.text) < share):
+                    yield document.text
+
+
+class Settle(PipelineStep):
+    """Lets a task run to its end, and what it wrote reach the disk, before it is marked as completed."""
+
+    type = "writer"
+    name = "settle"
+
+    def __init__(self, folder: Path, written: tuple[str, ...]) -> None:
+        super().__init__()
+        self._folder = folder
+        self._written = written
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> None:
+        """Wait for the files whose names contain the number of the task."""
+        deque(data or (), maxlen=0)
+        for pattern in self._written:
+            for path in self._folder.glob(pattern.format(rank=rank)):
+                handle = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)

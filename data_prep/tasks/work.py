@@ -1,0 +1,164 @@
+"""The corpus, cut into tasks that can be done in any order by anyone, and the folder in which they are done.
+
+How it is cut depends only on the spec and on the names and sizes of the files, never on who does the work; so the
+output cannot depend on it either. A task reads pieces that follow each other, and the tasks follow each other in the
+order of the sources.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from data_prep.read.sources import Piece, file_state, whole_pieces
+from data_prep.read.tables import parquet_groups
+from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.errors import DataError
+
+_FEW_TASKS = 64  # a small corpus is cut into so many, so that every core has work ...
+_SMALL_TASK_BYTES = 1 << 21  # ... but into none smaller than this
+_FILE_BYTES = 1 << 10  # opening a file costs as much as reading so many bytes
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Work:
+    """The folder of an unfinished dataset: what is to be done and what is done.
+
+    Attributes:
+        folder: beside the dataset's place.
+        sizes: bytes that each task reads, estimated.
+    """
+
+    folder: Path
+    sizes: list[int]
+
+    @property
+    def tasks(self) -> int:
+        return len(self.sizes)
+
+    def stage(self, name: str) -> Path:
+        """Where datatrove keeps a stage's logs, statistics and marks of completion."""
+        return self.folder / "stages" / name
+
+    def tally(self, stage: str, rank: int) -> Path:
+        return self.folder / stage / f"{rank:05d}.json"
+
+    def codes(self, rank: int) -> Path:
+        """One byte for each item that a task reads: left out, or the split it goes to."""
+        return self.folder / "survey" / f"{rank:05d}.codes"
+
+    def shards(self, rank: int) -> Path:
+        return self.folder / "tokenise" / f"{rank:05d}"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.folder / "tokenizer"
+
+    def pieces(self, rank: int) -> Iterator[Piece]:
+        """What a task reads; each piece is checked before it is read and after.
+
+        Raises:
+            DataError: a file is not what it was when the plan was made.
+        """
+        for content in json.loads(self._part(rank).read_text(encoding="utf-8")):
+            piece = Piece(**content | {"state": content["state"] and tuple(content["state"])})
+            _require_unchanged(piece)
+            yield piece
+            _require_unchanged(piece)
+
+    @property
+    def failure_file(self) -> Path:
+        """Where a machine writes why it failed, for others that wait for it."""
+        return self.folder / "failed"
+
+    def failure(self) -> str | None:
+        try:
+            return self.failure_file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def _part(self, rank: int) -> Path:
+        return self.folder / "parts" / f"{rank:05d}.json"
+
+
+def make_work(folder: Path, config: PrepareConfig, asked: dict[str, Any]) -> Work:
+    """Cut the corpus and write the plan; several machines may do so at once, and write the same.
+
+    Args:
+        folder: made here if need be.
+        config: the spec.
+        asked: identifies the spec and its inputs, see report.fingerprint.
+
+    Raises:
+        ConfigError, DataError: a source cannot be listed.
+    """
+    work = Work(folder, [])
+    (folder / "parts").mkdir(parents=True, exist_ok=True)
+    for rank, pieces in enumerate(cut(config)):
+        _write(work._part(rank), [asdict(piece) for piece in pieces])
+        work.sizes.append(sum(piece.size for piece in pieces))
+    _write(folder / PLAN, {"asked": asked, "sizes": work.sizes})
+    return work
+
+
+def read_work(folder: Path) -> tuple[Work, dict[str, Any]] | None:
+    """The plan of a folder and what was asked for; None when there is none, or when making it was interrupted."""
+    try:
+        content = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return Work(folder, content["sizes"]), content["asked"]
+
+
+def cut(config: PrepareConfig) -> Iterator[list[Piece]]:
+    """Yield the pieces of each task, in order; there is at least one task."""
+    wholes = [piece for name, source in config.sources.items() for piece in whole_pieces(name, source)]
+    total = sum(piece.size for piece in wholes)
+    limit = min(config.task_bytes, max(_SMALL_TASK_BYTES, total // _FEW_TASKS))
+    task: list[Piece] = []
+    size = 0
+    for whole in wholes:
+        for piece in _cut_file(whole, config.sources[whole.source].kind, limit):
+            cost = piece.size + _FILE_BYTES
+            if task and size + cost > limit:
+                yield task
+                task, size = [], 0
+            task.append(piece)
+            size += cost
+    yield task
+
+
+def _cut_file(whole: Piece, kind: str, limit: int) -> Iterator[Piece]:
+    if whole.path is None or whole.size <= limit:
+        yield whole
+    elif kind == "jsonl" and not whole.path.endswith((".gz", ".zst")):
+        parts = -(-whole.size // limit)
+        ends = [whole.size * part // parts for part in range(parts + 1)]
+        for begin, end in itertools.pairwise(ends):
+            yield replace(whole, begin=begin, end=end, size=end - begin)
+    elif kind == "parquet" and len(groups := parquet_groups(Path(whole.path))) > 1:
+        stored = whole.size / max(1, sum(groups))  # bytes in the file for one decompressed
+        for index, size in enumerate(groups):
+            yield replace(whole, begin=index, end=index + 1, size=int(size * stored))
+    else:
+        yield whole
+
+
+def _require_unchanged(piece: Piece) -> None:
+    if piece.path is not None and file_state(Path(piece.path)) != piece.state:
+        raise DataError(
+            f"{piece.path}: not the file it was when this began. Something writes to the sources; let it end and start "
+            "again."
+        )
+
+
+def _write(path: Path, content: Any) -> None:
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
+    temporary.write_text(json.dumps(content), encoding="utf-8")
+    temporary.rename(path)

@@ -1,0 +1,1 @@
+"""Tokens as shards, and shards as a dataset."""

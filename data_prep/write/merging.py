@@ -1,0 +1,152 @@
+"""The shards of all tasks become one dataset: linked into its folder under new numbers, with one index and one card.
+
+Nothing is read but the small files beside the shards, and nothing moves, so that an interrupted merge is simply done
+again. The dataset appears when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datatrove.data import DocumentsPipeline
+from datatrove.pipeline.base import PipelineStep
+
+from data_prep.clean.documents import SPLITS, SourceTally, Tally, require_documents
+from data_prep.read.steps import read_tallies
+from data_prep.report import Fingerprint, write_report
+from data_prep.tasks.work import Work
+from data_prep.write.workspace import workspace
+from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.data.dataset_card import (
+    INDEX,
+    LENGTHS,
+    TOKEN_COUNTS,
+    DatasetCard,
+    file_sha256,
+    read_card,
+    write_card,
+)
+from modernbert_train.errors import StorageError
+
+
+class Merge(PipelineStep):
+    """Puts the finished dataset into its place.
+
+    Args:
+        work: with all tasks done.
+        config: the spec.
+        asked: what identifies the dataset, see report.fingerprint.
+        survey, tokenise: names of the stages that left tallies.
+    """
+
+    type = "writer"
+    name = "merge"
+
+    def __init__(self, work: Work, config: PrepareConfig, asked: Fingerprint, survey: str, tokenise: str) -> None:
+        super().__init__()
+        self._work = work
+        self._config = config
+        self._asked = asked
+        self._stages = (survey, tokenise)
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> None:
+        """Write the dataset.
+
+        Raises:
+            DataError: duplicates and filters have left a split empty.
+            StorageError: a disk operation fails, or a shard is not what its task wrote.
+        """
+        survey, tokenise = (read_tallies(self._work, stage) for stage in self._stages)
+        tally = _joined(survey, tokenise)
+        require_documents(self._config, tally)
+        with workspace(Path(self._config.out)) as folder:
+            shutil.copytree(self._work.tokenizer, folder / "tokenizer")
+            for split in SPLITS:
+                merge_split([self._work.shards(rank) / split for rank in range(self._work.tasks)], folder / split)
+            write_report(folder, self._asked, tally, self._work.tasks)
+
+
+def merge_split(parts: list[Path], folder: Path) -> None:
+    """Join folders of shards, in order, those that exist; writes nothing when there is none.
+
+    Args:
+        parts: as data_prep.write.shards.ShardWriter writes them, all with one tokenizer.
+        folder: made here.
+
+    Raises:
+        StorageError: a shard does not have the size that its index says.
+    """
+    parts = [part for part in parts if part.is_dir()]
+    if not parts:
+        return
+    folder.mkdir()
+    cards = [read_card(part) for part in parts]
+    documents, tokens = sum(card.documents for card in cards), sum(card.tokens for card in cards)
+    index = {"version": 2, "shards": list(_link_shards(parts, folder))}
+    (folder / INDEX).write_text(json.dumps(index, sort_keys=True), encoding="utf-8")
+    _join_lengths([part / LENGTHS for part in parts], folder / LENGTHS, documents)
+    np.save(folder / TOKEN_COUNTS, sum(np.load(part / TOKEN_COUNTS) for part in parts))
+    card: DatasetCard = replace(
+        cards[0],
+        documents=documents,
+        tokens=tokens,
+        index_sha256=file_sha256(folder / INDEX),
+        lengths_sha256=file_sha256(folder / LENGTHS),
+    )
+    write_card(folder, card)
+
+
+def _link_shards(parts: list[Path], folder: Path) -> Iterator[dict[str, Any]]:
+    """Link each shard under its new number; yields its entry of the index."""
+    number = 0
+    for part in parts:
+        for shard in json.loads((part / INDEX).read_text(encoding="utf-8"))["shards"]:
+            stored = shard["zip_data"] or shard["raw_data"]
+            old = part / stored["basename"]
+            for data in (shard["raw_data"], shard["zip_data"]):
+                if data is not None:
+                    _, _, *kind = data["basename"].split(".")  # shard.00000.mds.zstd
+                    data["basename"] = ".".join(["shard", f"{number:05d}", *kind])
+            if old.stat().st_size != stored["bytes"]:
+                raise StorageError(
+                    f"{old}: {old.stat().st_size} bytes, its index says {stored['bytes']}; the machine must have "
+                    f"crashed. Remove {part.parents[2]} and start again."
+                )
+            _link(old, folder / stored["basename"])
+            number += 1
+            yield shard
+
+
+def _link(old: Path, new: Path) -> None:
+    try:
+        os.link(old, new)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(old, new)
+
+
+def _join_lengths(parts: list[Path], path: Path, documents: int) -> None:
+    lengths = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint32, shape=(documents,))
+    at = 0
+    for part in parts:
+        piece = np.load(part)
+        lengths[at : at + len(piece)] = piece
+        at += len(piece)
+    assert at == documents
+    lengths.flush()
+
+
+def _joined(survey: Tally, tokenise: Tally) -> Tally:
+    """What was read and left out at first, with what was written and left out in the end."""
+    tally = Tally()
+    tally.add(survey)
+    for name, each in tally.sources.items():
+        tally.sources[name] = SourceTally(read=each.read, altered=each.altered, dropped=each.dropped)
+    tally.add(tokenise)
+    return tally

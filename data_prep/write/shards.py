@@ -1,0 +1,111 @@
+"""One folder of MDS shards: the tokens, their lengths, their counts, and the card that binds them together.
+
+Special tokens are not stored: a long document is kept whole, and who cuts it adds [CLS] and [SEP] to every piece.
+"""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train import __version__, import_stubs
+from modernbert_train.data.dataset_card import (
+    INDEX,
+    LENGTHS,
+    TOKEN_COUNTS,
+    DatasetCard,
+    file_sha256,
+    write_card,
+)
+
+import_stubs.install()
+
+from streaming import MDSWriter  # noqa: E402
+
+COLUMN = "tokens"
+_COUNTED_AT_ONCE = 64  # documents
+
+
+def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger]:
+    """The smallest type that holds every id."""
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+
+
+class ShardWriter:
+    """Writes documents in the order they come; the same documents give the same bytes.
+
+    Args:
+        folder: made by the writer; must not exist.
+        vocab_size: entries of the tokenizer.
+        tokenizer_sha256: of its tokenizer.json.
+        shard_bytes: size of a shard before compression; a document larger than that is a shard of its own.
+
+    Attributes:
+        tokens: written so far.
+        token_counts: int64, times each id occurs, by id; complete after `finish`.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int, tokenizer_sha256: str, shard_bytes: int) -> None:
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._tokenizer_sha256 = tokenizer_sha256
+        self._dtype = token_dtype(vocab_size)
+        self._lengths = array("I")
+        self._uncounted: list[NDArray[np.unsignedinteger]] = []
+        self.token_counts = np.zeros(vocab_size, np.int64)
+        self.tokens = 0
+        self._mds = MDSWriter(
+            columns={COLUMN: f"ndarray:{self._dtype.name}"},
+            out=str(folder),
+            compression="zstd:3",
+            hashes=["xxh64"],
+            size_limit=shard_bytes,
+        )
+
+    @property
+    def documents(self) -> int:
+        return len(self._lengths)
+
+    def write(self, ids: list[int]) -> None:
+        """Add one document of at least one token.
+
+        Raises:
+            OSError: the disk is full or fails.
+        """
+        tokens = np.array(ids, self._dtype)
+        self._mds.write({COLUMN: tokens})
+        self._lengths.append(len(ids))
+        self._uncounted.append(tokens)
+        self.tokens += len(ids)
+        if len(self._uncounted) >= _COUNTED_AT_ONCE:
+            self._count()
+
+    def finish(self) -> DatasetCard:
+        """Write the last shard, the index, lengths.npy (uint32), token_counts.npy (int64) and the card."""
+        self._mds.finish()
+        self._count()
+        np.save(self._folder / LENGTHS, np.frombuffer(self._lengths, np.uint32))
+        np.save(self._folder / TOKEN_COUNTS, self.token_counts)
+        card = DatasetCard(
+            column=COLUMN,
+            dtype=self._dtype.name,
+            documents=self.documents,
+            tokens=self.tokens,
+            vocab_size=self._vocab_size,
+            tokenizer_sha256=self._tokenizer_sha256,
+            index_sha256=file_sha256(self._folder / INDEX),
+            lengths_sha256=file_sha256(self._folder / LENGTHS),
+            special_tokens="loader",
+            created_by=f"modernbert-train {__version__}",
+        )
+        write_card(self._folder, card)
+        return card
+
+    def _count(self) -> None:
+        """Add up how often each id occurs; one by one, a vocabulary of 50,000 costs as much as tokenising."""
+        if self._uncounted:
+            self.token_counts += np.bincount(np.concatenate(self._uncounted), minlength=self._vocab_size)
+            self._uncounted = []

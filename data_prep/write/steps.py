@@ -1,0 +1,106 @@
+"""The last step of a task: its documents become tokens, and its tokens shards of its own.
+
+A task uses one core: the tokenizers library is kept to the thread that calls it when as many tasks run as there are
+cores. What a task writes depends only on what it reads; a task that was interrupted begins again with an empty folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+
+from datatrove.data import Document, DocumentsPipeline
+from datatrove.pipeline.base import PipelineStep
+from tokenizers import Tokenizer
+
+from data_prep.clean.documents import Tally
+from data_prep.clean.duplicates import Excluded
+from data_prep.make_tokenizer import TOKENIZER_FILE, encode_documents, num_entries, require_unspoken, tokenizer_threads
+from data_prep.read.items import LeftOut
+from data_prep.read.steps import SOURCE, SPLIT
+from data_prep.tasks.work import Work
+from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.data.dataset_card import file_sha256
+
+_BATCH_CHARACTERS = 1 << 18  # text tokenised at once; takes about 130 bytes of memory a character
+
+
+class WriteShards(PipelineStep):
+    """Tokenises a task's documents and writes a folder of shards for each split that has any.
+
+    Args:
+        work: with the tokenizer made.
+        config: the spec.
+        stage: name of the stage, under which the tally is kept.
+        excluded: what counts the duplicates that the steps before this one pass over.
+        threads: tokenise with a thread for each core, because no other task runs beside this one.
+    """
+
+    type = "writer"
+    name = "shards"
+
+    def __init__(
+        self, work: Work, config: PrepareConfig, stage: str, excluded: list[Excluded], threads: bool = False
+    ) -> None:
+        super().__init__()
+        self._work = work
+        self._config = config
+        self._stage = stage
+        self._excluded = excluded
+        self._threads = threads
+
+    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> None:
+        """Write tasks' shards, and then the tally.
+
+        Raises:
+            DataError: a text has no tokens and `on_error` is `stop`; the tokenizer reads special tokens out of text.
+        """
+        from data_prep.write.shards import ShardWriter  # imports streaming and torch, which takes seconds
+
+        started = time.monotonic()
+        folder = self._work.shards(rank)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        file = self._work.tokenizer / TOKENIZER_FILE
+        tokenizer = Tokenizer.from_file(str(file))
+        entries, sha256 = num_entries(tokenizer), file_sha256(file)
+        writers: dict[str, ShardWriter] = {}
+        tally = Tally()
+        for batch in _batches(data or ()):
+            with tokenizer_threads(self._threads):
+                encoded = encode_documents(tokenizer, [document.text for document in batch])
+            for document, ids in zip(batch, encoded, strict=True):
+                source, split = document.metadata[SOURCE], document.metadata[SPLIT]
+                if not ids:
+                    item = LeftOut(document.id, "no_tokens", "the tokenizer makes no token of this text")
+                    tally.leave_out(source, item, self._config.on_error)
+                    continue
+                if split not in writers:
+                    writers[split] = ShardWriter(folder / split, entries, sha256, self._config.shard_bytes)
+                writers[split].write(ids)
+                counts = tally.source(source)
+                counts.documents[split] += 1
+                counts.text_bytes[split] += len(document.text.encode("utf-8"))
+                counts.tokens[split] += len(ids)
+        for writer in writers.values():
+            writer.finish()
+            require_unspoken(tokenizer, writer.token_counts)
+        for excluded in self._excluded:
+            tally.add(excluded.tally)
+        tally.seconds[self._stage] = time.monotonic() - started
+        self._work.tally(self._stage, rank).write_text(json.dumps(tally.to_json()), encoding="utf-8")
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.text)
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

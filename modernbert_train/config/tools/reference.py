@@ -1,0 +1,222 @@
+"""Every key of runs, data preparation and sweeps as Markdown, read from the dataclasses and their comments.
+
+    python -m modernbert_train.config.tools.reference > docs/config.md
+
+The comment beside a field is its documentation, so there is one place to keep right. A test compares the page. Each key
+has a heading of its own, its whole dotted name, so that a search finds it, a link leads to it, and no column cuts it;
+names stand in backticks, because what is in angle brackets is lost elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import re
+import sys
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import MISSING
+
+from modernbert_train.config.schema import VARIANTS, RunConfig
+from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.config.tools.sweep import SweepConfig
+
+_HEAD = """\
+# Every key
+
+Written from the code by `python -m modernbert_train.config.tools.reference > docs/config.md`; do not edit.
+
+A run is a YAML file with these keys; `a.b=c` on the command line changes one. A file may begin with
+`include: [other.yaml]`, relative to itself: what it names is read first. Unknown keys are refused. `<name>` is a
+name of your choice.
+"""
+_ROOTS = (
+    ("A run", RunConfig),
+    ("Data preparation: the spec of `data_prep/prepare.py`", PrepareConfig),
+    ("Sweeps: the spec of `launch/sweep.py`", SweepConfig),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Section:
+    """A dataclass at its place in the tree.
+
+    Attributes:
+        path: dotted; empty at the root.
+        schema: what stands there.
+        variant: the `name` that chooses this schema, where there are several.
+        note: the name and the comment of the field that holds it.
+    """
+
+    path: str
+    schema: type
+    variant: str | None = None
+    note: str = ""
+
+    def title(self, path: str) -> str:
+        """The heading of the section, or of a key in it."""
+        return f"`{path}`" + (f" ({self.variant})" if self.variant else "")
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    for title, root in _ROOTS:
+        parts.append(f"## {title}\n")
+        found = [*_sections(_Section("", root))]
+        titles = [section.title(section.path) for section in found[1:]]
+        parts.append("Sections: " + ",\n".join(f"[{title}](#{slug(title)})" for title in titles) + ".\n")
+        for section in found:
+            parts += _written(section)
+    return "\n".join(parts)
+
+
+def slug(title: str) -> str:
+    """The anchor that GitHub and mkdocs give a heading which no earlier one equals."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def _sections(section: _Section) -> Iterator[_Section]:
+    """A section, then those within it."""
+    yield section
+    comments, hints = _comments(section.schema), typing.get_type_hints(section.schema)
+    for field in dataclasses.fields(section.schema):
+        here = _join(section.path, field.name)
+        note = f"`{here}`: {comments[field.name]}" if field.name in comments else ""
+        inner = _dataclass(hints[field.name])
+        if here in VARIANTS:
+            for name, schema in VARIANTS[here].items():
+                yield from _sections(_Section(here, schema, name, note))
+        elif inner is not None:
+            place = f"{here}.<name>" if typing.get_origin(hints[field.name]) is dict else here
+            yield from _sections(_Section(place, inner, None, note))
+
+
+def _written(section: _Section) -> Iterator[str]:
+    """A section's heading and sentences, then each of its own keys."""
+    comments, hints = _comments(section.schema), typing.get_type_hints(section.schema)
+    if section.path:
+        yield f"### {section.title(section.path)}\n"
+        yield f"{_prose(_docstring(section.schema))}\n"
+        if section.note:
+            yield f"{_prose(section.note)}\n"
+    for field in dataclasses.fields(section.schema):
+        path = _join(section.path, field.name)
+        if path in VARIANTS or _dataclass(hints[field.name]) is not None:
+            continue
+        yield f"#### {section.title(path)}\n"
+        meaning = _prose(comments.get(field.name, ""))
+        about = f"{_kind(hints[field.name])}; {_default(field)}"
+        if section.variant and field.name == "name":
+            about = f"`{section.variant}` chooses these keys"
+        yield f"{about}<br>\n{meaning}\n" if meaning else f"{about}\n"
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _docstring(schema: type) -> str:
+    """What is written in the source; dataclasses make up a signature where nothing is."""
+    [node] = ast.parse(inspect.getsource(schema)).body
+    assert isinstance(node, ast.ClassDef)
+    text = ast.get_docstring(node)
+    if text is None:
+        raise ValueError(f"{schema.__qualname__} (the page of every key): it has no docstring. Write what it is.")
+    return text
+
+
+def _comments(schema: type) -> dict[str, str]:
+    """Field name -> the comment on its line, or above it; the classes that it inherits from included."""
+    found: dict[str, str] = {}
+    for owner in reversed(schema.__mro__):
+        if not dataclasses.is_dataclass(owner):
+            continue
+        source = inspect.getsource(owner)
+        lines = source.splitlines()
+        [node] = ast.parse(source).body
+        assert isinstance(node, ast.ClassDef)
+        for statement in node.body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                rest = lines[(statement.end_lineno or statement.lineno) - 1][statement.end_col_offset or 0 :]
+                above = itertools.takewhile(
+                    lambda line: line.strip().startswith("#"), lines[statement.lineno - 2 :: -1]
+                )
+                words = [rest] if "#" in rest else [*above][::-1]
+                if words:
+                    found[statement.target.id] = " ".join(word.split("#", 1)[1].strip() for word in words)
+    return found
+
+
+def _dataclass(hint: Any) -> type | None:
+    """The dataclass that a key holds, alone, optionally, or as the entries of a dictionary."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return hint
+    return next((found for part in typing.get_args(hint) if (found := _dataclass(part)) is not None), None)
+
+
+def _kind(hint: Any) -> str:
+    """What may be written, in words."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return ", ".join(f"`{part}`" for part in parts)
+    if origin is dict:
+        return f"a mapping of names to {_several(parts[-1])}"
+    if origin in (list, tuple):
+        return f"a list of {len(parts) if origin is tuple else ''} {_several(parts[-1])}".replace("  ", " ")
+    if parts:
+        return " or ".join(_kind(part) for part in parts if part is not type(None)) + " or null"
+    return _WORDS[hint][0]
+
+
+def _several(hint: Any) -> str:
+    if typing.get_origin(hint) is dict:
+        return f"mappings of names to {_several(typing.get_args(hint)[-1])}"
+    return _WORDS[hint][1]
+
+
+_WORDS: dict[Any, tuple[str, str]] = {
+    int: ("whole number", "whole numbers"),
+    float: ("number", "numbers"),
+    bool: ("`true`, `false`", "true or false"),
+    str: ("text", "texts"),
+    Any: ("any value", "any values"),
+}
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if value == MISSING:
+        return "must be set"
+    return f"default `{_literal(value)}`"
+
+
+def _literal(value: Any) -> str:
+    """A default as it would stand in YAML."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value:_}" if value >= 10_000 else str(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return "{}" if isinstance(value, dict) else str(value)
+
+
+def _prose(text: str) -> str:
+    """Sentences as Markdown that shows every character of them; the pages that they name are links."""
+    parts = text.split("`")  # every second one is code
+    for index in range(0, len(parts), 2):
+        part = re.sub(r"\bNone\b", "null", parts[index])
+        part = part.replace("&", "&amp;").replace("<", "&lt;").replace("*", r"\*")
+        parts[index] = re.sub(r"\bdocs/([\w-]+\.md)", r"[\1](\1)", part)
+    return "`".join(parts)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,112 @@
+"""Which stream is next: asked shares as integers, and a queue that keeps to them. Exact, and without any library.
+
+Weighted fair queueing as for packets on a line (WF2Q, Bennett and Zhang 1996): imagine all streams read at once, each
+at its share of the speed. A chunk may be given out when its reading would have begun; of those, the one whose reading
+would end first is. With a longest chunk of s tokens, after any number of chunks
+
+    share * total - s  <=  given  <=  share * total + (1 - share) * s
+
+for each stream, whatever their number. So in any range of the run a stream is less than two chunks from its share.
+The rule "whoever lacks most is next" is simpler, and lets a stream fall behind further the more streams there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import gcd, lcm
+
+from modernbert_train.config.schema import PhaseConfig, RunConfig
+
+
+def phase_weights(config: RunConfig, phase: PhaseConfig, own: Mapping[str, int]) -> dict[str, int]:
+    """The weights of the streams in a phase: whole numbers without a common divisor; 0 for a stream not used in it.
+
+    Args:
+        config: the run; its rules hold (config/check.py).
+        phase: one of its phases.
+        own: tokens of each stream, or its documents if data.mix_by says so.
+
+    Returns:
+        Stream name -> weight, in the order of `own`. A stream's share is its weight over their sum.
+    """
+    asked = config.data.all_streams
+    weights: dict[str, Fraction] = {}
+    for name, size in own.items():
+        stream = asked[name]
+        if phase.streams:
+            weights[name] = _exact(phase.streams[name].proportion) if name in phase.streams else Fraction(0)
+        elif stream.proportion is not None:
+            weights[name] = _exact(stream.proportion)
+        elif stream.tokens is not None:
+            weights[name] = Fraction(stream.tokens)
+        else:
+            weights[name] = _exact(1.0 if stream.repeat is None else stream.repeat) * size
+    whole = lcm(*(weight.denominator for weight in weights.values()))
+    numbers = {name: int(weight * whole) for name, weight in weights.items()}
+    divisor = gcd(*numbers.values()) or 1
+    return {name: number // divisor for name, number in numbers.items()}
+
+
+def token_shares(config: RunConfig, tokens: Mapping[str, int], documents: Mapping[str, int]) -> dict[str, float]:
+    """Each stream's share of the tokens of the whole run, as asked.
+
+    Args:
+        config: the run.
+        tokens, documents: of each stream.
+    """
+    by_documents = config.data.mix_by == "documents"
+    shares = dict.fromkeys(tokens, 0.0)
+    for phase in config.phases.values():
+        weights = phase_weights(config, phase, documents if by_documents else tokens)
+        amounts = {n: w * tokens[n] / documents[n] if by_documents else float(w) for n, w in weights.items()}
+        for name, amount in amounts.items():
+            shares[name] += amount / sum(amounts.values()) * phase.tokens / config.total_tokens
+    return shares
+
+
+def _exact(number: float) -> Fraction:
+    """The number as it was written: 0.1 is a tenth, not the nearest binary fraction."""
+    return Fraction(repr(number))
+
+
+class FairQueue:
+    """Gives out sizes so that each stream keeps to its share.
+
+    Args:
+        weights: of each stream; at least one is above 0.
+
+    Attributes:
+        weights: as given.
+        lag: for each stream, weight * total given out - sum of weights * given out to it; above 0 it lags behind.
+            The whole memory of the queue: integers that do not grow with the total.
+    """
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        self.weights = list(weights)
+        self.lag = [0] * len(self.weights)
+        self._sum = sum(self.weights)
+        self._active = [(index, weight) for index, weight in enumerate(self.weights) if weight > 0]
+
+    def give(self, sizes: Sequence[int]) -> int:
+        """Choose the stream whose next chunk is given out, and count it.
+
+        Args:
+            sizes: of the next chunk of each stream; 0 is allowed, and those of weight 0 are not looked at.
+
+        Returns:
+            The stream's number; the earlier one where two are equal.
+        """
+        lags, total = self.lag, self._sum
+        chosen, end, scale = -1, 0, 1
+        for index, weight in self._active:
+            lag = lags[index]
+            if lag >= 0:  # its reading would have begun; so for at least one, because the lags add up to 0
+                finish = total * sizes[index] - lag  # over weight: how far ahead its reading would end
+                if chosen < 0 or finish * scale < end * weight:
+                    chosen, end, scale = index, finish, weight
+        size = sizes[chosen]
+        for index, weight in self._active:
+            lags[index] += weight * size
+        lags[chosen] -= total * size
+        return chosen

@@ -1,0 +1,71 @@
+"""A folder of shards by its path or URL: the one place that tells local from remote ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from modernbert_train.config.schema import DataConfig
+from modernbert_train.data.check import check_folder
+from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.prefetch import PrefetchedChunks
+from modernbert_train.data.remote import local_folder, remote_folder
+from modernbert_train.data.shuffle import ShuffledChunks
+from modernbert_train.errors import ConfigError
+from modernbert_train.vocabulary import Vocabulary
+
+
+def open_shards(path: str, data: DataConfig, vocabulary: Vocabulary) -> TokenShards:
+    """The shards of a folder, which belong to the tokenizer; those of a remote one are fetched when they are read.
+
+    Args:
+        path: the folder, or its URL.
+        data: how much is kept in memory and in the cache.
+        vocabulary: of the run's tokenizer.
+
+    Raises:
+        DataError: the folder cannot be read, is not what its card says, or was made with another tokenizer.
+        ConfigError, StorageError: a remote folder cannot be read.
+    """
+    card = check_folder(path, path, data, vocabulary)
+    return TokenShards(
+        local_folder(path, data),
+        card.column,
+        vocabulary.num_entries,
+        max_open_shards=2 * data.shuffle_block_shards,  # a block is finished while the next is begun
+        remote=remote_folder(path, data),
+    )
+
+
+def cache_holds_next_block(folders: Iterable[TokenShards], data: DataConfig) -> bool:
+    """Whether the cache has room for the next block of each remote training folder beside the one being read.
+
+    Raises:
+        ConfigError: not even the block being read fits: its shards would be fetched again and again. Names both sizes.
+    """
+    blocks = {
+        shards.remote.url: sum(sorted(shards.shard_bytes, reverse=True)[: data.shuffle_block_shards])
+        for shards in folders
+        if shards.remote is not None
+    }
+    needed, limit = sum(blocks.values()), data.cache_limit_bytes
+    if limit is not None and limit < needed:
+        raise ConfigError(
+            f"data.cache_limit_bytes={limit}: one block (data.shuffle_block_shards={data.shuffle_block_shards}) of "
+            f"{', '.join(blocks)} takes up to {needed} bytes, and its shards would be fetched again and again. Set "
+            f"data.cache_limit_bytes to at least {needed}, better {2 * needed}, or lower data.shuffle_block_shards."
+        )
+    return limit is None or limit >= 2 * needed
+
+
+def shuffle_chunks(shards: TokenShards, data: DataConfig, seed: int, *, next_block: bool) -> ShuffledChunks:
+    """The chunks of a training folder in their order; remote shards are fetched ahead of it.
+
+    Args:
+        shards: of the folder.
+        data: how much is shuffled together.
+        seed: keys the order.
+        next_block: fetch the next block too; what `cache_holds_next_block` said.
+    """
+    if shards.remote is None:
+        return ShuffledChunks(shards.shard_documents, shards.lengths, data.shuffle_block_shards, seed)
+    return PrefetchedChunks(shards, data.shuffle_block_shards, seed, next_block=next_block)

@@ -1,0 +1,237 @@
+"""Held-out masked-LM loss and accuracy, beside what knowing only the frequency of tokens would give.
+
+The validation documents, their rows and their masks depend on nothing but the configuration, so figures of different
+steps, runs and numbers of ranks compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from modernbert_train.batch import IGNORED_LABEL
+from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card
+from modernbert_train.data.loader import MicrobatchMaker
+from modernbert_train.data.mixing import token_shares
+from modernbert_train.data.mixture import Stream, TokenStreams
+from modernbert_train.data.open_shards import open_shards
+from modernbert_train.data.packing import GreedyPacker
+from modernbert_train.data.planner import BatchPlan, Row
+from modernbert_train.data.remote import local_folder
+from modernbert_train.errors import DataError
+from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.ranks.group import num_ranks, sum_over_ranks, this_rank
+from modernbert_train.vocabulary import Vocabulary
+
+MASK_SEED = 0  # masks of validation never change, whatever the run's seed
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """How often each token stands in a folder of shards.
+
+    Attributes:
+        path: of token_counts.npy.
+        tokens: that it must count, by the card of the shards.
+        weight: what each of its counts counts.
+    """
+
+    path: Path
+    tokens: int
+    weight: float
+
+    def read(self, vocab_size: int) -> NDArray[np.float64]:
+        """The counts; raises DataError if the file is missing, damaged, or another folder's."""
+        try:
+            counts = np.load(self.path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{self.path}: cannot be read ({error}). Prepare the data again.") from None
+        sound = isinstance(counts, np.ndarray) and counts.ndim == 1 and counts.dtype.kind in "iu"
+        if not sound or len(counts) > vocab_size or (counts.min(initial=0) < 0) or int(counts.sum()) != self.tokens:
+            found = f"{int(counts.sum()):,} tokens over {len(counts):,} ids" if sound else "no line of whole numbers"
+            raise DataError(
+                f"{self.path}: holds {found}; the card beside it says {self.tokens:,} tokens, model.vocab_size is "
+                f"{vocab_size:,}. Restore it from a copy, or prepare the data again."
+            )
+        return counts.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Unigram:
+    """The guess that knows only how frequent each token is in the training data.
+
+    Attributes:
+        log_probability_V: natural logarithms, every count raised by one.
+        most_frequent: the token it would always name.
+    """
+
+    log_probability_V: NDArray[np.float64]
+    most_frequent: int
+
+    @classmethod
+    def from_counts(cls, files: Iterable[TokenCounts], vocab_size: int) -> Unigram:
+        """Read token_counts.npy of the training shards.
+
+        Args:
+            files: of each folder.
+            vocab_size: rows of the embedding.
+
+        Raises:
+            DataError: a file is missing or damaged, or another folder's.
+        """
+        counts_V = np.ones(vocab_size)
+        for file in files:
+            counts = file.read(vocab_size)
+            counts_V[: len(counts)] += file.weight * counts
+        return cls(np.log(counts_V / counts_V.sum()), int(counts_V.argmax()))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over all predicted tokens: losses in nats, accuracies as shares."""
+
+    loss: float
+    accuracy: float
+    unigram_loss: float
+    unigram_accuracy: float
+    predicted: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"held-out loss {self.loss:.3f} (unigram {self.unigram_loss:.3f}), accuracy {self.accuracy:.1%}"
+
+
+class Validation:
+    """The held-out documents in rows.
+
+    Args:
+        config: the run.
+        maker: reads and masks rows of the validation shards; keyed by MASK_SEED.
+        lengths: tokens of each validation document.
+        unigram: the baseline.
+
+    Attributes:
+        tokens: of the held-out text that each measurement reads.
+    """
+
+    def __init__(
+        self, config: RunConfig, maker: MicrobatchMaker, lengths: Sequence[int] | NDArray[Any], unigram: Unigram
+    ) -> None:
+        self._config = config
+        self._maker = maker
+        self._lengths = lengths
+        self._unigram = unigram
+        total, most = int(np.sum(lengths, dtype=np.int64)), config.eval.max_tokens
+        self.tokens = total if most is None else min(total, most)
+
+    def plan(self, phase: PhaseConfig) -> BatchPlan:
+        """Documents in their order, up to eval.max_tokens, packed into rows of the phase's length."""
+        row_tokens = self._config.eval.row_tokens or phase.row_tokens
+        packer = GreedyPacker(row_tokens, self._config.data.packing_window, max_wait=1 << 62)
+        tokens = 0
+        for document, length in enumerate(self._lengths):
+            if self._config.eval.max_tokens is not None:
+                length = min(int(length), self._config.eval.max_tokens - tokens)
+            if length > 0:
+                packer.add(0, document, int(length))
+                tokens += int(length)
+        packer.flush()
+        rows = tuple(packer.ready)
+        return BatchPlan(
+            phase="validation",
+            tokens_before=0,
+            tokens=tokens,
+            rows=rows,
+            num_rows=len(rows),
+            row_tokens=row_tokens,
+            microbatch_rows=max(1, phase.microbatch_tokens // row_tokens),
+            mask_rate=self._config.objective.eval_mask_rate,
+        )
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, phase: PhaseConfig, device: torch.device, bf16: bool) -> Evaluation:
+        """Measure a model; every rank calls it and gets the same figures.
+
+        Args:
+            model: called with microbatches; its training mode is put back afterwards.
+            phase: whose row length and microbatch size are used.
+            device: where the model is.
+            bf16: compute in bf16 autocast.
+        """
+        plan = self.plan(phase)
+        ranks = num_ranks()
+        rows: tuple[Row, ...] = plan.rows + ((),) * (-len(plan.rows) % ranks)  # the same number on every rank
+        log_probability_V = torch.from_numpy(self._unigram.log_probability_V).to(device, torch.float32)
+        sums = torch.zeros(5, dtype=torch.float64)  # loss, hits, unigram loss, unigram hits, predicted
+        was_training = model.training
+        model.eval()
+        for batch in self._maker.microbatches(rows[this_rank() :: ranks], plan):
+            moved = batch.to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                output = model(moved, keep_logits=True)
+            hits = (output.logits_MV.argmax(dim=-1) == moved.labels_M).sum()
+            labels_P = moved.labels_M[moved.labels_M != IGNORED_LABEL]
+            sums += torch.stack(
+                [
+                    output.loss.double() * batch.num_predicted,
+                    hits.double(),
+                    -log_probability_V[labels_P].sum().double(),
+                    (labels_P == self._unigram.most_frequent).sum().double(),
+                    torch.tensor(float(batch.num_predicted), dtype=torch.float64, device=device),
+                ]
+            ).cpu()
+        model.train(was_training)
+        if isinstance(model, FSDPModule):
+            model.reshard()  # without a backward pass what lies outside the layers stays gathered, on every rank
+        sums = sums.to(device)
+        sum_over_ranks(sums)
+        loss, hits, unigram_loss, unigram_hits, predicted = sums.tolist()
+        if not predicted:
+            raise DataError("data.validation: not one token to predict. Hold out more text, or raise eval.max_tokens.")
+        return Evaluation(
+            loss=loss / predicted,
+            accuracy=hits / predicted,
+            unigram_loss=unigram_loss / predicted,
+            unigram_accuracy=unigram_hits / predicted,
+            predicted=int(predicted),
+        )
+
+
+def open_validation(config: RunConfig, vocabulary: Vocabulary) -> Validation:
+    """The held-out text, with the unigram baseline of the training text."""
+    assert config.data.validation is not None
+    shards = open_shards(config.data.validation, config.data, vocabulary)
+    objective = replace(config.objective, masking="exact")  # whatever training does: figures of all runs compare
+    return Validation(
+        config,
+        MicrobatchMaker(
+            TokenStreams([Stream("validation", MASK_SEED, shards)]), MaskedLM(objective, vocabulary), vocabulary
+        ),
+        shards.lengths,
+        unigram_of(config),
+    )
+
+
+def unigram_of(config: RunConfig) -> Unigram:
+    """The baseline of the training text; streams count by their shares of the whole run, whatever the phase."""
+    folders = {name: local_folder(stream.path, config.data) for name, stream in config.data.all_streams.items()}
+    cards = {name: read_card(folder) for name, folder in folders.items()}
+    tokens = {name: card.tokens for name, card in cards.items()}
+    shares = token_shares(config, tokens, {name: card.documents for name, card in cards.items()})
+    total = sum(tokens.values())
+    counts = [
+        TokenCounts(folder / TOKEN_COUNTS, tokens[name], shares[name] * total / tokens[name])
+        for name, folder in folders.items()
+    ]
+    return Unigram.from_counts(counts, config.model.vocab_size)

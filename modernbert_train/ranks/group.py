@@ -1,0 +1,148 @@
+"""Processes that train together: joining, which of them this is, and doing a thing once for all.
+
+Before the ranks have joined, and on a single one, the environment that a launcher sets says which rank this is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from modernbert_train.errors import RunError, StoppedEarly
+from modernbert_train.ranks.fail_together import failing_together, holds_store
+from modernbert_train.ranks.heartbeat import GRACE_SECONDS
+from modernbert_train.ranks.rendezvous import wait_for_store
+
+T = TypeVar("T")
+
+
+# what a launcher tells its ranks; Composer's Trainer asks for all of them, also of a process that is alone
+_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
+
+
+def this_rank() -> int:
+    """Number of this process among all."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def num_ranks() -> int:
+    """Processes that train together."""
+    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """Number of this process among those of its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def ranks_per_node() -> int:
+    """Processes of this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+@contextmanager
+def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
+    """Join the other ranks, if a launcher started any, and leave them in order; an error of one ends all.
+
+    Raises:
+        RunError: the others cannot be reached.
+    """
+    store = None if dist.is_initialized() or num_ranks() == 1 else _meet(timeout_seconds)
+    missing = {name: value for name, value in _ALONE.items() if name not in os.environ}
+    os.environ.update(missing)
+    failed = True
+    try:
+        with failing_together(timeout_seconds, store):
+            if not dist.is_initialized():
+                dist.init_process_group(
+                    "nccl" if device.type == "cuda" else "gloo",
+                    store=dist.HashStore() if store is None else store,  # type: ignore[attr-defined]
+                    rank=this_rank(),
+                    world_size=num_ranks(),
+                    timeout=timedelta(seconds=timeout_seconds + GRACE_SECONDS),
+                )
+            yield
+        failed = False
+    except StoppedEarly:
+        failed = False
+        raise
+    finally:
+        # to leave in order a rank waits for the others, and after a failure they are being ended
+        if dist.is_initialized() and not (failed and num_ranks() > 1):
+            dist.destroy_process_group()
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+def _meet(timeout_seconds: float) -> Any:
+    """The store where the ranks meet, before they do: from here on each knows of the others.
+
+    Raises:
+        RunError: it is not there in time, for want of whoever holds it.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_holder = holds_store(this_rank())
+    try:
+        if not is_holder:
+            wait_for_store(host, port, timeout_seconds, tell=lambda line: None)
+        # torch's types forget it
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            host,
+            port,
+            is_master=is_holder,
+            multi_tenant=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_seconds + GRACE_SECONDS),
+        )
+    except (TimeoutError, dist.DistError) as error:
+        holder = "rank 0 is gone or never came" if holds_store(0) else "the launcher that holds it is gone"
+        here = f"MASTER_PORT={port} may be taken" if is_holder else f"{holder}, or the network to it is lost"
+        first = (str(error).splitlines() or [""])[0]
+        raise RunError(
+            f"rank {this_rank()} on {socket.gethostname()} cannot come to {host}:{port}, where the ranks "
+            f"meet: {here} ({first}). Look at the output of the others; then start the same command again."
+        ) from error
+    return dist.PrefixStore("modernbert-train", store)  # type: ignore[attr-defined]
+
+
+def on_rank_zero(do: Callable[[], T]) -> T:
+    """Do something on rank 0 alone; every rank gets its result, or the RunError it raised."""
+    answer: list[Any] = [None]
+    if this_rank() == 0:
+        try:
+            answer = [do()]
+        except RunError as error:
+            answer = [error]
+    if num_ranks() > 1:
+        dist.broadcast_object_list(answer, src=0)
+    if isinstance(answer[0], RunError):
+        raise answer[0]
+    return answer[0]
+
+
+def gather_from_all(value: T) -> list[T]:
+    """The value of every rank, by rank, on every rank."""
+    found: list[Any] = [value] * num_ranks()
+    if num_ranks() > 1:
+        dist.all_gather_object(found, value)
+    return found
+
+
+def sum_over_ranks(values: Tensor) -> None:
+    """Replace values by their sums over all ranks."""
+    if num_ranks() > 1:
+        dist.all_reduce(values)
+
+
+def wait_for_all() -> None:
+    """Until every rank has come here."""
+    if num_ranks() > 1:
+        dist.barrier()

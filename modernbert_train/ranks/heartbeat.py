@@ -1,0 +1,219 @@
+"""Which rank hangs: each writes where it stands into the store that the ranks met in, and looks at the others.
+
+Two things are told apart. A rank that is silent has a frozen process or a lost machine; each rank listens to the next
+one only, so that a thousand ranks ask no more of the store than two. A rank that is alive and behind keeps the others
+waiting; who has stood still for too long looks for whoever has come less far. The clock is the monotonic one, which
+stands still while a machine sleeps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from modernbert_train.ranks.launched import BEATS_FOLDER
+
+SILENT_SECONDS = 4.0  # a rank silent for so long after a broken connection is the one that broke it
+GRACE_SECONDS = 15.0  # a collective waits so much longer than a hang takes to be found, so that it gets its name
+
+_KEY = "modernbert-train/beat"
+_LISTEN_SECONDS = 0.5  # so often a rank writes, and whoever listens looks
+_place = (0, "the start")  # replaced as a whole, by the training thread alone
+
+
+def passed(place: str) -> None:
+    """Note that this rank has come to a place; all ranks come by the same places in the same order."""
+    global _place
+    _place = (_place[0] + 1, place)
+
+
+class Beat(NamedTuple):
+    """What a rank has written last.
+
+    Attributes:
+        number: how often it has written.
+        places, place: how many places it has passed, and the last one.
+        host: the name of its machine.
+        processes: its machine's table of processes; None if it cannot be told.
+        pid: its process there.
+        left: it has left in order, and will write no more.
+    """
+
+    number: int
+    places: int
+    place: str
+    host: str
+    processes: str | None
+    pid: int
+    left: bool
+
+
+class Verdict(NamedTuple):
+    rank: int
+    host: str
+    text: str
+
+
+class Heartbeat:
+    """This rank's sign of life, and its view of the others.
+
+    Args:
+        store: torch's, a connection that no collective waits on.
+        timeout_seconds: after so long a rank that is silent or behind counts as hung.
+    """
+
+    def __init__(self, store: Any, rank: int, num_ranks: int, timeout_seconds: float) -> None:
+        self._store = store
+        self._rank, self._num_ranks = rank, num_ranks
+        self._timeout = timeout_seconds
+        self._number = 0
+        self._processes = table_of_processes()
+        self._last_of_first: Beat | None = None
+        self._heard: tuple[Beat | None, float] = (None, time.monotonic())
+        self._stood = (_place, time.monotonic())
+        folder = os.environ.get(BEATS_FOLDER)
+        self._file = None if folder is None else Path(folder, str(rank))
+        if self._file is not None:
+            self._file.write_text(str(os.getpid()), encoding="utf-8")
+        self.beat()
+
+    def beat(self, *, left: bool = False) -> None:
+        """Write; `left` for the last time, in order."""
+        self._number += 1
+        beat = Beat(self._number, *_place, socket.gethostname(), self._processes, os.getpid(), left)
+        self._store.set(f"{_KEY}/{self._rank}", json.dumps(beat))
+        if self._file is not None and self._file.exists():
+            os.utime(self._file)
+
+    def verdict(self) -> Verdict | None:
+        """The rank that is gone; or the one that hangs, once it has for the whole timeout."""
+        now, after = time.monotonic(), (self._rank + 1) % self._num_ranks
+        beat = self._read([after])[0]
+        if self._has_ended(beat):
+            return self._gone(after, beat)
+        if beat != self._heard[0]:
+            self._heard = (beat, now)
+        elif now - self._heard[1] > self._timeout and not (beat and beat.left):
+            return Verdict(after, _host(beat), self._silence() if beat else self._absence())
+        if _place != self._stood[0]:
+            self._stood = (_place, now)
+        elif now - self._stood[1] > self._timeout:
+            found = self.behind()
+            if found is None:
+                return None
+            # a rank that waits for a silent one stands as far behind as that one
+            silent = self._silent_rank(SILENT_SECONDS)
+            if silent is None:
+                return found
+            rank, beat = silent
+            return self._gone(rank, beat) if self._has_ended(beat) else Verdict(rank, _host(beat), self._silence())
+        return None
+
+    def behind(self) -> Verdict | None:
+        """The rank that has come less far than this one, the last of them if there are several."""
+        beats = self._read(list(range(self._num_ranks)))
+        here = [(beat.places, rank, beat) for rank, beat in enumerate(beats) if beat is not None and not beat.left]
+        places, rank, beat = min(here)
+        if places >= _place[0]:
+            return None
+        return Verdict(
+            rank,
+            beat.host,
+            f"hangs: it has not come beyond {beat.place!r}, and the others have waited for it at {_place[1]!r} for "
+            f"distributed.timeout_seconds={self._timeout:g}. Its stack stands in its own output. Start again, without "
+            "that machine if it comes again; if it was only slow, raise the time.",
+        )
+
+    def silent(self, seconds: float) -> Verdict | None:
+        """Listen to all for some seconds, and go on to write; the first rank that has ended or wrote nothing."""
+        found = self._silent_rank(seconds)
+        return found and self._gone(*found)
+
+    def _silent_rank(self, seconds: float) -> tuple[int, Beat | None] | None:
+        ranks = list(range(self._num_ranks))
+        before = self._read(ranks)
+        deadline = time.monotonic() + seconds
+        while True:
+            now = self._read(ranks)
+            for rank, beat in enumerate(now):
+                if self._has_ended(beat):
+                    return rank, beat
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_LISTEN_SECONDS)
+            self.beat()
+        for rank, (then, beat) in enumerate(zip(before, now, strict=True)):
+            if rank != self._rank and then == beat and not (beat and beat.left):
+                return rank, beat
+        return None
+
+    def first_rank(self) -> Verdict | None:
+        """Rank 0, if its process is known to have ended; asks the system and not the store, which it may have held."""
+        return self._gone(0, self._last_of_first) if self._has_ended(self._last_of_first) else None
+
+    def _has_ended(self, beat: Beat | None) -> bool:
+        """Whether a rank of this machine has no process any more, and did not leave in order."""
+        if beat is None or beat.left or beat.processes is None or beat.processes != self._processes:
+            return False
+        return not is_running(beat.pid)
+
+    def _gone(self, rank: int, beat: Beat | None) -> Verdict:
+        if self._has_ended(beat):
+            text = "is gone: its process has ended without a word. If it was killed, `dmesg` there may tell why."
+        else:
+            text = "is gone: its process was killed, or its machine or network is lost."
+        return Verdict(rank, _host(beat), text)
+
+    def _absence(self) -> str:
+        return (
+            f"is gone or never came: no sign of life for distributed.timeout_seconds={self._timeout:g} since the "
+            "start. Look at its own output."
+        )
+
+    def _silence(self) -> str:
+        return (
+            f"hangs: no sign of life for distributed.timeout_seconds={self._timeout:g}. Its process is frozen or "
+            "was killed, or its machine or network is lost. Start again, without that machine if it comes again."
+        )
+
+    def _read(self, ranks: list[int]) -> list[Beat | None]:
+        found = self._read_all(list(dict.fromkeys([0, *ranks])) if self._last_of_first is None else ranks)
+        self._last_of_first = found.get(0) or self._last_of_first
+        return [found[rank] for rank in ranks]
+
+    def _read_all(self, ranks: list[int]) -> dict[int, Beat | None]:
+        keys = [f"{_KEY}/{rank}" for rank in ranks]
+        if self._store.check(keys):
+            texts = self._store.multi_get(keys)
+            return {rank: Beat(*json.loads(text)) for rank, text in zip(ranks, texts, strict=True)}
+        # only until all have written: asking for a key that is not there waits for it
+        return {
+            rank: Beat(*json.loads(self._store.get(key))) if self._store.check([key]) else None
+            for rank, key in zip(ranks, keys, strict=True)
+        }
+
+
+def _host(beat: Beat | None) -> str:
+    return "an unknown host" if beat is None else beat.host
+
+
+def table_of_processes() -> str | None:
+    """What two processes have in common if one can ask the system for the other by its number; None if none can."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and waits for its parent to notice does not run."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -1,0 +1,31 @@
+"""What a run says when it is done: what it came to, and the commands that go on from there."""
+
+from __future__ import annotations
+
+import shlex
+
+from modernbert_train.config.schema import RunConfig
+
+
+def closing_text(config: RunConfig, *, tokens: int, steps: int, loss: float | None, held_out: str | None) -> str:
+    """The last lines of a run that reached its end.
+
+    Args:
+        config: the run.
+        tokens, steps: trained.
+        loss: of the last steps, smoothed.
+        held_out: figures as measured last, which is at the end; None where nothing is held out.
+    """
+    figures = [f"done: {tokens:,} tokens in {steps:,} steps"]
+    if loss is not None:
+        figures.append(f"loss {loss:.3f}")
+    if held_out is not None:
+        figures.append(held_out)
+    return "\n".join([", ".join(figures), next_commands(config)])
+
+
+def next_commands(config: RunConfig) -> str:
+    """What can be done with a run that is trained, as one would type it."""
+    folder = shlex.quote(config.folder)
+    verbs = (["eval"] if config.data.validation is not None else []) + ["export", "report"]
+    return "\n".join(["next:", *(f"  python -m modernbert_train {verb} {folder}" for verb in verbs)])

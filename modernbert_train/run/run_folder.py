@@ -1,0 +1,302 @@
+"""A run's folder: who may write to it, what is in it, and the line-by-line record of the run.
+
+runs/NAME/config.yaml      the resolved configuration, itself runnable
+runs/NAME/metrics.jsonl    one line per optimizer step, validation, start and resume
+runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or ended the run at; never rewound
+runs/NAME/checkpoints/     see checkpoint.py
+runs/NAME/report.html      drawn from metrics.jsonl
+runs/NAME/profile/         traces and tables of the steps that profile: asks for
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from modernbert_train.config.load import differences, load_run, to_yaml
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.read_json import Count, as_type, is_count, read_lines
+
+# Keys that may change between the starts of one run: they decide how fast and how visibly it trains, not what.
+CHANGEABLE = (
+    "runs_folder",
+    "name",
+    "device",
+    "data.num_workers",
+    "data.prefetch_batches",
+    "data.worker_timeout_seconds",
+    "data.cache_folder",
+    "data.cache_limit_bytes",
+    "data.download_timeout_seconds",
+    "data.train",  # the folders may move; their fingerprints are compared with the checkpoint's
+    "data.validation",
+    "data.tokenizer",
+    "model.attention",
+    "model.global_attention",
+    "model.compile",
+    "model.activation_checkpointing",
+    "eval.",
+    "checkpoint.",
+    "distributed.",
+    "launch.",
+    "stability.",  # decides what is done when something goes wrong, and that is recorded
+    "logging.",
+    "profile",
+    "profile.",
+    "callbacks",
+    "callbacks.",
+    "loggers",
+    "loggers.",
+    "phases",  # those that were trained are compared with the checkpoint's; see trained_phases.py
+    "phases.",
+)
+
+
+class RunFolder:
+    """The folder of one run, as rank 0 writes it.
+
+    Args:
+        config: the run.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.path = Path(config.folder)
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self.faults = self.path / "faults.jsonl"
+        self._lock: IO[str] | None = None
+
+    def open(self, *, fresh: bool = False) -> list[str]:
+        """Create the folder, or take it over if it is of the same run; hold its lock as long as the process lives.
+
+        Args:
+            fresh: put what the folder holds aside under another name first; nothing is deleted.
+
+        Returns:
+            What differs harmlessly from the configuration the folder was last used with.
+
+        Raises:
+            ConfigError: the folder belongs to a run that would have trained something else, or is in use.
+            StorageError: it cannot be written.
+        """
+        try:
+            self._take_lock()
+            if fresh:
+                self.path.rename(self.path.with_name(f"{self.path.name}.until-{time.strftime('%Y%m%d-%H%M%S')}"))
+                self.close()
+                self._take_lock()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            return self.compare()
+        except ConfigError:
+            self.close()
+            raise
+
+    def check_writable(self) -> None:
+        """Find out whether `open` could write here, without writing.
+
+        Raises:
+            StorageError: it could not.
+        """
+        there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists() or path.is_symlink())
+        wrong = None
+        if not there.is_dir():
+            wrong = errno.EEXIST if there == self.path else errno.ENOTDIR
+        elif os.statvfs(there).f_flag & os.ST_RDONLY:
+            wrong = errno.EROFS
+        elif not os.access(there, os.W_OK | os.X_OK):
+            wrong = errno.EACCES
+        if wrong is not None:
+            raise self._unwritable(OSError(wrong, os.strerror(wrong)))
+
+    def has_checkpoints(self) -> bool:
+        """Whether there are any, whole or damaged; only names are looked at."""
+        return any("." not in path.name for path in self.checkpoints.glob("step-*"))
+
+    def save_config(self) -> None:
+        """Replace config.yaml, once nothing of the run stands against it.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        partial = self.path / "config.yaml.partial"
+        try:
+            partial.write_text(to_yaml(self.config), encoding="utf-8")
+            os.replace(partial, self.path / "config.yaml")
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.path}: cannot be written ({error.strerror}). Fix the permissions or the disk, or choose another "
+            "runs_folder."
+        )
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _take_lock(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = (self.path / ".lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            lock.close()
+            raise ConfigError(
+                f"{self.path}: in use by {owner}. Two jobs must not write one run: wait for it, stop it, or give this "
+                "one another name=."
+            ) from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        self._lock = lock
+
+    def compare(self) -> list[str]:
+        """What differs harmlessly from the configuration the folder was last used with.
+
+        Raises:
+            ConfigError: the folder belongs to a run that would have trained something else.
+        """
+        saved = self.path / "config.yaml"
+        if not saved.exists():
+            return []
+        last = load_run([saved])
+        changed = differences(last, self.config)
+        before, after = list(last.phases), list(self.config.phases)
+        if before != after and sorted(before) == sorted(after):
+            changed.append(("phases", before, after))
+        forbidden = [_change(*change) for change in changed if not _may_change(*change)]
+        if forbidden:
+            raise ConfigError(
+                f"{self.path} holds a run with another configuration:\n  "
+                + "\n  ".join(forbidden)
+                + "\nGive this run another name=, restore the values, or start over with --fresh (the old run is kept "
+                "beside it)."
+            )
+        return [_change(*change) for change in changed]
+
+    def record(self, entry: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl.
+
+        Raises:
+            StorageError: the disk refuses it.
+        """
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry | {"time": round(time.time(), 3)}) + "\n")
+        except OSError as error:
+            raise self._refused(self.metrics, error) from error
+
+    def record_fault(self, entry: dict[str, Any]) -> None:
+        """Add one line to faults.jsonl; it is whole and on the disk itself when this returns.
+
+        Raises:
+            StorageError: the disk refuses it.
+        """
+        entries = [*self.read_faults(), entry | {"time": round(time.time(), 3)}]
+        partial = self.faults.with_suffix(".partial")
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write("".join(json.dumps(each) + "\n" for each in entries))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self.faults)
+        except OSError as error:
+            raise self._refused(self.faults, error) from error
+
+    def _refused(self, path: Path, error: OSError) -> StorageError:
+        return StorageError(
+            f"{path}: cannot be written ({error.strerror}). Free some space or fix the permissions; the same command "
+            "goes on from the newest checkpoint."
+        )
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Every line of metrics.jsonl that tells of a step; what a crash or a disk has damaged is left out.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        return _read(self.metrics)[0]
+
+    def read_faults(self) -> list[dict[str, Any]]:
+        """Every line of faults.jsonl, each found to be whole: a resumed run decides by them as it did before.
+
+        Raises:
+            StorageError: a line is damaged, which no crash can do, since the file is replaced as a whole.
+        """
+        entries, damaged = _read(self.faults)
+        for number, entry in enumerate(entries, start=1):
+            try:
+                _check_fault(entry)
+            except ValueError as error:
+                raise _damaged_fault(self.faults, f"entry {number}: {error}") from None
+        if damaged:
+            raise _damaged_fault(self.faults, f"{damaged} lines are no JSON or tell of no step")
+        return entries
+
+    def rewind_metrics(self, step: int) -> None:
+        """Drop the lines after a step: the run goes on from there and will write them again.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        entries, damaged = _read(self.metrics)
+        if damaged:
+            print(
+                f"warning: {self.metrics}: {damaged} lines could not be read and are left out; a process killed while "
+                "writing leaves one"
+            )
+        kept = [entry for entry in entries if entry["step"] <= step]
+        partial = self.metrics.with_suffix(".partial")
+        partial.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
+        os.replace(partial, self.metrics)
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines of a record that tell of a step, and the number of all others."""
+    try:
+        entries, wrong = read_lines(path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror}). Fix the disk or the permission.") from None
+    found = [entry for entry in entries if is_count(entry.get("step"))]
+    return found, len(wrong) + len(entries) - len(found)
+
+
+def _check_fault(entry: dict[str, Any]) -> None:
+    """Raises ValueError if what a decision is taken by is missing."""
+    for key, kind in {"tokens_before": Count, "tokens": Count, "fault": str, "action": str}.items():
+        as_type(kind, entry.get(key), key)
+    if entry["action"] == "roll_back" and not re.fullmatch(r"step-\d{8,18}", as_type(str, entry.get("to"), "to")):
+        raise ValueError(f"to: expected the name of a checkpoint, found {entry['to'][:60]!r}")
+
+
+def _damaged_fault(path: Path, found: str) -> StorageError:
+    return StorageError(
+        f"{path}: damaged; {found}. It tells which updates the run has left out, and without it the run would not go "
+        "on as it did. Restore it from a copy; or remove the damaged lines, if those updates lie before the newest "
+        "checkpoint."
+    )
+
+
+def _change(key: str, old: Any, new: Any) -> str:
+    return f"{key}: {old} -> {new}"
+
+
+def _may_change(key: str, old: Any, new: Any) -> bool:
+    if key.startswith("data.streams.") and key.endswith(".path"):
+        return None not in (old, new)  # a stream's folder may move; no stream may come or go
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in CHANGEABLE)

@@ -1,0 +1,102 @@
+"""Numbers and tables as a reader wants them: units named, no more digits than mean something, columns aligned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+
+
+def tokens_text(tokens: float, digits: int = 3) -> str:
+    """A token count with k, M, G or T: 12_300_000 -> '12.3 M'."""
+    size, letter = next((s for s in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")) if abs(tokens) >= s[0]), (1, ""))
+    count = tokens / size
+    shown = f"{count:.{digits}g}" if abs(count) < 10**digits - 0.5 else f"{count:.0f}"
+    return f"{shown} {letter}".rstrip()
+
+
+def fixed(digits: int) -> Callable[[float], str]:
+    return lambda value: f"{value:.{digits}f}" if math.isfinite(value) else "not a number"
+
+
+def percent(digits: int) -> Callable[[float], str]:
+    """A share as a percentage; zeros that say nothing are cut: 0.993 -> '99.3 %'."""
+
+    def text(value: float) -> str:
+        if not math.isfinite(value):
+            return "not a number"
+        shown = f"{100 * value:.{digits}f}"
+        return f"{shown.rstrip('0').rstrip('.') if digits else shown} %"
+
+    return text
+
+
+def whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """Three digits: for norms, which span decades, and for ticks."""
+    return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 1e3 else rate(value)
+
+
+def rate(value: float) -> str:
+    """A learning rate: 0.0008 -> '8e-4'."""
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 93784 -> '1 d 2 h'."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min".removesuffix(" 0 min")
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h".removesuffix(" 0 h")
+
+
+def date(unix_seconds: float) -> str:
+    """UTC; empty if unknown."""
+    if not math.isfinite(unix_seconds):
+        return ""
+    try:
+        return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError, OSError):  # of a year that no calendar has
+        return ""
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def shorten(text: str, letters: int) -> str:
+    """At most so many letters: both ends, for what differs often stands at the end of what is long."""
+    if len(text) <= letters:
+        return text
+    tail = (letters - 1) // 3
+    return f"{text[: letters - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def table(rows: Iterable[Sequence[str]], *, indent: int = 0, numbers: bool = False) -> str:
+    """Rows of cells as lines, each column as wide as its widest cell.
+
+    Args:
+        rows: of equally many cells.
+        indent: spaces before each line.
+        numbers: align columns to the right, but for the first and those without a heading.
+    """
+    lines = list(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = [">" if numbers and column and heading else "<" for column, heading in enumerate(lines[0])]
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    return "\n".join((" " * indent + form.format(*row)).rstrip() for row in lines)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The same in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))

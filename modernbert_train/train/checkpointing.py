@@ -1,0 +1,107 @@
+"""Writes checkpoints: when one is due, when a signal or the time asks for it, and what stands in it."""
+
+from __future__ import annotations
+
+import torch
+from composer.core import Callback, State
+from composer.loggers import Logger
+from composer.utils import dist
+
+from modernbert_train.clock import crosses, ends_phase
+from modernbert_train.config.load import to_yaml
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.loader import PackedLoader
+from modernbert_train.ranks.group import on_rank_zero
+from modernbert_train.ranks.save_requests import Requests
+from modernbert_train.read_json import as_type
+from modernbert_train.run import checkpoint
+from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.run.saved_state import Clock, SavedState, TrainingState
+from modernbert_train.train.adapters import inner_model
+from modernbert_train.train.callbacks import Measure, step_tokens
+from modernbert_train.train.stability import Guard, UnstableRun
+from modernbert_train.weights.gather import gather_optimizer, gather_weights
+
+
+class Save(Callback):
+    """Writes checkpoints, and stops the run after one when a signal asked for it.
+
+    Attributes:
+        stopped: it did.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        loader: PackedLoader,
+        folder: RunFolder,
+        fingerprint: dict[str, str],
+        guard: Guard,
+        measure: Measure,
+        requests: Requests,
+    ) -> None:
+        self._config = config
+        self._guard = guard
+        self._loader = loader
+        self._folder = folder
+        self._fingerprint = fingerprint
+        self._measure = measure
+        self._requests = requests
+        self.stopped = False
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        settings = self._config.checkpoint
+        step = state.timestamp.batch.value
+        alone = dist.get_world_size() == 1
+        asked = self._requests.of_this_rank() if alone else self._requests.of_all_ranks
+        phase_end = ends_phase(self._config, *step_tokens(state))
+        milestone = crosses(settings.interval_tokens, *step_tokens(state))
+        due = settings.interval_steps is not None and step % settings.interval_steps == 0
+        if asked.stop or asked.overdue or phase_end or milestone or due or self._guard.rolled_back:
+            self._measure.flush()
+            self.save(state, phase_end, milestone)
+        if asked.stop:
+            self.stopped = True
+            state.stop_training()
+
+    def save(self, state: State, phase_end: bool, milestone: bool) -> None:
+        """Gather the state and write it; every rank calls this, and every rank raises if rank 0's disk refuses."""
+        model, step = inner_model(state.model), state.timestamp.batch.value
+        is_writer = dist.get_global_rank() == 0
+        weights = gather_weights(model, keep=is_writer)
+        optimizer = gather_optimizer(model, state.optimizers[0], keep=is_writer)
+        timestamp = state.timestamp.state_dict()
+
+        def write() -> None:
+            tensors = weights | optimizer
+            if damaged := [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]:
+                raise UnstableRun(
+                    f"step {step}: {len(damaged)} weights or moments are not finite, {damaged[0]} first, so no "
+                    "checkpoint is written; those there are untouched and the same command goes on from them. Lower "
+                    "optim.lr if this comes again."
+                )
+            checkpoint.commit(
+                self._folder.checkpoints,
+                weights=weights,
+                optimizer=optimizer,
+                state=SavedState(
+                    step=step,
+                    tokens=state.timestamp.token.value,
+                    phase=state.batch.plan.phase,
+                    data=self._fingerprint,
+                    training=TrainingState(
+                        seconds=state.timestamp.total_wct.total_seconds(),
+                        timestamp=as_type(Clock, {key: timestamp[key] for key in Clock.__annotations__}),
+                        loader=self._loader.state_dict(),
+                        stability=self._guard.state_dict(),
+                    ),
+                    average=[],
+                ),
+                config_yaml=to_yaml(self._config),
+                phase_end=phase_end,
+                milestone=milestone,
+            )
+            checkpoint.clean(self._folder.checkpoints, self._config.checkpoint.keep)
+
+        on_rank_zero(write)
+        self._requests.saved()

@@ -1,0 +1,216 @@
+"""Everything private of Composer 0.32.1 that we override, patch or call, and nothing else.
+
+INTERNALS lists each with the signature that this file was written for; a test compares it with what is installed, so
+that an upgrade of Composer prints a table of what has moved. `install` applies the patches.
+"""
+
+from __future__ import annotations
+
+import atexit
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from composer import Trainer
+from composer.core import Event, State
+from composer.devices import Device, DeviceGPU
+from composer.distributed import prepare_distributed
+from composer.loggers import Logger, WandBLogger
+from composer.trainer import trainer as composer_trainer
+from composer.trainer.trainer import TrainerMode
+from composer.utils import collect_env, dist, get_device
+from composer.utils.parallelism import FSDP2Config
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from modernbert_train.batch import Batch
+from modernbert_train.data.loader import StepBatch
+from modernbert_train.data.planner import BatchPlan
+
+# where it is -> its signature in Composer 0.32.1; "property", or empty where it is an attribute of instances
+INTERNALS = {
+    # overridden
+    "composer.trainer.trainer.Trainer._iter_dataloader": "(self, trainer_mode: 'TrainerMode')",
+    "composer.trainer.trainer.Trainer._train_batch": ("(self, use_grad_scaling: 'bool') -> 'dict[str, torch.Tensor]'"),
+    "composer.trainer.trainer.Trainer._accumulate_time_across_ranks": (
+        "(self, num_samples: 'Union[int, float]', num_tokens: 'int', batch_time: 'datetime.timedelta') -> "
+        "'tuple[int, int, datetime.timedelta]'"
+    ),
+    "composer.utils.parallelism.FSDP2Config.data_parallel_replicate_degree": "property",
+    "composer.utils.parallelism.FSDP2Config.data_parallel_shard_degree": "property",
+    "composer.loggers.wandb_logger.WandBLogger.init": "(self, state: 'State', logger: 'Logger') -> 'None'",
+    # replaced
+    "composer.utils.collect_env.get_cpu_model": "() -> str",
+    "composer.distributed.prepare_distributed.meta_init": (
+        "(module: torch.nn.modules.module.Module, param_init_fn: "
+        "Optional[Callable[[torch.nn.modules.module.Module], NoneType]] = None) -> None"
+    ),
+    "composer.trainer.trainer.prepare_ddp_module": (
+        "(module: torch.nn.modules.module.Module, find_unused_parameters: bool) -> torch.nn.modules.module.Module"
+    ),
+    "composer.utils.dist.broadcast_object_list": "(object_list: 'list[Any]', src: 'int' = 0, group=None) -> 'None'",
+    # called, or set
+    "composer.trainer.trainer.Trainer._train_microbatch": (
+        "(self, use_grad_scaling: 'bool', current_batch_size: 'Union[int, float]', is_final_microbatch: 'bool') -> "
+        "'dict[str, torch.Tensor]'"
+    ),
+    "composer.trainer.trainer.Trainer._train_data_spec": "",
+    "composer.trainer.trainer.Trainer.first_train_batch_complete": "",
+    "composer.core.engine.Engine._close": "(state: 'State', logger: 'Logger')",
+}
+
+
+def install() -> None:
+    """Apply the patches; calling it again does nothing more."""
+    # A Trainer asks for the processor's name, which nothing here uses, by starting another Python that searches the
+    # machine for it: a second at each start of each rank.
+    collect_env.get_cpu_model = platform.machine
+    # For a model on the meta device Composer asks for CUDA memory, whatever the device is.
+    prepare_distributed.meta_init = give_memory
+    # The Trainer has no argument for how it replicates.
+    composer_trainer.prepare_ddp_module = replicate
+
+
+def composer_device(device: torch.device) -> Device:
+    """The device as Composer knows it, with fp32 meaning fp32: by itself Composer turns TF32 on, which has ten bits."""
+    return DeviceGPU(allow_tf32=False) if device.type == "cuda" else get_device(device.type)
+
+
+def close(trainer: Trainer) -> None:
+    """Close its loggers and callbacks; not `Trainer.close`, which would wait for ranks that have failed."""
+    trainer.engine.close()
+    atexit.unregister(trainer.engine._close)  # else all is closed once more, and kept in memory until then
+
+
+def give_memory(module: nn.Module, param_init_fn: Callable[[nn.Module], None] | None = None) -> None:
+    """Memory for every rank's shards, of undefined content, after `fully_shard` on the meta device."""
+    assert param_init_fn is None, "weights are drawn when the model has its memory"
+    parameter = next(module.parameters())
+    assert isinstance(parameter, DTensor)
+    module.to_empty(device=parameter.device_mesh.device_type)
+
+
+def replicate(module: nn.Module, find_unused_parameters: bool) -> nn.Module:
+    """DDP whose gradients lie in the buckets themselves, so that they are not copied back after the all-reduce.
+
+    That saves 8 bytes of memory traffic for each parameter, and after the backward pass the room of a second copy.
+    """
+    return DistributedDataParallel(module, find_unused_parameters=find_unused_parameters, gradient_as_bucket_view=True)
+
+
+@contextmanager
+def without_broadcasts() -> Iterator[None]:
+    """What one rank broadcasts from itself it already has, so nothing is lost to it."""
+    broadcast = dist.broadcast_object_list
+    dist.broadcast_object_list = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        dist.broadcast_object_list = broadcast
+
+
+class CurrentWandB(WandBLogger):
+    """Composer's W&B logger for today's wandb: it asks for Run.get_url(), of which wandb 0.31 has left only `url`."""
+
+    def init(self, state: State, logger: Logger) -> None:
+        from wandb.sdk.wandb_run import Run
+
+        if not hasattr(Run, "get_url"):
+            Run.get_url = lambda run: run.url
+        super().init(state, logger)
+
+
+class Sharding(FSDP2Config):
+    """FSDP2 within groups of ranks, each of which holds a whole copy of the weights; one group is plain FSDP2.
+
+    Composer 0.32.1 has a field for the mesh of ranks, and replaces what stands there with one group of all ranks, in
+    silence. It makes that mesh out of these two degrees, which FSDP2Config fixes.
+
+    Under bf16 the weights are gathered in fp32 and autocast does all the rest, as it does under DDP: then both have the
+    very same gradient. Composer's default casts what goes into each layer as well, and a residual stream of bf16 made
+    the gradient's error 2.8 times larger (7 layers, on a CPU: 1.1 % of its norm, where autocast alone has 0.4 %).
+
+    What lies outside the layers stays gathered from the forward to the backward pass, as torch would have it.
+    Composer's default frees it in between and gathers it twice, though it is needed first of all in the backward pass.
+    """
+
+    def __init__(self, num_ranks: int, shard_ranks: int) -> None:
+        super().__init__(state_dict_type="full", mixed_precision="FULL")
+        self.reshard_after_forward = None
+        self._degrees = (num_ranks // shard_ranks, shard_ranks)
+
+    @property
+    def data_parallel_replicate_degree(self) -> int | None:
+        return self._degrees[0] if self._degrees[0] > 1 else None
+
+    @property
+    def data_parallel_shard_degree(self) -> int:
+        return self._degrees[1]
+
+
+class PlannedTrainer(Trainer):
+    """A Trainer for batches that carry their plan. A callback must set `state.total_loss_dict` before the update.
+
+    It asks the device and the other ranks for nothing that this rank can know by itself. In each step Composer 0.32.1
+    has six collectives and waits for the device as often: whether any rank is out of data, how much they have, the
+    loss, the number of rows and of tokens, the time. The plan of a batch, which every rank has, says nearly all of
+    that. What is left is one sum of predicted tokens, which never leaves the device, and the guard's numbers with the
+    loss among them (stability.py): the one thing in a step that is waited for.
+    """
+
+    def _iter_dataloader(self, trainer_mode: TrainerMode) -> Iterator[Any]:
+        """All ranks follow one plan, so all of them end with the same batch."""
+        if trainer_mode != TrainerMode.TRAIN:
+            yield from super()._iter_dataloader(trainer_mode)
+            return
+        batches = iter(self.state.dataloader)
+        while True:
+            self.engine.run_event(Event.BEFORE_DATALOADER)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                self.engine.run_marker_only_event(Event.AFTER_DATALOADER)
+                return
+            yield batch
+
+    def _train_batch(self, use_grad_scaling: bool) -> None:
+        """One step. Composer would read what this returned, at the price of a wait."""
+        self._make_gradients(self.state.batch.microbatches)
+        for optimizer in self.state.optimizers:
+            optimizer.step()
+        self.first_train_batch_complete = True
+
+    def _make_gradients(self, microbatches: Sequence[Batch]) -> None:
+        """Gradients of the mean over the predicted tokens of the global batch, in the optimizers' parameters."""
+        self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
+        for optimizer in self.state.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        batch: StepBatch = self.state.batch
+        mean_predicted = self._mean_over_ranks(sum(part.num_predicted for part in microbatches))
+        for number, part in enumerate(microbatches, start=1):
+            self.state.batch = self._train_data_spec.microbatch_transforms(part)
+            self._train_microbatch(False, mean_predicted, number == len(microbatches))
+        self.state.batch = batch
+        self.engine.run_event(Event.AFTER_TRAIN_BATCH)
+
+    def _mean_over_ranks(self, number: int) -> float | Tensor:
+        """DDP and FSDP2 divide gradients by the number of ranks; of several ranks it is fp64 and on the device.
+
+        Where there is no label on any rank, all losses are 0 and so are their gradients, whatever they are divided by.
+        """
+        if dist.get_world_size() == 1:
+            return float(max(1, number))
+        total = self.state.device.tensor_to_device(torch.tensor(number, dtype=torch.float64))
+        dist.all_reduce(total)
+        return total.clamp(min=1) / dist.get_world_size()
+
+    def _accumulate_time_across_ranks(
+        self, num_samples: int | float, num_tokens: int, batch_time: timedelta
+    ) -> tuple[int, int, timedelta]:
+        """Rows and tokens of the global batch, and this rank's time."""
+        plan: BatchPlan = self.state.batch.plan
+        return plan.num_rows, plan.tokens, batch_time

@@ -1,0 +1,56 @@
+"""Loggers that may fail without costing the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from composer.loggers import LoggerDestination
+
+from modernbert_train.train.composer_internals import without_broadcasts
+
+
+class Harmless(LoggerDestination):
+    """Passes everything on to another logger until that one fails, then says so once and goes quiet.
+
+    It stands on rank 0 alone. Composer's loggers for W&B and MLflow broadcast their ids to all ranks when they start:
+    a server that does not answer would leave those waiting, so that is left out.
+
+    Args:
+        name: what to call it in the warning.
+        make: builds the logger; a failure here is survived too.
+    """
+
+    def __init__(self, name: str, make: Callable[[], LoggerDestination]) -> None:
+        self._name = name
+        self._logger: LoggerDestination | None = None
+        self._logger = self._guard(make)
+
+    def _guard(self, call: Callable[[], Any]) -> Any:
+        try:
+            with without_broadcasts():
+                return call()
+        except BaseException as error:  # wandb ends failed logins with SystemExit-like errors
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            print(f"warning: {self._name} is off for the rest of this run: {error}")
+            self._logger = None
+
+    def run_event(self, event: Any, state: Any, logger: Any) -> None:
+        if self._logger is not None:
+            inner = self._logger
+            self._guard(lambda: inner.run_event(event, state, logger))
+
+    def post_close(self) -> None:
+        if self._logger is not None:
+            self._guard(self._logger.post_close)
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        if self._logger is not None:
+            inner = self._logger
+            self._guard(lambda: inner.log_metrics(metrics, step))
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        if self._logger is not None:
+            inner = self._logger
+            self._guard(lambda: inner.log_hyperparameters(hyperparameters))

@@ -1,0 +1,132 @@
+"""Composer's own callbacks and loggers, made from the run's `callbacks:` and `loggers:` sections.
+
+What may stand there is told by config/plugins.py, long before Composer is imported; here are the classes, and the
+values that fit this trainer where Composer's defaults write beside the run's folder or ask for an account.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer import callbacks, loggers
+from composer.core import Callback
+from composer.loggers import LoggerDestination
+from composer.utils import dist
+
+from modernbert_train.config.packages import missing_plugins
+from modernbert_train.config.plugins import GPU_ONLY
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.errors import ConfigError
+from modernbert_train.train.composer_internals import CurrentWandB
+from modernbert_train.train.loggers import Harmless
+
+CALLBACKS: dict[str, type[Callback]] = {
+    "free_outputs": callbacks.FreeOutputs,
+    "lr_monitor": callbacks.LRMonitor,
+    "memory_monitor": callbacks.MemoryMonitor,
+    "memory_snapshot": callbacks.MemorySnapshot,
+    "oom_observer": callbacks.OOMObserver,
+    "optimizer_monitor": callbacks.OptimizerMonitor,
+    "runtime_estimator": callbacks.RuntimeEstimator,
+    "speed_monitor": callbacks.SpeedMonitor,
+    "system_metrics_monitor": callbacks.SystemMetricsMonitor,
+}
+LOGGERS: dict[str, type[LoggerDestination]] = {
+    "cometml": loggers.CometMLLogger,
+    "console": loggers.ConsoleLogger,
+    "file": loggers.FileLogger,
+    "in_memory": loggers.InMemoryLogger,
+    "mlflow": loggers.MLFlowLogger,
+    "neptune": loggers.NeptuneLogger,
+    "slack": loggers.SlackLogger,
+    "tensorboard": loggers.TensorboardLogger,
+    "wandb": CurrentWandB,
+}
+
+
+def build_callbacks(config: RunConfig, device: torch.device) -> list[Callback]:
+    """The callbacks that the run names; every rank makes its own, since some of them talk to each other.
+
+    Raises:
+        ConfigError: one refuses its arguments, or measures GPUs where there is none, or a package is missing.
+    """
+    _require_packages(config, "callbacks")
+    built = []
+    for name, given in config.callbacks.items():
+        if name in GPU_ONLY and device.type == "cpu":
+            raise ConfigError(
+                f"callbacks.{name}: it measures GPUs only, and this run trains on a CPU. Set callbacks.{name}=false."
+            )
+        arguments = _callback_defaults(config, name) | given
+        try:
+            built.append(CALLBACKS[name](**arguments))
+        except (TypeError, ValueError, ImportError) as error:
+            raise ConfigError(
+                f"callbacks.{name}={given}: Composer's {CALLBACKS[name].__name__} refuses this ({error}). See its "
+                "documentation for the arguments."
+            ) from error
+    return built
+
+
+def check_loggers(config: RunConfig) -> None:
+    """Make sure that every logger's package is there.
+
+    Raises:
+        ConfigError: one is missing. What fails later, as a server that does not answer, costs no run: see `Harmless`.
+    """
+    _require_packages(config, "loggers")
+
+
+def _require_packages(config: RunConfig, section: str) -> None:
+    if missing := list(missing_plugins(config, section)):
+        raise ConfigError("\n".join(missing))
+
+
+def build_loggers(config: RunConfig) -> list[LoggerDestination]:
+    """The loggers that the run names, on rank 0 alone; metrics.jsonl is always written and is not one of them."""
+    if dist.get_global_rank() != 0:
+        return []
+    return [Harmless(name, _maker(config, name)) for name in config.loggers]
+
+
+def _maker(config: RunConfig, name: str) -> Callable[[], LoggerDestination]:
+    return lambda: LOGGERS[name](**_logger_arguments(config, name))
+
+
+def _callback_defaults(config: RunConfig, name: str) -> dict[str, Any]:
+    if name in ("memory_snapshot", "oom_observer"):
+        return {"folder": f"{config.folder}/{name}-{_now()}", "remote_file_name": None}
+    return {}
+
+
+def _logger_arguments(config: RunConfig, name: str) -> dict[str, Any]:
+    given = config.loggers[name]
+    if name == "wandb":
+        init = {"mode": "offline", "dir": config.folder, "id": _wandb_id(config), "resume": "allow"}
+        names = {"project": "modernbert-train", "name": config.name}
+        return names | given | {"init_kwargs": init | given.get("init_kwargs", {})}
+    defaults: dict[str, dict[str, Any]] = {
+        "file": {"filename": f"{config.folder}/log-{_now()}.txt"},
+        "mlflow": {"experiment_name": "modernbert-train", "run_name": config.name, "resume": True},
+        "tensorboard": {"log_dir": f"{config.folder}/tensorboard"},
+    }
+    return defaults.get(name, {}) | given
+
+
+def _wandb_id(config: RunConfig) -> str:
+    """The id of this run on W&B, kept in its folder so that a restart goes on with the same curves."""
+    path = Path(config.folder) / "wandb.id"
+    if not path.exists():
+        path.write_text(secrets.token_hex(8), encoding="utf-8")
+    return path.read_text(encoding="utf-8").strip()
+
+
+def _now() -> str:
+    """A name for what one start of the run writes."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

@@ -1,0 +1,173 @@
+"""One start of a run, from its configuration to its last line: what `python -m modernbert_train train` does.
+
+The ranks join and agree, the run's folder is taken over, the place to start from is found, the trainer is built
+(build.py), restored, and let run.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from composer import Callback
+
+from modernbert_train.compute import Compute, keep_freed_memory
+from modernbert_train.config.check import check
+from modernbert_train.config.load import flat
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.fingerprint import data_fingerprint
+from modernbert_train.errors import StoppedEarly
+from modernbert_train.models.init import initialize
+from modernbert_train.preflight import preflight
+from modernbert_train.ranks.fail_together import tell_others
+from modernbert_train.ranks.group import (
+    joined,
+    local_rank,
+    num_ranks,
+    on_rank_zero,
+    ranks_per_node,
+    this_rank,
+    wait_for_all,
+)
+from modernbert_train.ranks.same_run import require_agreement
+from modernbert_train.ranks.save_requests import Requests
+from modernbert_train.ranks.transport import warn_of_slow_network
+from modernbert_train.run.banner import banner
+from modernbert_train.run.closing import closing_text, next_commands
+from modernbert_train.run.progress import stage
+from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.train import composer_internals
+from modernbert_train.train.build import Built, build
+from modernbert_train.train.plugins import build_callbacks, check_loggers
+from modernbert_train.train.start import (
+    Start,
+    any_checkpoint,
+    check_same_data,
+    find_branch,
+    find_start,
+    origin_text,
+    restore,
+)
+from modernbert_train.vocabulary import read_vocabulary
+from modernbert_train.weights.source import Origin, find_origin
+
+
+def train(config: RunConfig, *, fresh: bool = False) -> None:
+    """Train a run to its end, from wherever it stands.
+
+    Args:
+        config: the run; its rules are checked again with the true number of ranks.
+        fresh: put what the run's folder holds aside and start from scratch.
+
+    Raises:
+        RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
+    """
+    composer_internals.install()
+    compute = Compute.of(config)
+    if compute.device.type == "cpu":
+        keep_freed_memory()
+    requests = Requests(config.checkpoint.interval_seconds)
+    with closing(requests), joined(compute.device, config.distributed.timeout_seconds):
+        check(config, num_ranks())
+        if num_ranks() > 1:
+            require_agreement(config, data_fingerprint(config, read_vocabulary(config.data.tokenizer)))
+            on_rank_zero(lambda: preflight(config, num_ranks(), fresh=fresh))
+        if compute.device.type == "cuda" and num_ranks() > ranks_per_node() and local_rank() == 0:
+            warn_of_slow_network()  # of each machine, since they may differ
+        plugins = build_callbacks(config, compute.device)
+        check_loggers(config)
+        folder = RunFolder(config)
+        # before the folder is made, so that a mistake in it can be fixed under the same name
+        first = on_rank_zero(lambda: fresh or not any_checkpoint(folder))
+        origin = on_rank_zero(lambda: find_origin(config) if first else None)
+        branch = on_rank_zero(lambda: find_branch(config) if first else None)
+        changed = on_rank_zero(lambda: folder.open(fresh=fresh))
+        if this_rank() == 0 and changed:
+            print("changed since the last start:", *changed, sep="\n  ")
+        try:
+            start = branch or on_rank_zero(lambda: find_start(folder))
+            if start.tokens < config.total_tokens:
+                _train(config, folder, compute, origin, start, plugins, requests)
+                return
+            on_rank_zero(folder.save_config)
+            if this_rank() == 0:
+                print(f"{config.name}: already trained to its end, {start.tokens:,} tokens. Nothing to do.")
+                print(next_commands(config))
+        finally:
+            folder.close()
+
+
+def _train(
+    config: RunConfig,
+    folder: RunFolder,
+    compute: Compute,
+    origin: Origin | None,
+    start: Start,
+    plugins: list[Callback],
+    requests: Requests,
+) -> None:
+    vocabulary = read_vocabulary(config.data.tokenizer)
+    fingerprint = check_same_data(start, config, data_fingerprint(config, vocabulary))
+    on_rank_zero(folder.save_config)
+    built = build(config, vocabulary, compute, folder, fingerprint, requests, plugins, last_phase=start.phase)
+    if this_rank() == 0:
+        lines = banner(
+            config,
+            origin=origin_text(start, origin),
+            fingerprint=fingerprint,
+            device=compute.device,
+            precision=compute.precision,
+            ranks=num_ranks(),
+            ranks_per_node=ranks_per_node(),
+        )
+        print(lines, flush=True)
+    _fill(config, built, start, origin)
+    on_rank_zero(lambda: _record_start(folder, start, origin))
+    built.trainer.logger.log_hyperparameters(flat(config))
+    requests.listen()
+    stage("compiling the layers, and training the first batch" if config.model.compile else "training the first batch")
+    try:
+        built.trainer.fit()
+    except Exception as error:
+        tell_others(error)  # before the loggers are closed, which can take its time
+        raise
+    finally:
+        requests.trained = True
+        composer_internals.close(built.trainer)
+    wait_for_all()
+    at = built.trainer.state.timestamp
+    if built.save.stopped:
+        raise StoppedEarly(
+            f"{folder.path}: stopped at {at.token.value:,} of {config.total_tokens:,} tokens, "
+            "checkpoint written. The same command goes on from here."
+        )
+    if this_rank() == 0:
+        held_out = None if built.validate is None or built.validate.last is None else str(built.validate.last)
+        loss = built.progress.loss
+        print(closing_text(config, tokens=at.token.value, steps=at.batch.value, loss=loss, held_out=held_out))
+
+
+def _fill(config: RunConfig, built: Built, start: Start, origin: Origin | None) -> None:
+    """Fill in weights, and all that a checkpoint restores; only now, when a sharded model has its memory in shards."""
+    if start.checkpoint is not None:
+        stage(f"restoring {start.checkpoint.folder.name}")
+        restore(built.trainer, built.loader, start)
+        if start.branch is None:
+            assert start.checkpoint.state.training is not None
+            built.guard.load_state_dict(start.checkpoint.state.training.stability)
+    elif origin is not None:
+        stage(f"reading the first weights from {origin.source.folder}")
+        origin.fill(built.model)
+    else:
+        initialize(built.model, config.model, config.seed)
+
+
+def _record_start(folder: RunFolder, start: Start, origin: Origin | None) -> None:
+    for text in start.passed_over:
+        print(f"warning: passed over a damaged checkpoint: {text}")
+    step = start.step
+    if start.checkpoint is None or start.branch is not None:
+        folder.rewind_metrics(-1)
+        folder.record({"kind": "start", "step": step, "tokens": start.tokens, "from": origin_text(start, origin)})
+        return
+    folder.rewind_metrics(step)
+    folder.record({"kind": "resume", "step": step, "tokens": start.tokens, "checkpoint": start.checkpoint.folder.name})

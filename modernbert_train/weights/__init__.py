@@ -1,0 +1,1 @@
+"""Weights in and out: where they come from, how they are gathered, grown, averaged, exported."""

@@ -1,0 +1,184 @@
+"""`python -m modernbert_train average`: the mean of several checkpoints, as the folder of a run that cannot go on.
+
+The published base is the average of four checkpoints of its decay (arXiv 2412.13663, A.4). What comes out has the shape
+of a run with one checkpoint, so `eval`, `export` and `model.init_from` take it as they take any run; it has no moments
+and no place in the data, so `train` refuses it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from modernbert_train.config.load import load_run, to_yaml
+from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.models.tiling import EQUAL, GROWING
+from modernbert_train.run.checkpoint import Checkpoint, commit, verify
+from modernbert_train.run.manifest import CONFIG, WEIGHTS
+from modernbert_train.run.saved_state import Averaged
+from modernbert_train.weights.source import Source, open_source
+
+
+@dataclass(frozen=True)
+class Part:
+    """One checkpoint of an average.
+
+    Attributes:
+        source: where it is, and of what model.
+        checkpoint: the same as source.checkpoint, which a Hugging Face model has not.
+        weight: its share of the average; all sum to 1.
+    """
+
+    source: Source
+    checkpoint: Checkpoint
+    weight: float
+
+    @property
+    def tokens(self) -> int:
+        """Seen by it."""
+        return self.checkpoint.state.tokens
+
+
+def average_checkpoints(
+    names: Sequence[str], out: Path, *, last: int | None = None, weights: Sequence[float] | None = None
+) -> Path:
+    """Average checkpoints in fp64, one tensor at a time, and write the result in fp32.
+
+    Args:
+        names: checkpoints, or runs, whose newest whole checkpoint counts.
+        out: the folder; there must be nothing yet.
+        last: take so many newest checkpoints of the decay of the one run that is named.
+        weights: of the checkpoints, in their order (with `last`: the newest last); None weighs all the same.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: the architectures, RoPE bases or tokenizers differ, named with both values; or the arguments do.
+        DataError, StorageError: see `open_source`; a run has fewer checkpoints than asked for.
+    """
+    _check_free(out)
+    sources = [open_source(name) for name in (names if last is None else _last_of_decay(names, last))]
+    parts = _parts(sources, weights)
+    for part in parts[1:]:
+        _check_same(parts[0].source, part.source)
+    newest = max(parts, key=lambda part: part.tokens)
+    config_yaml = to_yaml(replace(newest.checkpoint.config, name=out.name, runs_folder=str(out.parent)))
+    commit(
+        out / "checkpoints",
+        weights=dict(average_each(parts)),
+        optimizer={},
+        state=replace(
+            newest.checkpoint.state,
+            training=None,
+            average=[
+                Averaged(str(part.checkpoint.folder), part.checkpoint.step, part.tokens, part.weight) for part in parts
+            ],
+        ),
+        config_yaml=config_yaml,
+        phase_end=True,
+    )
+    partial = out / f"{CONFIG}.partial"
+    partial.write_text(config_yaml, encoding="utf-8")
+    os.replace(partial, out / CONFIG)  # last, since it is what makes the folder a run
+    for part in parts:
+        print(f"{part.weight:6.4f} of {part.checkpoint.folder} ({part.tokens:,} tokens)")
+    print(out)
+    return out
+
+
+@torch.no_grad()
+def average_each(parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter's name and fp32 mean; one tensor of each checkpoint is in memory at a time.
+
+    Raises:
+        ConfigError: a parameter is missing from one of them, or has another shape there.
+    """
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(part.checkpoint.folder / WEIGHTS, framework="pt")) for part in parts]
+        names = [set(file.keys()) for file in files]
+        for part, found in zip(parts, names, strict=True):
+            if odd := sorted(found ^ names[0]):
+                raise ConfigError(
+                    f"{part.checkpoint.folder} and {parts[0].checkpoint.folder}: only one of them has {odd[0]}. "
+                    "Average checkpoints of one model."
+                )
+        for name in sorted(names[0]):
+            total: Tensor | None = None
+            for part, file in zip(parts, files, strict=True):
+                tensor = file.get_tensor(name).double().mul_(part.weight)
+                total = tensor if total is None else total.add_(tensor)
+            assert total is not None
+            yield name, total.float()
+
+
+def _check_free(out: Path) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", out.name) or out.name in (".", ".."):
+        raise ConfigError(f"--out={out}: its last part becomes a run's name. Use letters, digits, '.', '_' and '-'.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out={out}: there is something already. Choose a new folder, or move that one away.")
+
+
+def _last_of_decay(names: Sequence[str], last: int) -> list[Path]:
+    """The newest whole checkpoints of a run's last decay, oldest first."""
+    run = Path(names[0])
+    if len(names) != 1 or not (run / CONFIG).is_file() or not (run / "checkpoints").is_dir():
+        raise ConfigError(f"--last={last} with {' '.join(names)}: takes the folder of one run. Or name checkpoints.")
+    config = load_run([run / CONFIG])
+    phase = list(config.phases.values())[-1]
+    start = config.total_tokens - (phase.schedule.decay_tokens or phase.tokens)
+    found: list[Path] = []
+    for folder in sorted((run / "checkpoints").glob("step-" + "[0-9]" * 8 + "*"), reverse=True):
+        if "." in folder.name or len(found) == last:
+            continue
+        try:
+            tokens = verify(folder).state.tokens
+        except StorageError as error:
+            print(f"warning: passed over a damaged checkpoint: {error}")
+            continue
+        if tokens > start:
+            found.insert(0, folder)
+    if len(found) < last:
+        raise StorageError(
+            f"{run}: {len(found)} whole checkpoints of its decay, which begins at {start:,} tokens; --last={last} asks "
+            "for more. Name others, or train with checkpoint.interval_tokens, which keeps one every so many tokens."
+        )
+    return found
+
+
+def _parts(sources: Sequence[Source], weights: Sequence[float] | None) -> list[Part]:
+    given = [1.0] * len(sources) if weights is None else list(weights)
+    if len(sources) < 2:
+        raise ConfigError(f"{sources[0].folder}: one checkpoint is its own average. Name others, or a run with --last.")
+    if len(given) != len(sources) or not all(math.isfinite(weight) and weight > 0 for weight in given):
+        raise ConfigError(f"--weights={given}: give {len(sources)} numbers above 0, one for each checkpoint in order.")
+    parts = []
+    for source, weight in zip(sources, given, strict=True):
+        if source.checkpoint is None:
+            raise ConfigError(f"{source.folder}: not a checkpoint of this program. Name a run or a checkpoint.")
+        parts.append(Part(source, source.checkpoint, weight / math.fsum(given)))
+    return parts
+
+
+def _check_same(one: Source, other: Source) -> None:
+    """Weights that mean different things have no mean."""
+    keys = [key for key in (*GROWING, *EQUAL, "local_rope_theta") if key != "head_size"]  # it follows from two others
+    pairs = {f"model.{key}": (getattr(one.model, key), getattr(other.model, key)) for key in keys}
+    pairs["global_rope_theta"] = (one.global_rope_theta, other.global_rope_theta)
+    pairs["sha256 of the tokenizer"] = (one.tokenizer_sha256, other.tokenizer_sha256)
+    wrong = [f"{key}: {here} and {there}" for key, (here, there) in pairs.items() if here != there]
+    if wrong:
+        raise ConfigError(
+            f"{one.folder} and {other.folder} cannot be averaged:\n  "
+            + "\n  ".join(wrong)
+            + "\nAverage checkpoints of one model, from one phase."
+        )

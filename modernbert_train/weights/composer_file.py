@@ -1,0 +1,222 @@
+"""Weights, architecture and tokenizer out of a checkpoint file of Composer, as AnswerDotAI's training code leaves it.
+
+Such a file is a pickle, and a pickle may name any function to be called. It is read by torch's weights-only unpickler,
+and every name that this unpickler does not know (clocks, random states, metrics of whatever versions wrote the file)
+stands for an empty object here: nothing is imported and nothing is called, so no list of permitted classes can be too
+short for an old file or too long for a hostile one. The tensors stay in the file until they are used.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.errors import DataError
+from modernbert_train.weights.formats.modernbert import CONFIG, architecture, max_tokens_of, read_object
+from modernbert_train.weights.hf_folder import SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG, complete
+
+_TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS)
+
+# Options of FlexBERT, the reference's model, that this encoder does not do otherwise.
+_FLEXBERT_FIXED: dict[str, Any] = {
+    "attention_layer": "rope",
+    "bert_layer": "prenorm",
+    "embedding_layer": "sans_pos",
+    "encoder_layer": "base",
+    "mlp_layer": "glu",
+    "normalization": "layernorm",
+    "embed_norm": True,
+    "final_norm": True,
+    "skip_first_prenorm": True,
+    "head_pred_act": "gelu",
+    "head_pred_norm": True,
+    "initial_attention_layer": None,
+    "initial_bert_layer": None,
+    "initial_mlp_layer": None,
+    "rotary_emb_scale_base": None,
+    "rotary_emb_interleaved": False,
+}
+
+# How the same thing is written in several ways there: unpadded or padded, plain or as a Triton kernel.
+_FLEXBERT_WAYS = r"^(unpadded_|padded_|triton_)"
+
+# FlexBERT -> transformers' config.json, where one value is one key.
+_FLEXBERT_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "global_attn_every_n_layers": "global_attn_every_n_layers",
+    "sliding_window": "local_attention",
+    "rotary_emb_base": "global_rope_theta",
+    "hidden_act": "hidden_activation",
+    "decoder_bias": "decoder_bias",
+    "init_std": "initializer_range",
+    "init_cutoff_factor": "initializer_cutoff_factor",
+}
+
+
+@dataclass(frozen=True)
+class ComposerFile:
+    """What a checkpoint file holds.
+
+    Attributes:
+        path: the file.
+        model: the architecture.
+        global_rope_theta: RoPE base of global layers.
+        max_tokens: longest sequence; FlexBERT's configuration does not say it, which leaves transformers' default.
+        tokenizer_files: name -> text of the tokenizer's files; empty if none are in the file.
+        described_by: where the architecture is from, for messages.
+        stored: tensors under Composer's names, mapped from the file.
+    """
+
+    path: Path
+    model: ModelConfig
+    global_rope_theta: float
+    max_tokens: int
+    tokenizer_files: dict[str, str]
+    described_by: str
+    stored: dict[str, Tensor]
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every parameter in fp32 under our names, as `hf.load_weights` gives them.
+
+        Raises:
+            DataError: they do not fit the architecture.
+        """
+        return complete(self.stored, self.model, str(self.path), self.described_by)
+
+
+def open_composer(path: Path) -> ComposerFile:
+    """Open a checkpoint file without running anything in it.
+
+    The architecture is what Composer's HuggingFaceModel stored in the file, of FlexBERT or of transformers' ModernBERT;
+    where it stored nothing, that of a transformers config.json beside the file.
+
+    Raises:
+        DataError: the file is damaged or no such checkpoint, or of an architecture that this encoder does not have.
+    """
+    content = _read(path)
+    state = content["state"] if isinstance(content.get("state"), dict) else {"model": content}
+    stored = state.get("model")
+    if not isinstance(stored, dict) or not stored or not all(isinstance(t, Tensor) for t in stored.values()):
+        raise DataError(
+            f"{path}: holds {list(content)[:4]} and no tensors under state, model. Name a checkpoint of Composer, "
+            "such as ep0-ba4000-rank0.pt."
+        )
+    wrapper = _dig(state, "integrations", "huggingface")
+    raw, where, described_by = _dig(wrapper, "model", "config", "content"), str(path), "configuration"
+    if not isinstance(raw, dict) or not raw:
+        beside = path.parent / CONFIG
+        if not beside.is_file():
+            raise DataError(
+                f"{path}: does not say of which architecture it is, and there is no {CONFIG} beside it. Put the "
+                f"{CONFIG} of a ModernBertForMaskedLM of the same shape and RoPE bases there."
+            )
+        raw, where, described_by = read_object(beside), str(beside), CONFIG
+    elif not raw.get("architectures"):  # transformers only writes it when a model is saved
+        raw = raw | {"architectures": [str(_dig(wrapper, "model", "config", "class")).rpartition(".")[2]]}
+    is_flexbert = "bert_layer" in raw
+    model, theta = architecture(_from_flexbert(raw, where) if is_flexbert else raw, where)
+    files = {name: _dig(wrapper, "tokenizer", name, "content") for name in _TOKENIZER_FILES}
+    return ComposerFile(
+        path=path,
+        model=model,
+        global_rope_theta=theta,
+        max_tokens=max_tokens_of({} if is_flexbert else raw),  # FlexBERT has bert-base's 512 there, which nothing reads
+        tokenizer_files={name: json.dumps(parsed, ensure_ascii=False) for name, parsed in files.items() if parsed},
+        described_by=described_by,
+        stored=stored,
+    )
+
+
+class _Nothing:
+    """Stands for an object of a class that is not loaded."""
+
+    def __new__(cls, *args: object) -> _Nothing:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file. Name a checkpoint of Composer, such as ep0-ba4000-rank0.pt.")
+    try:
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        with torch.serialization.safe_globals([(_Nothing, name) for name in unknown]):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Check the doc")]
+        raise DataError(
+            f"{path}: not read, because it could run code ({lines[-1].strip()}). If you trust whoever made it, keep "
+            "what is needed of it and name that: python -c \"import torch; s = torch.load('old.pt', "
+            "map_location='cpu', weights_only=False)['state']; torch.save({'state': {k: s[k] for k in ('model', "
+            "'integrations')}}, 'new.pt')\""
+        ) from None
+    except Exception as error:  # a damaged file can fail in any way
+        reason = (str(error).strip() or type(error).__name__).partition("\n")[0].partition(". ")[0]
+        raise DataError(f"{path}: damaged, or no checkpoint of torch ({reason}). Copy it again.") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: holds a {type(content).__name__} and not a checkpoint. Name another file.")
+    return content
+
+
+def _dig(content: Any, *keys: str) -> Any:
+    """A value deep inside nested dicts; None where one of them is missing."""
+    for key in keys:
+        content = content.get(key) if isinstance(content, dict) else None
+    return content
+
+
+def _from_flexbert(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """FlexBERT's configuration in the words of transformers' ModernBERT."""
+    for key, only in _FLEXBERT_FIXED.items():
+        value: Any = raw.get(key)
+        if isinstance(value, str):
+            value = re.sub(_FLEXBERT_WAYS, "", value)
+        if (value or None) != (only or None):
+            raise DataError(f"{where}: {key}={raw.get(key)}; this encoder only knows {only}. Name another model.")
+    if missing := [key for key in _FLEXBERT_KEYS if raw.get(key) is None]:
+        raise DataError(f"{where}: its configuration lacks {', '.join(missing)}. Name another checkpoint.")
+    window, every_n = raw["sliding_window"], raw["global_attn_every_n_layers"]
+    if window == -1 or every_n == -1:
+        raise DataError(
+            f"{where}: sliding_window={window}, global_attn_every_n_layers={every_n}; this encoder has both kinds of "
+            "layers. Name another model."
+        )
+    width, heads = raw["hidden_size"], raw["num_attention_heads"]
+    for key in ("rotary_emb_dim", "local_attn_rotary_emb_dim"):
+        if raw.get(key) is not None and not (_is_number(heads) and _is_number(raw[key]) and raw[key] * heads == width):
+            raise DataError(
+                f"{where}: {key}={raw[key]}, hidden_size={width}, num_attention_heads={heads}; this encoder rotates "
+                "whole heads. Name another model."
+            )
+    local_theta = raw.get("local_attn_rotary_emb_base", -1)  # -1: as in global layers
+    norm = raw.get("norm_kwargs") or {}
+    if not isinstance(norm, dict):
+        raise DataError(f"{where}: norm_kwargs={norm}, not a section. Name another checkpoint.")
+    return {
+        "model_type": "modernbert",
+        "architectures": ["ModernBertForMaskedLM"],
+        **{theirs: raw[flexbert] for flexbert, theirs in _FLEXBERT_KEYS.items()},
+        "local_rope_theta": raw["rotary_emb_base"] if local_theta in (-1, None) else local_theta,
+        "norm_eps": norm.get("eps", 1e-5),  # torch's defaults, which the reference leaves in place
+        "norm_bias": norm.get("bias", True),
+        "attention_bias": bool(raw.get("attn_qkv_bias") or raw.get("attn_out_bias")),
+        "mlp_bias": bool(raw.get("mlp_in_bias") or raw.get("mlp_out_bias")),
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)

@@ -1,0 +1,94 @@
+"""`python -m modernbert_train export`: a run's newest checkpoint, one named, or a Composer file, for transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
+from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.weights.hf_folder import export
+from modernbert_train.weights.model_card import model_card, run_card
+from modernbert_train.weights.source import check_same_tokenizer, last_phase, open_source, source_of
+
+
+def export_run(
+    config: RunConfig, out: Path | None = None, *, checkpoint: Checkpoint | None = None, licence: str | None = None
+) -> Path:
+    """Write a checkpoint as a Hugging Face model.
+
+    Args:
+        config: the run.
+        out: where to; None is hf in the run's folder, or hf-step-... if a checkpoint is named.
+        checkpoint: None is the run's newest.
+        licence: see `model_card`.
+
+    Returns:
+        The model's folder.
+
+    Raises:
+        ConfigError: data.tokenizer is not the one that the checkpoint was trained with.
+        StorageError: there is no checkpoint, or the folder cannot be written.
+    """
+    found = checkpoint or newest_checkpoint(config)
+    check_same_tokenizer(source_of(found), config, str(found.folder))
+    trained = found.config  # the architecture is the checkpoint's, whatever the YAML says today
+    phase = last_phase(found)
+    folder = out or Path(config.folder) / ("hf" if checkpoint is None else f"hf-{found.folder.name}")
+    streams, metrics = config.data.all_streams, RunFolder(config).read_metrics()
+    export(
+        found.weights(),
+        replace(trained.model, local_rope_theta=phase.local_theta(trained.model)),
+        global_rope_theta=phase.global_rope_theta,
+        max_tokens=phase.row_tokens,
+        tokenizer_folder=Path(config.data.tokenizer),
+        out=folder,
+        card=run_card(
+            trained,
+            streams,
+            step=found.step,
+            tokens=found.state.tokens,
+            metrics=metrics,
+            licence=licence,
+            average=found.state.average,
+        ),
+    )
+    print(folder)
+    return folder
+
+
+def convert_model(name: str, out: Path, licence: str | None = None) -> Path:
+    """Write a checkpoint file of Composer, its weights unchanged, as transformers loads them.
+
+    Args:
+        name: see `open_source`.
+        out: the folder; an earlier export there is replaced, anything else refused.
+        licence: see `model_card`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        DataError, StorageError: see `open_source` and `export`.
+    """
+    source = open_source(name)
+    sections = {
+        "": f"A ModernBERT encoder ([arXiv 2412.13663](https://arxiv.org/abs/2412.13663)), converted from "
+        f"{Path(name).name}, a checkpoint of its training.",
+        "Data, training and evaluation": "Not recorded in that file; ask who trained it. Nor is the longest sequence: "
+        f"{source.max_tokens:,} tokens is what a configuration states or transformers assumes.",
+    }
+    card = model_card(Path(name).stem, sections, licence=licence)
+    with source.tokenizer_folder() as tokenizer:
+        export(
+            source.weights(),
+            source.model,
+            global_rope_theta=source.global_rope_theta,
+            max_tokens=source.max_tokens,
+            tokenizer_folder=tokenizer,
+            out=out,
+            card=card,
+        )
+    print(out)
+    return out

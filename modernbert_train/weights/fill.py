@@ -1,0 +1,75 @@
+"""The likeliest tokens for a [MASK], from an exported model, as any user of transformers would get them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.errors import DataError
+from modernbert_train.own_files import require_own_files
+from modernbert_train.weights.formats.modernbert import CONFIG, read_object
+
+
+def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
+    """Print-ready lines: each text, and the likeliest tokens for its [MASK] with their probabilities.
+
+    Args:
+        model_folder: an exported model, or any that transformers opens for masked language modelling.
+        texts: each with exactly one [MASK].
+        top: how many tokens.
+
+    Raises:
+        DataError: the folder holds no such model, or a text has not exactly one [MASK].
+    """
+    import torch
+
+    tokenizer, model = _open(Path(model_folder))
+    lines = []
+    for text in texts:
+        encoded = tokenizer(text, return_tensors="pt")
+        places = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
+        if len(places) != 1:
+            raise DataError(f"{text!r}: has {len(places)} [MASK], expected one. Write the text with one [MASK] in it.")
+        with torch.no_grad():
+            logits_V = model(**encoded).logits[0, places[0]]
+        probabilities, ids = logits_V.softmax(-1).topk(min(top, len(logits_V)))
+        guesses = [
+            f"{json.dumps(tokenizer.decode([token]), ensure_ascii=False)} {probability:.0%}"
+            for token, probability in zip(ids.tolist(), probabilities.tolist(), strict=True)
+        ]
+        lines += [text, "    " + "   ".join(guesses)]
+    return "\n".join(lines)
+
+
+def _open(folder: Path) -> tuple[Any, Any]:
+    """Tokenizer and model; nothing in the folder is run, and nothing is fetched."""
+    from transformers import CONFIG_MAPPING, AutoModelForMaskedLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    if not (folder / CONFIG).is_file():
+        raise DataError(f"{folder}: holds no exported model. Write one with `python -m modernbert_train export`.")
+    require_own_files(folder)
+    kind = read_object(folder / CONFIG).get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise DataError(
+            f"{folder / CONFIG}: model_type={str(kind)[:80]}, which transformers does not know. Name the folder of an "
+            "exported model; it says model_type=modernbert."
+        )
+    settings = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
+        model = AutoModelForMaskedLM.from_pretrained(folder, **settings).eval()
+    except Exception as error:  # what a stranger's folder holds can fail in any way
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise DataError(
+            f"{folder}: transformers cannot open it ({reason}). Restore the folder from a copy, or export it again."
+        ) from None
+    if tokenizer.mask_token_id is None or len(tokenizer) > model.config.vocab_size:
+        raise DataError(
+            f"{folder}: the tokenizer has {len(tokenizer)} entries and the mask token {tokenizer.mask_token}, the "
+            f"model has vocab_size={model.config.vocab_size}. Put the tokenizer there that the model was trained with."
+        )
+    return tokenizer, model

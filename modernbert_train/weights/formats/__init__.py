@@ -1,0 +1,1 @@
+"""Configurations and weight names of other libraries, one file an architecture."""

@@ -1,0 +1,251 @@
+"""README.md of an exported model: data, tokens, recipe, evaluation and licence, with the run's own numbers.
+
+What is not known is said to be unknown; nothing is left for the reader to guess or for the user to fill in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from modernbert_train import __version__
+from modernbert_train.config.schema import PhaseConfig, RunConfig, StreamConfig
+from modernbert_train.data.dataset_card import DatasetCard, read_card
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.models.init import count_parameters
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.read_json import Count, as_type, is_count, number, read_json
+from modernbert_train.run.saved_state import Averaged
+
+MASK = "[MASK]"
+PREPARE_REPORT = "prepare_report.json"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def model_card(
+    name: str,
+    sections: Mapping[str, str],
+    *,
+    licence: str | None,
+    datasets: Sequence[str] = (),
+    base: str | None = None,
+) -> str:
+    """A card with the header that the Hugging Face hub reads.
+
+    Args:
+        name: of the model.
+        sections: heading -> text; an empty heading is the introduction.
+        licence: identifier of a licence as the hub knows them, such as apache-2.0; None says that there is none yet.
+        datasets: ids on the hub of what it was trained on.
+        base: id on the hub of the model that it was made from.
+
+    Raises:
+        ConfigError: the licence is no identifier.
+    """
+    if licence is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", licence):
+        raise ConfigError(
+            f"--licence={licence!r}: not an identifier of the hub. Write it as apache-2.0, cc-by-4.0, mit or other."
+        )
+    header: dict[str, Any] = {"license": licence or "unknown", "library_name": "transformers"}
+    header |= {"pipeline_tag": "fill-mask", "mask_token": MASK, "tags": ["modernbert", "fill-mask", "encoder"]}
+    header |= {"datasets": list(datasets)} if datasets else {}
+    header |= {"base_model": base} if base and _is_hub_id(base) else {}
+    stated = f"{licence}, as stated by who exported the model."
+    if licence is None:
+        stated = (
+            "None was stated when the model was exported; ask its makers before you use it. They can name one with "
+            "`--licence` when they export, or here and as `license:` in the header."
+        )
+    text = "\n\n".join(f"## {heading}\n\n{body}" if heading else body for heading, body in sections.items())
+    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in header.items())  # JSON is YAML
+    return f"""---
+{lines}
+---
+
+# {name}
+
+{text}
+
+## Use
+
+```python
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+path = "."  # this folder, or its id on the hub
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = AutoModelForMaskedLM.from_pretrained(path)
+```
+
+## Licence
+
+{stated}
+"""
+
+
+def run_card(
+    trained: RunConfig,
+    streams: Mapping[str, StreamConfig],
+    *,
+    step: int,
+    tokens: int,
+    metrics: Sequence[dict[str, Any]],
+    licence: str | None,
+    average: Sequence[Averaged] = (),
+) -> str:
+    """The card of a run's checkpoint.
+
+    Args:
+        trained: the configuration it was trained with.
+        streams: its training shards, where they are today; the card says so of those that are nowhere.
+        step, tokens: of the checkpoint.
+        metrics: the run's record.
+        licence: see `model_card`.
+        average: the checkpoints whose mean the weights are, as average.py records them.
+    """
+    parameters = count_parameters(ModernBertForMaskedLM(trained.model))
+    introduction = (
+        f"A ModernBERT encoder ([arXiv 2412.13663](https://arxiv.org/abs/2412.13663)) with {parameters:,} parameters, "
+        f"pretrained by masked-language modelling with modernbert-train {__version__}."
+    )
+    data = {name: _read_shards(stream.path) for name, stream in streams.items()}
+    sections = {
+        "": introduction,
+        "Data": "\n\n".join(
+            (_share(name, streams[name]) if len(data) > 1 else "") + _data(*shards) for name, shards in data.items()
+        )
+        + "\n\nThe model inherits the limits and the rights of its text.",
+        "Training": _training(trained, step, tokens) + (_averaging(average) if average else ""),
+        "Evaluation": _evaluation(trained, tokens, metrics),
+    }
+    sources = [source for _, report in data.values() for source in _sources(report).values()]
+    hub = [source["path"] for source in sources if source.get("kind") == "hub" and _is_hub_id(source["path"])]
+    origin = trained.model.init_from or trained.model.grow_from
+    return model_card(trained.name, sections, licence=licence, datasets=hub, base=origin)
+
+
+def _is_hub_id(name: str) -> bool:
+    return bool(_HUB_ID.fullmatch(name)) and not Path(name).exists()
+
+
+def _read_shards(folder: str) -> tuple[DatasetCard | None, dict[str, Any]]:
+    """The shards' card, None if they are not at hand; and what data_prep/prepare.py recorded of these very shards."""
+    try:
+        card = read_card(folder)
+    except DataError:  # an export need not be made where the shards are
+        return None, {}
+    try:
+        report = read_json(Path(folder).parent / PREPARE_REPORT)
+        written = report["written"][Path(folder).name]
+        if (written["documents"], written["tokens"]) != (card.documents, card.tokens):
+            return card, {}
+        as_type(dict[str, Count], report["dropped"], "dropped")
+        as_type(Count, report["documents_read"], "documents_read")
+        for source in _sources(report).values():
+            as_type(str, source["kind"], "kind")
+            as_type(str | None, source.get("path"), "path")
+        return card, report
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return card, {}
+
+
+def _sources(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return report.get("fingerprint", {}).get("spec", {}).get("sources", {})
+
+
+def _share(name: str, stream: StreamConfig) -> str:
+    weights = {"proportion": stream.proportion, "repeat": stream.repeat, "tokens": stream.tokens}
+    stated = "".join(f", {key} {value:,}" for key, value in weights.items() if value is not None)
+    return f"**{name}**{stated}: "
+
+
+def _data(card: DatasetCard | None, report: dict[str, Any]) -> str:
+    if card is None:
+        return "The shards were not at hand when the model was exported, so they are not described here."
+    text = (
+        f"{card.documents:,} documents with {card.tokens:,} tokens, by a tokenizer of {card.vocab_size:,} entries "
+        f"(sha256 `{card.tokenizer_sha256[:16]}`; of the shards' index `{card.index_sha256[:16]}`)."
+    )
+    if not report:
+        return text + " What the text is, and from where, is not recorded beside the shards."
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in report["dropped"].items()) or "none"
+    text += f" They are what was kept for training of {report['documents_read']:,} documents; left out: {dropped}."
+    lines = []
+    for name, source in _sources(report).items():
+        place = f" `{source['path']}`" if source.get("kind") == "hub" else ""
+        options = "".join(f", {key} {source[key]}" for key in ("subset", "split", "text_field") if source.get(key))
+        lines.append(f"- {name}: {source['kind']}{place}{options}")
+    return text + " Sources:\n\n" + "\n".join(lines)
+
+
+def _training(trained: RunConfig, step: int, tokens: int) -> str:
+    optim, model, objective = trained.optim, trained.model, trained.objective
+    origin = "drawn at random (truncated normal)"
+    for key in ("init_from", "grow_from"):
+        if getattr(model, key):
+            origin = f"`model.{key}={getattr(model, key)}`"
+    if trained.start is not None:
+        origin = f"`start.checkpoint={trained.start.checkpoint}`"
+    every = model.global_attn_every_n_layers
+    rest = 1 - objective.mask_token_share - objective.random_token_share
+    rows = "\n".join(_phase_row(name, phase, trained) for name, phase in trained.phases.items())
+    return f"""{tokens:,} tokens of {trained.total_tokens:,} planned, in {step:,} steps, seed {trained.seed}.
+
+- First weights: {origin}.
+- Architecture: {model.num_layers} layers of width {model.hidden_size}, {model.num_heads} heads, hidden width
+  {model.intermediate_size}; layers 0, {every}, {2 * every}, ... attend globally, the others within
+  {model.local_attention} tokens; dropout {model.attention_out_dropout:g} after attention.
+- Objective: {objective.masking} masking; of the predicted tokens {objective.mask_token_share:.0%} become `{MASK}`,
+  {objective.random_token_share:.0%} a random token, {rest:.0%} stay.
+- Optimizer: {optim.name}, betas {tuple(optim.betas)}, epsilon {optim.eps:g}, weight decay {optim.weight_decay:g}.
+
+| phase | tokens | context | rows in a batch | masked | peak learning rate | schedule | RoPE base, global / local |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+{rows}"""
+
+
+def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
+    schedule, warmup = phase.schedule, phase.batch_warmup
+    parts = [f"warmup {schedule.warmup_tokens:,} tokens"] if schedule.warmup_tokens else []
+    parts.append(schedule.plateau if schedule.decay_tokens < phase.tokens else "no plateau")
+    if schedule.decay_tokens:
+        parts.append(f"{schedule.decay} to {schedule.final_lr_ratio:g} over {schedule.decay_tokens:,} tokens")
+    size = f"{phase.batch_rows:,}" if warmup is None else f"{warmup.start_rows:,} to {phase.batch_rows:,}"
+    mask_rate = trained.objective.mask_rate if phase.mask_rate is None else phase.mask_rate
+    bases = f"{phase.global_rope_theta:,.0f} / {phase.local_theta(trained.model):,.0f}"
+    cells = (name, f"{phase.tokens:,}", f"{phase.row_tokens:,}", size, f"{mask_rate:.0%}")
+    return "| " + " | ".join((*cells, f"{trained.optim.lr * phase.lr_ratio:.2e}", ", ".join(parts), bases)) + " |"
+
+
+def _averaging(average: Sequence[Averaged]) -> str:
+    rows = "\n".join(
+        f"| {Path(part.checkpoint).name} | {part.step:,} | {part.tokens:,} | {part.weight:.4f} |" for part in average
+    )
+    return (
+        "\n\nThe weights are the mean of these checkpoints; the numbers above are those of the last.\n\n"
+        "| checkpoint | steps | tokens | weight |\n| --- | --- | --- | --- |\n" + rows
+    )
+
+
+def _evaluation(trained: RunConfig, tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
+    measured = [entry for entry in metrics if _is_validation(entry) and entry["tokens"] <= tokens]
+    if not measured:
+        return "Not measured: the run named no held-out text, or had not come to it."
+    last = measured[-1]
+    return (
+        f"On {last['predicted']:,} predictions in held-out documents, {trained.objective.eval_mask_rate:.0%} of the "
+        f"tokens masked, after {last['tokens']:,} tokens of training:\n\n"
+        "| | loss (nats) | accuracy |\n| --- | --- | --- |\n"
+        f"| this model | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
+        f"| unigram baseline | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"
+        "Nothing else was measured: no downstream task, no bias, no safety."
+    )
+
+
+def _is_validation(entry: dict[str, Any]) -> bool:
+    """Whether a line of metrics.jsonl tells of a validation, and of all of it."""
+    figures = [number(entry.get(key)) for key in ("loss", "accuracy", "unigram_loss", "unigram_accuracy")]
+    counts = is_count(entry.get("tokens")) and is_count(entry.get("predicted"))
+    return entry.get("kind") == "validation" and counts and None not in figures

@@ -1,0 +1,143 @@
+"""A run file of AnswerDotAI's repository becomes one of ours, or is refused; else keys are lost in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.__main__ import main
+from modernbert_train.config.check import check
+from modernbert_train.config.load import load_run
+from modernbert_train.config.tools.import_config import FIXED, LEFT, SAME, import_config
+from modernbert_train.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+# the keys that their published files set, with the values of base's first phase
+THEIRS = """\
+max_seq_len: 1024
+tokenizer_name: some/tokenizer
+mlm_probability: 0.3
+count_padding_tokens: false
+run_name: base pretrain
+model:
+  name: flex_bert
+  pretrained_model_name: bert-base-uncased
+  tokenizer_name: ${tokenizer_name}
+  model_config:
+    vocab_size: 50368
+    init_method: full_megatron
+    num_hidden_layers: 22
+    hidden_size: 768
+    intermediate_size: 1152
+    num_attention_heads: 12
+    attention_layer: rope
+    attention_probs_dropout_prob: 0.0
+    attn_out_bias: false
+    attn_out_dropout_prob: 0.1
+    attn_qkv_bias: false
+    bert_layer: prenorm
+    embed_dropout_prob: 0.0
+    embed_norm: true
+    final_norm: true
+    skip_first_prenorm: true
+    embedding_layer: sans_pos
+    loss_function: fa_cross_entropy
+    loss_kwargs: {reduction: mean}
+    mlp_layer: glu
+    normalization: layernorm
+    norm_kwargs: {eps: 1e-5, bias: false}
+    hidden_act: gelu
+    padding: unpadded
+    rotary_emb_base: 10000.0
+    local_attn_rotary_emb_base: -1
+    sliding_window: 128
+    global_attn_every_n_layers: 3
+    unpad_embeddings: true
+    masked_prediction: true
+train_loader:
+  name: text
+  num_workers: 6
+  dataset:
+    local: /data
+    mlm_probability: ${mlm_probability}
+    sequence_packing: true
+    batch_size_warmup_min_size: 768
+    batch_size_warmup_tokens: 50_000_000_000tok
+eval_loader: {dataset: {mlm_probability: 0.15}}
+scheduler: {name: warmup_stable_decay, t_warmup: 3_000_000_000tok, alpha_f: 0.0, t_decay: 0tok}
+optimizer:
+  name: decoupled_stableadamw
+  lr: 8e-4
+  betas: [0.9, 0.98]
+  eps: 1.0e-06
+  weight_decay: 1.0e-5
+  filter_bias_norm_wd: true
+algorithms: {}
+max_duration: 1_719_000_000_000tok
+eval_interval: 4000ba
+save_interval: 4000ba
+global_train_batch_size: 4608
+device_train_microbatch_size: 96
+precision: amp_bf16
+seed: 17
+autoresume: true
+loggers: {wandb: {project: bert, entity: us}}
+callbacks: {speed_monitor: {window_size: 100}}
+made_up: 3
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    file = tmp_path / "theirs.yaml"
+    file.write_text(THEIRS)
+    return file
+
+
+def test_base_pretraining_becomes_our_recipe(theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "ours.yaml"
+    assert main(["import-config", str(theirs), "--out", str(out)]) == 0
+    config = load_run([out])
+    check(config, 8)
+    recipe = load_run([ROOT / "yamls/recipes/modernbert-base/1-stable.yaml"])
+    assert config.model == recipe.model
+    assert config.optim == recipe.optim and config.objective == recipe.objective
+    ours, published = config.phases["main"], recipe.phases["stable"]
+    for key in ("tokens", "row_tokens", "batch_rows", "microbatch_tokens", "batch_warmup", "global_rope_theta"):
+        assert getattr(ours, key) == getattr(published, key), key
+    assert ours.schedule.warmup_tokens == published.schedule.warmup_tokens and ours.schedule.decay_tokens == 0
+    assert ours.local_rope_theta == 10_000, "-1 there means the global one"
+    assert config.name == "base-pretrain" and config.checkpoint.interval_steps == 4000
+    notes = capsys.readouterr().err
+    assert "made_up: not known here, not carried over" in notes
+    assert "autoresume: the same command always goes on" in notes
+    assert "train_loader: data: prepare" in notes
+    assert main(["import-config", str(theirs), "--out", str(out)]) == 78, "nothing is overwritten"
+
+
+def test_another_architecture_is_refused_with_every_difference(theirs: Path) -> None:
+    """Their defaults are another model, so a key that is left out counts as well."""
+    text = THEIRS.replace("    normalization: layernorm\n", "").replace("mlp_layer: glu", "mlp_layer: parallel_glu")
+    theirs.write_text(text.replace("1_719_000_000_000tok", "1ep"))
+    with pytest.raises(ConfigError) as error:
+        import_config(theirs)
+    assert "normalization=rmsnorm" in str(error.value) and "mlp_layer=parallel_glu" in str(error.value)
+    assert "max_duration=1ep" in str(error.value)
+
+
+def test_tiling_and_decay_are_understood(theirs: Path) -> None:
+    keys = "checkpoint_load_path: ckpts, checkpoint_run_name: base, mode: tile_weights_from_middle"
+    grown = f"init_from_checkpoint: {{{keys}}}\n"
+    decay = THEIRS.replace("name: warmup_stable_decay, t_warmup: 3_000_000_000tok, alpha_f: 0.0, t_decay: 0tok", "X")
+    decay = decay.replace("{X}", "{name: one_minus_sqrt, t_decay: 50_000tok, alpha_f: 0.001}")
+    theirs.write_text(decay + grown)
+    text, _ = import_config(theirs)
+    assert "grow_from: ckpts/base/latest-rank0.pt" in text and "grow_mode: paper" in text
+    assert "decay: one_minus_sqrt" in text and "final_lr_ratio: 0.001" in text
+
+
+def test_the_page_has_every_key() -> None:
+    page = (ROOT / "docs/moving.md").read_text(encoding="utf-8")
+    missing = [key for key in (*SAME, *LEFT, *(f"model.model_config.{key}" for key in FIXED)) if f"`{key}`" not in page]
+    assert not missing

@@ -1,0 +1,82 @@
+"""The page of every key is what the code says; if this breaks, users read of keys that do not exist, or miss some."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from modernbert_train.config.schema import (
+    VARIANTS,
+    AdamWConfig,
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    StableAdamWConfig,
+)
+from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.config.tools.reference import _docstring, reference, slug
+
+PAGE = Path(__file__).parents[3] / "docs/config.md"
+
+
+def test_the_page_is_the_one_that_the_code_writes() -> None:
+    assert PAGE.read_text(encoding="utf-8") == reference(), (
+        "write it again: python -m modernbert_train.config.tools.reference > docs/config.md"
+    )
+
+
+def test_every_key_is_on_it_with_its_meaning_and_default() -> None:
+    """Each under a heading of its own, its whole name: a search leads to it, and no column cuts it in two."""
+    page = reference()
+    keys = re.findall(r"^#### `([\w.<>]+)`", page, re.MULTILINE)
+    assert {f"data.{field.name}" for field in dataclasses.fields(DataConfig)} <= {*keys, "data.streams"}
+    assert {"phases.<name>.row_tokens", "phases.<name>.schedule.decay_tokens", "start.checkpoint", "out"} <= {*keys}
+    assert keys.count("optim.lr") == len(VARIANTS["optim"]) and keys.count("model.compile") == 1
+    assert "#### `seed`\n\nwhole number; default `17`\n" in page
+    assert f"#### `optim.weight_decay` (adamw)\n\nnumber; default `{AdamWConfig.weight_decay}`<br>\nnorms" in page
+    assert "#### `optim.name` (adamw)\n\n`adamw` chooses these keys\n" in page
+    assert "#### `name`\n\ntext; must be set<br>\nletters, digits" in page
+    assert "`start`: null: from scratch" in page  # what stands beside a section is said too
+    sections = {field.name for root in (RunConfig, PrepareConfig) for field in dataclasses.fields(root)}
+    assert all(re.search(rf"^###+ `{name}\b", page, re.MULTILINE) for name in sections)
+
+
+def test_what_stands_in_angle_brackets_is_seen() -> None:
+    """Outside of code Markdown takes <name> for HTML, and shows nothing."""
+    prose = re.sub(r"`[^`]*`", "", reference())
+    assert "&lt;runs_folder>/&lt;name>" in prose and "&lt;run folder>/profile" in prose
+    assert set(re.findall(r"<\w*", prose)) == {"<br"}
+
+
+def test_values_are_as_yaml_has_them() -> None:
+    """A reader copies them: null and not None, a number without a comma, no signature of a class."""
+    page = reference()
+    assert not re.search(r"\bNone\b|Literal|\w+Config\(|\d,\d{3}`|<class", page)
+    defaults = dict(re.findall(r"^#### `([\w.<>]+)`.*\n\n.*; default `(.*)`(?:<br>)?$", page, re.MULTILINE))
+    assert yaml.safe_load(defaults["model.vocab_size"]) == ModelConfig.vocab_size == 50368
+    assert yaml.safe_load(defaults["data.cache_folder"]) is None
+    assert yaml.safe_load(defaults["optim.betas"]) == list(StableAdamWConfig.betas)
+
+
+def test_links_within_the_page_and_to_others_lead_somewhere() -> None:
+    page = reference()
+    anchors = {slug(title) for title in re.findall(r"^#+ (.*)$", page, re.MULTILINE)}
+    within = re.findall(r"\]\(#([^)]*)\)", page)
+    others = re.findall(r"\]\(([\w-]+\.md)\)", page)
+    assert "phasesnamebatch_warmup" in within and set(within) <= anchors
+    assert "mixtures.md" in others and all((PAGE.parent / name).is_file() for name in others)
+
+
+def test_a_section_without_a_docstring_is_refused() -> None:
+    """Its readers would get the signature that dataclasses make up."""
+    with pytest.raises(ValueError, match=r"^Unsaid \(the page of every key\): it has no docstring"):
+        _docstring(Unsaid)
+
+
+@dataclasses.dataclass
+class Unsaid:
+    number: int = 1

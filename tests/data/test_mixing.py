@@ -1,0 +1,156 @@
+"""Shares of streams: what is given out keeps to what was asked, at every moment and in every range, exactly.
+
+If this breaks, a model is trained on another mixture than its configuration says, or for a while on one stream only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modernbert_train.config.schema import (
+    DataConfig,
+    PhaseConfig,
+    PhaseStreamConfig,
+    RunConfig,
+    StableAdamWConfig,
+    StreamConfig,
+)
+from modernbert_train.data.mixing import FairQueue, phase_weights, token_shares
+
+Weights = st.lists(st.integers(0, 30), min_size=1, max_size=7).filter(any)
+
+
+def config(streams: dict[str, StreamConfig], mix_by: str = "tokens", **phases: dict[str, float]) -> RunConfig:
+    """A run with a phase of 1,000 tokens for each entry, with the shares given, and one named `plain` without."""
+    common = {"tokens": 1000, "row_tokens": 64, "batch_rows": 1, "microbatch_tokens": 64}
+    asked = {
+        name: PhaseConfig(streams={n: PhaseStreamConfig(proportion=p) for n, p in shares.items()}, **common)
+        for name, shares in {"plain": {}, **phases}.items()
+    }
+    return RunConfig(
+        name="t",
+        data=DataConfig(streams=streams, tokenizer="", mix_by=mix_by),  # type: ignore[arg-type]
+        optim=StableAdamWConfig(lr=1.0),
+        phases=asked,
+    )
+
+
+@pytest.mark.runs
+@settings(max_examples=200, deadline=None)
+@given(Weights, st.data())
+def test_every_prefix_and_every_range_keeps_to_the_shares(weights: list[int], data: st.DataObject) -> None:
+    """The bounds of mixing.py: a prefix within one longest chunk, so any range within less than two."""
+    most = data.draw(st.sampled_from([1, 10, 1022]))
+    queue = FairQueue(weights)
+    sizes = [data.draw(st.integers(0, most)) for _ in weights]
+    total, given_to = 0, [0] * len(weights)
+    errors: list[list[Fraction]] = []  # after each chunk, tokens beyond the share of each stream
+    shares = [Fraction(weight, sum(weights)) for weight in weights]
+    for _ in range(data.draw(st.integers(1, 80))):
+        chosen = queue.give(sizes)
+        assert weights[chosen] > 0
+        total += sizes[chosen]
+        given_to[chosen] += sizes[chosen]
+        sizes[chosen] = data.draw(st.integers(0, most))
+        errors.append([tokens - share * total for tokens, share in zip(given_to, shares, strict=True)])
+        assert queue.lag == [-error * sum(weights) for error in errors[-1]]
+    for stream, share in enumerate(shares):
+        mine = [Fraction(0), *(error[stream] for error in errors)]
+        assert min(mine) >= -most and max(mine) <= (1 - share) * most
+        assert max(abs(mine[end] - mine[begin]) for end in range(len(mine)) for begin in range(end + 1)) < 2 * most
+
+
+def test_chunks_of_one_size_by_hand() -> None:
+    """Shares of 2, 1 and 1 quarters."""
+    queue = FairQueue([2, 1, 1])
+    assert [queue.give([5, 5, 5]) for _ in range(8)] == [0, 1, 0, 2, 0, 1, 0, 2]
+
+
+def test_twice_as_long_chunks_come_half_as_often() -> None:
+    queue = FairQueue([1, 1])
+    given_out = [queue.give([20, 10]) for _ in range(300)]
+    assert given_out.count(0) == 100
+    assert max(sum(1 for s in given_out[at : at + 6] if s == 0) for at in range(290)) <= 3
+
+
+@settings(max_examples=50, deadline=None)
+@given(Weights, st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(0, 40))
+def test_a_queue_goes_on_from_its_lags_alone(weights: list[int], sizes: list[int], stop: int) -> None:
+    def give(queue: FairQueue, part: list[int]) -> list[int]:
+        return [queue.give([size + stream for stream in range(len(weights))]) for size in part]
+
+    whole, first = FairQueue(weights), FairQueue(weights)
+    expected = give(whole, sizes)
+    begun = give(first, sizes[:stop])
+    second = FairQueue(weights)
+    second.lag = json.loads(json.dumps(first.lag))
+    assert begun + give(second, sizes[stop:]) == expected
+
+
+def test_no_rounding_gathers_over_a_long_run() -> None:
+    """A tenth is a tenth: after 700,000 tokens in chunks of 7, exactly a tenth; floats would be off."""
+    weights = phase_weights(
+        config({"a": StreamConfig(path="", proportion=0.1), "b": StreamConfig(path="", proportion=0.9)}),
+        PhaseConfig(),
+        {"a": 1, "b": 1},
+    )
+    assert weights == {"a": 1, "b": 9}
+    queue = FairQueue(list(weights.values()))
+    given_out = [queue.give([7, 7]) for _ in range(100_000)]
+    assert given_out.count(0) == 10_000 and queue.lag == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("streams", "weights"),
+    [
+        ({"a": {}, "b": {}}, {"a": 3, "b": 1}),  # as large as they are
+        ({"a": {}, "b": {"repeat": 3.0}}, {"a": 1, "b": 1}),
+        ({"a": {"repeat": 0.5}, "b": {"repeat": 2.5}}, {"a": 3, "b": 5}),
+        ({"a": {}, "b": {"tokens": 100}}, {"a": 9, "b": 1}),
+        ({"a": {"proportion": 0.25}, "b": {"proportion": 0.75}}, {"a": 1, "b": 3}),
+        ({"a": {"proportion": 1.0}, "b": {"proportion": 0.0}}, {"a": 1, "b": 0}),
+    ],
+)
+def test_weights_by_hand(streams: dict[str, dict[str, float]], weights: dict[str, int]) -> None:
+    asked = config({name: StreamConfig(path="", **each) for name, each in streams.items()})  # type: ignore[arg-type]
+    assert phase_weights(asked, asked.phases["plain"], {"a": 900, "b": 300}) == weights
+
+
+def test_a_phase_may_have_shares_of_its_own() -> None:
+    """Upsampling in the decay phase, and a stream that only one phase reads, are a few words of YAML."""
+    asked = config({"a": StreamConfig(path=""), "b": StreamConfig(path="", repeat=0.0)}, decay={"b": 0.8, "a": 0.2})
+    own = {"a": 900, "b": 300}
+    assert phase_weights(asked, asked.phases["plain"], own) == {"a": 1, "b": 0}
+    assert phase_weights(asked, asked.phases["decay"], own) == {"a": 1, "b": 4}
+    only = config({"a": StreamConfig(path=""), "b": StreamConfig(path="")}, decay={"b": 1.0})
+    assert phase_weights(only, only.phases["decay"], own) == {"a": 0, "b": 1}
+
+
+def test_shares_of_the_whole_run_by_hand() -> None:
+    """Two phases of the same length: all of a, then four fifths of b."""
+    streams = {"a": StreamConfig(path=""), "b": StreamConfig(path="", repeat=0.0)}
+    asked = config(streams, decay={"b": 0.8, "a": 0.2})
+    assert token_shares(asked, {"a": 900, "b": 300}, {"a": 9, "b": 9}) == pytest.approx({"a": 0.6, "b": 0.4})
+
+
+def test_a_long_phase_counts_for_as_long_as_it_is() -> None:
+    """Nine tenths of the run are all of a: the card and the unigram baseline must not call it half."""
+    streams = {"a": StreamConfig(path=""), "b": StreamConfig(path="", repeat=0.0)}
+    asked = config(streams, decay={"b": 1.0})
+    phases = asked.phases | {"plain": replace(asked.phases["plain"], tokens=9000)}
+    asked = replace(asked, phases=phases)
+    shares = token_shares(asked, {"a": 900, "b": 300}, {"a": 9, "b": 9})
+    assert shares == pytest.approx({"a": 0.9, "b": 0.1})
+
+
+def test_shares_of_documents_are_turned_into_shares_of_tokens() -> None:
+    """Half of the documents each; those of a are three times as long."""
+    streams = {"a": StreamConfig(path="", proportion=0.5), "b": StreamConfig(path="", proportion=0.5)}
+    asked = config(streams, mix_by="documents")
+    assert token_shares(asked, {"a": 900, "b": 300}, {"a": 9, "b": 9}) == pytest.approx({"a": 0.75, "b": 0.25})

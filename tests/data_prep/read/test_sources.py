@@ -1,0 +1,170 @@
+"""Reading text: what a broken reader costs is training on damaged text, or on less text than one believes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+import zstandard
+
+from data_prep.read.items import Document, LeftOut
+from data_prep.read.sources import read_source
+from modernbert_train.config.tools.prepare import SourceConfig
+from modernbert_train.errors import ConfigError, DataError
+
+LIMIT = 1000
+
+
+def read(**keys: str) -> list[Document | LeftOut]:
+    return list(read_source("mine", SourceConfig(**keys), LIMIT))  # type: ignore[arg-type]
+
+
+def texts_of(items: list[Document | LeftOut]) -> list[str]:
+    return [item.text if isinstance(item, Document) else item.reason for item in items]
+
+
+def test_text_files_come_sorted_and_whole(tmp_path: Path) -> None:
+    """Files in another order, or with their newlines or byte order mark changed, would make other shards."""
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "1.txt").write_bytes("\ufeffz\r\nz".encode())
+    (tmp_path / "a.txt").write_bytes(b"a\n")
+    (tmp_path / "note.md").write_bytes(b"not asked for")
+    (tmp_path / "folder.txt").mkdir()
+    assert texts_of(read(kind="text", path=str(tmp_path))) == ["a\n", "z\r\nz"]
+    assert texts_of(read(kind="text", path=str(tmp_path), glob="*.md")) == ["not asked for"]
+    assert texts_of(read(kind="text", path=str(tmp_path / "?.txt"))) == ["a\n"]
+    assert texts_of(read(kind="text", path=str(tmp_path / "a.txt"))) == ["a\n"]
+
+
+def test_damaged_text_files_say_what_and_where(tmp_path: Path) -> None:
+    """Without file and offset nobody finds one bad byte in a million files."""
+    (tmp_path / "1.txt").write_bytes("né".encode("latin-1"))
+    (tmp_path / "2.txt").write_bytes("text".encode("utf-16-le"))
+    (tmp_path / "3.txt").symlink_to(tmp_path / "gone")
+    (tmp_path / "4.txt").write_bytes(b"x" * (4 * LIMIT + 1))
+    items = read(kind="text", path=str(tmp_path))
+    assert texts_of(items) == ["not_utf8", "nul_byte", "unreadable", "too_long"]
+    details = [item.detail for item in items if isinstance(item, LeftOut)]
+    assert "0xe9 at offset 1" in details[0]
+    assert "offset 1" in details[1]
+    assert "No such file" in details[2]
+    assert "4001 bytes" in details[3]
+
+
+def test_permission_error_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that belongs to somebody else must not end a run of hours, nor vanish."""
+    (tmp_path / "1.txt").write_text("one")
+
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    (item,) = read(kind="text", path=str(tmp_path))
+    assert isinstance(item, LeftOut) and item.reason == "unreadable" and "Permission denied" in item.detail
+
+
+def test_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Globbing alone passes over such a folder in silence, with everything in it."""
+    (tmp_path / "1.txt").write_text("one")
+
+    def refuse(path: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(DataError, match=r"Permission denied\. Make the folder readable"):
+        read(kind="text", path=str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "csv"])
+def test_empty_folder_names_path_and_pattern(tmp_path: Path, kind: str) -> None:
+    """A typo in a path must not make an empty dataset."""
+    with pytest.raises(DataError, match=rf"no file in {tmp_path} matches \*\*/\*\..*sources\.mine\.glob"):
+        read(kind=kind, path=str(tmp_path))
+    with pytest.raises(DataError, match=r"no such file or folder\. Correct the path"):
+        read(kind=kind, path=str(tmp_path / "gone"))
+
+
+def test_glob_that_is_no_pattern(tmp_path: Path) -> None:
+    """**.txt is what everybody writes first."""
+    for glob in ("**.txt", "/tmp/*.txt"):
+        with pytest.raises(ConfigError, match=r"sources\.mine: .* is not a pattern .*Write one like \*\*/\*\.txt"):
+            read(kind="text", path=str(tmp_path), glob=glob)
+
+
+LINES = [b'{"text": "2020-01-02"}', b"", b'{"text": null}', b'{"body": "x"}', b'{"text": 5}', b"[1]", b'{"text": "cut']
+LINES += ['{"text": "caf\xe9"}'.encode("latin-1"), b'{"text": "last"}']
+EXPECTED = ["2020-01-02", "no_text", "no_text", "no_text", "not_json", "not_json", "not_utf8", "last"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_jsonl_keeps_the_lines_after_a_bad_one(tmp_path: Path, suffix: str) -> None:
+    """One bad line in a crawl must cost one line, and text that looks like a date must stay text."""
+    data = b"\n".join(LINES)  # no newline at the end
+    packed = {"": data, ".gz": gzip.compress(data), ".zst": zstandard.compress(data)}[suffix]
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(packed)
+    items = read(kind="jsonl", path=str(tmp_path))
+    assert texts_of(items) == EXPECTED
+    (bad,) = [item for item in items if isinstance(item, LeftOut) and item.reason == "not_utf8"]
+    assert bad.id.endswith(f"a.jsonl{suffix}:8")
+    assert f"offset {data.index(0xE9)}" in bad.detail
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_truncated_archive_is_not_the_end_of_the_data(tmp_path: Path, suffix: str) -> None:
+    """A copy cut short would otherwise look like a smaller dataset."""
+    lines = b"".join(json.dumps({"text": f"{i} {i * i}"}).encode() + b"\n" for i in range(20_000))
+    whole = gzip.compress(lines) if suffix == ".gz" else zstandard.compress(lines)
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(whole[: len(whole) // 2])
+    *_, last = read(kind="jsonl", path=str(tmp_path))
+    assert isinstance(last, LeftOut) and last.reason == "unreadable" and "and all after it" in last.id
+
+
+def test_zstd_of_several_frames_is_read_to_the_end(tmp_path: Path) -> None:
+    """Parallel compressors and `cat` write several frames; readers that stop after the first lose the rest."""
+    frames = [zstandard.compress(json.dumps({"text": word}).encode() + b"\n") for word in ("one", "two", "three")]
+    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(frames))
+    assert texts_of(read(kind="jsonl", path=str(tmp_path))) == ["one", "two", "three"]
+
+
+def test_csv_is_text_whatever_it_looks_like(tmp_path: Path) -> None:
+    """Readers that guess types turn 007 into 7 and NA into nothing."""
+    (tmp_path / "a.csv").write_text('n,text\n1,"two\nlines, one cell"\n2,007\n3,NA\n4,\n')
+    assert texts_of(read(kind="csv", path=str(tmp_path))) == ["two\nlines, one cell", "007", "NA", ""]
+
+
+def test_parquet_reads_the_named_column(tmp_path: Path) -> None:
+    """Null cells are counted, and a wrong column name is reported with what the file has."""
+    path = str(tmp_path / "a.parquet")
+    datasets.Dataset.from_dict({"body": ["one", None], "n": [1, 2]}).to_parquet(path)
+    assert texts_of(read(kind="parquet", path=path, text_field="body")) == ["one", "no_text"]
+    (item,) = read(kind="parquet", path=path)
+    assert isinstance(item, LeftOut) and item.reason == "unreadable" and "body" in item.detail
+
+
+def test_damaged_csv_and_parquet_are_counted(tmp_path: Path) -> None:
+    """The rows after the damage are lost, and the report has to say so."""
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
+    (tmp_path / "a.csv").write_bytes("text\ncaf\xe9\n".encode("latin-1"))
+    for kind in ("csv", "parquet"):
+        (item,) = read(kind=kind, path=str(tmp_path))
+        assert isinstance(item, LeftOut) and item.reason == "unreadable" and item.id.endswith(":1 and all after it")
+
+
+def test_hub_layout_on_disk(tmp_path: Path) -> None:
+    """A dataset downloaded once must train without a network; a wrong split stops under any on_error."""
+    (tmp_path / "train.jsonl").write_text('{"body": "one"}\n{"body": null}\n')
+    assert texts_of(read(kind="hub", path=str(tmp_path), text_field="body")) == ["one", "no_text"]
+    with pytest.raises(DataError, match=r"sources\.mine\.path=.*split validation.*Correct path, subset and split"):
+        read(kind="hub", path=str(tmp_path), split="validation")
+
+
+def test_standard_library_has_no_tests_and_no_packages() -> None:
+    """Third-party packages would make the quickstart's data depend on what is installed."""
+    items = list(read_source("std", SourceConfig(kind="python_stdlib"), 5_000_000))
+    ids = [item.id for item in items]
+    assert any(id.endswith("json/decoder.py") for id in ids) and "pydoc_data.topics:if" in ids
+    assert not any(part in id for id in ids for part in ("site-packages", "/test/", "/tests/", "topics.py"))
+    assert len(ids) > 500

@@ -1,0 +1,229 @@
+"""Many tasks, many processes, kills: the dataset must be the same to the byte, or its hash says nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tqdm import tqdm
+
+import data_prep
+from data_prep.prepare import main
+from data_prep.tasks.executors import Stage
+from data_prep.tasks.progress import StageCost, TaskProgress, progress
+from data_prep.tasks.work import Work
+from data_prep.tasks.workers import Workers
+from modernbert_train.errors import DataError, RunError
+from tests.data_prep.fake_tasks import BadData, KilledAtTwo, Squares
+
+Files = Callable[[Path], dict[str, bytes]]
+Words = Callable[..., list[str]]
+
+
+@pytest.fixture
+def words(tmp_path: Path, corpus: Path, texts: list[str]) -> Words:
+    """A command line with three sources, duplicates between them, and a dozen tasks."""
+    lines = [json.dumps({"text": text}) for text in [*texts[5:20], *(f"{text}more" for text in texts[:30]), "", "x"]]
+    (corpus / "a.jsonl").write_text("\n".join([*lines, "{", '{"text": null}']))
+    (tmp_path / "near.txt").write_text(texts[3].replace(texts[3].split()[50], "replaced"))
+
+    def line(out: str, *more: str) -> list[str]:
+        usual = [f"out={tmp_path / out}", "tokenizer.vocab_size=384", "validation_share=0.2", "task_bytes=10000"]
+        usual += ["sources.texts.kind=text", f"sources.texts.path={corpus}"]
+        usual += ["sources.lines.kind=jsonl", f"sources.lines.path={corpus}"]
+        usual += ["sources.near.kind=text", f"sources.near.path={tmp_path}/near.txt"]
+        return [*usual, *more]
+
+    return line
+
+
+def start(line: list[str]) -> int:
+    """Run the command in a fork of this process, which has imported everything; returns the fork's number.
+
+    It gets a lock of its own for tqdm: the usual one is shared by forks, and one that is killed while it holds it would
+    leave this process waiting for ever.
+    """
+    child = os.fork()
+    if child == 0:
+        tqdm.set_lock(threading.RLock())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os._exit(main(line))
+    return child
+
+
+def run_and_kill(line: list[str], seconds: float) -> bool:
+    """Start the command and kill it after so long; returns whether it had finished."""
+    child = start(line)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.runs
+def test_killed_anywhere_and_started_again_gives_the_same_bytes(words: Words, tmp_path: Path, files_of: Files) -> None:
+    """A preemption in hour ten must cost minutes, and nobody may have to ask whether the data is still good."""
+    near = ["duplicates=near", "near_duplicates.buckets=4", "near_duplicates.hashes_per_bucket=6"]
+    main(words("warm", *near))  # imports
+    started = time.monotonic()
+    assert main(words("whole", *near)) == 0
+    whole = time.monotonic() - started
+    draw = random.Random(3)
+    completed = []
+    while not run_and_kill(words("killed", *near), draw.uniform(0.02, 0.4) * whole):
+        completed.append(sum(1 for _ in (tmp_path / "killed.work").rglob("completions/*")))
+        if (tmp_path / "killed").exists():  # killed while it cleared away
+            break
+        assert len(completed) < 200
+    assert len(set(completed)) >= 3  # each time it had got further
+    assert main(words("killed", *near)) == 0
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+    assert not list(tmp_path.glob("killed.*"))
+
+
+@pytest.mark.runs
+def test_two_processes_killed_with_all_their_children(words: Words, tmp_path: Path, files_of: Files) -> None:
+    """The scheduler kills the command, and its processes must not go on writing under the next one's feet."""
+    assert main(words("one")) == 0
+    root = str(Path(data_prep.__file__).parent.parent)
+    line = [sys.executable, f"{root}/data_prep/prepare.py", *words("two", "executor.workers=2")]
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL)
+    completions = tmp_path / "two.work/stages/survey/completions"
+    while len(list(completions.glob("*"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) >= 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline, "a worker outlives its parent"
+        time.sleep(0.05)
+    assert subprocess.run(line, stdout=subprocess.DEVNULL).returncode == 0
+    assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
+    assert len(list((tmp_path / "two/train").glob("shard.*"))) > 10  # there were many tasks
+
+
+@pytest.mark.runs
+def test_two_machines_with_a_shared_folder(words: Words, tmp_path: Path, files_of: Files) -> None:
+    """Neither an engine nor a network between them is needed, and the outcome is that of one machine."""
+    assert main(words("one")) == 0
+    children = [start([*words("both"), "--part", part]) for part in ("2/2", "1/2")]
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    assert files_of(tmp_path / "both") == files_of(tmp_path / "one")
+    assert not (tmp_path / "both.work").exists()
+
+
+@pytest.mark.runs
+def test_a_machine_that_fails_ends_the_others(words: Words, tmp_path: Path, capfd: Any) -> None:
+    """Seven machines that wait for ever for the eighth cost more than the eighth's failure."""
+    child = start([*words("out", "tokenizer.vocab_size=65536"), "--part", "1/2"])
+    assert main([*words("out", "tokenizer.vocab_size=65536"), "--part", "2/2"]) == 65  # the last does what is one task
+    assert os.waitpid(child, 0)[1] != 0
+    said = capfd.readouterr().err
+    assert said.count("the training documents hold too little text") == 2
+    assert "error: another machine failed: part 2 of 2: tokenizer.vocab_size=65536" in said
+
+
+@pytest.mark.runs
+def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, tmp_path: Path, capsys: Any) -> None:
+    """Half the tasks with one filter and half with another would be a dataset that no spec describes."""
+    child = start(words("out"))
+    while not (tmp_path / "out.work/plan.json").exists():
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert main(words("out", "min_characters=2")) == 78
+    assert "spec.min_characters: 1 there, 2 now" in capsys.readouterr().err
+    assert main([*words("out", "min_characters=2"), "--overwrite"]) == 0
+    assert json.loads((tmp_path / "out/prepare_report.json").read_text())["dropped"]["too_short"] == 1
+
+
+@pytest.mark.runs
+def test_number_of_tasks_changes_no_document(words: Words, tmp_path: Path) -> None:
+    """How the corpus is cut is a matter of speed; which documents are kept must not depend on it."""
+    reports = []
+    for out, size in (("few", 10**9), ("many", 5000)):
+        assert main(words(out, f"task_bytes={size}", "duplicates=keep")) == 0
+        reports.append(json.loads((tmp_path / out / "prepare_report.json").read_text()))
+        shutil.rmtree(tmp_path / out)
+    assert reports[0]["tasks"] == 1 and reports[1]["tasks"] > 10
+    assert [report["sources"] for report in reports] == [reports[0]["sources"]] * 2
+
+
+@pytest.mark.runs
+def test_a_worker_that_dies_ends_the_run_by_name() -> None:
+    """The kernel kills what takes too much memory; a pool that waits for it waits for ever."""
+    with Workers(2) as workers, pytest.raises(RunError, match=r"task 2: its process was killed by SIGKILL.*goes on"):
+        workers.run(KilledAtTwo().pickled(), list(range(20)))
+    with Workers(2) as workers, pytest.raises(DataError, match="bad line 3"):
+        workers.run(BadData().pickled(), [3])
+
+
+@pytest.mark.runs
+def test_workers_do_every_task_once(tmp_path: Path) -> None:
+    """And serve several stages."""
+    with Workers(2) as workers:
+        for stage in ("a", "b"):
+            workers.run(Squares(tmp_path / stage).pickled(), list(range(25)))
+            done = sorted(int(line) for line in (tmp_path / stage).read_text().split())
+            assert done == [i * i for i in range(25)]
+
+
+def test_progress_adds_up_over_stages_and_restarts(tmp_path: Path) -> None:
+    """The time left is an estimate, but it must neither stand still nor begin anew after a restart."""
+    work = Work(tmp_path, [100, 300])
+    costs = [StageCost("survey", 2, 1.0), StageCost("tokenise", 2, 3.0)]
+    assert [Stage([], cost).cost for cost in costs] == costs
+    assert progress(work, costs) == (0.0, "survey", 0)
+    first = TaskProgress(tmp_path, "survey", 1)
+    first.read(150, 300)
+    first.close()
+    assert progress(work, costs) == (pytest.approx(150 / 400 / 4), "survey", 0)
+    for rank in (0, 1):
+        mark = work.stage("survey") / "completions" / f"{rank:05d}"
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    assert progress(work, costs) == (0.25, "tokenise", 0)
+
+
+SBATCH = """#!/bin/sh
+for script; do :; done
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
+for i in $(seq 0 "$last"); do
+    SLURM_ARRAY_TASK_ID=$i SLURM_NODELIST=here bash "$script" >>"$0.log" 2>&1 || exit 1
+done
+echo "Submitted batch job $$"
+"""
+
+
+@pytest.mark.slow
+def test_slurm_runs_the_stages_as_job_arrays(words: Words, tmp_path: Path, files_of: Files) -> None:
+    """datatrove's scripts and pickles, with an sbatch that runs every job at once on this machine."""
+    assert main(words("one", "task_bytes=50000")) == 0
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    srun = '#!/bin/sh\nwhile [ "$1" != launch_pickled_pipeline ]; do shift; done\nexec "$@"\n'
+    for name, text in (("sbatch", SBATCH), ("srun", srun), ("scontrol", "#!/bin/sh\necho here\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    root = str(Path(data_prep.__file__).parent.parent)
+    slurm = ["executor.name=slurm", "executor.options={time: '1:00:00', partition: p}"]
+    line = [sys.executable, f"{root}/data_prep/prepare.py", *words("out", "task_bytes=50000", *slurm)]
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    first = subprocess.run(line, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    assert "handed to Slurm" in first.stdout, first.stderr
+    second = subprocess.run(line, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    assert "already complete" in second.stdout, second.stderr + (folder / "sbatch.log").read_text()
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "one")

@@ -1,0 +1,52 @@
+"""Measuring a checkpoint that is named: the figure must be of that one, or there must be none.
+
+If this breaks, people compare checkpoints of a run and read the same number, of the newest, each time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.evals.evaluate import evaluate_run
+from modernbert_train.run.checkpoint import open_named
+from tests.conftest import TinyRun
+from tests.train.test_run import records
+
+
+@pytest.mark.runs
+def test_eval_measures_the_checkpoint_that_is_named(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compared with what the run itself measured at those steps; the phases differ in row length and RoPE base."""
+    assert main(["train", *tiny_run()]) == 0
+    folder = tmp_path / "runs/tiny"
+    recorded = (folder / "metrics.jsonl").read_bytes()
+    first, last = records(folder, "validation")
+    for entry in (first, last):
+        named = folder / f"checkpoints/step-{entry['step']:08d}"
+        found = evaluate_run(read_run([str(named)]), checkpoint=open_named(named)).as_dict()
+        assert found == {key: entry[key] for key in found}
+        capsys.readouterr()
+        assert main(["eval", str(named)]) == 0
+        text = capsys.readouterr().out
+        assert named.name in text and f"{entry['loss']:.3f}" in text
+    assert first["loss"] != last["loss"]
+    assert main(["eval", str(folder)]) == 0
+    assert capsys.readouterr().out == text, "a run's folder means its newest checkpoint"
+    assert (folder / "metrics.jsonl").read_bytes() == recorded, "measuring writes nothing"
+
+    for verb in ("eval", "export"):
+        absent = folder / "checkpoints/step-1"
+        assert main([verb, str(absent)]) == 74
+        message = capsys.readouterr().err
+        assert f"{absent}: no such checkpoint. Name one of those in {absent.parent}: step-" in message
+    weights = named / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert main(["eval", str(named)]) == 74
+    message = capsys.readouterr().err
+    assert "model.safetensors: damaged" in message and f"step-{first['step']:08d}, or the run" in message
+    assert main(["eval", str(folder)]) == 0
+    assert "passed over a damaged checkpoint" in capsys.readouterr().out

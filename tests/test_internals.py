@@ -1,0 +1,57 @@
+"""What we lean on of other libraries without their promise.
+
+If this breaks, an upgrade has moved something: the failure says what, and the file that lists it what it is for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+
+import modernbert_train.train  # noqa: F401  lets Composer be imported
+from launch.sweeps import optuna_internals
+from modernbert_train import torch_internals
+from modernbert_train.train import composer_internals
+
+
+def owner_of(path: str) -> tuple[Any, str]:
+    """The module or class that holds an attribute, and its name there."""
+    parts = path.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        for name in parts[end:-1]:
+            found = getattr(found, name)
+        return found, parts[-1]
+    raise ImportError(path)
+
+
+def signature_of(path: str) -> str:
+    owner, name = owner_of(path)
+    static = inspect.getattr_static(owner, name, None)
+    if static is None or (
+        isinstance(owner, type) and not callable(getattr(owner, name)) and not isinstance(static, property)
+    ):
+        return "" if isinstance(owner, type) and f"self.{name}" in inspect.getsource(owner) else "gone"
+    if isinstance(static, property):
+        return "property"
+    try:
+        return str(inspect.signature(getattr(owner, name)))
+    except ValueError:
+        return "builtin"
+
+
+@pytest.mark.parametrize("library", [composer_internals, torch_internals, optuna_internals], ids=lambda m: m.__name__)
+def test_what_is_private_is_still_there(library: Any) -> None:
+    patched = {"get_cpu_model", "meta_init", "prepare_ddp_module"}  # an earlier test may have installed the patches
+    moved = {}
+    for path, expected in library.INTERNALS.items():
+        found = signature_of(path)
+        if found != expected and path.rsplit(".", 1)[1] not in patched:
+            moved[path] = f"{expected or 'an attribute'} -> {found}"
+    assert moved == {}

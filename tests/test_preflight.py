@@ -1,0 +1,215 @@
+"""`check` and `train` see the same mistakes: what one calls good the other does not refuse seconds later.
+
+If this breaks, a job waits in a queue for days, loads torch on sixty-four GPUs, and ends with what a login node knew.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from modernbert_train.__main__ import main
+from tests.conftest import TINY_YAML, TinyRun
+from tests.test_cli import call_probed
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
+    """The folder of a finished run."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder / "runs", data=tiny_data), encoding="utf-8")
+    assert main(["train", str(folder / "tiny.yaml")]) == 0
+    return folder / "runs/tiny"
+
+
+@pytest.fixture
+def again(trained: Path, tiny_run: TinyRun, tmp_path: Path) -> TinyRun:
+    """The command line of that run, whose folder may be changed."""
+    shutil.copytree(trained, tmp_path / "runs/tiny")
+    return tiny_run
+
+
+def refusal(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 78) -> str:
+    """What `check` says, which is what `train` says, in the end and before it has loaded torch."""
+    capsys.readouterr()
+    assert main(["check", *words]) == code
+    by_check = capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "modernbert_train.train.session", None)  # importing it would be an error
+        assert main(["train", *words]) == code
+    assert capsys.readouterr().err == by_check
+    return by_check
+
+
+@pytest.mark.runs
+def test_a_folder_of_another_configuration(again: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(again("optim.lr=1e-2", "seed=6"), capsys)
+    assert "holds a run with another configuration:\n  seed: 5 -> 6\n  optim.lr: 0.005 -> 0.01\n" in said
+    assert main(["check", *again("data.num_workers=1")]) == 0
+
+
+@pytest.mark.runs
+def test_a_phase_that_is_trained_and_was_changed(
+    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(again("phases.short.tokens=5000"), capsys)
+    assert "trained to 6," in said and "\n  phases.short.tokens: 4000 -> 5000\n" in said
+    words = again()
+    tree = yaml.safe_load(Path(words[0]).read_text())
+    tree["phases"] = dict(reversed(tree["phases"].items()))
+    (tmp_path / "swapped.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    assert "\n  phase 1: short -> long\n" in refusal([str(tmp_path / "swapped.yaml")], capsys)
+
+
+@pytest.mark.runs
+def test_what_preflight_says_of_the_plan_is_what_training_would(
+    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ways to the same question: by names and JSON here, by verified checkpoints there."""
+    words = again("phases.short.tokens=5000")
+    by_check = refusal(words, capsys)
+    monkeypatch.setattr("modernbert_train.preflight.preflight", lambda *args, **kwargs: None)
+    assert main(["train", *words]) == 78
+    assert capsys.readouterr().err == by_check
+
+
+@pytest.mark.runs
+def test_a_damaged_checkpoint_is_left_to_training(
+    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes on from an older one, so nothing may be concluded from the damaged."""
+    newest = max((tmp_path / "runs/tiny/checkpoints").iterdir())
+    for damage in ("{}", "[1]", "nonsense", '{"tokens": "many", "phase": "long"}'):
+        (newest / "state.json").write_text(damage)
+        assert main(["check", *again("phases.long.tokens=2500")]) == 0, damage
+
+
+@pytest.mark.runs
+def test_an_average_is_not_trained_on(again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = max((tmp_path / "runs/tiny/checkpoints").iterdir())
+    assert main(["average", str(newest), str(newest), "--out", str(tmp_path / "runs/averaged")]) == 0
+    said = refusal(again("name=averaged"), capsys)
+    assert said == (
+        f"error: {tmp_path}/runs/averaged: an average of checkpoints, which has no moments and no place in the data to "
+        f"go on from. Start another run with model.init_from={tmp_path}/runs/averaged.\n"
+    )
+
+
+@pytest.mark.runs
+def test_fresh_asks_nothing_of_what_is_put_aside(
+    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *again("optim.lr=1e-2"), "--fresh"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["loggers.slack={}"], "loggers.slack: the package slack_sdk is not installed."),
+        (["callbacks.system_metrics_monitor={}"], "callbacks.system_metrics_monitor: the package psutil is not inst"),
+        (["device=auto", "model.attention=flash"], "model.attention=flash: no FlashAttention is installed"),
+        (["device=auto", "model.global_attention=flex"], "model.global_attention=flex: Triton, which compiles it, is"),
+        (["device=auto", "optim.fused=true"], "optim.fused=true: Triton is not installed"),
+        (["loggers.tensorbord={}"], "loggers.tensorbord (command line): unknown"),
+    ],
+)
+def test_what_is_not_installed(
+    tiny_run: TinyRun,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    real = importlib.util.find_spec
+    absent = ("slack_sdk", "psutil", "flash_attn", "flash_attn_interface", "triton")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in absent else real(name, *rest))
+    assert message in refusal(tiny_run(*words), capsys)
+
+
+def test_packages_are_not_asked_for_where_nothing_is_trained(
+    tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a login node without torch a configuration for the cluster is good."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
+    assert main(["check", *tiny_run("device=auto", "model.attention=flash", "loggers.wandb={}")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "message", "code"),
+    [
+        ("model.init_from", "absent", "absent: no such folder, and not the owner/model of a hub.", 65),
+        ("model.grow_from", "{runs}/absent", "{runs}/absent: no such run.", 65),
+        ("start.checkpoint", "{runs}/absent", "{runs}/absent: no such run.", 65),
+        ("model.init_from", "ep0-ba4000-rank0.pt", "ep0-ba4000-rank0.pt: no such file.", 65),
+        ("model.init_from", "{runs}", "config.json: cannot be read", 65),
+        ("model.init_from", "{runs}/empty", "{runs}/empty: a run without a checkpoint. Train it first", 74),
+    ],
+)
+def test_first_weights_that_are_not_there(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, name: str, message: str, code: int
+) -> None:
+    runs = tmp_path / "runs"
+    (runs / "empty").mkdir(parents=True)
+    (runs / "empty/config.yaml").write_text("name: empty\n")
+    said = refusal(tiny_run(f"{key}={name.format(runs=runs)}"), capsys, code)
+    assert message.format(runs=runs) in said
+
+
+def test_a_folder_that_cannot_be_written(tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("where the folder of runs should be")
+    said = refusal(tiny_run(f"runs_folder={tmp_path}/file"), capsys, 74)
+    assert said.startswith(f"error: {tmp_path}/file/tiny: cannot be written (Not a directory).")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_may_not_be_written(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modernbert_train.run.run_folder.os.access", lambda path, mode: False)
+    assert "runs/tiny: cannot be written (Permission denied)" in refusal(tiny_run(), capsys, 74)
+
+
+def test_all_mistakes_are_told_together(again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One a day is how a week is lost; the exit code is of what must be fixed first."""
+    words = again(
+        "model.num_heads=3", f"data.train={tmp_path}/no", f"data.validation={tmp_path}/no2", "loggers.slack={}"
+    )
+    said = refusal(words, capsys).splitlines()
+    assert [line.split(":")[0] for line in said] == [
+        "error", f"{tmp_path}/no", f"{tmp_path}/no2", "loggers.slack"
+    ]  # fmt: skip
+    said = "\n".join(refusal(again("seed=6", "phases.short.tokens=5000"), capsys).splitlines())
+    assert "seed: 5 -> 6" in said and "phases.short.tokens: 4000 -> 5000" in said
+
+
+def test_looking_writes_nothing_and_takes_no_lock(again: TinyRun, tmp_path: Path, tiny_run: TinyRun) -> None:
+    """A run in progress must not notice that somebody checks it."""
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+    assert main(["check", *again()]) == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
+    assert main(["check", *tiny_run("name=other")]) == 0
+    assert not (tmp_path / "runs/other").exists()
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("verb", ["check", "train"])
+def test_none_of_it_loads_torch(again: TinyRun, verb: str) -> None:
+    done = call_probed(verb, *again("seed=6", "loggers.slack={}", "model.attention=sdpa"))
+    assert done.returncode == 78 and done.stdout.splitlines()[-1] == "loaded:", done.stderr
+    assert "seed: 5 -> 6" in done.stderr or "slack_sdk" in done.stderr
+
+
+@pytest.mark.runs
+def test_the_launcher_refuses_the_same_before_it_starts_ranks(
+    again: TinyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from launch.run import main as launch
+
+    by_check = refusal(again("seed=6"), capsys)
+    assert launch([*again("seed=6"), "--ranks", "2"]) == 78
+    assert capsys.readouterr().err == by_check

@@ -1,0 +1,149 @@
+"""The profile switch: what it writes, that it survives a run's end, and that it does not disturb the run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from modernbert_train.__main__ import main
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import ProfileConfig
+from modernbert_train.train.callbacks import Measure
+from modernbert_train.train.profiling import Profile, device_rows, host_rows, table
+from tests.conftest import TinyRun
+
+
+class CountReads(TorchDispatchMode):
+    """Counts the numbers that the host reads from a tensor; on a GPU each waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.reads += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.runs
+def test_a_run_with_all_its_figures_and_a_profile(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run through the command line: figures that add up, one read of the device a step, a trace that opens."""
+    reads = []
+    batch_end = Measure.batch_end
+
+    def counted(self: Measure, state: Any, logger: Any) -> None:
+        with CountReads() as counter:
+            batch_end(self, state, logger)
+        reads.append(counter.reads)
+
+    monkeypatch.setattr(Measure, "batch_end", counted)
+    words = tiny_run("profile={steps: 2, skip: 3}", "data.validation=null", "logging.line_seconds=0.001")
+    assert main(["train", *words]) == 0
+    output = capsys.readouterr().out
+
+    folder = tmp_path / "runs/tiny"
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [entry for entry in entries if entry["kind"] == "step"]
+    assert "\ntiny: " in output and f", {len(steps)} steps, " in output
+    assert reads == [1] * len(steps)  # the norm of the update; the rest is known to the host
+    flops = sum(step["rank_flops_per_second"] * step["seconds"] for step in steps)
+    planned = float(output.split(" steps, ")[1].split()[0])
+    assert flops == pytest.approx(planned, rel=0.05)  # the plan knows the mean document, the meter every one
+    assert all(0 < step["data_wait_share"] < 1 and step["grad_norm"] > 0 and "mfu" not in step for step in steps)
+    assert steps[-1]["seconds_left"] == 0 < steps[0]["seconds_left"]
+    assert output.count("FLOP/s  wait") == len(steps)
+
+    (trace,) = (folder / "profile").glob("*.json.gz")
+    assert trace.name == "steps-4-5.json.gz"
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert len({event["name"] for event in events if str(event.get("name")).startswith("ProfilerStep#")}) == 2
+    ten = (folder / "profile/steps-4-5.txt").read_text().splitlines()
+    assert len(ten) == 12 and ten[0].startswith("operators by their own CPU time") and "in 2 steps" in ten[0]
+    assert any("aten::mm" in line for line in ten) and ten[2] in output
+
+
+def test_it_is_off_unless_asked_for_and_may_be_switched_in_a_run_that_exists(tiny_run: TinyRun) -> None:
+    file, *_ = tiny_run()
+    assert load_run([file]).profile is None
+    assert load_run([file], ["profile.steps=5"]).profile == ProfileConfig(steps=5)
+    assert load_run([file], ["profile={}"]).profile == ProfileConfig()
+
+
+class Lines:
+    """In the place of Progress."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def run_steps(profile: Profile, count: int) -> None:
+    """Steps 21, 22, ... of a run, and its end."""
+    state: Any = SimpleNamespace(timestamp=SimpleNamespace(batch=SimpleNamespace(value=20)))
+    nothing: Any = None
+    profile.fit_start(state, nothing)
+    for _ in range(count):
+        torch.ones(4, 4) @ torch.ones(4, 4)
+        state.timestamp.batch.value += 1
+        profile.batch_end(state, nothing)
+    profile.close(state, nothing)
+
+
+def a_profile(folder: Path, progress: Any) -> Profile:
+    return Profile(ProfileConfig(steps=3, skip=2), folder, torch.device("cpu"), progress)
+
+
+def test_a_run_that_ends_too_soon_says_so_or_writes_what_there_is(tmp_path: Path) -> None:
+    """The steps most worth a look may be those before a crash."""
+    said = Lines()
+    run_steps(a_profile(tmp_path / "none", said), 2)
+    assert not (tmp_path / "none").exists() and "profile.skip=2" in said.lines[0]
+    run_steps(a_profile(tmp_path / "some", said), 4)
+    assert sorted(path.name for path in (tmp_path / "some").iterdir()) == ["steps-23-24.json.gz", "steps-23-24.txt"]
+    assert "in 2 steps" in (tmp_path / "some/steps-23-24.txt").read_text()
+
+
+def test_a_disk_that_refuses_the_profile_does_not_cost_the_run(tmp_path: Path) -> None:
+    said = Lines()
+    (tmp_path / "profile").write_text("a file where the folder belongs")
+    run_steps(a_profile(tmp_path / "profile", said), 6)
+    assert said.lines[0].startswith(f"warning: the profile could not be written to {tmp_path / 'profile'}")
+
+
+def averages() -> list[Any]:
+    def one(key: str, device: str, cpu: float, own: float, count: int, annotation: bool = False) -> Any:
+        kind = SimpleNamespace(name=device)
+        return SimpleNamespace(
+            key=key, device_type=kind, self_cpu_time_total=cpu, self_device_time_total=own, count=count,
+            is_user_annotation=annotation,
+        )  # fmt: skip
+
+    return [
+        one("aten::mm", "CPU", 3000.0, 9000.0, 20),  # the time of its kernel once more, which must not count twice
+        one("ProfilerStep#4", "CPU", 5000.0, 0.0, 1),
+        one("void gemm<" + "x" * 100 + ">", "CUDA", 0.0, 9000.0, 20),
+        one("ProfilerStep#4", "CUDA", 0.0, 20000.0, 1, annotation=True),
+        one("Memcpy HtoD", "CUDA", 0.0, 1000.0, 2),
+    ]
+
+
+def test_host_and_gpu_are_told_apart_and_nothing_counts_twice() -> None:
+    assert host_rows(averages()) == [("aten::mm", 3000.0, 20)]
+    rows = device_rows(averages())
+    assert [row[1:] for row in rows] == [(9000.0, 20), (1000.0, 2)]
+    lines = table("kernels by GPU time", rows, 0.02, 2).splitlines()
+    assert lines[0] == "kernels by GPU time: 0.010 s in 2 steps of 0.020 s together"
+    assert lines[2].split()[:3] == ["4.50", "90.0%", "10.0"] and lines[2].endswith("...")
+    assert lines[3].split() == ["0.50", "10.0%", "1.0", "Memcpy", "HtoD"]
+    assert len(table("many", rows * 20, 1.0, 1).splitlines()) == 12

@@ -1,0 +1,75 @@
+"""A small model that is written as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.models.init import initialize
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.weights.hf_folder import export
+
+CONFIG = ModelConfig(
+    vocab_size=64,
+    hidden_size=64,
+    num_layers=5,
+    num_heads=2,
+    intermediate_size=48,
+    global_attn_every_n_layers=2,
+    local_attention=8,
+    local_rope_theta=5_000.0,
+    norm_eps=1e-4,
+    init_std=0.2,
+)
+SPECIAL = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+
+
+@pytest.fixture(scope="module")
+def model() -> ModernBertForMaskedLM:
+    model = ModernBertForMaskedLM(CONFIG)
+    initialize(model, CONFIG, seed=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.2 * torch.randn(parameter.shape)
+    model.set_global_rope_theta(80_000.0)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    vocabulary = {token: i for i, token in enumerate([*"abcdefgh", *SPECIAL])}  # special ids 8 to 12
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 9), ("[SEP]", 10)]
+    )
+    roles = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", **roles).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def exported(model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path) -> Path:
+    return write(model, tokenizer_folder, tmp_path / "hf")
+
+
+def write(model: ModernBertForMaskedLM, tokenizer_folder: Path, out: Path, **changes: Any) -> Path:
+    arguments: dict[str, Any] = {"global_rope_theta": 80_000.0, "max_tokens": 512, "card": "# A model\n"}
+    export(model.state_dict(), CONFIG, tokenizer_folder=tokenizer_folder, out=out, **(arguments | changes))
+    return out
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in content.items() if value != "absent"}))

@@ -1,0 +1,172 @@
+"""Averages of checkpoints: the right numbers, usable wherever a run is, and refused where a mean has no meaning."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from modernbert_train.__main__ import main
+from modernbert_train.run.checkpoint import Checkpoint, commit, newest_valid, verify
+from tests.conftest import TinyRun
+from tests.run.small_checkpoint import sign
+
+# one phase that decays from 1,000 tokens on, with checkpoints kept every 300
+DECAY = (
+    "phases.long=null",
+    "phases.short={tokens: 2500, batch_warmup: null, schedule: {warmup_tokens: 300, decay_tokens: 1500}}",
+    "checkpoint.interval_tokens=300",
+    "checkpoint.keep=1",
+)
+
+
+def checkpoints(run: Path) -> list[Checkpoint]:
+    return [verify(folder) for folder in sorted((run / "checkpoints").iterdir())]
+
+
+def average_of(folder: Path) -> Checkpoint:
+    found, passed_over = newest_valid(folder / "checkpoints")
+    assert found is not None and not passed_over
+    return found
+
+
+@pytest.fixture
+def run(tiny_run: TinyRun, tmp_path: Path) -> Path:
+    assert main(["train", *tiny_run(*DECAY)]) == 0
+    return tmp_path / "runs/tiny"
+
+
+@pytest.mark.runs
+def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
+    run: Path, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the published base is. Then: `eval` and `export` take the folder, a run starts from it, and none goes on."""
+    out = tmp_path / "runs/mean"
+    assert main(["average", str(run), "--last", "3", "--out", str(out)]) == 0
+    kept, mean = checkpoints(run), average_of(out)
+    assert len(kept) == 5  # keep is 1: the others are there because of interval_tokens
+    for name, tensor in mean.weights().items():
+        stacked = torch.stack([each.weights()[name].double() for each in kept[-3:]])
+        assert tensor.dtype == torch.float32
+        torch.testing.assert_close(tensor, stacked.mean(0).float(), rtol=1.2e-7, atol=0)  # the last bit
+        assert tensor.ndim < 2 or not torch.equal(tensor, kept[-1].weights()[name])
+    parts = mean.state.average
+    assert [part.checkpoint for part in parts] == [str(each.folder) for each in kept[-3:]]
+    assert [part.weight for part in parts] == [pytest.approx(1 / 3)] * 3
+
+    capsys.readouterr()
+    assert main(["eval", str(out)]) == 0
+    measured = capsys.readouterr().out
+    assert main(["eval", str(run)]) == 0
+    assert "better by" in measured and measured != capsys.readouterr().out
+    assert main(["export", str(out)]) == 0
+    card = (out / "hf/README.md").read_text(encoding="utf-8")
+    assert all(f"| {each.folder.name} | {each.step:,} | " in card for each in kept[-3:])
+
+    one_step = ("phases.short={tokens: 200, batch_warmup: null, schedule: {warmup_tokens: 0}}", "phases.long=null")
+    still = ("optim.lr=1e-30", "optim.weight_decay=0", "name=next", f"model.init_from={out}")  # it changes nothing
+    assert main(["train", *tiny_run(*one_step, *still)]) == 0
+    for name, tensor in average_of(tmp_path / "runs/next").weights().items():
+        torch.testing.assert_close(tensor, mean.weights()[name], rtol=0, atol=1e-25)
+
+    capsys.readouterr()
+    assert main(["train", str(out), "phases.short.tokens=9000", "phases.short.schedule.decay_tokens=0"]) == 78
+    assert main(["train", str(out)]) == 78
+    assert f"Start another run with model.init_from={out}" in capsys.readouterr().err
+    assert main(["train", *tiny_run("name=branch", f"start={{checkpoint: {out}}}")]) == 78
+    assert "holds weights alone" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_checkpoints_of_several_runs_are_weighed_as_asked(run: Path, tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Runs of other seeds from one start may be averaged too; the sum of weights must not matter."""
+    assert main(["train", *tiny_run(*DECAY, "name=other", "seed=6")]) == 0
+    other, out = tmp_path / "runs/other", tmp_path / "mean"
+    first = checkpoints(run)[0]
+    words = ["average", str(first.folder), str(other), "--weights", "1", "3", "--out", str(out)]
+    assert main(words) == 0
+    one, two = first.weights(), checkpoints(other)[-1].weights()
+    for name, tensor in average_of(out).weights().items():
+        torch.testing.assert_close(tensor, (one[name].double() / 4 + two[name].double() * 0.75).float(), rtol=0, atol=0)
+
+
+@pytest.mark.runs
+def test_what_has_no_mean_is_refused_with_both_values(
+    run: Path, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another architecture, another RoPE base, another tokenizer, damage, too few; and nothing is written."""
+    other = ("model.local_attention=8", "phases.short.global_rope_theta=1e5", "name=other", *DECAY)
+    assert main(["train", *tiny_run(*other)]) == 0
+    newest = checkpoints(tmp_path / "runs/other")[-1].folder
+    state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+    state["data"]["tokenizer"] = "0" * 64
+    (newest / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    out = tmp_path / "out"
+
+    def refused(*words: str) -> str:
+        capsys.readouterr()
+        assert main(["average", *words, "--out", str(out)]) in (74, 78)
+        assert not out.exists()
+        return capsys.readouterr().err
+
+    assert "damaged" in refused(str(run), str(newest))
+    sign(newest)
+    said = refused(str(run), str(newest))
+    assert "model.local_attention: 16 and 8" in said and "global_rope_theta: 10000.0 and 100000.0" in said
+    assert "sha256 of the tokenizer: " in said and "0" * 64 in said
+
+    assert "4 whole checkpoints of its decay, which begins at 1,000 tokens" in refused(str(run), "--last", "5")
+    assert "its own average" in refused(str(run))
+    assert "give 2 numbers above 0" in refused(str(run), str(run), "--weights", "1", "0")
+    assert "takes the folder of one run" in refused(str(run), str(run), "--last", "2")
+
+
+def copy_of(folder: Path, step: int, tokens: int, copies: Path) -> Path:
+    """A checkpoint of a run once more, as if of another step."""
+    found = verify(folder)
+    assert found.state.training is not None
+    training = replace(
+        found.state.training,
+        timestamp=found.state.training.timestamp | {"batch": step, "token": tokens},
+        loader=found.state.training.loader | {"tokens": tokens},
+    )
+    made = commit(
+        copies / "checkpoints",
+        weights=found.weights(),
+        optimizer=found.optimizer(),
+        state=replace(found.state, step=step, tokens=tokens, training=training),
+        config_yaml=(folder / "config.yaml").read_text(encoding="utf-8"),
+        phase_end=False,
+    )
+    (copies / "config.yaml").write_text((folder / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    return made
+
+
+@pytest.mark.runs
+def test_an_average_is_as_old_as_the_newest_of_them_and_of_the_decay_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Named in any order: its tokens stand on the card. And the checkpoint at which the decay begins has a rate that
+    was never lowered."""
+    copies, newest = tmp_path / "runs/copies", checkpoints(run)[-1].folder
+    old, new = (str(copy_of(newest, step, tokens, copies)) for step, tokens in ((3, 1000), (7, 2222)))
+    for number, names in enumerate(((old, new), (new, old))):
+        out = tmp_path / f"mean{number}"
+        assert main(["average", *names, "--out", str(out)]) == 0
+        assert (average_of(out).step, average_of(out).state.tokens) == (7, 2222)
+    capsys.readouterr()
+    assert main(["average", str(copies), "--last", "2", "--out", str(tmp_path / "third")]) == 74
+    assert "1 whole checkpoints of its decay, which begins at 1,000 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_nothing_that_is_there_is_overwritten(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = checkpoints(run)
+    assert main(["average", str(run), "--last", "2", "--out", str(run)]) == 78
+    assert "there is something already" in capsys.readouterr().err
+    assert checkpoints(run) == before
+    assert main(["average", str(run), "--last", "2", "--out", str(tmp_path / "a b")]) == 78
+    assert "becomes a run's name" in capsys.readouterr().err

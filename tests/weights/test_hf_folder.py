@@ -1,0 +1,371 @@
+"""Export and import. If these break, users cannot load what was trained, or load something else without noticing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from modernbert_train.batch import Batch
+from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.weights.formats.modernbert import model_config_from_hf
+from modernbert_train.weights.hf_folder import export, load_weights
+from tests.run.small_checkpoint import BAD_TENSORS
+from tests.weights.conftest import CONFIG, edit, write
+
+
+def one_sequence(ids: Tensor) -> Batch:
+    count = len(ids)
+    line = torch.arange(count)
+    boundaries = torch.tensor([0, count], dtype=torch.int32)
+    return Batch(ids, line, boundaries, count, line, ids, count, count, 1)
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 80_000.0])  # of phase 1, where both bases are small, and of a later one
+def test_transformers_computes_the_same(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path, theta: float
+) -> None:
+    """The whole point: AutoModelForMaskedLM and AutoModel, without remote code, compute what we trained."""
+    exported = write(model, tokenizer_folder, tmp_path / "hf", global_rope_theta=theta)
+    ids = torch.randint(0, 8, (100,), generator=torch.Generator().manual_seed(0))
+    twin = transformers.AutoModelForMaskedLM.from_pretrained(exported).eval()
+    encoder = transformers.AutoModel.from_pretrained(exported).eval()
+    model.set_global_rope_theta(theta)
+    with torch.no_grad():
+        logits_MV = model(one_sequence(ids), keep_logits=True).logits_MV
+        torch.testing.assert_close(twin(ids[None]).logits[0], logits_MV, atol=1e-5, rtol=1e-5)
+        hidden_TD = model.encode(one_sequence(ids))
+        torch.testing.assert_close(encoder(ids[None]).last_hidden_state[0], hidden_TD, atol=1e-5, rtol=1e-5)
+    assert all(parameter.dtype == torch.float32 for parameter in twin.parameters())
+
+
+def test_config_speaks_to_old_and_new_transformers(exported: Path) -> None:
+    """Version 5 reads layer_types and rope_parameters, 4.48 to 4.57 the other three; both must mean the same."""
+    raw = json.loads((exported / "config.json").read_text())
+    assert (raw["global_rope_theta"], raw["local_rope_theta"]) == (80_000.0, 5_000.0)
+    assert raw["global_attn_every_n_layers"] == 2
+    config = transformers.AutoConfig.from_pretrained(exported)
+    assert config.rope_parameters["full_attention"]["rope_theta"] == 80_000.0
+    assert config.rope_parameters["sliding_attention"]["rope_theta"] == 5_000.0
+    assert config.layer_types == ["full_attention", "sliding_attention"] * 2 + ["full_attention"]
+    assert config.max_position_embeddings == 512
+    ids = (config.cls_token_id, config.bos_token_id, config.sep_token_id, config.eos_token_id, config.pad_token_id)
+    assert ids == (9, 9, 10, 10, 11)
+
+
+def test_tokenizer_and_card_travel_along(exported: Path, tokenizer_folder: Path) -> None:
+    """A model without its tokenizer is useless; one that truncates beyond the trained length is worse than it could."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    assert tokenizer("a b [MASK]").input_ids == [9, 0, 1, 12, 10]
+    assert tokenizer.model_max_length == 512
+    tokenizer_config = json.loads((exported / "tokenizer_config.json").read_text())
+    assert tokenizer_config["tokenizer_class"] == "PreTrainedTokenizerFast", "transformers 4 knows no TokenizersBackend"
+    assert (exported / "tokenizer.json").read_bytes() == (tokenizer_folder / "tokenizer.json").read_bytes()
+    assert (exported / "README.md").read_text() == "# A model\n"
+
+
+def test_the_special_tokens_of_an_older_tokenizer_travel_along(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """transformers 4 keeps them in a file of their own; without it [MASK] is no mask there."""
+    older = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer_folder, older)
+    (older / "special_tokens_map.json").write_text('{"mask_token": "[MASK]"}')
+    exported = write(model, older, tmp_path / "hf")
+    assert (exported / "special_tokens_map.json").read_text() == '{"mask_token": "[MASK]"}'
+    write(model, older, exported)  # and is known as our own when it is replaced
+
+
+def test_an_export_is_on_the_disk_before_it_replaces_the_last_one(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename may reach the disk before what is renamed: after a power cut neither model would be there."""
+    synced: set[int] = set()
+    ready: list[set[int]] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def note_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def note_rename(self: Path, target: Path) -> Path:
+        ready.append({path.stat().st_ino for path in self.iterdir()} - synced if target == exported else set())
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "rename", note_rename)
+    write(model, tokenizer_folder, exported)
+    assert ready == [set(), set()] and len(synced) >= 5  # the old one aside, the new one in its place
+
+
+def test_the_tied_decoder_is_stored_once(exported: Path) -> None:
+    """The largest matrix of a small model; stored twice it could also disagree with itself."""
+    stored = load_file(exported / "model.safetensors")
+    assert "decoder.weight" not in stored and "decoder.bias" in stored
+
+
+def test_the_way_back_is_exact(model: ModernBertForMaskedLM, exported: Path) -> None:
+    """Continuing from an export must continue from the same weights, bit for bit, and the same architecture."""
+    config, theta = model_config_from_hf(exported)
+    assert config == CONFIG and theta == 80_000.0
+    weights = load_weights(exported)
+    original = model.state_dict()
+    assert weights.keys() == original.keys()
+    assert all(torch.equal(weights[name], original[name]) for name in original)
+    ModernBertForMaskedLM(config).load_state_dict(weights, strict=True)
+
+
+def test_what_transformers_saves_can_be_read(exported: Path, tmp_path: Path, model: ModernBertForMaskedLM) -> None:
+    """Models that others published with transformers 5 are starting points too."""
+    transformers.AutoModelForMaskedLM.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
+    config, theta = model_config_from_hf(tmp_path / "theirs")
+    assert config == CONFIG and theta == 80_000.0
+    weights = load_weights(tmp_path / "theirs")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_an_old_config_can_be_read(exported: Path) -> None:
+    """The released models carry only the keys of transformers 4; a null local base means the global one."""
+    edit(exported, rope_parameters="absent", layer_types="absent", local_rope_theta=None)
+    config, theta = model_config_from_hf(exported)
+    assert (theta, config.local_rope_theta, config.global_attn_every_n_layers) == (80_000.0, 80_000.0, 2)
+
+
+def test_a_new_config_without_the_old_keys_can_be_read(exported: Path) -> None:
+    """The period of global layers is then only in layer_types."""
+    edit(exported, global_attn_every_n_layers="absent", global_rope_theta="absent", local_rope_theta="absent")
+    assert model_config_from_hf(exported) == (CONFIG, 80_000.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_become_fp32(exported: Path, model: ModernBertForMaskedLM, dtype: torch.dtype) -> None:
+    """Many models are published in bf16; training on those very tensors would round every update away."""
+    path = exported / "model.safetensors"
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path)
+    weights = load_weights(exported)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert all(torch.equal(weights[name], tensor.to(dtype).float()) for name, tensor in model.state_dict().items())
+
+
+def test_weights_in_several_files_are_read(exported: Path, tmp_path: Path, model: ModernBertForMaskedLM) -> None:
+    """transformers splits what is larger than a limit; a missing part must not pass for a smaller model."""
+    sharded = tmp_path / "sharded"
+    transformers.AutoModelForMaskedLM.from_pretrained(exported).save_pretrained(sharded, max_shard_size="60KB")
+    shards = sorted(sharded.glob("model-*.safetensors"))
+    assert len(shards) > 2 and not (sharded / "model.safetensors").exists()
+    weights = load_weights(sharded)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+    whole = shards[1].read_bytes()
+    shards[1].write_bytes(whole[:-8])
+    with pytest.raises(DataError, match=rf"{shards[1].name}: cannot be read"):
+        load_weights(sharded)
+    shards[1].unlink()
+    with pytest.raises(DataError, match=rf"{shards[1].name}: cannot be read"):
+        load_weights(sharded)
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../elsewhere"}}))
+    with pytest.raises(DataError, match=r"index\.json: its weight_map does not name files there"):
+        load_weights(sharded)
+
+
+def test_other_formats_are_named_with_the_way_to_convert_them(exported: Path) -> None:
+    """Old models exist only as pytorch_model.bin; "no such file" would send the user on a search."""
+    (exported / "model.safetensors").rename(exported / "pytorch_model.bin")
+    with pytest.raises(DataError, match=r"only pytorch_model\.bin.*from_pretrained\(old\)\.save_pretrained\(new\)"):
+        load_weights(exported)
+
+
+@pytest.mark.parametrize("theta", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_senseless_theta_is_not_exported(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path, theta: float
+) -> None:
+    """The reference converter wrote -1, and the published model gave NaN."""
+    with pytest.raises(ConfigError, match="global_rope_theta="):
+        write(model, tokenizer_folder, tmp_path / "hf", global_rope_theta=theta)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "model_type='bert'"),
+        ({"architectures": ["ModernBertForSequenceClassification"]}, "ModernBertForSequenceClassification"),
+        ({"architectures": None}, "architectures=None"),
+        ({"hidden_size": "64"}, "hidden_size='64', not a number above 0"),
+        ({"vocab_size": 64.5}, "vocab_size=64.5, not a number above 0"),
+        ({"num_attention_heads": 3}, "hidden_size=64 is not a multiple of num_attention_heads=3"),
+        ({"global_attn_every_n_layers": 0, "layer_types": "absent"}, "global_attn_every_n_layers=0"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type=default"),
+        ({"hidden_activation": "silu"}, "hidden_activation='silu'"),
+        ({"mlp_bias": True}, "mlp_bias=True"),
+        ({"decoder_bias": False}, "decoder_bias=False"),
+        ({"rope_parameters": "absent", "local_rope_theta": -1}, "RoPE base is -1"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scaled positions"),
+        ({"layer_types": ["sliding_attention"] * 5}, r"layer_types makes layers \[\] of 5 global"),
+        ({"global_attn_every_n_layers": 3}, r"layers \[0, 2, 4\] of 5 global.*global_attn_every_n_layers=3"),
+    ],
+)
+def test_another_architecture_is_refused(exported: Path, changes: dict[str, Any], message: str) -> None:
+    """Its weights might even load, and mean something else."""
+    edit(exported, **changes)
+    with pytest.raises(DataError, match=message) as error:
+        model_config_from_hf(exported)
+    assert str(exported / "config.json") in str(error.value)
+
+
+def test_damaged_files_are_named(exported: Path) -> None:
+    """An interrupted download is the usual cause; the user must learn which file to fetch again."""
+    weights = exported / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"model\.safetensors: cannot be read"):
+        load_weights(exported)
+    weights.unlink()
+    with pytest.raises(DataError, match=r"model\.safetensors: no such file"):
+        load_weights(exported)
+    (exported / "config.json").write_text('{"model_type": ')
+    with pytest.raises(DataError, match=r"config\.json: cannot be read"):
+        load_weights(exported)
+
+
+@pytest.mark.parametrize("what", BAD_TENSORS)
+def test_tensors_that_are_none_are_named(exported: Path, what: str) -> None:
+    """Whatever the header of a fetched file says, it ends with the file's name and not with a traceback."""
+    (exported / "model.safetensors").write_bytes(BAD_TENSORS[what])
+    with pytest.raises(DataError, match=r"model\.safetensors: "):
+        load_weights(exported)
+
+
+ODD = (
+    None,
+    [],
+    {},
+    "x",
+    -1,
+    0,
+    True,
+    1e300,
+    10**30,
+    [[]],
+    {"full_attention": 7},
+    {"full_attention": {"rope_type": []}},
+)
+
+
+def test_a_config_may_hold_anything(exported: Path) -> None:
+    """Each key with each kind of value is either read or refused with the file's name."""
+    original = (exported / "config.json").read_text()
+    refused = []
+    for key in (*json.loads(original), "rope_scaling"):
+        for value in ODD:
+            (exported / "config.json").write_text(json.dumps(json.loads(original) | {key: value}))
+            try:
+                model_config_from_hf(exported)
+            except DataError as error:
+                refused.append(str(error))
+    assert len(refused) > 100 and all(str(exported / "config.json") in text for text in refused)
+    for text in ("[" * 100_000, '{"a": NaN}', "\0", "[]", '{"vocab_size": 1e999}'):
+        (exported / "config.json").write_text(text)
+        with pytest.raises(DataError, match=r"config\.json: "):
+            model_config_from_hf(exported)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, "0o644"), (0o077, "0o600")])
+def test_an_export_is_readable_by_whom_the_umask_says(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path, mask: int, mode: str
+) -> None:
+    """A model in a shared folder whose weights nobody else can open."""
+    before = os.umask(mask)
+    try:
+        out = write(model, tokenizer_folder, tmp_path / "hf")
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in out.iterdir()} == dict.fromkeys(
+        os.listdir(out), mode
+    )
+
+
+def test_weights_that_do_not_fit_are_refused(exported: Path) -> None:
+    """Missing, unknown, misshapen and untied tensors: each by name."""
+    path = exported / "model.safetensors"
+    whole = load_file(path)
+    bias = {"decoder.bias": whole["decoder.bias"]}
+    cases: list[tuple[dict[str, Tensor], str]] = [
+        ({name: t for name, t in whole.items() if name not in bias}, "missing, the first is decoder.bias"),
+        (whole | {"pooler.weight": torch.ones(2)}, "unknown, the first is pooler.weight"),
+        (whole | {"decoder.bias": torch.ones(3)}, r"decoder.bias has the shape \(3,\) and not \(64,\)"),
+        (whole | {"decoder.weight": torch.ones(64, 64)}, "decoder.weight is not tied"),
+    ]
+    for weights, message in cases:
+        save_file(weights, path)
+        with pytest.raises(DataError, match=message):
+            load_weights(exported)
+
+
+def test_a_state_of_another_model_is_not_exported(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """A folder whose config.json does not describe its weights would load with random ones in between."""
+    state = model.state_dict()
+    del state["model.final_norm.weight"]
+    with pytest.raises(ConfigError, match=r"1 of \d+ tensors are missing, the first is model\.final_norm\.weight"):
+        export(
+            state,
+            CONFIG,
+            global_rope_theta=1e4,
+            max_tokens=8,
+            tokenizer_folder=tokenizer_folder,
+            out=tmp_path / "hf",
+            card="",
+        )
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """Its last tokens would index past the embedding in users' hands."""
+    large = tmp_path / "tokenizer"
+    large.mkdir()
+    content = json.loads((tokenizer_folder / "tokenizer.json").read_text())
+    content["model"]["vocab"]["beyond"] = 64
+    (large / "tokenizer.json").write_text(json.dumps(content))
+    (large / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"model\.vocab_size=64.*65 entries"):
+        write(model, large, tmp_path / "hf")
+
+
+def test_only_an_earlier_export_is_replaced(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, exported: Path
+) -> None:
+    """A mistyped --out must never cost anybody a folder."""
+    write(model, tokenizer_folder, exported, card="# Newer\n")
+    assert (exported / "README.md").read_text() == "# Newer\n"
+    (exported / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not an export"):
+        write(model, tokenizer_folder, exported)
+    assert (exported / "notes.txt").read_text() == "mine"
+    assert [path.name for path in exported.parent.iterdir()] == ["hf"]
+
+
+@pytest.mark.runs
+def test_a_failed_export_leaves_nothing_behind(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk must leave the last good export in place and no half of a new one."""
+    before = {path.name: path.read_bytes() for path in exported.iterdir()}
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("modernbert_train.weights.hf_folder.shutil.copyfile", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        write(model, tokenizer_folder, exported, card="# Newer\n")
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
+    assert [path.name for path in exported.parent.iterdir()] == ["hf"]

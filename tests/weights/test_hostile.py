@@ -1,0 +1,163 @@
+"""Model folders of strangers: whatever their files say, the answer is a sentence that names the file.
+
+If this breaks, a damaged or hostile folder ends in "this is a bug", takes all memory, or runs its own code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modernbert_train.__main__ import main
+from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import read_vocabulary
+from modernbert_train.weights.composer_file import _from_flexbert
+from modernbert_train.weights.formats.modernbert import architecture, hf_config
+from modernbert_train.weights.hf_folder import load_weights
+from modernbert_train.weights.source import open_source
+from tests.conftest import TinyRun
+from tests.weights.conftest import CONFIG, edit
+
+NO_CONFIGS = {
+    "nothing": "",
+    "no JSON": "model_type: bert",
+    "cut short": '{"model_type": ',
+    "a list": '[{"model_type": "modernbert"}]',
+    "a number": "NaN",
+    "deep": '{"model_type": ' + "[" * 100_000,
+    "deep section": '{"a": ' * 100_000,
+    "no kind": "{}",
+    "unknown kind": '{"model_type": "perceptron"}',
+    "kind of a wrong type": '{"model_type": ["modernbert"]}',
+    "kind is NaN": '{"model_type": NaN}',
+}
+WEIRD = [
+    None, True, False, 0, -1, 5, 10**30, math.inf, math.nan, "", "x", [], [1], [None], {}, {"a": 1},
+    {"full_attention": 3}, {"full_attention": {"rope_theta": "x"}}, {"full_attention": {"rope_type": []}}, [["full"]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NO_CONFIGS)
+def test_fill_says_what_is_wrong_with_the_folder(exported: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (exported / "config.json").write_text(NO_CONFIGS[case])
+    assert main(["fill", str(exported), "a [MASK]"]) == 65
+    error = capsys.readouterr().err
+    assert f"{exported}/config.json: " in error and error.count("\n") == 1 and len(error) < 600
+
+
+@pytest.mark.parametrize("case", NO_CONFIGS)
+def test_so_does_whatever_starts_from_the_folder(
+    exported: Path, case: str, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """model.init_from and grow --from; `average` and `export` open models by the same function."""
+    (exported / "config.json").write_text(NO_CONFIGS[case])
+    with pytest.raises(DataError) as refused:
+        open_source(exported)
+    assert str(refused.value).startswith(f"{exported}/config.json: ")
+    grown = ["--to", tiny_run()[0], "--out", str(tmp_path / "grown")]
+    assert main(["grow", "--from", str(exported), *grown]) == 65
+    assert str(refused.value) in capsys.readouterr().err
+
+
+def test_fill_fills_what_is_whole(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fill", str(exported), "a [MASK] c"]) == 0
+    assert capsys.readouterr().out.count("%") == 5
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 100),
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: (folder / "tokenizer.json").write_text("[" * 100_000),
+        lambda folder: edit(folder, vocab_size=5),
+        lambda folder: edit(folder, hidden_size="wide"),
+        lambda folder: edit(folder, rope_parameters=3),
+        lambda folder: edit(folder, layer_types=[[]]),
+    ],
+)
+def test_fill_names_a_folder_that_transformers_cannot_open(
+    exported: Path, harm: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    harm(exported)
+    assert main(["fill", str(exported), "a [MASK]"]) == 65
+    assert str(exported) in capsys.readouterr().err
+
+
+def test_fill_runs_no_code_of_the_folder_and_asks_nothing(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """transformers asks whether to run it, and waits 15 s for an answer that a job cannot give."""
+    ran = exported / "ran"
+    (exported / "own.py").write_text(f"open({str(ran)!r}, 'w')")
+    edit(exported, model_type="perceptron", auto_map={"AutoConfig": "own.C", "AutoModelForMaskedLM": "own.M"})
+    assert main(["fill", str(exported), "a [MASK]"]) == 65
+    edit(exported, model_type="modernbert")
+    main(["fill", str(exported), "a [MASK]"])
+    assert not ran.exists() and "Do you wish to run" not in capsys.readouterr().out
+
+
+def test_whatever_a_configuration_says_it_is_read_or_refused(tiny_data: Path) -> None:
+    """Every value in turn, of every wrong kind; a number of layers of 10^30 must not be built before it is refused."""
+    good = hf_config(CONFIG, 8e4, 512, read_vocabulary(tiny_data / "tokenizer"))
+    assert architecture(good, "here")[0] == CONFIG
+    refused = 0
+    for key in [*good, "rope_scaling"]:
+        for value in WEIRD:
+            try:
+                architecture(good | {key: value}, "here")
+            except DataError:
+                refused += 1
+    assert refused > 300
+
+
+def test_whatever_a_configuration_of_the_reference_says_it_is_read_or_refused() -> None:
+    good: dict[str, Any] = {
+        "attention_layer": "rope", "bert_layer": "prenorm", "embedding_layer": "sans_pos", "encoder_layer": "base",
+        "mlp_layer": "glu", "normalization": "layernorm", "embed_norm": True, "final_norm": True,
+        "skip_first_prenorm": True, "head_pred_act": "gelu", "head_pred_norm": True, "vocab_size": 64,
+        "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 48,
+        "global_attn_every_n_layers": 2, "sliding_window": 8, "rotary_emb_base": 1e4, "hidden_act": "gelu",
+        "decoder_bias": True, "init_std": 0.02, "init_cutoff_factor": 2.0, "local_attn_rotary_emb_base": -1,
+        "rotary_emb_dim": None, "attn_qkv_bias": False, "norm_kwargs": {"eps": 1e-5, "bias": False},
+    }  # fmt: skip
+    assert architecture(_from_flexbert(good, "here"), "here")[0].num_layers == 4
+    refused = 0
+    for key in good:
+        for value in WEIRD:
+            try:
+                architecture(_from_flexbert(good | {key: value}, "here"), "here")
+            except DataError:
+                refused += 1
+    assert refused > 300
+
+
+def test_a_weight_map_that_is_none_is_refused(exported: Path) -> None:
+    (exported / "model.safetensors").rename(exported / "other.safetensors")
+    index = exported / "model.safetensors.index.json"
+    for content in ("[" * 100_000, "[]", "3", '{"weight_map": []}', '{"weight_map": {"a": "../x"}}'):
+        index.write_text(content)
+        with pytest.raises(DataError, match=r"model\.safetensors\.index\.json: "):
+            load_weights(exported)
+
+
+def test_a_damaged_configuration_is_read_or_refused(exported: Path) -> None:
+    path = exported / "config.json"
+    content, draw = path.read_bytes(), random.Random(3)
+    outcomes = set()
+    for _ in range(300):
+        damaged = bytearray(content)
+        for _ in range(draw.randint(1, 3)):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            open_source(exported)
+            outcomes.add("read")
+        except DataError:
+            outcomes.add("refused")
+    assert outcomes == {"read", "refused"}
+    assert json.loads(content)["model_type"] == "modernbert"

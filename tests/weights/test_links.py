@@ -1,0 +1,59 @@
+"""Links inside model folders.
+
+If this breaks, an archive from the internet publishes a file of somebody's home with the next export; or the hub's own
+cache, which is made of links, cannot be read.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.__main__ import main
+from modernbert_train.errors import DataError
+from modernbert_train.own_files import require_own_files
+from modernbert_train.weights.hf_folder import load_weights
+from modernbert_train.weights.source import open_source
+from tests.conftest import TinyRun
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "special_tokens_map.json"])
+def test_a_model_folder_has_no_links_to_elsewhere(
+    exported: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (exported / "special_tokens_map.json").write_text("{}")
+    shutil.move(exported / name, tmp_path / name)
+    (exported / name).symlink_to(tmp_path / name)
+    with pytest.raises(DataError, match="outside its folder"):
+        open_source(exported)
+    with pytest.raises(DataError, match="outside its folder"):
+        load_weights(exported)
+    assert main(["fill", str(exported), "a [MASK]"]) == 65
+    assert f"{exported / name}: a link to " in capsys.readouterr().err
+
+
+def test_an_export_publishes_no_file_that_a_tokenizer_folder_links_to(
+    exported: Path, tmp_path: Path, tiny_run: TinyRun
+) -> None:
+    (tmp_path / "key").write_text("secret")
+    (exported / "special_tokens_map.json").symlink_to(tmp_path / "key")
+    words = ["--to", tiny_run()[0], "--out", str(tmp_path / "grown")]
+    assert main(["grow", "--from", str(exported), *words]) == 65
+    assert not list(tmp_path.glob("grown*"))
+
+
+def test_the_cache_of_the_hub_is_one_folder(exported: Path, tmp_path: Path) -> None:
+    """There every file of a model is a link."""
+    snapshot, blobs = tmp_path / "models--a--b/snapshots/0123", tmp_path / "models--a--b/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(exported.iterdir())):
+        shutil.copy(path, blobs / str(number))
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    assert open_source(snapshot).folder == snapshot
+    assert load_weights(snapshot).keys() == load_weights(exported).keys()
+    (snapshot / "own.json").symlink_to("../../../hf/config.json")
+    with pytest.raises(DataError, match="outside its folder"):
+        require_own_files(snapshot)

@@ -1,0 +1,123 @@
+"""The model card. If this breaks, a model is published with claims nobody made, or without those the hub asks for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from modernbert_train.__main__ import main
+from modernbert_train.run.checkpoint import newest_valid
+from tests.conftest import TINY_YAML
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
+    """A folder with a finished run, its data beside it."""
+    folder = tmp_path_factory.mktemp("card")
+    shutil.copytree(tiny_data, folder / "data")
+    (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder, data=folder / "data"), encoding="utf-8")
+    assert main(["train", str(folder / "tiny.yaml")]) == 0
+    return folder
+
+
+def card(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """Header and text of a new export's README."""
+    out = folder / "out"
+    assert main(["export", str(folder / "tiny"), "--out", str(out), *options]) == 0
+    content = (out / "README.md").read_text(encoding="utf-8")
+    _, header, text = content.split("---\n", 2)
+    assert ModelCard(content).data.to_dict() == yaml.safe_load(header)  # as the hub reads it
+    return yaml.safe_load(header), text
+
+
+def section(text: str, heading: str) -> str:
+    return text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.runs
+def test_every_section_has_the_numbers_of_the_run(folder: Path) -> None:
+    """Data, tokens, recipe and evaluation, compared with the files they come from."""
+    _, text = card(folder)
+    shards = json.loads((folder / "data/train/dataset.json").read_text())
+    data = section(text, "Data")
+    assert f"{shards['documents']} documents with {shards['tokens']:,} tokens" in data
+    assert shards["tokenizer_sha256"][:16] in data and "not recorded beside the shards" in data
+    found, _ = newest_valid(folder / "tiny/checkpoints")
+    assert found is not None
+    training = section(text, "Training")
+    assert f"{found.state.tokens:,} tokens of 6,000 planned, in {found.step} steps, seed 5" in training
+    assert "stable_adamw, betas (0.9, 0.98), epsilon 1e-06, weight decay 1e-05" in training
+    assert (
+        "| short | 4,000 | 64 | 4 to 8 | 30% | 5.00e-03 | warmup 500 tokens, constant | 10,000 / 10,000 |" in training
+    )
+    assert "| long | 2,000 | 128 | 4 | 30% | 5.00e-03 | constant, one_minus_sqrt to 0 over 1,000 tokens |" in training
+    lines = [json.loads(line) for line in (folder / "tiny/metrics.jsonl").read_text().splitlines()]
+    last = [line for line in lines if line["kind"] == "validation"][-1]
+    evaluation = section(text, "Evaluation")
+    assert f"| this model | {last['loss']:.3f} | {last['accuracy']:.1%} |" in evaluation
+    assert f"{last['predicted']} predictions" in evaluation and "15% of the tokens masked" in evaluation
+
+
+def test_the_licence_is_the_users_or_unknown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A licence is a promise in somebody's name: it is passed on or said to be missing, never made up."""
+    header, text = card(folder)
+    assert header["license"] == "unknown" and "None was stated" in section(text, "Licence")
+    header, text = card(folder, "--licence", "cc-by-4.0")
+    assert header["license"] == "cc-by-4.0" and "cc-by-4.0" in section(text, "Licence")
+    assert header["mask_token"] == "[MASK]" and header["pipeline_tag"] == "fill-mask"
+    assert header["library_name"] == "transformers" and "modernbert" in header["tags"]
+    assert main(["export", str(folder / "tiny"), "--out", str(folder / "out"), "--licence", "free: yes"]) == 78
+    assert "--licence='free: yes': not an identifier of the hub" in capsys.readouterr().err
+
+
+def test_an_earlier_checkpoint_is_not_credited_with_later_results(folder: Path) -> None:
+    """Its own measurement, not the run's last."""
+    first = min((folder / "tiny/checkpoints").glob("step-*"))
+    assert main(["export", str(first), "--out", str(folder / "first")]) == 0
+    text = (folder / "first/README.md").read_text()
+    lines = [json.loads(line) for line in (folder / "tiny/metrics.jsonl").read_text().splitlines()]
+    early, late = [line["loss"] for line in lines if line["kind"] == "validation"]
+    assert f"| {early:.3f} |" in text and f"| {late:.3f} |" not in text
+
+
+def test_sources_are_named_only_if_the_report_is_of_these_shards(folder: Path) -> None:
+    """prepare_report.json beside the shards says what they are made of, unless it belongs to others."""
+    shards = json.loads((folder / "data/train/dataset.json").read_text())
+    counts = {key: shards[key] for key in ("documents", "tokens")}
+    sources = {
+        "wiki": {"kind": "hub", "path": "someone/articles", "subset": "en", "split": "train", "text_field": None},
+        "mine": {"kind": "text", "path": "secret/folder", "subset": None, "split": None, "text_field": None},
+    }
+    report = {
+        "documents_read": 70,
+        "written": {"train": counts},
+        "dropped": {"duplicate": 10},
+        "fingerprint": {"spec": {"sources": sources}},
+    }
+    path = folder / "data/prepare_report.json"
+    path.write_text(json.dumps(report))
+    header, text = card(folder)
+    data = section(text, "Data")
+    assert header["datasets"] == ["someone/articles"]
+    assert "- wiki: hub `someone/articles`, subset en, split train\n- mine: text\n" in data and "secret" not in text
+    assert "of 70 documents; left out: 10 duplicate" in data
+    path.write_text(json.dumps(report | {"written": {"train": counts | {"tokens": 1}}}))
+    header, text = card(folder)
+    assert "datasets" not in header and "not recorded beside the shards" in section(text, "Data")
+
+
+def test_an_export_needs_no_shards(folder: Path, tmp_path: Path) -> None:
+    """Models are exported where the data are not; the card then does not pretend to know them."""
+    moved = (folder / "data/train").rename(tmp_path / "train")
+    try:
+        _, text = card(folder)
+    finally:
+        moved.rename(folder / "data/train")
+    assert "not at hand when the model was exported" in section(text, "Data")
+    assert "tokens of 6,000 planned" in section(text, "Training")

@@ -1,0 +1,220 @@
+"""Weights in and out of a run, as a user moves them. If this breaks, another model is published or continued."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from modernbert_train.__main__ import main
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.models.tiling import grow
+from modernbert_train.run.checkpoint import newest_valid, verify
+from modernbert_train.weights.formats.modernbert import model_config_from_hf
+from modernbert_train.weights.hf_folder import load_weights
+from tests.conftest import TINY_YAML, TinyRun
+from tests.data.make_shards import make_texts, make_tokenizer
+from tests.weights.reference_checkpoint import write_reference_checkpoint
+
+MODEL = ModelConfig(
+    vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16, init_std=0.1
+)
+# one step that changes nothing, so that its checkpoint holds the first weights
+STILL = (
+    "phases.short.tokens=200",
+    "phases.short.batch_warmup=null",
+    "phases.short.schedule.warmup_tokens=0",
+    "phases.long=null",
+    "optim.lr=1e-30",
+    "optim.weight_decay=0",
+)
+LARGER = ("model.hidden_size=48", "model.num_heads=3", "model.num_layers=7", "model.intermediate_size=64")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
+    """The folder of a finished run whose first phase has a RoPE base of 10,000 and whose second has 160,000."""
+    folder = tmp_path_factory.mktemp("trained")
+    file = folder / "tiny.yaml"
+    file.write_text(TINY_YAML.format(runs=folder, data=tiny_data), encoding="utf-8")
+    assert main(["train", str(file), "name=run", "model.init_std=0.3"]) == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> tuple[Path, dict[str, Tensor]]:
+    """A checkpoint of AnswerDotAI's kind, and its weights."""
+    return write_reference_checkpoint(tmp_path_factory.mktemp("reference"), MODEL, tiny_data / "tokenizer")
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [entry for entry in entries if entry["kind"] == kind]
+
+
+def first_weights(words: list[str], folder: Path) -> dict[str, Tensor]:
+    assert main(["train", *words]) == 0
+    found, _ = newest_valid(folder / "checkpoints")
+    assert found is not None
+    return found.weights()
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.runs
+def test_each_checkpoint_is_exported_with_the_bases_of_its_own_phase(trained: Path, tmp_path: Path) -> None:
+    """The last batch of a phase passes its end; by its tokens alone the checkpoint would belong to the next phase."""
+    end_of_short, end_of_long = sorted((trained / "checkpoints").glob("step-*"))
+    assert verify(end_of_short).state.tokens > 4000
+    assert main(["export", str(end_of_short)]) == 0 and main(["export", str(trained)]) == 0
+    for folder, theta, tokens in ((trained / f"hf-{end_of_short.name}", 1e4, 64), (trained / "hf", 1.6e5, 128)):
+        model, found = model_config_from_hf(folder)
+        assert (found, model.local_rope_theta) == (theta, 10_000.0)
+        config = transformers.AutoConfig.from_pretrained(folder)
+        assert config.max_position_embeddings == tokens
+        assert config.rope_parameters["full_attention"]["rope_theta"] == theta
+    # the same of a phase's end as first weights, and as what is grown
+    assert same(load_weights(trained / "hf"), _with_decoder(verify(end_of_long).weights()))
+    words = ["--to", str(trained / "config.yaml"), *LARGER, "--out", str(tmp_path / "grown")]
+    assert main(["grow", "--from", str(end_of_short), *words]) == 0
+    assert model_config_from_hf(tmp_path / "grown")[1] == 10_000.0
+
+
+def _with_decoder(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return weights | {"decoder.weight": weights["model.embeddings.tok_embeddings.weight"]}
+
+
+@pytest.mark.runs
+def test_ours_to_transformers_and_back_is_exact(tiny_run: TinyRun, trained: Path, tmp_path: Path) -> None:
+    """Also through what transformers writes itself, in one file or several."""
+    assert main(["export", str(trained), "--out", str(tmp_path / "out")]) == 0
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="50KB")
+    assert not (tmp_path / "theirs/model.safetensors").exists()
+    expected = newest_valid(trained / "checkpoints")[0].weights()  # type: ignore[union-attr]
+    for number, folder in enumerate(("out", "theirs")):
+        words = tiny_run(*STILL, f"name=from{number}", f"model.init_from={tmp_path / folder}")
+        assert same(first_weights(words, tmp_path / f"runs/from{number}"), expected)
+
+
+@pytest.mark.runs
+def test_the_base_is_kept_or_changed_as_the_first_phase_says(
+    tiny_run: TinyRun, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kept, it is the same function; changed, the same weights compute another one, and the banner says so."""
+    held_out = records(trained, "validation")[-1]["loss"]
+    losses = {}
+    for theta in (160_000, 10_000):
+        name = f"theta{theta}"
+        bases = (f"phases.short.global_rope_theta={theta}", "eval.row_tokens=128")
+        assert main(["train", *tiny_run(*STILL, f"name={name}", f"model.init_from={trained}", *bases)]) == 0
+        said = capsys.readouterr().out
+        assert ("global RoPE base 160,000 there, 10,000 here" in said) is (theta == 10_000)
+        losses[theta] = records(tmp_path / "runs" / name, "validation")[-1]["loss"]
+    assert losses[160_000] == pytest.approx(held_out, abs=1e-6)
+    assert abs(losses[10_000] - held_out) > 1e-3
+
+
+@pytest.mark.runs
+def test_a_checkpoint_of_the_reference_is_a_start(
+    tiny_run: TinyRun, reference: tuple[Path, dict[str, Tensor]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Continued from, grown and converted, without a step in between."""
+    path, expected = reference
+    found = first_weights(tiny_run(*STILL, f"model.init_from={path}"), tmp_path / "runs/tiny")
+    assert same(found, expected)
+    grown = first_weights(tiny_run(*STILL, *LARGER, "name=grown", f"model.grow_from={path}"), tmp_path / "runs/grown")
+    larger = ModelConfig(
+        vocab_size=512, hidden_size=48, num_layers=7, num_heads=3, intermediate_size=64, local_attention=16
+    )
+    assert same(_with_decoder(grown), grow(expected, MODEL, larger))
+    words = ["--to", tiny_run()[0], *LARGER, "--out", str(tmp_path / "grown")]
+    assert main(["grow", "--from", str(path), *words]) == 0
+    assert same(load_weights(tmp_path / "grown"), grow(expected, MODEL, larger))
+
+    assert main(["export", str(path)]) == 78
+    assert "FILE.pt --out FOLDER" in capsys.readouterr().err
+    assert main(["export", str(path), "--out", str(tmp_path / "hf"), "--licence", "apache-2.0"]) == 0
+    assert same(load_weights(tmp_path / "hf"), _with_decoder(expected))
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert model(**tokenizer("a [MASK] b", return_tensors="pt")).logits.isfinite().all()
+
+
+def test_another_tokenizer_inside_the_file_is_noticed(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file carries its tokenizer; training with another would start from weights that mean something else."""
+    other = make_tokenizer(tmp_path / "other", make_texts(40, seed=5))
+    path, _ = write_reference_checkpoint(tmp_path, MODEL, tmp_path / "other")
+    assert other is not None and main(["train", *tiny_run(*STILL, f"model.init_from={path}")]) == 78
+    assert "trained with another tokenizer than data.tokenizer=" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_weights_without_a_tokenizer_are_taken_and_that_is_said(
+    tiny_run: TinyRun, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody can compare what is not there; growing or converting cannot go without."""
+    assert main(["export", str(trained), "--out", str(tmp_path / "bare")]) == 0
+    (tmp_path / "bare/tokenizer.json").unlink()
+    assert main(["train", *tiny_run(*STILL, f"model.init_from={tmp_path / 'bare'}")]) == 0
+    assert "no tokenizer comes with it" in capsys.readouterr().out
+    words = ["--to", tiny_run()[0], *LARGER, "--out", str(tmp_path / "grown")]
+    assert main(["grow", "--from", str(tmp_path / "bare"), *words]) == 65
+    assert "bare/tokenizer.json: no such file. Put the tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("file", r"model\.safetensors: weights alone. Name the folder"),
+        ("bin", r"model\.safetensors: no such file, nor model\.safetensors\.index\.json, only pytorch_model\.bin"),
+        ("head", r"cannot be read"),
+        ("shape", r"head\.dense\.weight has the shape \(3, 3\) and not \(32, 32\)"),
+        ("missing", r"1 of \d+ tensors are missing, the first is head\.dense\.weight"),
+        ("extra", r"1 tensors are unknown, the first is pooler\.weight"),
+        ("pt", r"damaged, or no checkpoint of torch"),
+        ("absent.pt", r"absent\.pt: no such file"),
+    ],
+)
+def test_bad_weights_are_refused_before_a_run_is_made(
+    tiny_run: TinyRun, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, message: str
+) -> None:
+    """By name, with both values, as bad data, and with the run's name still free."""
+    source = tmp_path / "source"
+    assert main(["export", str(trained), "--out", str(source)]) == 0
+    path = source / "model.safetensors"
+    changes = {
+        "shape": lambda w: w | {"head.dense.weight": torch.ones(3, 3)},
+        "missing": lambda w: {name: tensor for name, tensor in w.items() if name != "head.dense.weight"},
+        "extra": lambda w: w | {"pooler.weight": torch.ones(3)},
+    }
+    origin = source
+    if case in changes:
+        save_file(changes[case](load_file(path)), path)
+    elif case == "file":
+        origin = path
+    elif case == "bin":
+        shutil.move(path, source / "pytorch_model.bin")
+    elif case == "head":
+        path.write_bytes(path.read_bytes()[:5])
+    elif case == "pt":
+        origin = tmp_path / "weights.pt"
+        origin.write_bytes(b"PK\x03\x04 cut short")
+    else:
+        origin = tmp_path / case
+    assert main(["train", *tiny_run(*STILL, f"model.init_from={origin}")]) == 65
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "runs/tiny").exists()
