@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from data_prep.read.sources import Piece, file_state, whole_pieces
 from data_prep.read.tables import parquet_groups
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.errors import DataError
+from modernbert_train.files import write_whole
 
 _FEW_TASKS = 64  # a small corpus is cut into so many, so that every core has work ...
 _SMALL_TASK_BYTES = 1 << 21  # ... but into none smaller than this
@@ -159,6 +159,4 @@ def _require_unchanged(piece: Piece) -> None:
 
 
 def _write(path: Path, content: Any) -> None:
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
-    temporary.write_text(json.dumps(content), encoding="utf-8")
-    temporary.rename(path)
+    write_whole(path, json.dumps(content))

@@ -8,7 +8,6 @@ and no place in the data, so `train` refuses it.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.files import write_whole
 from modernbert_train.models.tiling import EQUAL, GROWING
 from modernbert_train.run.checkpoint import Checkpoint, commit, verify
 from modernbert_train.run.manifest import CONFIG, WEIGHTS
@@ -87,9 +87,7 @@ def average_checkpoints(
         config_yaml=config_yaml,
         phase_end=True,
     )
-    partial = out / f"{CONFIG}.partial"
-    partial.write_text(config_yaml, encoding="utf-8")
-    os.replace(partial, out / CONFIG)  # last, since it is what makes the folder a run
+    write_whole(out / CONFIG, config_yaml)  # last, since it is what makes the folder a run
     for part in parts:
         print(f"{part.weight:6.4f} of {part.checkpoint.folder} ({part.tokens:,} tokens)")
     print(out)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
+from modernbert_train.files import publish
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.tensor_files import read_tensors, write_tensors
 from modernbert_train.vocabulary import read_vocabulary
@@ -102,7 +103,9 @@ def export(
         for name in (TOKENIZER, SPECIAL_TOKENS):
             if (tokenizer_folder / name).exists():  # transformers 5 keeps the special tokens in tokenizer_config.json
                 shutil.copyfile(tokenizer_folder / name, staging / name)
-        _publish(staging, out)
+        replaced = publish(staging, out)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise StorageError(
             f"{out}: the export could not be written ({error}). Free the disk or name another."
@@ -201,17 +204,6 @@ def _is_export(folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
     known = names <= EXPORTED_FILES and CONFIG in names
     return not names or (known and "exported_by" in read_object(folder / CONFIG))
-
-
-def _publish(staging: Path, out: Path) -> None:
-    for path in staging.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    replaced = staging.with_suffix(".replaced")
-    if out.exists():
-        out.rename(replaced)
-    staging.rename(out)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
