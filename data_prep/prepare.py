@@ -173,10 +173,10 @@ def _remove_work(folder: Path, asked: Fingerprint) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove the plan and then everything done, so that what a kill leaves of it is never gone on with."""
-    from data_prep.tasks.work import PLAN
+    """Remove the list of tasks and then everything done, so that what a kill leaves of it is never gone on with."""
+    from data_prep.tasks.work import TASKS
 
-    (folder / PLAN).unlink(missing_ok=True)
+    (folder / TASKS).unlink(missing_ok=True)
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)

@@ -31,7 +31,7 @@ from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.files import publish
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.run.manifest import (
-    CONFIG,
+    CONFIG_YAML,
     FILES,
     OPTIMIZER,
     STATE,
@@ -134,7 +134,7 @@ def commit(
         write_tensors(staging / WEIGHTS, weights)
         write_tensors(staging / OPTIMIZER, optimizer)
         state.write(staging / STATE)
-        (staging / CONFIG).write_text(config_yaml, encoding="utf-8")
+        (staging / CONFIG_YAML).write_text(config_yaml, encoding="utf-8")
         files = {name: FileHash.of(staging / name) for name in FILES}
         Manifest(state.step, phase_end, milestone, files).write(staging)
         publish(staging, final)  # what is there was damaged, and passed over by resuming; prune removes it
@@ -162,7 +162,7 @@ def verify(folder: Path) -> Checkpoint:
             raise StorageError(f"{folder / name}: cannot be read ({error.strerror})") from None
         if found != expected:
             raise StorageError(f"{folder / name}: damaged; found {found}, the manifest says {expected}")
-    config = _checked(folder / CONFIG, lambda path: load_run([path]))
+    config = _checked(folder / CONFIG_YAML, lambda path: load_run([path]))
     state = _checked(folder / STATE, lambda path: read_state(path, config, manifest.step))
     weights = _checked(folder / WEIGHTS, read_shapes)
     moments = _checked(folder / OPTIMIZER, partial(read_shapes, floating=False))
@@ -185,13 +185,14 @@ def _check_shapes(folder: Path, config: ModelConfig, weights: Shapes, moments: S
     for name in sorted(expected.keys() | weights.keys()):
         if weights.get(name) != expected.get(name):
             raise StorageError(
-                f"{folder / WEIGHTS}: {name} has the shape {weights.get(name)}, {expected.get(name)} by its {CONFIG}"
+                f"{folder / WEIGHTS}: {name} has the shape {weights.get(name)}, {expected.get(name)} by its "
+                f"{CONFIG_YAML}"
             )
     for key, shape in moments.items():
         name = key.partition("/")[2]
         if name not in expected or shape not in ((), expected[name]):
             raise StorageError(
-                f"{folder / OPTIMIZER}: {key} has the shape {shape}, {expected.get(name)} by its {CONFIG}"
+                f"{folder / OPTIMIZER}: {key} has the shape {shape}, {expected.get(name)} by its {CONFIG_YAML}"
             )
 
 
