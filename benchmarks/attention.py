@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from benchmarks.measure import Case, Group, Stage, Unusable, Work
 from modernbert_train.batch import Batch
 from modernbert_train.models.attention import KERNELS, Kernel
+from modernbert_train.models.attention.visible import Visible
 from modernbert_train.plan.flops import mean_spans
 
 HEAD_SIZE = 64
@@ -110,7 +111,7 @@ def _packed(
         raise Unusable(reason)
     q, k, v = qkv
     return [
-        Stage("prepare", lambda _: kernel.prepare(batch, sizes.half_window)),
+        Stage("prepare", lambda _: kernel.prepare(batch, Visible.around(sizes.half_window))),
         Stage("forward", lambda layout: kernel.attend(q, k, v, layout, window), work[0]),
         Stage("backward", lambda out: torch.autograd.grad(out, qkv, grad), work[1]),
     ]

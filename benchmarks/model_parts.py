@@ -23,6 +23,7 @@ from benchmarks.measure import Case, Group, Stage, Unusable, Work
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.models.attention import choose_kernel
+from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.heads import ChunkedLoss, PredictionHead, loss_and_gradient, masked_lm_loss_sum
 from modernbert_train.models.layers import EncoderLayer, layer_norm, rotary_tables, rotate
 
@@ -102,7 +103,7 @@ def layer_groups(
     del parts, value
 
     kernel = choose_kernel("auto", device, dtype)
-    layout = kernel.prepare(batch, model.half_window)
+    layout = kernel.prepare(batch, Visible.around(model.half_window))
     weights = 4 * width**2 + 3 * width * hidden
     for index, kind in ((model.global_attn_every_n_layers, "global"), (1, "local")):
         attended = attention_flops(lengths, None if kind == "global" else model.half_window, heads)

@@ -9,7 +9,7 @@ Shape legend: T packed tokens, S sequences (padded), M predicted positions (padd
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,27 @@ class Masked:
     input_ids_T: NDArray[np.int64]
     positions_M: NDArray[np.int64]
     labels_M: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What every encoder reads: sequences end to end in rows of fixed capacity.
+
+    Attributes:
+        input_ids_T: int64 token ids. The unused tail of each row is its own sequence of pad tokens.
+        position_ids_T: int64 positions, starting at 0 in each sequence.
+        cu_seqlens_S: int32 boundaries of the sequences, from 0 to T; repeats of T pad it to a fixed length.
+        max_seqlen: longest sequence that the phase allows (its row_tokens): constant, so that kernels do not recompile.
+        segment_ids_T: int64 token types, 0 or 1; None: one segment.
+        order: what a token sees of its sequence, "all" or "causal"; see models/attention/visible.py.
+    """
+
+    input_ids_T: Tensor
+    position_ids_T: Tensor
+    cu_seqlens_S: Tensor
+    max_seqlen: int
+    segment_ids_T: Tensor | None = None
+    order: Literal["all", "causal"] = "all"
 
 
 @dataclass(frozen=True)

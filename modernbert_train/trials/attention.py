@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from modernbert_train.batch import Batch
+from modernbert_train.batch import Packed
 from modernbert_train.models.attention import KERNELS
+from modernbert_train.models.attention.visible import Visible
 
 TOLERANCES = {torch.float32: 4e-3, torch.bfloat16: 2e-2}  # relative; in fp32 a kernel on a GPU may use TF32
 LENGTHS = (1, 63, 64, 65, 7)  # beside and on the bounds of blocks
@@ -35,7 +36,7 @@ def try_attention(name: str) -> str:
     for window in (False, True):
         qkv = torch.randn(sum(LENGTHS), 3, 2, 64, generator=generator).to(dtype).to(device).requires_grad_()
         q_TNH, k_TNH, v_TNH = qkv.unbind(1)
-        out = kernel.attend(q_TNH, k_TNH, v_TNH, kernel.prepare(batch, HALF_WINDOW), window)
+        out = kernel.attend(q_TNH, k_TNH, v_TNH, kernel.prepare(batch, Visible.around(HALF_WINDOW)), window)
         (grad,) = torch.autograd.grad((out.float() * weight_TNH.to(device)).sum(), qkv)
         exact = qkv.detach().double().cpu().requires_grad_()
         expected = written_out(exact[:, 0], exact[:, 1], exact[:, 2], window)
@@ -44,12 +45,12 @@ def try_attention(name: str) -> str:
     return f"within {worst:.0e} of attention written out; {kernel.traits}"
 
 
-def small_batch() -> Batch:
-    """The boundaries of LENGTHS; nothing is predicted."""
-    total, nothing = sum(LENGTHS), torch.zeros(0, dtype=torch.int64)
+def small_batch() -> Packed:
+    """The boundaries of LENGTHS."""
+    total = sum(LENGTHS)
     cu_seqlens_S = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist(), total], dtype=torch.int32)
     position_T = torch.cat([torch.arange(length) for length in LENGTHS])
-    return Batch(position_T, position_T, cu_seqlens_S, max(LENGTHS), nothing, nothing, total, 0, 1)
+    return Packed(position_T, position_T, cu_seqlens_S, max(LENGTHS))
 
 
 def written_out(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, window: bool) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 
 from modernbert_train.batch import Batch
 from modernbert_train.models.attention import KERNELS, sdpa
+from modernbert_train.models.attention.visible import Visible
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -40,10 +41,10 @@ def test_kernel_equals_sdpa(name: str, dtype: torch.dtype, lengths: list[int], s
         pytest.skip(reason)
     batch = packed(lengths, spare)
     qkv = torch.randn(sum(lengths), 3, 2, 64, device="cuda").to(dtype).requires_grad_()
-    out = kernel.attend(*qkv.unbind(1), kernel.prepare(batch, 64), window)
+    out = kernel.attend(*qkv.unbind(1), kernel.prepare(batch, Visible.around(64)), window)
     (grad,) = torch.autograd.grad(out.float().square().sum(), qkv)
     exact = qkv.detach().float().requires_grad_()
-    expected = sdpa.attend(*exact.unbind(1), sdpa.prepare(batch, 64), window)
+    expected = sdpa.attend(*exact.unbind(1), sdpa.prepare(batch, Visible.around(64)), window)
     (expected_grad,) = torch.autograd.grad(expected.square().sum(), exact)
     torch.testing.assert_close(out.float(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
     for part, expected_part in zip(grad.float().unbind(1), expected_grad.unbind(1), strict=True):
@@ -58,6 +59,6 @@ def test_a_token_sees_64_to_each_side_and_no_more(name: str) -> None:
         pytest.skip(reason)
     q, k, v = torch.randn(3, 300, 1, 64, device="cuda", dtype=torch.bfloat16)
     v.requires_grad_()
-    out = kernel.attend(q, k, v, kernel.prepare(packed([300], 0), 64), window=True)
+    out = kernel.attend(q, k, v, kernel.prepare(packed([300], 0), Visible.around(64)), window=True)
     (grad,) = torch.autograd.grad(out[150].float().sum(), v)
     assert grad.abs().sum((1, 2)).nonzero().flatten().tolist() == list(range(150 - 64, 150 + 65))

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from modernbert_train.batch import Batch
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import KERNELS, choose_kernel, flash, flex, kernel_report, sdpa, varlen
+from modernbert_train.models.attention.visible import Visible
 
 CPU = torch.device("cpu")
 
@@ -48,7 +49,7 @@ def test_sdpa_equals_attention_written_out(lengths: list[int], window: bool, hal
     """Forward and gradients, for sequences shorter, equal to and longer than blocks and windows."""
     qkv = torch.randn(sum(lengths), 3, 2, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
     weight = torch.randn(sum(lengths), 2, 8, generator=torch.Generator().manual_seed(1))
-    layout = sdpa.prepare(packed(lengths), half_window)
+    layout = sdpa.prepare(packed(lengths), Visible.around(half_window))
     out = sdpa.attend(*qkv.unbind(1), layout, window)
     expected = dense(*qkv.unbind(1), lengths, half_window if window else None)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
@@ -62,7 +63,7 @@ def test_window_includes_its_edge_and_nothing_beyond(query: int) -> None:
     """local_attention=128 is 64 on each side: distance 64 attends, 65 does not. One off is another model."""
     q, k, v = torch.randn(3, 300, 1, 4, generator=torch.Generator().manual_seed(0))
     v.requires_grad_()
-    out = sdpa.attend(q, k, v, sdpa.prepare(packed([300]), 64), window=True)
+    out = sdpa.attend(q, k, v, sdpa.prepare(packed([300]), Visible.around(64)), window=True)
     (grad,) = torch.autograd.grad(out[query].sum(), v)
     seen = grad.abs().sum((1, 2)).nonzero().flatten().tolist()
     assert seen == list(range(max(0, query - 64), min(300, query + 65)))
@@ -73,14 +74,14 @@ def test_no_token_sees_another_sequence(window: bool) -> None:
     """Packing is only sound if a document's neighbours in its row are invisible to it."""
     q, k, v = torch.randn(3, 100, 1, 4, generator=torch.Generator().manual_seed(0))
     v.requires_grad_()
-    out = sdpa.attend(q, k, v, sdpa.prepare(packed([30, 1, 40, 29]), 64), window)
+    out = sdpa.attend(q, k, v, sdpa.prepare(packed([30, 1, 40, 29]), Visible.around(64)), window)
     (grad,) = torch.autograd.grad(out[31:71].sum(), v)
     assert grad.abs().sum((1, 2)).nonzero().flatten().tolist() == list(range(31, 71))
 
 
 def test_local_memory_is_linear_in_the_line() -> None:
     """Twice the tokens, twice the mask; a T x T mask would need 4 times and end long contexts."""
-    sizes = [sdpa.prepare(packed([n]), 64).visible_B1QK.numel() for n in (4096, 8192)]
+    sizes = [sdpa.prepare(packed([n]), Visible.around(64)).visible_B1QK.numel() for n in (4096, 8192)]
     assert sizes[1] == 2 * sizes[0] == 8192 * (64 + 2 * 64)
 
 
@@ -141,7 +142,7 @@ def test_varlen_call_fits_the_installed_torch(
     batch = packed([40, 60])
     with FakeTensorMode(allow_non_fake_inputs=True):
         qkv = torch.empty(100, 3, 2, 64, dtype=torch.bfloat16, requires_grad=True)
-        out = varlen.attend(*qkv.unbind(1), varlen.prepare(batch, 8), window)
+        out = varlen.attend(*qkv.unbind(1), varlen.prepare(batch, Visible.around(8)), window)
         out.float().sum().backward()
     assert calls == [{"window_size": sides}]
     assert out.shape == (100, 2, 64) and out.dtype == torch.bfloat16
@@ -190,7 +191,7 @@ def test_flash_is_called_with_the_same_borders_and_window(
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     batch = packed([40, 60])
     qkv = torch.randn(100, 3, 2, 64, dtype=torch.bfloat16)
-    flash.attend(*qkv.unbind(1), flash.prepare(batch, 8), window)
+    flash.attend(*qkv.unbind(1), flash.prepare(batch, Visible.around(8)), window)
     boundaries = batch.cu_seqlens_S
     expected = (
         (boundaries, boundaries, batch.max_seqlen, batch.max_seqlen),
@@ -234,7 +235,7 @@ def test_the_newest_flash_attention_that_runs_serves(
         return
     assert reason is None
     q = torch.zeros(5, 1, 8)
-    assert flash.attend(q, q, q, flash.Layout(torch.tensor([0, 5]), 5, 8, flash._newest(gpu)), window) == chosen
+    assert flash.attend(q, q, q, flash.Layout(torch.tensor([0, 5]), 5, Visible.around(8), flash._newest(gpu)), window) == chosen
 
 
 FLEX_LENGTHS = [[1, 64, 65, 128, 129, 300], [687], [300, 387], [128, 128, 128, 128, 128, 47]]  # 687 tokens each
@@ -244,12 +245,12 @@ FLEX_LENGTHS = [[1, 64, 65, 128, 129, 300], [687], [300, 387], [128, 128, 128, 1
 @pytest.mark.parametrize("lengths", [*FLEX_LENGTHS, [5], [128, 128]])
 def test_flex_blocks_cover_what_is_visible(lengths: list[int], half_window: int) -> None:
     """A block left out loses keys; one taken for visible throughout shows other documents to a token."""
-    layout = flex.prepare(packed(lengths), half_window)
+    layout = flex.prepare(packed(lengths), Visible.around(half_window))
     sequence = torch.tensor([s for s, n in enumerate(lengths) for _ in range(n)])
     position = torch.arange(len(sequence))
     same = sequence[:, None] == sequence
     near = (position[:, None] - position).abs() <= half_window
-    for mask, visible in ((layout.whole, same), (layout.local, same & near)):
+    for mask, visible in ((layout.everywhere, same), (layout.local, same & near)):
         blocks = torch.nn.functional.pad(visible, (0, -len(sequence) % 128) * 2).unfold(0, 128, 128).unfold(1, 128, 128)
         some, every = blocks.flatten(2).any(-1), blocks.flatten(2).all(-1)
         partial = listed(mask.kv_num_blocks, mask.kv_indices)
@@ -257,7 +258,7 @@ def test_flex_blocks_cover_what_is_visible(lengths: list[int], half_window: int)
         assert not (partial & full).any()
         assert torch.equal(full, every)
         assert not (some & ~(partial | full)).any()
-        if mask is layout.whole:
+        if mask is layout.everywhere:
             assert torch.equal(partial | full, some)
         else:  # blocks side by side may share a document and a window, but in no single pair
             rows, columns = partial.nonzero(as_tuple=True)
@@ -281,9 +282,9 @@ def test_flex_equals_sdpa_uncompiled(monkeypatch: pytest.MonkeyPatch, window: bo
     qkv = torch.randn(687, 3, 2, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is slow
-        out = flex.attend(*qkv.unbind(1), flex.prepare(batch, 64), window)
+        out = flex.attend(*qkv.unbind(1), flex.prepare(batch, Visible.around(64)), window)
         (grad,) = torch.autograd.grad(out.square().sum(), qkv)
-    expected = sdpa.attend(*qkv.unbind(1), sdpa.prepare(batch, 64), window)
+    expected = sdpa.attend(*qkv.unbind(1), sdpa.prepare(batch, Visible.around(64)), window)
     (expected_grad,) = torch.autograd.grad(expected.square().sum(), qkv)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(grad, expected_grad, atol=2e-5, rtol=1e-4)
@@ -301,8 +302,8 @@ def test_flex_compiles_once_for_all_documents(window: bool) -> None:
         batch = packed(lengths, spare=10 - len(lengths))
         qkv = torch.randn(687, 3, 2, 16)
         with torch.no_grad():  # all that the CPU offers
-            out = flex.attend(*qkv.unbind(1), flex.prepare(batch, 64), window)
-        expected = sdpa.attend(*qkv.unbind(1), sdpa.prepare(batch, 64), window)
+            out = flex.attend(*qkv.unbind(1), flex.prepare(batch, Visible.around(64)), window)
+        expected = sdpa.attend(*qkv.unbind(1), sdpa.prepare(batch, Visible.around(64)), window)
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.models.attention import sdpa
+from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.init import initialize
 from modernbert_train.models.layers import EncoderLayer, rotary_tables
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -128,7 +129,7 @@ def test_a_local_layer_of_base_sees_64_tokens_to_each_side(pack: Make, sequences
     batch = pack([sequences([200])], row_tokens=200)
     x_TD = torch.randn(200, BASE.hidden_size, generator=torch.Generator().manual_seed(0), requires_grad=True)
     rotary = rotary_tables(batch.position_ids_T, BASE.local_rope_theta, BASE.head_size, torch.float32)
-    out_TD = layer(x_TD, rotary, sdpa, sdpa.prepare(batch, BASE.half_window))
+    out_TD = layer(x_TD, rotary, sdpa, sdpa.prepare(batch, Visible.around(BASE.half_window)))
     (grad_TD,) = torch.autograd.grad(out_TD[query, 0], x_TD)
     seen = grad_TD.abs().sum(1).nonzero().flatten().tolist()
     assert seen == list(range(max(0, query - 64), min(200, query + 65)))

@@ -22,6 +22,7 @@ from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models import modernbert
 from modernbert_train.models.attention import choose_kernel, sdpa, varlen
+from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum
 from modernbert_train.models.layers import EncoderLayer, rotary_tables
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -125,7 +126,7 @@ def local_layer_sizes(config: ModelConfig, pack: Make, num_tokens: int) -> list[
     x_TD = torch.randn(num_tokens, config.hidden_size, requires_grad=True)
     with Allocations() as seen:
         rotary = rotary_tables(batch.position_ids_T, config.local_rope_theta, config.head_size, torch.float32)
-        layer(x_TD, rotary, sdpa, sdpa.prepare(batch, config.half_window)).square().mean().backward()
+        layer(x_TD, rotary, sdpa, sdpa.prepare(batch, Visible.around(config.half_window))).square().mean().backward()
     return seen.sizes
 
 

@@ -38,11 +38,11 @@ def test_a_kernel_that_computes_something_else_is_found(monkeypatch: pytest.Monk
     """It would train another model without a word."""
     real_prepare, real_attend = sdpa.prepare, sdpa.attend
 
-    def prepare(batch: Any, half_window: int) -> Any:
+    def prepare(batch: Any, visible: Visible) -> Any:
         if broken == "documents":
             boundaries = torch.tensor([0, len(batch.input_ids_T)], dtype=torch.int32)
             batch = replace(batch, cu_seqlens_S=boundaries)
-        return real_prepare(batch, half_window + (broken == "window"))
+        return real_prepare(batch, Visible.around(HALF_WINDOW + (broken == "window")))
 
     def attend(q: Any, k: Any, v: Any, layout: Any, window: bool) -> Any:
         if broken == "gradient":

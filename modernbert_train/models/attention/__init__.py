@@ -16,9 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from modernbert_train.batch import Batch
+from modernbert_train.batch import Packed
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import flash, flex, sdpa, varlen
+from modernbert_train.models.attention.visible import Order, Visible
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +30,11 @@ class Kernel(Protocol):
     name: str
     traits: str  # what it can do, for people: windows, backward pass, determinism
 
-    def support(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """None if the kernel serves this device and dtype of q, k and v; otherwise why it does not."""
+    def support(self, device: torch.device, dtype: torch.dtype, order: Order = "all") -> str | None:
+        """None if the kernel serves this device, dtype of q, k and v, and order; otherwise why it does not."""
 
-    def prepare(self, batch: Batch, half_window: int) -> Any:
-        """Everything that layers share in this microbatch; local layers see `half_window` tokens on each side."""
+    def prepare(self, packed: Packed, visible: Visible) -> Any:
+        """Everything that layers share in this microbatch."""
 
     def attend(self, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Any, window: bool) -> Tensor:
         """Attention within each sequence, scaled by 1/sqrt(H), windowed if `window`; returns out_TNH."""
@@ -44,7 +45,9 @@ KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "flex": flex, "s
 
 
 @functools.cache
-def choose_kernel(name: str, device: torch.device, dtype: torch.dtype, key: str = "model.attention") -> Kernel:
+def choose_kernel(
+    name: str, device: torch.device, dtype: torch.dtype, key: str = "model.attention", order: Order = "all"
+) -> Kernel:
     """Find the kernel that a run gets.
 
     Args:
@@ -52,11 +55,12 @@ def choose_kernel(name: str, device: torch.device, dtype: torch.dtype, key: str 
         device: where the model runs.
         dtype: of q, k and v, which under autocast is not that of the weights.
         key: where the name was set, for the messages.
+        order: what tokens see.
 
     Raises:
         ConfigError: the named kernel is unknown or cannot serve here.
     """
-    reasons = {kind: kernel.support(device, dtype) for kind, kernel in KERNELS.items()}
+    reasons = {kind: kernel.support(device, dtype, order) for kind, kernel in KERNELS.items()}
     usable = [kind for kind, reason in reasons.items() if reason is None]
     chosen = usable[0] if name == "auto" else name
     if chosen not in usable:

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modernbert_train.batch import Batch
+from modernbert_train.batch import Packed
 from modernbert_train.models.attention import varlen
 from modernbert_train.models.attention.varlen import gpu_support
+from modernbert_train.models.attention.visible import Order, Visible
 
 # OSError: built for another torch or CUDA
 MISSING: list[str] = []
@@ -51,7 +52,7 @@ class Layout(varlen.Layout):
     function: Callable[..., Any]
 
 
-def support(device: torch.device, dtype: torch.dtype) -> str | None:
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all") -> str | None:
     """See `Kernel.support`."""
     if flash2 is None and flash3 is None and flash4 is None:
         return f"no FlashAttention is installed, or none fits this torch ({'; '.join(MISSING)})"
@@ -62,11 +63,11 @@ def support(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def prepare(batch: Batch, half_window: int) -> Layout:
+def prepare(packed: Packed, visible: Visible) -> Layout:
     """See `Kernel.prepare`; nothing is read back from the device."""
-    function = _newest(batch.cu_seqlens_S.device)
+    function = _newest(packed.cu_seqlens_S.device)
     assert function is not None, "asked for without support()"
-    return Layout(batch.cu_seqlens_S, batch.max_seqlen, half_window, function)
+    return Layout(packed.cu_seqlens_S, packed.max_seqlen, visible, function)
 
 
 def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool) -> Tensor:
@@ -74,7 +75,9 @@ def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: 
     boundaries, longest = layout.cu_seqlens_S, layout.max_seqlen
     options: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     if window:
-        options["window_size"] = (layout.half_window, layout.half_window)
+        options["window_size"] = layout.visible.sides(True)
+    if layout.visible.order == "causal":
+        options["causal"] = True
     out = layout.function(  # by name: version 4 has another argument where 2 and 3 have the boundaries
         q_TNH,
         k_TNH,

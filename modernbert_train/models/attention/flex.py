@@ -22,8 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from modernbert_train.batch import Batch
+from modernbert_train.batch import Packed
 from modernbert_train.models.attention.varlen import gpu_support
+from modernbert_train.models.attention.visible import Order, Visible
 
 name = "flex"
 traits = "window; backward, deterministic; compiled by Triton"
@@ -33,13 +34,13 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class Layout:
-    """Visible blocks, and within them tokens, of global and of local layers."""
+    """Visible blocks, and within them tokens, of global and of local layers, if there are any."""
 
-    whole: BlockMask
-    local: BlockMask
+    everywhere: BlockMask
+    local: BlockMask | None
 
 
-def support(device: torch.device, dtype: torch.dtype) -> str | None:
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all") -> str | None:
     """See `Kernel.support`."""
     if device.type == "cpu":
         return "FlexAttention has no backward pass on CPUs"
@@ -48,40 +49,44 @@ def support(device: torch.device, dtype: torch.dtype) -> str | None:
     return gpu_support(device, dtype, (torch.bfloat16, torch.float16, torch.float32))
 
 
-def prepare(batch: Batch, half_window: int) -> Layout:
+def prepare(packed: Packed, visible: Visible) -> Layout:
     """See `Kernel.prepare`; nothing is read back from the device."""
-    num_tokens = len(batch.input_ids_T)
-    position_T = torch.arange(num_tokens, device=batch.cu_seqlens_S.device)
-    sequence_T = torch.searchsorted(batch.cu_seqlens_S[1:].contiguous(), position_T, right=True)
-
-    def whole(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return sequence_T[q] == sequence_T[k]
-
-    def local(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (sequence_T[q] == sequence_T[k]) & ((q - k).abs() <= half_window)
+    num_tokens = len(packed.input_ids_T)
+    position_T = torch.arange(num_tokens, device=packed.cu_seqlens_S.device)
+    sequence_T = torch.searchsorted(packed.cu_seqlens_S[1:].contiguous(), position_T, right=True)
 
     # Sequence numbers ascend along the buffer, so two blocks share one exactly if their ranges overlap. What the last
     # block lacks gets a number of its own, so that the block is never taken for one that is visible throughout.
-    missing, beyond = -num_tokens % BLOCK, len(batch.cu_seqlens_S)
+    missing, beyond = -num_tokens % BLOCK, len(packed.cu_seqlens_S)
     sequence_BQ = F.pad(sequence_T, (0, missing), value=beyond).unflatten(0, (-1, BLOCK))
     first_B, last_B = sequence_BQ[:, 0], sequence_BQ[:, -1]
     some_BB = (first_B[:, None] <= last_B) & (first_B <= last_B[:, None])
     every_BB = (first_B[:, None] == last_B) & (first_B == last_B[:, None])
 
     block_B = torch.arange(len(first_B), device=first_B.device)
-    apart_BB = (block_B[:, None] - block_B).abs()
-    near_BB = (apart_BB - 1) * BLOCK + 1 <= half_window  # the closest pair of tokens
-    inside_BB = (apart_BB + 1) * BLOCK - 1 <= half_window  # the farthest
-    return Layout(
-        _block_mask(some_BB, every_BB, whole, num_tokens),
-        _block_mask(some_BB & near_BB, every_BB & inside_BB, local, num_tokens),
-    )
+    back_BB = (block_B[:, None] - block_B) * BLOCK  # tokens that a key block stands before its query block
+
+    def mask(window: bool) -> BlockMask:
+        """Of the layers of one kind."""
+        sides = [num_tokens if side < 0 else side for side in visible.sides(window)]
+        before, after = sides
+
+        def seen(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            same = sequence_T[q] == sequence_T[k]
+            return same if min(sides) >= num_tokens else same & (q - k <= before) & (k - q <= after)
+
+        nearest, farthest = BLOCK - 1, -(BLOCK - 1)  # of the pairs of two blocks, the keys being one way or the other
+        some = some_BB & (back_BB - nearest <= before) & (-back_BB - nearest <= after)
+        every = every_BB & (back_BB - farthest <= before) & (-back_BB - farthest <= after)
+        return _block_mask(some, every, seen, num_tokens)
+
+    return Layout(mask(False), None if visible.window is None else mask(True))
 
 
 def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool) -> Tensor:
     """See `Kernel.attend`."""
     q, k, v = (x_TNH.transpose(0, 1).unsqueeze(0) for x_TNH in (q_TNH, k_TNH, v_TNH))
-    mask = layout.local if window else layout.whole
+    mask = layout.local if window else layout.everywhere
     out: Tensor = _compiled()(q, k, v, block_mask=mask)
     return out.squeeze(0).transpose(0, 1)
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from modernbert_train.batch import Batch
+from modernbert_train.batch import Packed
+from modernbert_train.models.attention.visible import Order, Visible
 
 try:
     from torch.nn.attention import varlen as torch_varlen
@@ -32,10 +33,10 @@ class Layout:
 
     cu_seqlens_S: Tensor
     max_seqlen: int
-    half_window: int
+    visible: Visible
 
 
-def support(device: torch.device, dtype: torch.dtype) -> str | None:
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all") -> str | None:
     """See `Kernel.support`."""
     return MISSING or gpu_support(device, dtype)
 
@@ -58,17 +59,16 @@ def gpu_support(
     return None
 
 
-def prepare(batch: Batch, half_window: int) -> Layout:
+def prepare(packed: Packed, visible: Visible) -> Layout:
     """See `Kernel.prepare`; nothing is read back from the device."""
-    return Layout(batch.cu_seqlens_S, batch.max_seqlen, half_window)
+    return Layout(packed.cu_seqlens_S, packed.max_seqlen, visible)
 
 
 def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool) -> Tensor:
     """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
-    side = layout.half_window if window else -1
     boundaries, longest = layout.cu_seqlens_S, layout.max_seqlen
     out = torch_varlen.varlen_attn(
-        q_TNH, k_TNH, v_TNH, boundaries, boundaries, longest, longest, window_size=(side, side)
+        q_TNH, k_TNH, v_TNH, boundaries, boundaries, longest, longest, window_size=layout.visible.sides(window)
     )
     assert isinstance(out, Tensor)  # a tuple only if auxiliary outputs are asked for
     return out

@@ -1,0 +1,36 @@
+"""What a token sees of its own sequence; it never sees another's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Order = Literal["all", "causal"]  # all: on both sides; causal: itself and what stands before it
+ORDERS: tuple[Order, ...] = ("all", "causal")
+
+
+@dataclass(frozen=True)
+class Visible:
+    """What all layers of an encoder see in one microbatch.
+
+    Attributes:
+        window: tokens before and after itself that a token sees in local layers; None if no layer is local.
+        order: in every layer.
+    """
+
+    window: tuple[int, int] | None = None
+    order: Order = "all"
+
+    @classmethod
+    def around(cls, half_window: int, order: Order = "all") -> Visible:
+        """A window of so many tokens on each side, both ends included.
+
+        In causal order half the window holds the token itself, as in transformers' ModernBertDecoder: a local
+        attention of 128 sees itself and 63 tokens before it. Ettin's training code saw 64.
+        """
+        return cls((half_window, half_window) if order == "all" else (max(0, half_window - 1), 0), order)
+
+    def sides(self, window: bool) -> tuple[int, int]:
+        """Tokens seen before and after itself; -1 is all of them, as FlashAttention says it."""
+        before, after = (self.window or (-1, -1)) if window else (-1, -1)
+        return before, 0 if self.order == "causal" else after
