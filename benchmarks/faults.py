@@ -86,7 +86,7 @@ FAULTS = (
         "range(rank * block, len(rows), num_ranks * block)",
         "range(rank, len(rows), num_ranks * block)",
         "text: ranks read rows of each other, and some are read by none",
-        ("tests/data/test_loader.py",),
+        ("tests/data/test_loader.py", "tests/data/test_microbatches.py"),
     ),
     Fault(
         "padded-labels",
@@ -94,7 +94,7 @@ FAULTS = (
         "constant_values=IGNORED_LABEL",
         "constant_values=0",
         "a true loss: padding is predicted as token 0",
-        ("tests/data/test_loader.py",),
+        ("tests/data/test_microbatches.py",),
     ),
     Fault(
         "exact-fit",

@@ -71,8 +71,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
     "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "models", "trials"),
     "modernbert_train.__main__": (
-        "config", "data.check", "data.facts", "doctor", "errors", "evals", "inspection", "lasting_output", "plan", "preflight",
-        "ranks", "report", "run", "train", "weights",
+        "config", "data.check", "data.facts", "doctor", "errors", "evals", "inspection", "lasting_output", "plan",
+        "preflight", "ranks", "report", "run", "train", "weights",
     ),
     "data_prep": ("config", "data.dataset_card", "errors", "import_stubs", "ranks.orphans", "read_json", "text"),
     "launch": (
