@@ -21,18 +21,17 @@ from benchmarks.measure import Mark, between, mark
 from benchmarks.reference import transformers_model
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.check import check_data
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import SPECIAL_TOKENS
-from modernbert_train.data.planner import Row
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.run.throughput import training_flops
-from modernbert_train.train.build import build_loader
+from modernbert_train.train.build import build_data
 from modernbert_train.train.session import train
 from modernbert_train.vocabulary import read_vocabulary
 
 ADAM = {"betas": (0.9, 0.98), "eps": 1e-6}
-Taken = tuple[StepBatch, tuple[Row, ...]]  # a batch, and the chunks in its rows
 
 
 class Contender:
@@ -117,24 +116,24 @@ class Ours(Contender):
         (phase,) = config.phases.values()
         model.set_global_rope_theta(phase.global_rope_theta)
         self._optimizer = StableAdamW(model.parameters(), 1e-4, weight_decay=1e-5, **ADAM)  # type: ignore[arg-type]
-        self._loader = build_loader(_endless(config), read_vocabulary(config.data.tokenizer), 0, 1)
-        self._batches = iter(self._loader)
+        endless = _endless(config)
+        self._batches = iter(build_data(endless, check_data(endless)).loader(0, 1))
 
-    def next_batch(self) -> Taken:
-        return next(self._batches), self._loader.rows
+    def next_batch(self) -> StepBatch:
+        return next(self._batches)
 
-    def first_loss(self, taken: Taken) -> float:
+    def first_loss(self, batch: StepBatch) -> float:
         """Mean loss of a batch, before any step."""
-        parts = taken[0].microbatches
+        parts = batch.microbatches
         predicted = sum(part.num_predicted for part in parts)
         with torch.no_grad():
             losses = [float(self._loss(part.to(self._device))) * part.num_predicted for part in parts]
         return sum(losses) / predicted
 
-    def turn(self, steps: int, warm_up: int) -> list[Taken]:
+    def turn(self, steps: int, warm_up: int) -> list[StepBatch]:
         """Take steps; the first `warm_up` do not count. Returns the batches of those that do."""
         for _ in range(warm_up):
-            self._step(self.next_batch()[0], Clock(self._device))
+            self._step(self.next_batch(), Clock(self._device))
         wait(self._device)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -143,7 +142,7 @@ class Ours(Contender):
             asked = time.perf_counter()
             seen.append(self.next_batch())
             clock.add("data wait", time.perf_counter() - asked)
-            self._step(seen[-1][0], clock)
+            self._step(seen[-1], clock)
         wait(self._device)
         _record(self, seen, self._config, time.perf_counter() - began, clock)
         return seen
@@ -194,16 +193,16 @@ class Theirs(Contender):
         self._model.to(device).train()  # type: ignore[arg-type]
         self._optimizer = AdamW(self._model.parameters(), 1e-4, fused=True, **ADAM)  # type: ignore[arg-type]
 
-    def first_loss(self, taken: Taken) -> float:
+    def first_loss(self, batch: StepBatch) -> float:
         """Mean loss of a batch, before any step."""
-        parts = self._padded(taken)
+        parts = self._padded(batch)
         predicted = sum(count for *_, count in parts)
         with torch.no_grad():
             return sum(float(self._loss(*tensors)) * count / predicted for *tensors, count in parts)
 
-    def turn(self, batches: Sequence[Taken]) -> None:
+    def turn(self, batches: Sequence[StepBatch]) -> None:
         """A step for each batch; padding it, which a collator's workers would do, is not timed."""
-        padded = [self._padded(taken) for taken in batches]
+        padded = [self._padded(batch) for batch in batches]
         self._step(padded[0], Clock(self._device))
         wait(self._device)
         if self.on_gpu:
@@ -230,9 +229,9 @@ class Theirs(Contender):
         self._optimizer.zero_grad()
         clock.mark("optimizer")
 
-    def _padded(self, taken: Taken) -> list[tuple[Tensor, Tensor, Tensor, int]]:
+    def _padded(self, batch: StepBatch) -> list[tuple[Tensor, Tensor, Tensor, int]]:
         """The documents in their order, so many at a time: ids, attention mask, labels, and how many are predicted."""
-        documents = list(_documents(*taken))
+        documents = list(_documents(batch))
         found = []
         for first in range(0, len(documents), self._documents):
             ids, labels = zip(*documents[first : first + self._documents], strict=True)
@@ -290,12 +289,12 @@ def noting_host_gaps() -> Iterator[list[float]]:
         StableAdamW.step, ModernBertForMaskedLM.forward = step, forward  # type: ignore[method-assign]
 
 
-def _record(who: Contender, batches: Sequence[Taken], config: RunConfig, seconds: float, clock: Clock) -> None:
+def _record(who: Contender, batches: Sequence[StepBatch], config: RunConfig, seconds: float, clock: Clock) -> None:
     """Add a round of steps over these batches."""
-    parts = [part for batch, _ in batches for part in batch.microbatches]
+    parts = [part for batch in batches for part in batch.microbatches]
     flops = sum(
-        training_flops(rows, sum(part.num_predicted for part in batch.microbatches), config.model)
-        for batch, rows in batches
+        training_flops(batch.rows, sum(part.num_predicted for part in batch.microbatches), config.model)
+        for batch in batches
     )
     who.rates.append(sum(part.num_tokens for part in parts) / seconds)
     who.flop_rates.append(flops / seconds)
@@ -305,9 +304,9 @@ def _record(who: Contender, batches: Sequence[Taken], config: RunConfig, seconds
         who.peak_bytes = max(who.peak_bytes, torch.cuda.max_memory_allocated())
 
 
-def _documents(batch: StepBatch, rows: Sequence[Row]) -> Iterator[tuple[Tensor, Tensor]]:
+def _documents(batch: StepBatch) -> Iterator[tuple[Tensor, Tensor]]:
     """Ids after masking, and labels, of each document of a batch; tails of rows are left out."""
-    left = iter(rows)
+    left = iter(batch.rows)
     for part in batch.microbatches:
         part = part.to("cpu")
         labels_T = torch.full_like(part.input_ids_T, IGNORED_LABEL)

@@ -42,12 +42,13 @@ from benchmarks.reference import transformers_model
 from modernbert_train.batch import Batch
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.check import check_data
 from modernbert_train.evals.heldout import open_validation
 from modernbert_train.models.init import initialize
 from modernbert_train.report.chart import Chart, Line, Marks, standalone
-from modernbert_train.train.build import build_loader, build_model
+from modernbert_train.train.build import build_data, build_model
 from modernbert_train.train.session import train
-from modernbert_train.vocabulary import Vocabulary, read_vocabulary
+from modernbert_train.vocabulary import Vocabulary
 
 ROOT = Path(__file__).resolve().parent.parent
 IGNORED = -100
@@ -150,7 +151,8 @@ def ours(config: RunConfig) -> Curve:
 
 def plain(config: RunConfig, reverse: bool) -> Curve:
     """A loop such as one writes in an afternoon; `reverse` only changes in which order numbers are added."""
-    vocabulary = read_vocabulary(config.data.tokenizer)
+    facts = check_data(config)
+    vocabulary = facts.vocabulary
     first = build_model(config, sharded=False)
     initialize(first, config.model, config.seed)
     model = transformers_model(config.model, config.phases["stable"], vocabulary)
@@ -167,7 +169,7 @@ def plain(config: RunConfig, reverse: bool) -> Curve:
     )
     curve = Curve([], [], 0.0, 0.0)
     started, seen, total = time.perf_counter(), 0, config.total_tokens
-    for step in build_loader(config, vocabulary, 0, 1):
+    for step in build_data(config, facts).loader(0, 1):
         for group in optimizer.param_groups:
             group["lr"] = config.optim.lr * rate(seen, total)
         optimizer.zero_grad()
@@ -186,7 +188,7 @@ def plain(config: RunConfig, reverse: bool) -> Curve:
     seconds = time.perf_counter() - started
     first.load_state_dict(model.state_dict())
     phase = config.phases["stable"]
-    found = open_validation(config, vocabulary).evaluate(first, phase, torch.device("cpu"), bf16=False)
+    found = open_validation(config, facts).evaluate(first, phase, torch.device("cpu"), bf16=False)
     return Curve(curve.tokens, curve.losses, found.loss, seconds)
 
 

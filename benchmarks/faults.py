@@ -82,19 +82,19 @@ FAULTS = (
     ),
     Fault(
         "rank-slices",
-        "modernbert_train/data/loader.py",
+        "modernbert_train/data/microbatches.py",
         "range(rank * block, len(rows), num_ranks * block)",
         "range(rank, len(rows), num_ranks * block)",
         "text: ranks read rows of each other, and some are read by none",
-        ("tests/data/test_loader.py",),
+        ("tests/data/test_loader.py", "tests/data/test_microbatches.py"),
     ),
     Fault(
         "padded-labels",
-        "modernbert_train/data/loader.py",
+        "modernbert_train/data/microbatches.py",
         "constant_values=IGNORED_LABEL",
         "constant_values=0",
         "a true loss: padding is predicted as token 0",
-        ("tests/data/test_loader.py",),
+        ("tests/data/test_microbatches.py",),
     ),
     Fault(
         "exact-fit",

@@ -226,15 +226,17 @@ def _check(options: argparse.Namespace) -> None:
     config = read_run(options.run)
     from modernbert_train.config.describe import describe
     from modernbert_train.data.check import describe_streams, few_predictions
+    from modernbert_train.data.facts import read_facts
     from modernbert_train.plan.picture import picture_text
     from modernbert_train.preflight import preflight
 
     preflight(config, options.ranks)
+    facts = read_facts(config)
     print(describe(config))
-    if (warning := few_predictions(config)) is not None:
+    if (warning := few_predictions(config, facts)) is not None:
         print(f"warning: {warning}")
     if config.data.streams:
-        print(describe_streams(config))
+        print(describe_streams(config, facts))
     print(f"\n{picture_text(config)}")
 
 

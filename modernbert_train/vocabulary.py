@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_files
 from modernbert_train.read_json import parse_json
+from modernbert_train.read_once import read_once
 
 _LARGEST_ID = (1 << 31) - 1  # what the shards' ids can be
 
@@ -37,43 +39,62 @@ class Vocabulary:
     sha256: str
 
 
+class _Tokenizer(NamedTuple):
+    """What tokenizer.json says.
+
+    Attributes:
+        sha256: of its bytes.
+        ids: of every token.
+        added: what it says about each added token, by its text.
+    """
+
+    sha256: str
+    ids: Mapping[str, int]
+    added: Mapping[str, Any]
+
+
 def read_vocabulary(folder: str | Path) -> Vocabulary:
-    """Read a tokenizer folder.
+    """Read a tokenizer folder, once in a process for as long as its tokenizer.json is the same.
 
     Raises:
         DataError: there is no tokenizer.json, it is damaged, or one of [CLS], [SEP], [PAD], [MASK] is missing.
     """
-    path = Path(folder) / "tokenizer.json"
-    content, ids, added = _read(path)
+    require_own_files(Path(folder))
+    return read_once(Path(folder) / "tokenizer.json", _vocabulary)
+
+
+def token_ids(folder: str | Path) -> Mapping[str, int]:
+    """The id of every token, special and added ones too; two tokenizers that agree here can serve one model.
+
+    Raises:
+        DataError: there is no tokenizer.json, or it is damaged.
+    """
+    require_own_files(Path(folder))
+    return read_once(Path(folder) / "tokenizer.json", _parse).ids
+
+
+def _vocabulary(path: Path) -> Vocabulary:
+    sha256, ids, added = read_once(path, _parse)
     missing = [name for name in ("[CLS]", "[SEP]", "[PAD]", "[MASK]") if name not in ids]
     if missing:
         raise DataError(
             f"{path}: lacks {', '.join(missing)}. Give the tokenizer to data_prep/prepare.py as tokenizer.path."
         )
     reserved = {i for text, i in ids.items() if added.get(text, {}).get("special") or text.startswith("[unused")}
+    ordinary = np.array(sorted(set(ids.values()) - reserved), dtype=np.int64)
+    ordinary.setflags(write=False)  # shared by all who ask
     return Vocabulary(
         num_entries=max(ids.values()) + 1,
         cls_id=ids["[CLS]"],
         sep_id=ids["[SEP]"],
         pad_id=ids["[PAD]"],
         mask_id=ids["[MASK]"],
-        ordinary=np.array(sorted(set(ids.values()) - reserved), dtype=np.int64),
-        sha256=hashlib.sha256(content).hexdigest(),
+        ordinary=ordinary,
+        sha256=sha256,
     )
 
 
-def token_ids(folder: str | Path) -> dict[str, int]:
-    """The id of every token, special and added ones too; two tokenizers that agree here can serve one model.
-
-    Raises:
-        DataError: there is no tokenizer.json, or it is damaged.
-    """
-    return _read(Path(folder) / "tokenizer.json")[1]
-
-
-def _read(path: Path) -> tuple[bytes, dict[str, int], dict[str, Any]]:
-    """The file, the id of every token, and what it says about each added token."""
-    require_own_files(path.parent)
+def _parse(path: Path) -> _Tokenizer:
     try:
         content = path.read_bytes()
         tokenizer = parse_json(content)
@@ -85,7 +106,7 @@ def _read(path: Path) -> tuple[bytes, dict[str, int], dict[str, Any]]:
         vocabulary |= {text: int(token["id"]) for text, token in added.items()}
         if wrong := [text for text, i in vocabulary.items() if not 0 <= i <= _LARGEST_ID]:
             raise ValueError(f"{wrong[0][:40]!r} has the id {vocabulary[wrong[0]]:.9g}")
-        return content, vocabulary, added
+        return _Tokenizer(hashlib.sha256(content).hexdigest(), vocabulary, added)
     except FileNotFoundError:
         raise DataError(
             f"{path}: no such file. data.tokenizer must name a tokenizer folder, as data_prep/prepare.py makes it."

@@ -24,6 +24,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.files": (),
     "modernbert_train.text": (),
     "modernbert_train.read_json": (),
+    "modernbert_train.read_once": (),
     "modernbert_train.tensor_files": (),
     "modernbert_train.keyed_random": (),
     "modernbert_train.import_stubs": (),
@@ -32,7 +33,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.batch": (),
     "modernbert_train.own_files": ("errors",),
     "modernbert_train.import_hook": ("import_stubs", "ranks.stop_signals"),
-    "modernbert_train.vocabulary": ("errors", "own_files", "read_json"),
+    "modernbert_train.vocabulary": ("errors", "own_files", "read_json", "read_once"),
     # rooms
     "modernbert_train.config": ("errors", "text"),
     "modernbert_train.clock": ("config",),
@@ -40,15 +41,15 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.ranks": ("config", "errors", "files", "text", "torch_internals"),
     "modernbert_train.data": (
         "batch", "clock", "config", "errors", "files", "import_stubs", "keyed_random", "own_files", "ranks.orphans",
-        "read_json", "text", "torch_internals", "vocabulary",
+        "read_json", "read_once", "text", "torch_internals", "vocabulary",
     ),
     "modernbert_train.objectives": ("batch", "config", "errors", "keyed_random", "vocabulary"),
     "modernbert_train.models": ("batch", "config", "errors", "keyed_random"),
     "modernbert_train.optim": ("clock", "config", "errors"),
     "modernbert_train.report": ("config.read", "errors", "files", "read_json", "text"),
     "modernbert_train.plan": (
-        "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.packing", "data.planner",
-        "data.mixing", "data.shuffle", "errors", "optim.schedules", "read_json", "report", "text",
+        "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.facts", "data.mixing",
+        "data.packing", "data.path", "errors", "optim.schedules", "read_json", "report", "text",
     ),
     "modernbert_train.run": (
         "config", "data", "errors", "files", "models", "plan", "ranks", "read_json", "tensor_files", "text",
@@ -71,8 +72,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
     "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "models", "trials"),
     "modernbert_train.__main__": (
-        "config", "data.check", "doctor", "errors", "evals", "inspection", "lasting_output", "plan", "preflight",
-        "ranks", "report", "run", "train", "weights",
+        "config", "data.check", "data.facts", "doctor", "errors", "evals", "inspection", "lasting_output", "plan",
+        "preflight", "ranks", "report", "run", "train", "weights",
     ),
     "data_prep": (
         "config", "data.dataset_card", "errors", "files", "import_stubs", "ranks.orphans", "read_json", "text",
@@ -97,8 +98,10 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.data": ("numpy",),
     "modernbert_train.data.check": (),
     "modernbert_train.data.dataset_card": (),
+    "modernbert_train.data.facts": (),
     "modernbert_train.data.fingerprint": (),
-    "modernbert_train.data.loader": ("numpy", "torch"),
+    "modernbert_train.data.loader": ("torch",),
+    "modernbert_train.data.microbatches": ("numpy", "torch"),
     "modernbert_train.data.mixing": (),
     "modernbert_train.data.mds": ("numpy", "streaming"),
     "modernbert_train.data.workers": ("torch",),

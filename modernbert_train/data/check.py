@@ -1,17 +1,16 @@
 """Do the shards, the tokenizer and the model belong together? Answered from small files, without torch.
 
 Verbs ask for all folders of a run at once, before anything is made (`check_data`); and open_shards.py asks for each
-folder that it opens (`check_folder`), so that there is no way to the tokens of a run around the question.
+folder that it opens (`require_tokenizer`), so that there is no way to the tokens of a run around the question.
 """
 
 from __future__ import annotations
 
 import math
 
-from modernbert_train.config.schema import DataConfig, RunConfig
-from modernbert_train.data.dataset_card import DatasetCard, read_card
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.facts import DataFacts, FolderFacts, named_folders, read_facts, read_folder
 from modernbert_train.data.mixing import phase_weights, token_shares
-from modernbert_train.data.remote import local_folder
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.text import table
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
@@ -20,8 +19,11 @@ FEW_PREDICTIONS = 1000  # held-out predictions below which a warning says how un
 LOSS_DEVIATION = 3.0  # nats; of the loss of single predictions, whose mean is 2 to 7 nats in training
 
 
-def check_data(config: RunConfig) -> None:
+def check_data(config: RunConfig) -> DataFacts:
     """Compare the cards of the shards with the tokenizer and the model.
+
+    Returns:
+        What was compared.
 
     Raises:
         DataError: a folder is missing or damaged, or the shards were made with another tokenizer.
@@ -35,84 +37,67 @@ def check_data(config: RunConfig) -> None:
             f"{-(-vocabulary.num_entries // 64) * 64}."
         )
     mistakes = []
-    for key, path in _folders(config):
+    for key, path in named_folders(config):
         try:
-            check_folder(f"{key}={path}", path, config.data, vocabulary)
+            require_tokenizer(read_folder(key, path, config.data), config.data.tokenizer, vocabulary)
         except DataError as error:
             mistakes.append(str(error))
     if mistakes:
         raise DataError("\n".join(mistakes))
+    return read_facts(config)
 
 
-def check_folder(name: str, path: str, data: DataConfig, vocabulary: Vocabulary) -> DatasetCard:
+def require_tokenizer(folder: FolderFacts, tokenizer: str, vocabulary: Vocabulary) -> None:
     """Compare the card of one folder of shards with the tokenizer.
 
     Args:
-        name: of the folder, for messages.
-        path: the folder, or its URL.
-        data: names the tokenizer, and the cache of remote folders.
+        folder: of shards.
+        tokenizer: data.tokenizer, for messages.
         vocabulary: of that tokenizer.
 
-    Returns:
-        The card.
-
     Raises:
-        DataError: the folder is missing or damaged, empty, or made with another tokenizer.
+        DataError: the folder holds no tokens, or was made with another tokenizer.
     """
-    card = read_card(local_folder(path, data))
+    name, card = f"{folder.key}={folder.path}", folder.card
     if card.tokenizer_sha256 != vocabulary.sha256:
         raise DataError(
             f"{name}: made with another tokenizer (sha256 {card.tokenizer_sha256[:12]}...) than data.tokenizer="
-            f"{data.tokenizer} ({vocabulary.sha256[:12]}...). Every token would mean something else. Name the "
+            f"{tokenizer} ({vocabulary.sha256[:12]}...). Every token would mean something else. Name the "
             "tokenizer folder beside the shards, or prepare them again."
         )
     if card.tokens == 0:
         raise DataError(f"{name}: the shards hold no tokens. Prepare them again from more text.")
-    return card
 
 
-def describe_streams(config: RunConfig) -> str:
+def describe_streams(config: RunConfig, facts: DataFacts) -> str:
     """A line for each stream: its size, its share of each phase, and the passes over it that makes in the run."""
-    cards = {name: read_card(local_folder(s.path, config.data)) for name, s in config.data.all_streams.items()}
-    tokens = {name: card.tokens for name, card in cards.items()}
-    documents = {name: card.documents for name, card in cards.items()}
+    tokens = {name: folder.card.tokens for name, folder in facts.streams.items()}
+    documents = {name: folder.card.documents for name, folder in facts.streams.items()}
     own = documents if config.data.mix_by == "documents" else tokens
     weights = {name: phase_weights(config, phase, own) for name, phase in config.phases.items()}
     whole = token_shares(config, tokens, documents)
     head = ("stream", "tokens", "documents", *(f"share of {name}" for name in weights), "passes")
     rows = [head]
-    for name in cards:
+    for name in tokens:
         shares = (f"{each[name] / sum(each.values()):.2%}" for each in weights.values())
         passes = f"about {whole[name] * config.total_tokens / tokens[name]:.2f}"
         rows.append((name, f"{tokens[name]:,}", f"{documents[name]:,}", *shares, passes))
     return f"{table(rows)}\nShares are of {config.data.mix_by}."
 
 
-def few_predictions(config: RunConfig) -> str | None:
+def few_predictions(config: RunConfig, facts: DataFacts) -> str | None:
     """A warning where so little text is held out that chance decides its loss; None where it is enough, or none."""
-    path, most = config.data.validation, config.eval.max_tokens
-    if path is None:
+    if facts.validation is None:
         return None
-    there = read_card(local_folder(path, config.data)).tokens
+    there, most = facts.validation.card.tokens, config.eval.max_tokens
     tokens = there if most is None else min(there, most)
     predictions = max(1, round(tokens * config.objective.eval_mask_rate))
     if predictions >= FEW_PREDICTIONS:
         return None
-    cause = f"data.validation={path} has" if tokens == there else f"eval.max_tokens={most} leaves"
+    cause = f"data.validation={config.data.validation} has" if tokens == there else f"eval.max_tokens={most} leaves"
     remedy = "Hold out more text" if tokens == there else "Raise eval.max_tokens"
     return (
         f"{cause} {tokens:,} tokens, of which about {predictions:,} are predicted: with so few the held-out loss has a "
         f"standard error of about {LOSS_DEVIATION / math.sqrt(predictions):.2g} nats, and smaller differences mean "
         f"nothing. {remedy}."
     )
-
-
-def _folders(config: RunConfig) -> list[tuple[str, str]]:
-    many = config.data.train is None
-    folders = [
-        (f"data.streams.{name}.path" if many else "data.train", stream.path)
-        for name, stream in config.data.all_streams.items()
-    ]
-    if config.data.validation is not None:
-        folders.append(("data.validation", config.data.validation))
-    return folders

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from modernbert_train.errors import DataError
 from modernbert_train.read_json import is_count, parse_json
+from modernbert_train.read_once import read_once
 
 CARD = "dataset.json"
 INDEX = "index.json"
@@ -67,7 +68,7 @@ def write_card(folder: str | Path, card: DatasetCard) -> None:
 
 
 def read_card(folder: str | Path) -> DatasetCard:
-    """Read and verify the card of a folder of shards.
+    """Read and verify the card of a folder of shards; files that are as they were are not hashed a second time.
 
     Args:
         folder: the folder with index.json, lengths.npy and dataset.json; data_prep/prepare.py writes it.
@@ -130,7 +131,7 @@ def _require_fields(where: str, content: object) -> None:
 
 def _require_hash(path: Path, expected: str) -> None:
     try:
-        found = file_sha256(path)
+        found = read_once(path, file_sha256)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}, but {CARD} names it. {_REMEDY}") from None
     if found != expected:

@@ -8,11 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.dataset_card import TOKEN_COUNTS, file_sha256, read_card
-from modernbert_train.data.remote import local_folder
-from modernbert_train.errors import DataError
-from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.data.facts import DataFacts
 
 _COUNTS, _HELD_OUT = "token counts", "validation"
 
@@ -38,24 +34,20 @@ class Difference:
         return f"its hash of {self.name} is {self.then[:12]}, now it is {self.now[:12]}"
 
 
-def data_fingerprint(config: RunConfig, vocabulary: Vocabulary) -> dict[str, str]:
+def data_fingerprint(facts: DataFacts) -> dict[str, str]:
     """Hashes by name, of all there is: a run may be without held-out text, and then without counts of tokens.
 
     Raises:
-        DataError: a folder of shards is missing or damaged.
+        DataError: counts of tokens cannot be read.
     """
-    found = {"tokenizer": vocabulary.sha256}
-    for name, stream in config.data.all_streams.items():
-        folder = local_folder(stream.path, config.data)
-        card, of = read_card(folder), "" if config.data.train is not None else f" of {name}"
-        found |= {f"shards{of}": card.index_sha256, f"lengths{of}": card.lengths_sha256}
-        counts = folder / TOKEN_COUNTS
-        try:
-            found |= {f"{_COUNTS}{of}": file_sha256(counts)} if counts.exists() else {}
-        except OSError as error:
-            raise DataError(f"{counts}: cannot be read ({error.strerror}). Fix the disk or the permission.") from None
-    if config.data.validation is not None:
-        card = read_card(local_folder(config.data.validation, config.data))
+    found = {"tokenizer": facts.vocabulary.sha256}
+    for name, folder in facts.streams.items():
+        of = "" if folder.key == "data.train" else f" of {name}"
+        found |= {f"shards{of}": folder.card.index_sha256, f"lengths{of}": folder.card.lengths_sha256}
+        if (counts := folder.token_counts_sha256()) is not None:
+            found[f"{_COUNTS}{of}"] = counts
+    if facts.validation is not None:
+        card = facts.validation.card
         found |= {f"{_HELD_OUT} shards": card.index_sha256, f"{_HELD_OUT} lengths": card.lengths_sha256}
     return found
 

@@ -1,8 +1,8 @@
-"""Plans -> tokens -> masked microbatches, in worker processes that keep no state.
+"""Plans -> one rank's batches, made in worker processes that keep no state.
 
-The main process plans; a worker turns one plan into one rank's microbatches, a pure function of the plan; the main
-process hands them on in order and only then counts them as taken. So prefetching neither loses nor repeats anything,
-and the number of workers cannot change a batch.
+The main process plans; a worker turns one plan into one rank's microbatches (microbatches.py), a pure function of the
+plan; the main process hands them on in order and only then counts them as taken. So prefetching neither loses nor
+repeats anything, and the number of workers cannot change a batch.
 """
 
 from __future__ import annotations
@@ -13,34 +13,19 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from modernbert_train.batch import IGNORED_LABEL, TENSORS, Batch, Masked
-from modernbert_train.data.mixture import TokenStreams
-from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
+from modernbert_train.batch import TENSORS, Batch
+from modernbert_train.data.microbatches import MicrobatchMaker, share_of_rank
 from modernbert_train.data.place import PlannerState
 from modernbert_train.data.planner import BatchPlan, BatchPlanner, Row
 from modernbert_train.data.workers import LOOK_SECONDS, deliveries
 from modernbert_train.errors import RunError
-from modernbert_train.keyed_random import Keys
 from modernbert_train.ranks.orphans import die_with
-from modernbert_train.vocabulary import Vocabulary
-
-
-class Objective(Protocol):
-    """What the loader needs of an objective; see objectives/mlm.py."""
-
-    def corrupt(
-        self, ids_T: NDArray[np.int64], starts_S: NDArray[Any], lengths_S: NDArray[Any], keys_S: Keys, mask_rate: float
-    ) -> Masked: ...
-
-    def max_predicted(self, mask_rate: float, tokens: int) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -50,10 +35,13 @@ class StepBatch:
     Attributes:
         microbatches: what this rank computes in this step.
         plan: the global batch; its rows are left out, `num_rows` counts them.
+        rows: this rank's of them, in the order of the microbatches; what names the documents. The main process puts
+            them in on delivery: it has planned them, and no worker sends them back.
     """
 
     microbatches: tuple[Batch, ...]
     plan: BatchPlan
+    rows: tuple[Row, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To another process as one tensor: each costs a connection of its own, a millisecond of the main process."""
@@ -85,91 +73,6 @@ def _divide(line: Tensor, sizes: list[tuple[list[int], dict[str, int]]], plan: B
     return StepBatch(tuple(microbatches), plan)
 
 
-class MicrobatchMaker:
-    """Reads, lays out and masks the rows of a plan.
-
-    Args:
-        streams: where the tokens are; masks are keyed by the seeds of the streams.
-        objective: what is predicted.
-        vocabulary: ids of the special tokens.
-    """
-
-    def __init__(self, streams: TokenStreams, objective: Objective, vocabulary: Vocabulary) -> None:
-        self._streams = streams
-        self._objective = objective
-        self._vocabulary = vocabulary
-
-    def microbatches(self, rows: tuple[Row, ...], plan: BatchPlan) -> Iterator[Batch]:
-        """The given rows in order, plan.microbatch_rows at a time."""
-        for first in range(0, len(rows), plan.microbatch_rows):
-            yield self._make(rows[first : first + plan.microbatch_rows], plan.row_tokens, plan.mask_rate)
-
-    def stream_of(self, document: int) -> str:
-        """Name of the stream that a document belongs to."""
-        return self._streams.stream_of(document)
-
-    def _make(self, rows: tuple[Row, ...], row_tokens: int, mask_rate: float) -> Batch:
-        total = len(rows) * row_tokens
-        ids = np.full(total, self._vocabulary.pad_id, dtype=np.int64)
-        boundaries = [0]
-        starts: list[int] = []
-        chunks: list[Chunk] = []
-        for number, row in enumerate(rows):
-            at = number * row_tokens
-            for chunk in row:
-                text = self._streams.read(chunk.document)[chunk.start : chunk.start + chunk.length]
-                ids[at] = self._vocabulary.cls_id
-                ids[at + 1 : at + 1 + len(text)] = text
-                ids[at + 1 + len(text)] = self._vocabulary.sep_id
-                starts.append(at + 1)
-                chunks.append(chunk)
-                at += len(text) + SPECIAL_TOKENS
-                boundaries.append(at)
-            if at < (number + 1) * row_tokens:
-                boundaries.append((number + 1) * row_tokens)
-        lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
-        keys = self._streams.mask_keys(chunks)
-        masked = self._objective.corrupt(ids, np.array(starts, dtype=np.int64), lengths, keys, mask_rate)
-
-        cu_seqlens = np.full(_next_power_of_two(len(boundaries)), total, dtype=np.int32)
-        cu_seqlens[: len(boundaries)] = boundaries
-        sizes = np.diff(boundaries)
-        positions = np.arange(total) - np.repeat(boundaries[:-1], sizes)
-        bound = self._objective.max_predicted(mask_rate, total)
-        predicted = len(masked.labels_M)
-        assert predicted <= bound, f"{predicted} predicted positions exceed the bound of {bound}"
-        return Batch(
-            input_ids_T=_narrow(masked.input_ids_T),
-            position_ids_T=_narrow(positions),
-            cu_seqlens_S=torch.from_numpy(cu_seqlens),
-            max_seqlen=row_tokens,
-            positions_M=_narrow(np.pad(masked.positions_M, (0, bound - predicted))),
-            labels_M=_narrow(np.pad(masked.labels_M, (0, bound - predicted), constant_values=IGNORED_LABEL)),
-            num_tokens=int(lengths.sum()) + SPECIAL_TOKENS * len(chunks),
-            num_predicted=predicted,
-            num_rows=len(rows),
-        )
-
-
-def _narrow(values: NDArray[Any]) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.int32))
-
-
-def _next_power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
-
-
-def share_of_rank(rows: tuple[Row, ...], rank: int, num_ranks: int, microbatch_rows: int) -> tuple[Row, ...]:
-    """One rank's rows of a global batch: every num_ranks-th microbatch of it.
-
-    So microbatches are the same for any number of ranks, and dropout keyed by them is too. Where they cannot be shared
-    evenly, every num_ranks-th row.
-    """
-    block = 1 if len(rows) % (microbatch_rows * num_ranks) else microbatch_rows
-    firsts = range(rank * block, len(rows), num_ranks * block)
-    return tuple(row for first in firsts for row in rows[first : first + block])
-
-
 class PackedLoader:
     """The batches of one rank, endless up to the run's last token, exactly resumable.
 
@@ -180,9 +83,6 @@ class PackedLoader:
         num_workers: worker processes; 0 works in this process.
         prefetch_batches: batches each worker prepares ahead.
         worker_timeout_seconds: longest wait for a batch of a worker.
-
-    Attributes:
-        rows: what this rank's share of the batch last taken is made of; for naming its documents.
     """
 
     def __init__(
@@ -205,9 +105,8 @@ class PackedLoader:
         self._worker_timeout_seconds = worker_timeout_seconds
         self._taken = planner.state_dict()
         self._ahead: deque[tuple[tuple[Row, ...], BatchPlan]] = deque()  # planned, and not given out
-        # state after each planned batch, until it is taken
+        # state after each planned batch, and its rows, until it is taken
         self._planned: deque[tuple[PlannerState, tuple[Row, ...]]] = deque()
-        self.rows: tuple[Row, ...] = ()
 
     def __iter__(self) -> Iterator[StepBatch]:
         self._planner.load_state_dict(self._taken)
@@ -227,8 +126,8 @@ class PackedLoader:
         for batch in deliveries(loader, self._worker_timeout_seconds):
             if isinstance(batch, RunError):
                 raise batch
-            self._taken, self.rows = self._planned.popleft()
-            yield batch
+            self._taken, rows = self._planned.popleft()
+            yield replace(batch, rows=rows)
 
     def plans(self) -> Iterator[tuple[tuple[Row, ...], BatchPlan]]:
         """This rank's rows of each batch to come."""
@@ -249,10 +148,6 @@ class PackedLoader:
             rows = share_of_rank(plan.rows, self._rank, self._num_ranks, plan.microbatch_rows)
             self._planned.append((self._planner.state_dict(), rows))
             self._ahead.append((rows, replace(plan, rows=())))
-
-    def stream_of(self, document: int) -> str:
-        """Name of the stream that a document belongs to."""
-        return self._maker.stream_of(document)
 
     def state_dict(self) -> PlannerState:
         """Where the first batch that was not taken starts; the same on every rank."""

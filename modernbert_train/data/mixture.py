@@ -11,19 +11,18 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.config.schema import DataConfig, RunConfig
-from modernbert_train.data.mds import TokenShards
-from modernbert_train.data.open_shards import cache_holds_next_block, open_shards, shuffle_chunks
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.packing import Chunk
-from modernbert_train.data.shuffle import ShuffledChunks
 from modernbert_train.errors import RunError
 from modernbert_train.keyed_random import Keys, derive, derive_each
-from modernbert_train.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # streaming brings torch, and `plan` asks for seeds without it
+    from modernbert_train.data.mds import TokenShards
 
 _MASKS, _STREAMS = 3, 5
 
@@ -50,25 +49,8 @@ def stream_seed(config: RunConfig, name: str) -> int:
     return derive(config.seed, _STREAMS, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
 
 
-def open_streams(config: RunConfig, vocabulary: Vocabulary) -> TokenStreams:
-    """The training documents of a run.
-
-    Args:
-        config: the run.
-        vocabulary: of its tokenizer.
-
-    Raises:
-        RunError: as open_shards, with the stream's name.
-    """
-    streams = []
-    for name, stream in config.data.all_streams.items():
-        with _named(name):
-            streams.append(Stream(name, stream_seed(config, name), open_shards(stream.path, config.data, vocabulary)))
-    return TokenStreams(streams)
-
-
 @contextmanager
-def _named(stream: str) -> Iterator[None]:
+def named_stream(stream: str) -> Iterator[None]:
     """Put a stream's name before what is wrong with its shards."""
     try:
         yield
@@ -105,7 +87,7 @@ class TokenStreams:
             RunError: as TokenShards.read, with the stream's name.
         """
         stream, number = self._find(document)
-        with _named(stream.name):
+        with named_stream(stream.name):
             return stream.shards.read(number)
 
     def stream_of(self, document: int) -> str:
@@ -124,17 +106,10 @@ class TokenStreams:
         streams = np.searchsorted(self._first, documents, side="right") - 1
         return derive_each(self._mask_keys[streams], epochs, documents - self._first[streams], starts)
 
-    def shuffled(self, data: DataConfig) -> dict[str, ShuffledChunks]:
-        """The order of each stream, by name; what a planner walks.
-
-        Raises:
-            ConfigError: the cache cannot hold what is read of remote streams at a time.
-        """
-        next_block = cache_holds_next_block([stream.shards for stream in self._streams], data)
-        return {
-            stream.name: shuffle_chunks(stream.shards, data, stream.seed, next_block=next_block)
-            for stream in self._streams
-        }
+    @property
+    def shards(self) -> dict[str, TokenShards]:
+        """The shards of each stream, by name."""
+        return {stream.name: stream.shards for stream in self._streams}
 
     def _find(self, document: int) -> tuple[Stream, int]:
         index = int(np.searchsorted(self._first, document, side="right")) - 1 if len(self._streams) > 1 else 0

@@ -1,39 +1,55 @@
-"""A folder of shards by its path or URL: the one place that tells local from remote ones."""
+"""Folders of shards, opened: the one place that tells local from remote ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from modernbert_train.config.schema import DataConfig
-from modernbert_train.data.check import check_folder
+from modernbert_train.config.schema import DataConfig, RunConfig
+from modernbert_train.data.check import require_tokenizer
+from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.mixture import Stream, TokenStreams, named_stream, stream_seed
 from modernbert_train.data.prefetch import PrefetchedChunks
-from modernbert_train.data.remote import local_folder, remote_folder
+from modernbert_train.data.remote import remote_folder
 from modernbert_train.data.shuffle import ShuffledChunks
 from modernbert_train.errors import ConfigError
 from modernbert_train.vocabulary import Vocabulary
 
 
-def open_shards(path: str, data: DataConfig, vocabulary: Vocabulary) -> TokenShards:
+def open_shards(folder: FolderFacts, data: DataConfig, vocabulary: Vocabulary) -> TokenShards:
     """The shards of a folder, which belong to the tokenizer; those of a remote one are fetched when they are read.
 
     Args:
-        path: the folder, or its URL.
+        folder: what is known of it.
         data: how much is kept in memory and in the cache.
         vocabulary: of the run's tokenizer.
 
     Raises:
-        DataError: the folder cannot be read, is not what its card says, or was made with another tokenizer.
+        DataError: the folder cannot be read, holds nothing, or was made with another tokenizer.
         ConfigError, StorageError: a remote folder cannot be read.
     """
-    card = check_folder(path, path, data, vocabulary)
+    require_tokenizer(folder, data.tokenizer, vocabulary)
     return TokenShards(
-        local_folder(path, data),
-        card.column,
+        folder.local,
+        folder.card.column,
         vocabulary.num_entries,
         max_open_shards=2 * data.shuffle_block_shards,  # a block is finished while the next is begun
-        remote=remote_folder(path, data),
+        remote=remote_folder(folder.path, data),
     )
+
+
+def open_streams(config: RunConfig, facts: DataFacts) -> TokenStreams:
+    """The training documents of a run.
+
+    Raises:
+        RunError: as open_shards, with the stream's name.
+    """
+    streams = []
+    for name, folder in facts.streams.items():
+        with named_stream(name):
+            shards = open_shards(folder, config.data, facts.vocabulary)
+            streams.append(Stream(name, stream_seed(config, name), shards))
+    return TokenStreams(streams)
 
 
 def cache_holds_next_block(folders: Iterable[TokenShards], data: DataConfig) -> bool:
@@ -57,15 +73,15 @@ def cache_holds_next_block(folders: Iterable[TokenShards], data: DataConfig) -> 
     return limit is None or limit >= 2 * needed
 
 
-def shuffle_chunks(shards: TokenShards, data: DataConfig, seed: int, *, next_block: bool) -> ShuffledChunks:
+def shuffle_chunks(shards: TokenShards, block_shards: int, seed: int, *, next_block: bool) -> ShuffledChunks:
     """The chunks of a training folder in their order; remote shards are fetched ahead of it.
 
     Args:
         shards: of the folder.
-        data: how much is shuffled together.
+        block_shards: shards shuffled together.
         seed: keys the order.
         next_block: fetch the next block too; what `cache_holds_next_block` said.
     """
     if shards.remote is None:
-        return ShuffledChunks(shards.shard_documents, shards.lengths, data.shuffle_block_shards, seed)
-    return PrefetchedChunks(shards, data.shuffle_block_shards, seed, next_block=next_block)
+        return ShuffledChunks(shards.shard_documents, shards.lengths, block_shards, seed)
+    return PrefetchedChunks(shards, block_shards, seed, next_block=next_block)

@@ -27,11 +27,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from modernbert_train.config.schema import DataConfig
-from modernbert_train.data.dataset_card import CARD, INDEX, LENGTHS, TOKEN_COUNTS, parse_card
+from modernbert_train.data.dataset_card import CARD, INDEX, LENGTHS, TOKEN_COUNTS, file_sha256, parse_card
 from modernbert_train.data.download import Downloader, Patience
 from modernbert_train.data.shared_files import locked, mtime, size_of, touch, try_lock, writing
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.own_files import require_own_files
+from modernbert_train.read_once import read_once
 
 Fault = Callable[[bytes], str | None]  # what is wrong with a file's bytes, if anything
 REMEDY = "Upload the folder again from a whole copy, or prepare the data again with data_prep/prepare.py."
@@ -111,8 +112,9 @@ class RemoteFolder:
             for partial in self._root.glob("*/partial/*"):
                 self._remove_if_dead(partial)
             card = parse_card(self._get(self.local / CARD, None, _nothing, fresh=True), f"{self.url}/{CARD}")
-            self._get(self.local / INDEX, None, functools.partial(_wrong_sha256, card.index_sha256))
-            self._get(self.local / LENGTHS, None, functools.partial(_wrong_sha256, card.lengths_sha256))
+            for name, sha256 in ((INDEX, card.index_sha256), (LENGTHS, card.lengths_sha256)):
+                if _known_sha256(self.local / name) != sha256:
+                    self._get(self.local / name, None, functools.partial(_wrong_sha256, sha256))
             self._get(self.local / TOKEN_COUNTS, None, functools.partial(_wrong_counts, card.tokens))
             self._described = True
         return self.local
@@ -232,6 +234,14 @@ def _sound(path: Path, fault: Fault) -> bytes | None:
         return None
     touch(path)
     return data
+
+
+def _known_sha256(path: Path) -> str | None:
+    """As read_card will ask for it, so that a file in the cache is hashed once; None if it cannot be read."""
+    try:
+        return read_once(path, file_sha256)
+    except OSError:
+        return None
 
 
 def _nothing(data: bytes) -> None:

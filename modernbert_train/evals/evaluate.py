@@ -13,7 +13,6 @@ from modernbert_train.evals.heldout import Evaluation, open_validation
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.ranks.group import joined
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
-from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.source import check_same_architecture, check_same_tokenizer, last_phase, source_of
 
@@ -32,13 +31,12 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     """
     if config.data.validation is None:
         raise ConfigError("data.validation: not set, so there is nothing to measure on. Name held-out shards.")
-    check_data(config)
+    facts = check_data(config)
     found = checkpoint or newest_checkpoint(config)
     source = source_of(found)
     check_same_architecture(source, config.model, str(found.folder))
     check_same_tokenizer(source, config, str(found.folder))
-    vocabulary = read_vocabulary(config.data.tokenizer)
-    for each in differences(found.state.data, data_fingerprint(config, vocabulary)):
+    for each in differences(found.state.data, data_fingerprint(facts)):
         print(f"warning: other data than the run had when it was saved: {each}", file=sys.stderr)
     phase = last_phase(found)
     compute = Compute.of(config)
@@ -47,7 +45,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     model.set_global_rope_theta(phase.global_rope_theta)
     model.set_local_rope_theta(source.model.local_rope_theta)
     with joined(compute.device, config.distributed.timeout_seconds):
-        validation = open_validation(config, vocabulary)
+        validation = open_validation(config, facts)
         result = validation.evaluate(model.to(compute.device), phase, compute.device, compute.bf16)
     print(describe(result, config.objective.eval_mask_rate, found.folder.name))
     return result

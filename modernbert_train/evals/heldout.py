@@ -19,18 +19,17 @@ from torch.distributed.fsdp import FSDPModule
 
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import PhaseConfig, RunConfig
-from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card
-from modernbert_train.data.loader import MicrobatchMaker
+from modernbert_train.data.dataset_card import TOKEN_COUNTS
+from modernbert_train.data.facts import DataFacts
+from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.mixing import token_shares
 from modernbert_train.data.mixture import Stream, TokenStreams
 from modernbert_train.data.open_shards import open_shards
 from modernbert_train.data.packing import GreedyPacker
 from modernbert_train.data.planner import BatchPlan, Row
-from modernbert_train.data.remote import local_folder
 from modernbert_train.errors import DataError
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.ranks.group import num_ranks, sum_over_ranks, this_rank
-from modernbert_train.vocabulary import Vocabulary
 
 MASK_SEED = 0  # masks of validation never change, whatever the run's seed
 
@@ -208,10 +207,11 @@ class Validation:
         )
 
 
-def open_validation(config: RunConfig, vocabulary: Vocabulary) -> Validation:
+def open_validation(config: RunConfig, facts: DataFacts) -> Validation:
     """The held-out text, with the unigram baseline of the training text."""
-    assert config.data.validation is not None
-    shards = open_shards(config.data.validation, config.data, vocabulary)
+    assert facts.validation is not None
+    vocabulary = facts.vocabulary
+    shards = open_shards(facts.validation, config.data, vocabulary)
     objective = replace(config.objective, masking="exact")  # whatever training does: figures of all runs compare
     return Validation(
         config,
@@ -219,19 +219,17 @@ def open_validation(config: RunConfig, vocabulary: Vocabulary) -> Validation:
             TokenStreams([Stream("validation", MASK_SEED, shards)]), MaskedLM(objective, vocabulary), vocabulary
         ),
         shards.lengths,
-        unigram_of(config),
+        unigram_of(config, facts),
     )
 
 
-def unigram_of(config: RunConfig) -> Unigram:
+def unigram_of(config: RunConfig, facts: DataFacts) -> Unigram:
     """The baseline of the training text; streams count by their shares of the whole run, whatever the phase."""
-    folders = {name: local_folder(stream.path, config.data) for name, stream in config.data.all_streams.items()}
-    cards = {name: read_card(folder) for name, folder in folders.items()}
-    tokens = {name: card.tokens for name, card in cards.items()}
-    shares = token_shares(config, tokens, {name: card.documents for name, card in cards.items()})
+    tokens = {name: folder.card.tokens for name, folder in facts.streams.items()}
+    shares = token_shares(config, tokens, {name: folder.card.documents for name, folder in facts.streams.items()})
     total = sum(tokens.values())
     counts = [
-        TokenCounts(folder / TOKEN_COUNTS, tokens[name], shares[name] * total / tokens[name])
-        for name, folder in folders.items()
+        TokenCounts(folder.local / TOKEN_COUNTS, tokens[name], shares[name] * total / tokens[name])
+        for name, folder in facts.streams.items()
     ]
     return Unigram.from_counts(counts, config.model.vocab_size)

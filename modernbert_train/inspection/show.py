@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from modernbert_train.batch import Batch
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
-from modernbert_train.data.loader import MicrobatchMaker
-from modernbert_train.data.mixture import TokenStreams, open_streams
+from modernbert_train.data.microbatches import MicrobatchMaker
+from modernbert_train.data.mixture import TokenStreams
+from modernbert_train.data.path import open_path
 from modernbert_train.data.planner import BatchPlan, BatchPlanner
 from modernbert_train.errors import ConfigError
 from modernbert_train.inspection.figures import length_histogram, mixture_table, packing_lines
 from modernbert_train.inspection.rows import Painter, RowWriter, count_marks, legend
 from modernbert_train.objectives.mlm import MaskedLM
-from modernbert_train.vocabulary import read_vocabulary
 
 MEASURED_ROWS = 400  # rows that packing and mixture are measured on
 
@@ -44,26 +44,24 @@ def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -
         ConfigError: the run has fewer batches.
         DataError: the shards, the tokenizer and the model do not belong together, or something is damaged.
     """
-    check_data(config)
-    vocabulary = read_vocabulary(config.data.tokenizer)
-    streams = open_streams(config, vocabulary)
-    maker = MicrobatchMaker(streams, MaskedLM(config.objective, vocabulary), vocabulary)
-    chunks = streams.shuffled(config.data)
-    plans = _plans_from(BatchPlanner(config, chunks), number)
+    facts = check_data(config)
+    vocabulary = facts.vocabulary
+    data = open_path(config, facts, MaskedLM(config.objective, vocabulary))
+    plans = _plans_from(data.planned.planner, number)
     plan = next(plans)
-    batches = first_microbatches(maker, plan, num_rows)
+    batches = first_microbatches(data.maker, plan, num_rows)
     measured = _measured(plan, plans)
 
     paint = Painter(color)
-    writer = RowWriter(config.data.tokenizer, vocabulary, streams, paint)
+    writer = RowWriter(config.data.tokenizer, vocabulary, data.streams, paint)
     shown = list(islice(writer.rows(batches, plan), num_rows))
-    sizes = {name: (each.num_tokens, each.num_documents) for name, each in chunks.items()}
+    sizes = {name: (each.num_tokens, each.num_documents) for name, each in data.planned.chunks.items()}
     return "\n\n".join(
         [
             _heading(config, plan, number, batches, vocabulary.mask_id),
             legend(paint),
             *shown,
-            length_histogram(_lengths(streams, [documents for _, documents in sizes.values()]), plan.row_tokens),
+            length_histogram(_lengths(data.streams, [documents for _, documents in sizes.values()]), plan.row_tokens),
             packing_lines(measured),
             mixture_table(config, measured, sizes),
         ]

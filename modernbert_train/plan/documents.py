@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import INDEX, LENGTHS
+from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mixing import phase_weights
 from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, Chunk, GreedyPacker
 from modernbert_train.errors import DataError
@@ -85,13 +86,14 @@ class RowText:
     passes: Mapping[str, float]
 
 
-def read_documents(config: RunConfig, median: int | None) -> Documents:
+def read_documents(config: RunConfig, median: int | None, facts: DataFacts | None = None) -> Documents:
     """The lengths of the run's documents.
 
     Args:
         config: the run; its data need not exist.
         median: assumed median length in tokens, in place of the data; the logarithms of the lengths are then normal
             with a standard deviation of 0.8. None reads the data; where there is none, every row is one sequence.
+        facts: of the data, checked; None checks it here, if it is here.
 
     Raises:
         DataError: the data exists and is damaged, or does not belong to the tokenizer.
@@ -102,14 +104,16 @@ def read_documents(config: RunConfig, median: int | None) -> Documents:
         drawn = np.exp([normal.inv_cdf((i + 0.5) / _ASSUMED) for i in range(_ASSUMED)])
         text = f"assumed, a median of {median:,} tokens and a log-normal spread of {SPREAD}"
         return Documents(text, assumed=np.maximum(1, np.round(drawn)).astype(np.int64))
-    paths = {name: stream.path for name, stream in config.data.all_streams.items()}
-    missing = next((path for path in paths.values() if not Path(path).is_dir()), None)
-    if missing is not None:
-        return Documents(f"assumed, since {missing} is not here: every row one sequence, which costs most")
-    check_data(config)
-    streams = {name: _read(Path(path)) for name, path in paths.items()}
+    if facts is None:
+        paths = (stream.path for stream in config.data.all_streams.values())
+        missing = next((path for path in paths if not Path(path).is_dir()), None)
+        if missing is not None:
+            return Documents(f"assumed, since {missing} is not here: every row one sequence, which costs most")
+        facts = check_data(config)
+    streams = {name: _read(folder.local) for name, folder in facts.streams.items()}
     parts = (
-        f"{paths[name]} with {stream.documents:,} documents of median {np.median(stream.lengths):,.0f} tokens"
+        f"{facts.streams[name].path} with {stream.documents:,} documents of median "
+        f"{np.median(stream.lengths):,.0f} tokens"
         for name, stream in streams.items()
     )
     return Documents(", ".join(parts), streams)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.data.dataset_card import read_card
+from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.packing import SPECIAL_TOKENS
 from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
 from modernbert_train.plan.flops import Flops, flops_per_token
@@ -126,25 +127,26 @@ class Plan:
         return self.validations * (self.validation_tokens or 0) / 3 / rate
 
 
-def make_plan(config: RunConfig, ranks: int, median: int | None = None) -> Plan:
+def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: DataFacts | None = None) -> Plan:
     """Work out everything that does not depend on a GPU.
 
     Args:
         config: the run, checked.
         ranks: GPUs that would train.
         median: assumed median length of documents; None reads the data where it exists.
+        facts: of the data, checked; None checks it, if it is here.
 
     Raises:
         DataError, ConfigError: the data exists and does not belong to the run.
     """
-    documents = read_documents(config, median)
+    documents = read_documents(config, median, facts)
     texts = [rows_of(config, documents, phase) for phase in config.phases.values()]
     ranges, exact = step_ranges(config, documents, [text.fill for text in texts])
     phases = tuple(
         _phase(config, name, phase, texts[index], [s for s in ranges if s.phase == index])
         for index, (name, phase) in enumerate(config.phases.items())
     )
-    held_out, held_out_tokens = config.data.validation is not None, _validation_tokens(config)
+    held_out, held_out_tokens = config.data.validation is not None, _validation_tokens(config, facts)
     return Plan(
         config=config,
         ranks=ranks,
@@ -158,12 +160,15 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None) -> Plan:
     )
 
 
-def _validation_tokens(config: RunConfig) -> int | None:
+def _validation_tokens(config: RunConfig, facts: DataFacts | None) -> int | None:
     folder, most = config.data.validation, config.eval.max_tokens
-    if folder is None or not Path(folder).is_dir():
+    if facts is not None and facts.validation is not None:
+        card = facts.validation.card
+    elif folder is not None and Path(folder).is_dir():  # the held-out text may be here where the other is not
+        card = read_card(folder)
+    else:
         return most
-    there = read_card(folder).tokens
-    return there if most is None else min(most, there)
+    return card.tokens if most is None else min(most, card.tokens)
 
 
 def _phase(

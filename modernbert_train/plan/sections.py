@@ -114,7 +114,7 @@ def _phases(plan: Plan) -> Section:
 
 
 def _dropout(plan: Plan) -> Iterator[str]:
-    """Where dropout would be another on another number of ranks; see `share_of_rank` of data/loader.py."""
+    """Where dropout would be another on another number of ranks; see `share_of_rank` of data/microbatches.py."""
     if plan.config.model.attention_out_dropout == 0:
         return
     for phase in plan.phases:

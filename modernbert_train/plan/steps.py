@@ -14,9 +14,8 @@ import numpy as np
 from modernbert_train.clock import position_at, validations_in
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
-from modernbert_train.data.planner import BatchPlanner
-from modernbert_train.data.shuffle import ShuffledChunks
-from modernbert_train.plan.documents import Documents, StreamLengths
+from modernbert_train.data.path import plan_path
+from modernbert_train.plan.documents import Documents
 
 EXACT_TOKENS = 100_000_000  # longest run whose every batch is planned; takes about a second
 
@@ -57,15 +56,13 @@ def step_ranges(config: RunConfig, documents: Documents, fills: Sequence[float])
     """
     only = documents.streams.get("train")
     if config.data.train is not None and only is not None and only.is_whole and config.total_tokens <= EXACT_TOKENS:
-        return list(_planned(config, only)), True
+        return list(_planned(config, documents)), True
     return list(_by_clock(config, fills)), False
 
 
-def _planned(config: RunConfig, documents: StreamLengths) -> Iterator[StepRange]:
-    block = config.data.shuffle_block_shards
-    chunks = ShuffledChunks(documents.shard_documents, documents.lengths, block, config.seed)
+def _planned(config: RunConfig, documents: Documents) -> Iterator[StepRange]:
     numbers = {name: index for index, name in enumerate(config.phases)}
-    for plan in BatchPlanner(config, {"train": chunks}):
+    for plan in plan_path(config, documents.streams).planner:
         yield StepRange(numbers[plan.phase], plan.tokens_before, 1, plan.num_rows, plan.tokens)
 
 

@@ -7,16 +7,13 @@ every batch is planned, less for others.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
 from modernbert_train.config.describe import advice
-from modernbert_train.config.schema import DataConfig, ModelConfig, RunConfig
+from modernbert_train.config.schema import ModelConfig, RunConfig
 from modernbert_train.data.check import few_predictions
-from modernbert_train.data.dataset_card import read_card
-from modernbert_train.data.remote import local_folder
+from modernbert_train.data.facts import DataFacts
 from modernbert_train.models.attention import choose_kernel
 from modernbert_train.plan.make import Plan, make_plan
 from modernbert_train.ranks.transport import find_transport
@@ -30,7 +27,7 @@ def banner(
     config: RunConfig,
     *,
     origin: str,
-    fingerprint: Mapping[str, str],
+    facts: DataFacts,
     device: torch.device,
     precision: str,
     ranks: int,
@@ -41,12 +38,12 @@ def banner(
     Args:
         config: the run, checked, with its data.
         origin: where it starts.
-        fingerprint: hashes of the data and the tokenizer.
+        facts: of its data, checked.
         device: of this rank.
         precision: as Composer names it.
         ranks, ranks_per_node: of the run.
     """
-    plan = make_plan(replace(config, data=_local(config.data)), ranks)
+    plan = make_plan(config, ranks, facts=facts)
     about = "" if plan.exact else "about "
     parameters, model = plan.parameters, config.model
     flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
@@ -61,26 +58,16 @@ def banner(
         f"{'bf16 autocast over fp32 weights' if precision == 'amp_bf16' else precision}",
         *_network(device, ranks, ranks_per_node),
         f"  kernels {_kernels(model, device, precision)}",
-        *_streams(config, fingerprint),
-        f"  vocab   {config.data.tokenizer}, hash {fingerprint['tokenizer'][:_HASH]}",
+        *_streams(facts),
+        f"  vocab   {config.data.tokenizer}, hash {facts.vocabulary.sha256[:_HASH]}",
         f"  eval    {_validations(config, plan)}",
         f"  from    {origin}",
         f"  folder  {config.folder}",
         f"  saves   {_saves(config)}",
         *(f"  advice  {text}" for text in advice(config)),
-        *(f"  warning {text}" for text in [few_predictions(config)] if text is not None),
+        *(f"  warning {text}" for text in [few_predictions(config, facts)] if text is not None),
     ]
     return "\n".join(lines)
-
-
-def _local(data: DataConfig) -> DataConfig:
-    """The same data with the small files of remote folders read from their copies here."""
-    if data.validation is not None:
-        data = replace(data, validation=str(local_folder(data.validation, data)))
-    if data.train is not None:
-        return replace(data, train=str(local_folder(data.train, data)))
-    streams = {name: replace(s, path=str(local_folder(s.path, data))) for name, s in data.streams.items()}
-    return replace(data, streams=streams)
 
 
 def _phases(plan: Plan) -> list[str]:
@@ -135,16 +122,15 @@ def _kernels(model: ModelConfig, device: torch.device, precision: str) -> str:
     return ", ".join([names, *(extras or ["not compiled"])])
 
 
-def _streams(config: RunConfig, fingerprint: Mapping[str, str]) -> list[str]:
+def _streams(facts: DataFacts) -> list[str]:
     lines = []
-    for name, stream in list(config.data.all_streams.items())[:_MOST_STREAMS]:
-        card = read_card(local_folder(stream.path, config.data))
-        key, title = ("shards", "") if config.data.train is not None else (f"shards of {name}", f"{name}: ")
+    for name, folder in list(facts.streams.items())[:_MOST_STREAMS]:
+        title = "" if folder.key == "data.train" else f"{name}: "
         lines.append(
-            f"  data    {title}{stream.path}, {card.documents:,} documents, {tokens_text(card.tokens)} tokens, "
-            f"hash {fingerprint[key][:_HASH]}"
+            f"  data    {title}{folder.path}, {folder.card.documents:,} documents, "
+            f"{tokens_text(folder.card.tokens)} tokens, hash {folder.card.index_sha256[:_HASH]}"
         )
-    return [*lines, *_rest(len(config.data.all_streams) - _MOST_STREAMS, "streams")]
+    return [*lines, *_rest(len(facts.streams) - _MOST_STREAMS, "streams")]
 
 
 def _rest(count: int, noun: str) -> list[str]:

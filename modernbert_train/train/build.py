@@ -35,10 +35,9 @@ from composer import Callback, Trainer
 
 from modernbert_train.compute import Compute
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.check import check_data
-from modernbert_train.data.loader import MicrobatchMaker, PackedLoader
-from modernbert_train.data.mixture import open_streams
-from modernbert_train.data.planner import BatchPlanner
+from modernbert_train.data.facts import DataFacts
+from modernbert_train.data.loader import PackedLoader
+from modernbert_train.data.path import DataPath, open_path
 from modernbert_train.evals.heldout import open_validation
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.objectives.mlm import MaskedLM
@@ -56,7 +55,6 @@ from modernbert_train.train.composer_internals import PlannedTrainer, composer_d
 from modernbert_train.train.plugins import build_loggers
 from modernbert_train.train.profiling import Profile
 from modernbert_train.train.stability import Guard
-from modernbert_train.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Built:
 
 def build(
     config: RunConfig,
-    vocabulary: Vocabulary,
+    facts: DataFacts,
     compute: Compute,
     folder: RunFolder,
     fingerprint: dict[str, str],
@@ -87,7 +85,7 @@ def build(
 
     Args:
         config: the run.
-        vocabulary: of its tokenizer.
+        facts: of its data, checked.
         compute: device and precision.
         folder: open, on rank 0.
         fingerprint: of the data, for checkpoints.
@@ -97,18 +95,19 @@ def build(
     """
     rank, ranks = this_rank(), num_ranks()
     stage("reading the lengths of the documents")
-    loader = build_loader(config, vocabulary, rank, ranks)
+    data = build_data(config, facts)
+    loader = data.loader(rank, ranks)
     stage("building the model")
     model = build_model(config, sharded=is_sharded(config, ranks))
     progress = Progress(config, visible=rank == 0)
     recorder = folder if rank == 0 else None
     adapter = ComposerMaskedLM(model)
-    guard = Guard(config, loader, folder, progress, partial(key_dropout, config, adapter), requests)
-    measure = Measure(recorder, progress, guard, loader, Meter(config, compute.device, compute.precision))
+    guard = Guard(config, data.streams, folder, progress, partial(key_dropout, config, adapter), requests)
+    measure = Measure(recorder, progress, guard, Meter(config, compute.device, compute.precision))
     save = Save(config, loader, folder, fingerprint, guard, measure, requests)
     validate = None
     if config.data.validation is not None:
-        held_out = open_validation(config, vocabulary)
+        held_out = open_validation(config, facts)
         validate = Validate(config, held_out, recorder, progress, measure, compute.bf16)
     callbacks = [
         *(Trace(), SetClock(config, last_phase), measure, PlanAhead(loader), guard),
@@ -158,17 +157,6 @@ def build_model(config: RunConfig, *, sharded: bool) -> ModernBertForMaskedLM:
     return model
 
 
-def build_loader(config: RunConfig, vocabulary: Vocabulary, rank: int, num_ranks: int) -> PackedLoader:
-    """One rank's training batches."""
-    check_data(config)
-    data = config.data
-    streams = open_streams(config, vocabulary)
-    return PackedLoader(
-        BatchPlanner(config, streams.shuffled(data)),
-        MicrobatchMaker(streams, MaskedLM(config.objective, vocabulary), vocabulary),
-        rank=rank,
-        num_ranks=num_ranks,
-        num_workers=data.num_workers,
-        prefetch_batches=data.prefetch_batches,
-        worker_timeout_seconds=data.worker_timeout_seconds,
-    )
+def build_data(config: RunConfig, facts: DataFacts) -> DataPath:
+    """The way from the training text to batches."""
+    return open_path(config, facts, MaskedLM(config.objective, facts.vocabulary))

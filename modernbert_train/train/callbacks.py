@@ -80,13 +80,10 @@ class Measure(Callback):
     step is computed. What must stand behind it in the record calls `flush` first.
     """
 
-    def __init__(
-        self, folder: RunFolder | None, progress: Progress, guard: Guard, loader: PackedLoader, meter: Meter
-    ) -> None:
+    def __init__(self, folder: RunFolder | None, progress: Progress, guard: Guard, meter: Meter) -> None:
         self._guard = guard
         self._folder = folder
         self._progress = progress
-        self._loader = loader
         self._meter = meter
         self._started = self._delivered = 0.0
         self._line: tuple[dict[str, Any], Reading | None, Logger] | None = None  # of a step, to be written
@@ -120,7 +117,7 @@ class Measure(Callback):
             "lr": optimizer.param_groups[0]["lr"],
             "grad_norm": self._guard.grad_norm,
             "update_norm": None,
-            **self._meter.measure(plan, self._loader.rows, predicted, seconds, self._delivered - self._started),
+            **self._meter.measure(plan, batch.rows, predicted, seconds, self._delivered - self._started),
         }
         reading = None if update_norm is None else Reading(update_norm)
         self._line = (entry, reading, logger)

@@ -49,12 +49,11 @@ class Finding:
     chunks: list[Chunk]
 
 
-def find_non_finite(state: State, rows: Sequence[Row], reseed: Callable[[], None]) -> list[Finding]:
+def find_non_finite(state: State, reseed: Callable[[], None]) -> list[Finding]:
     """Compute the step in `state.batch` again and watch it; every rank calls this.
 
     Args:
         state: within a step, its weights not yet updated.
-        rows: what this rank's part of the batch is made of.
         reseed: puts dropout back to the start of the step.
 
     Returns:
@@ -68,7 +67,7 @@ def find_non_finite(state: State, rows: Sequence[Row], reseed: Callable[[], None
     with torch.compiler.set_stance("force_eager"), torch.enable_grad():
         first = 0
         for number, part in enumerate(batch.microbatches):
-            part_rows = rows[first : first + part.num_rows]
+            part_rows = batch.rows[first : first + part.num_rows]
             first += part.num_rows
             moved = part.to(next(model.parameters()).device)
             with _watched(model) as watch:
@@ -142,16 +141,14 @@ def _chunks_of(tensor: Tensor, batch: Batch, rows: Sequence[Row], row_tokens: in
     return found or everything
 
 
-def diagnose(
-    state: State, fault: str, losses: list[float], rows: Sequence[Row], reseed: Callable[[], None]
-) -> dict[str, Any]:
+def diagnose(state: State, fault: str, losses: list[float], reseed: Callable[[], None]) -> dict[str, Any]:
     """What is wrong on which rank, with which documents, in which layer; every rank calls this and gets the same.
 
     Args:
         state: within a step, its weights not yet updated, its gradients there.
         fault: "non_finite" or "spike".
         losses: of this rank's microbatches.
-        rows, reseed: see `find_non_finite`.
+        reseed: see `find_non_finite`.
 
     Returns:
         JSON: `microbatches`, the ones concerned with rank, number, loss, place and documents (of a spike the one with
@@ -165,12 +162,12 @@ def diagnose(
     if fault == "spike":
         number = max(range(len(losses)), key=losses.__getitem__)
         largest = max(gradients, key=lambda name: gradients[name].norm().item())
-        findings = [Finding(number, f"largest gradient in {largest}", _chunks(batch, rows, number))]
+        findings = [Finding(number, f"largest gradient in {largest}", _chunks(batch, number))]
     else:
-        findings = find_non_finite(state, rows, reseed)
+        findings = find_non_finite(state, reseed)
         if not findings:
             numbers = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
-            findings = [Finding(number, NOT_AGAIN, _chunks(batch, rows, number)) for number in numbers]
+            findings = [Finding(number, NOT_AGAIN, _chunks(batch, number)) for number in numbers]
     mine = [
         {
             "rank": dist.get_global_rank(),
@@ -221,10 +218,10 @@ def _some(values: list[Any]) -> str:
     return ", ".join(str(value) for value in values[:_LISTED]) + more
 
 
-def _chunks(batch: StepBatch, rows: Sequence[Row], number: int) -> list[Chunk]:
+def _chunks(batch: StepBatch, number: int) -> list[Chunk]:
     """All chunks of a microbatch."""
     first = sum(part.num_rows for part in batch.microbatches[:number])
-    return [chunk for row in rows[first : first + batch.microbatches[number].num_rows] for chunk in row]
+    return [chunk for row in batch.rows[first : first + batch.microbatches[number].num_rows] for chunk in row]
 
 
 def _is_finite(tensor: Tensor) -> bool:

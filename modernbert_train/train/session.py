@@ -14,6 +14,8 @@ from modernbert_train.compute import Compute, keep_freed_memory
 from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.check import check_data
+from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.errors import StoppedEarly
 from modernbert_train.models.init import initialize
@@ -47,7 +49,6 @@ from modernbert_train.train.start import (
     origin_text,
     restore,
 )
-from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.source import Origin, find_origin
 
 
@@ -69,7 +70,7 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
     with closing(requests), joined(compute.device, config.distributed.timeout_seconds):
         check(config, num_ranks())
         if num_ranks() > 1:
-            require_agreement(config, data_fingerprint(config, read_vocabulary(config.data.tokenizer)))
+            require_agreement(config, data_fingerprint(read_facts(config)))
             on_rank_zero(lambda: preflight(config, num_ranks(), fresh=fresh))
         if compute.device.type == "cuda" and num_ranks() > ranks_per_node() and local_rank() == 0:
             warn_of_slow_network()  # of each machine, since they may differ
@@ -105,15 +106,15 @@ def _train(
     plugins: list[Callback],
     requests: Requests,
 ) -> None:
-    vocabulary = read_vocabulary(config.data.tokenizer)
-    fingerprint = check_same_data(start, config, data_fingerprint(config, vocabulary))
+    facts = check_data(config)
+    fingerprint = check_same_data(start, config, data_fingerprint(facts))
     on_rank_zero(folder.save_config)
-    built = build(config, vocabulary, compute, folder, fingerprint, requests, plugins, last_phase=start.phase)
+    built = build(config, facts, compute, folder, fingerprint, requests, plugins, last_phase=start.phase)
     if this_rank() == 0:
         lines = banner(
             config,
             origin=origin_text(start, origin),
-            fingerprint=fingerprint,
+            facts=facts,
             device=compute.device,
             precision=compute.precision,
             ranks=num_ranks(),

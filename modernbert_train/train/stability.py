@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from modernbert_train.clock import position_at
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.loader import PackedLoader
+from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.errors import RunError
 from modernbert_train.optim.stable_adamw import tensor_norms
@@ -55,7 +55,7 @@ class Guard(Callback):
 
     Args:
         config: the run.
-        loader: knows what the present batch is made of.
+        streams: names the streams of documents.
         folder: the run's folder.
         progress: shows what happens.
         reseed: puts dropout to the start of a step, given the number of steps before it.
@@ -72,7 +72,7 @@ class Guard(Callback):
     def __init__(
         self,
         config: RunConfig,
-        loader: PackedLoader,
+        streams: TokenStreams,
         folder: RunFolder,
         progress: Progress,
         reseed: Callable[[int], None],
@@ -80,7 +80,7 @@ class Guard(Callback):
     ) -> None:
         self._config = config
         self._settings = config.stability
-        self._loader = loader
+        self._streams = streams
         self._folder = folder
         self._progress = progress
         self._reseed = reseed
@@ -207,9 +207,9 @@ class Guard(Callback):
         """Find out what is wrong, say and record it, and hold the update back or end the run."""
         losses = [loss.item() for loss, _ in self._losses]
         reseed = partial(self._reseed, state.timestamp.batch.value)
-        entry |= diagnose(state, entry["fault"], losses, self._loader.rows, reseed)
+        entry |= diagnose(state, entry["fault"], losses, reseed)
         for chunk in (chunk for each in entry["microbatches"] for chunk in each["documents"]):
-            chunk["stream"] = self._loader.stream_of(chunk["document"])
+            chunk["stream"] = self._streams.stream_of(chunk["document"])
         if entry["fault"] == "spike":
             entry["highest_normal_loss"] = self._highest_normal_loss()
         done = sum(each["action"] == entry["action"] for each in self._skipped_updates)

@@ -15,8 +15,8 @@ from benchmarks.documents import ROW_TOKENS, draw_rows, pack
 from benchmarks.train_step import Case, report, run, run_config
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import ModelConfig
-from modernbert_train.train.build import build_loader
-from modernbert_train.vocabulary import read_vocabulary
+from modernbert_train.data.facts import read_facts
+from modernbert_train.train.build import build_data
 
 TINY = Case(
     ModelConfig(
@@ -60,10 +60,9 @@ def test_transformers_gets_the_documents_that_we_pack(tmp_path: Path) -> None:
     """If it got other tokens or labels, or rows with their tails, the comparison would be of different work."""
     write_corpus(tmp_path, 64, tokens=4000, median_tokens=40, longest=300)
     config = run_config(TINY, tmp_path, tmp_path, torch.device("cpu"), workers=0)
-    loader = build_loader(config, read_vocabulary(tmp_path / "tokenizer"), 0, 1)
-    batch = next(iter(loader))
-    documents = list(_documents(batch, loader.rows))
-    assert [len(ids) for ids, _ in documents] == [chunk.length + 2 for row in loader.rows for chunk in row]
+    batch = next(iter(build_data(config, read_facts(config)).loader(0, 1)))
+    documents = list(_documents(batch))
+    assert [len(ids) for ids, _ in documents] == [chunk.length + 2 for row in batch.rows for chunk in row]
     assert sum(len(ids) for ids, _ in documents) == sum(part.num_tokens for part in batch.microbatches)
     predicted = sum(int((labels != IGNORED_LABEL).sum()) for _, labels in documents)
     assert predicted == sum(part.num_predicted for part in batch.microbatches) > 0

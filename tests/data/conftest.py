@@ -1,4 +1,4 @@
-"""A mixture for tests of the data path: three streams of a few kilobytes, and the overrides that name them."""
+"""What tests of the data path share: a mixture of three streams of a few kilobytes, and a run on one or three."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from modernbert_train.__main__ import read_run
+from modernbert_train.config.schema import RunConfig
+from tests.conftest import TinyRun
 from tests.data.make_shards import make_documents, make_shards
 
 
@@ -33,3 +36,8 @@ def three_streams(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         f"data.streams.mails={{path: {folder}/mails, proportion: 0.3}}",
         "phases.long.streams={books: {proportion: 0.9}, mails: {proportion: 0.1}}",
     ]
+
+
+@pytest.fixture(params=["one stream", "three streams"])
+def config(request: pytest.FixtureRequest, tiny_run: TinyRun, three_streams: list[str]) -> RunConfig:
+    return read_run(tiny_run(*(three_streams if request.param == "three streams" else [])))

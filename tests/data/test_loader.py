@@ -1,97 +1,36 @@
-"""Batches: the same for any number of ranks and workers and from any point on, and laid out as the model expects.
+"""Batches: the same for any number of ranks and workers and from any point on; each knows what its rows are made of.
 
 If this breaks, a run depends on the machine it ran on, or resuming repeats or skips text.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
+import pickle
 import shutil
 from collections.abc import Iterator
-from dataclasses import fields
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.dataset_card import file_sha256
-from modernbert_train.data.loader import MicrobatchMaker, PackedLoader, StepBatch, share_of_rank
-from modernbert_train.data.mixture import TokenStreams, open_streams
-from modernbert_train.data.packing import Chunk
+from modernbert_train.data.microbatches import share_of_rank
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.errors import DataError
-from modernbert_train.objectives.mlm import MaskedLM
-from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
+from tests.data.batches import Row, make_loader, make_path, rows_of, same
 from tests.data.make_shards import make_documents, make_shards
 
 pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than this machine has cores
 ]
-
-
-class Row(NamedTuple):
-    """One row out of a microbatch, so that rows can be compared however they were grouped."""
-
-    input_ids: list[int]
-    positions: list[int]
-    boundaries: list[int]
-    predicted: list[int]
-    labels: list[int]
-
-
-def make_streams(config: RunConfig) -> TokenStreams:
-    return open_streams(config, read_vocabulary(config.data.tokenizer))
-
-
-def make_planner(config: RunConfig) -> BatchPlanner:
-    return BatchPlanner(config, make_streams(config).shuffled(config.data))
-
-
-def make_maker(config: RunConfig) -> MicrobatchMaker:
-    vocabulary = read_vocabulary(config.data.tokenizer)
-    return MicrobatchMaker(make_streams(config), MaskedLM(config.objective, vocabulary), vocabulary)
-
-
-def make_loader(config: RunConfig, rank: int = 0, num_ranks: int = 1, num_workers: int = 0) -> PackedLoader:
-    return PackedLoader(
-        make_planner(config),
-        make_maker(config),
-        rank=rank,
-        num_ranks=num_ranks,
-        num_workers=num_workers,
-        prefetch_batches=2,
-    )
-
-
-def rows_of(step: StepBatch) -> list[Row]:
-    rows = []
-    for batch in step.microbatches:
-        width = len(batch.input_ids_T) // batch.num_rows
-        real = batch.labels_M != IGNORED_LABEL
-        positions_M, labels_M = batch.positions_M[real], batch.labels_M[real]
-        for first in range(0, len(batch.input_ids_T), width):
-            mine = (positions_M >= first) & (positions_M < first + width)
-            boundaries = {int(b) - first for b in batch.cu_seqlens_S if first <= b <= first + width}
-            rows.append(
-                Row(
-                    batch.input_ids_T[first : first + width].tolist(),
-                    batch.position_ids_T[first : first + width].tolist(),
-                    sorted(boundaries),
-                    (positions_M[mine] - first).tolist(),
-                    labels_M[mine].tolist(),
-                )
-            )
-    return rows
 
 
 def global_batches(
@@ -115,16 +54,6 @@ def global_batches(
             for number, row in zip(share, rows_of(step), strict=True)
         }
         yield [found[number] for number in numbers], loaders[0].state_dict()
-
-
-def same(one: Batch, other: Batch) -> bool:
-    pairs = [(getattr(one, field.name), getattr(other, field.name)) for field in fields(Batch)]
-    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
-
-
-@pytest.fixture(params=["one stream", "three streams"])
-def config(request: pytest.FixtureRequest, tiny_run: TinyRun, three_streams: list[str]) -> RunConfig:
-    return read_run(tiny_run(*(three_streams if request.param == "three streams" else [])))
 
 
 @pytest.fixture
@@ -158,23 +87,25 @@ def test_ranks_and_workers_do_not_change_the_global_batches(
     assert list(global_batches(config, num_ranks, num_workers)) == whole
 
 
-def test_microbatches_are_the_same_for_any_number_of_ranks(config: RunConfig) -> None:
-    """Dropout is keyed by the microbatch's number in the global batch, so it must be the same text."""
-    compared = 0
-    for one, *two in zip(make_loader(config), make_loader(config, 0, 2), make_loader(config, 1, 2), strict=True):
-        if one.plan.num_rows % (2 * one.plan.microbatch_rows) == 0:
-            together = [batch for pair in zip(*(step.microbatches for step in two), strict=True) for batch in pair]
-            assert all(same(here, there) for here, there in zip(one.microbatches, together, strict=True))
-            compared += 1
-    assert compared > 10
-
-
 @pytest.mark.runs
 def test_workers_give_the_very_same_tensors(config: RunConfig) -> None:
     for here, there in zip(make_loader(config), make_loader(config, num_workers=3), strict=True):
         assert here.plan == there.plan
         assert len(here.microbatches) == len(there.microbatches)
         assert all(same(one, other) for one, other in zip(here.microbatches, there.microbatches, strict=True))
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_says_what_its_rows_are_made_of(config: RunConfig, num_workers: int) -> None:
+    """A fault is told with the documents of this list; workers have it already and do not send it back."""
+    loader = make_loader(config, 1, 2, num_workers)
+    steps = list(zip(make_path(config).planned.planner, loader, strict=True))
+    assert len(steps) > 10
+    for plan, step in steps:
+        assert step.rows == share_of_rank(plan.rows, 1, 2, plan.microbatch_rows)
+        assert len(step.rows) == sum(batch.num_rows for batch in step.microbatches)
+    assert pickle.loads(pickle.dumps(step)).rows == ()  # as a worker sends it
 
 
 @pytest.mark.runs
@@ -244,101 +175,6 @@ def test_nothing_is_drawn_from_the_global_generator(config: RunConfig) -> None:
     list(make_loader(config))
     next(iter(make_loader(config, num_workers=1)))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_rows_are_laid_out_as_the_model_expects(config: RunConfig) -> None:
-    """[CLS] text [SEP] for each chunk, positions from 0 in each, the tail a sequence of pads of its own."""
-    vocabulary, streams = read_vocabulary(config.data.tokenizer), make_streams(config)
-    tails = 0
-    for plan, step in zip(make_planner(config), make_loader(config), strict=True):
-        for chunks, row in zip(plan.rows, rows_of(step), strict=True):
-            ids: list[int] = []
-            boundaries = [0]
-            for chunk in chunks:
-                text = streams.read(chunk.document)[chunk.start : chunk.start + chunk.length]
-                ids += [vocabulary.cls_id, *text.tolist(), vocabulary.sep_id]
-                boundaries.append(len(ids))
-            if len(ids) < plan.row_tokens:
-                tails += 1
-                ids += [vocabulary.pad_id] * (plan.row_tokens - len(ids))
-                boundaries.append(len(ids))
-            assert row.boundaries == boundaries
-            assert row.positions == [place for start, end in pairwise(boundaries) for place in range(end - start)]
-            assert row.labels == [ids[at] for at in row.predicted]
-            kept = set(range(plan.row_tokens)) - set(row.predicted)
-            assert [row.input_ids[at] for at in kept] == [ids[at] for at in kept]
-            assert not {ids[at] for at in row.predicted} & {vocabulary.cls_id, vocabulary.sep_id, vocabulary.pad_id}
-    assert tails > 10
-
-
-def test_composers_copy_of_a_microbatch_costs_nothing(config: RunConfig) -> None:
-    """It asks for a deep copy of each one, on the device, in every step."""
-    (batch, *_) = next(iter(make_loader(config))).microbatches
-    assert copy.deepcopy(batch) is batch
-
-
-def test_the_numbers_of_a_batch_say_what_it_holds(config: RunConfig) -> None:
-    vocabulary = read_vocabulary(config.data.tokenizer)
-    for steps in zip(make_loader(config, 0, 2), make_loader(config, 1, 2), strict=True):
-        plan = steps[0].plan
-        batches = [batch for step in steps for batch in step.microbatches]
-        assert sum(batch.num_tokens for batch in batches) == plan.tokens
-        assert sum(batch.num_rows for batch in batches) == plan.num_rows and plan.rows == ()
-        for batch in batches:
-            tokens = batch.num_rows * plan.row_tokens
-            assert tokens <= config.phases[plan.phase].microbatch_tokens
-            assert len(batch.input_ids_T) == len(batch.position_ids_T) == tokens
-            assert batch.max_seqlen == plan.row_tokens
-            boundaries = batch.cu_seqlens_S
-            assert boundaries.dtype == torch.int32 and boundaries[0] == 0 and boundaries[-1] == tokens
-            assert (boundaries.diff() >= 0).all() and len(boundaries).bit_count() == 1
-            padding = batch.labels_M == IGNORED_LABEL
-            assert batch.num_predicted == int((~padding).sum()) > 0
-            assert (batch.positions_M[padding] == 0).all() and not padding[: batch.num_predicted].any()
-            assert len(batch.labels_M) == MaskedLM(config.objective, vocabulary).max_predicted(plan.mask_rate, tokens)
-
-
-def masks_by_chunk(config: RunConfig) -> dict[Chunk, tuple[list[int], list[int]]]:
-    """What became of each chunk of the run: its input ids and its predicted places."""
-    found = {}
-    maker = make_maker(config)
-    for plan in make_planner(config):
-        rows = rows_of(StepBatch(tuple(maker.microbatches(plan.rows, plan)), plan))
-        for chunks, row in zip(plan.rows, rows, strict=True):
-            for chunk, start in zip(chunks, row.boundaries, strict=False):
-                end = start + chunk.length + 2
-                predicted = [at - start for at in row.predicted if start <= at < end]
-                found[chunk] = (row.input_ids[start:end], predicted)
-    return found
-
-
-def test_masks_of_a_document_depend_on_neither_row_nor_company(tiny_run: TinyRun) -> None:
-    one = masks_by_chunk(read_run(tiny_run()))
-    other = masks_by_chunk(
-        read_run(tiny_run("data.packing_window=1", "data.shuffle_block_shards=5", "phases.short.batch_rows=12"))
-    )
-    both = one.keys() & other.keys()
-    assert len(both) > 50
-    assert {chunk: one[chunk] for chunk in both} == {chunk: other[chunk] for chunk in both}
-
-
-def test_masks_change_with_the_epoch_and_with_the_seed(tiny_run: TinyRun) -> None:
-    found = masks_by_chunk(read_run(tiny_run()))
-    seeded = masks_by_chunk(read_run(tiny_run("seed=6")))
-    long = [chunk for chunk in found if chunk.length >= 30]
-    again = [chunk for chunk in long if chunk.epoch == 0 and chunk._replace(epoch=1) in found]
-    assert again and all(found[chunk] != found[chunk._replace(epoch=1)] for chunk in again)
-    both = [chunk for chunk in long if chunk in seeded]
-    assert both and all(found[chunk] != seeded[chunk] for chunk in both)
-
-
-def test_an_empty_row_is_a_row_of_pads(config: RunConfig) -> None:
-    """Validation gives some ranks one, so that all make the same number of microbatches."""
-    plan = next(make_planner(config))
-    (batch,) = make_maker(config).microbatches(((), ()), plan)
-    assert (batch.input_ids_T == read_vocabulary(config.data.tokenizer).pad_id).all()
-    assert (batch.num_tokens, batch.num_predicted, batch.num_rows) == (0, 0, 2)
-    assert batch.cu_seqlens_S.unique().tolist() == [0, 64, 128]
 
 
 def broken_copy(tiny_data: Path, folder: Path, fault: str) -> list[str]:

@@ -34,17 +34,21 @@ from modernbert_train.config.schema import (
     StreamConfig,
 )
 from modernbert_train.data.check import check_data, describe_streams
-from modernbert_train.data.loader import MicrobatchMaker, PackedLoader, share_of_rank
+from modernbert_train.data.facts import read_facts
+from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.microbatches import MicrobatchMaker, share_of_rank
 from modernbert_train.data.mixing import phase_weights
-from modernbert_train.data.mixture import Stream, TokenStreams, open_streams, stream_seed
+from modernbert_train.data.mixture import Stream, TokenStreams, stream_seed
+from modernbert_train.data.open_shards import open_streams
 from modernbert_train.data.packing import Chunk
+from modernbert_train.data.path import plan_path
 from modernbert_train.data.planner import BatchPlan, BatchPlanner
 from modernbert_train.data.shuffle import ChunkCursor
 from modernbert_train.errors import DataError
 from modernbert_train.keyed_random import derive
 from modernbert_train.objectives.mlm import MaskedLM
-from modernbert_train.vocabulary import Vocabulary, read_vocabulary
+from modernbert_train.vocabulary import Vocabulary
 from tests.conftest import TinyRun
 from tests.data.make_shards import make_documents, make_shards, make_texts, make_tokenizer
 
@@ -93,8 +97,6 @@ def run(
 class Memory:
     """Shards without files: the tokens of a document are a function of its name and number."""
 
-    remote, shard_bytes = None, ()
-
     def __init__(self, shards: list[list[int]], name: str) -> None:
         self.shard_documents = [len(shard) for shard in shards]
         self.lengths = np.array([length for shard in shards for length in shard])
@@ -114,7 +116,7 @@ def streams_of(config: RunConfig, mixture: Mixture) -> TokenStreams:
 
 
 def planner(config: RunConfig, mixture: Mixture) -> BatchPlanner:
-    return BatchPlanner(config, streams_of(config, mixture).shuffled(config.data))
+    return plan_path(config, streams_of(config, mixture).shards).planner
 
 
 def chunks_of(plans: Iterable[BatchPlan]) -> list[Chunk]:
@@ -192,7 +194,7 @@ def test_every_token_of_each_streams_epochs_once(
     state = plan.state_dict()
     found += waiting(state)
     first = 0
-    for name, chunks in streams_of(config, mixture).shuffled(config.data).items():
+    for name, chunks in plan_path(config, streams_of(config, mixture).shards).chunks.items():
         cursor = ChunkCursor(chunks, first)
         cursor.load_state_dict(state["streams"][name])
         cursor.allow(40)
@@ -235,7 +237,7 @@ def test_another_stream_does_not_change_the_order_of_the_others(mixture: Mixture
     def order(config: RunConfig, mixture: Mixture, name: str) -> list[tuple[int, ...]]:
         streams = streams_of(config, mixture)
         first = sum(sum(map(len, mixture[other])) for other in sorted(mixture) if other < name)
-        cursor = ChunkCursor(streams.shuffled(config.data)[name], first)
+        cursor = ChunkCursor(plan_path(config, streams.shards).chunks[name], first)
         cursor.allow(62)
         chunks = [cursor.take() for _ in range(40)]
         keys = streams.mask_keys(chunks)
@@ -252,7 +254,7 @@ def test_streams_of_the_same_shards_have_orders_and_masks_of_their_own() -> None
     same = [[30] * 10] * 3
     config = run({"a": 0, "b": 0}, [{"a": 1, "b": 1}])
     streams = streams_of(config, {"a": same, "b": same})
-    one, other = (chunks.block(0, 0, 62)[:, 0].tolist() for chunks in streams.shuffled(config.data).values())
+    one, other = (chunks.block(0, 0, 62)[:, 0].tolist() for chunks in plan_path(config, streams.shards).chunks.values())
     assert one != other
     keys = streams.mask_keys([Chunk(0, 5, 0, 30), Chunk(0, 30 + 5, 0, 30), Chunk(1, 5, 0, 30), Chunk(0, 5, 3, 27)])
     assert len(set(keys.tolist())) == 4
@@ -368,7 +370,7 @@ def config(tiny_run: TinyRun, three_streams: list[str]) -> RunConfig:
 
 
 def opened(config: RunConfig) -> TokenStreams:
-    return open_streams(config, read_vocabulary(config.data.tokenizer))
+    return open_streams(config, read_facts(config))
 
 
 def test_documents_are_numbered_through_the_streams(config: RunConfig) -> None:
@@ -422,4 +424,4 @@ def test_check_tells_the_shares_and_the_passes(
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     at = next(number for number, line in enumerate(lines) if line[:3] == ["stream", "tokens", "documents"])
     assert lines[at + 1] == ["books", "1,600", "2", "20.00%", "90.00%", "about", "1.62"]
-    assert describe_streams(config).splitlines()[-1] == "Shares are of tokens."
+    assert describe_streams(config, read_facts(config)).splitlines()[-1] == "Shares are of tokens."

@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modernbert_train import read_once
 from modernbert_train.__main__ import main
 from modernbert_train.config.schema import DataConfig
 from modernbert_train.data import remote
+from modernbert_train.data.facts import read_folder
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.open_shards import cache_holds_next_block, open_shards, shuffle_chunks
 from modernbert_train.data.remote import local_folder
@@ -77,6 +79,7 @@ def data(tmp_path: Path, tiny_data: Path, url: str) -> DataConfig:
 def forget() -> None:
     """Begin as a new process does."""
     remote._remote_folder.cache_clear()
+    read_once._known.clear()
 
 
 def read_all(shards: TokenShards) -> list[list[int]]:
@@ -84,7 +87,7 @@ def read_all(shards: TokenShards) -> list[list[int]]:
 
 
 def open_url(data: DataConfig) -> TokenShards:
-    return open_shards(data.train, data, read_vocabulary(data.tokenizer))
+    return open_shards(read_folder("data.train", str(data.train), data), data, read_vocabulary(data.tokenizer))
 
 
 def expected(tiny_data: Path) -> list[list[int]]:
@@ -193,9 +196,8 @@ def test_a_block_and_the_next_are_fetched_before_they_are_read(
     data: DataConfig, tiny_data: Path, next_block: bool
 ) -> None:
     shards = open_url(data)
-    two = replace(data, shuffle_block_shards=2)
-    chunks = shuffle_chunks(shards, two, 5, next_block=next_block)
-    local = shuffle_chunks(TokenShards(tiny_data / "train", "tokens", 512, 2), two, 5, next_block=next_block)
+    chunks = shuffle_chunks(shards, 2, 5, next_block=next_block)
+    local = shuffle_chunks(TokenShards(tiny_data / "train", "tokens", 512, 2), 2, 5, next_block=next_block)
     last = chunks.num_blocks - 1
     assert (chunks.block(0, last, 62) == local.block(0, last, 62)).all()
     wanted = {*local.block(0, last, 62)[:, 0]} | ({*local.block(1, 0, 62)[:, 0]} if next_block else set())

@@ -19,10 +19,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from modernbert_train.__main__ import read_run
+from modernbert_train.data.facts import read_facts
 from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.train import build, session
 from modernbert_train.train.stability import UnstableRun, squared_gradient
-from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
 from tests.train.faulty import Fault, at_fault
@@ -86,7 +86,7 @@ def fault_of(folder: Path) -> dict[str, Any]:
 
 def first_document(words: list[str], step: int, rank: int, microbatch: int) -> dict[str, Any]:
     config = read_run(words)
-    loader = build.build_loader(config, read_vocabulary(config.data.tokenizer), rank=rank, num_ranks=2)
+    loader = build.build_data(config, read_facts(config)).loader(rank=rank, num_ranks=2)
     plans = loader.plans()
     for _ in range(step):
         rows, plan = next(plans)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from modernbert_train.__main__ import read_run
+from modernbert_train.data.facts import read_facts
 from modernbert_train.evals.heldout import open_validation
-from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
 
 
@@ -15,7 +15,7 @@ def test_validation_is_masked_exactly_whatever_training_does(tiny_run: TinyRun) 
     found = {}
     for masking, seed in (("exact", 5), ("bernoulli", 5), ("reference", 6)):
         config = read_run(tiny_run(f"objective.masking={masking}", f"seed={seed}"))
-        validation = open_validation(config, read_vocabulary(config.data.tokenizer))
+        validation = open_validation(config, read_facts(config))
         plan = validation.plan(config.phases["long"])
         found[masking] = list(validation._maker.microbatches(plan.rows, plan))
     for masking in ("bernoulli", "reference"):

@@ -11,6 +11,7 @@ import torch
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig, StreamConfig
 from modernbert_train.data.dataset_card import read_card
+from modernbert_train.data.facts import read_facts
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.ranks.transport import Transport
 from modernbert_train.run import banner as banner_module
@@ -18,14 +19,11 @@ from modernbert_train.run.banner import banner
 from tests.conftest import TinyRun
 
 
-def said(config: RunConfig, data: Path, ranks: int = 1, ranks_per_node: int = 1) -> list[str]:
-    card = read_card(data / "train")
-    fingerprint = {"tokenizer": card.tokenizer_sha256, "shards": card.index_sha256}
-    fingerprint |= {f"shards of {name}": card.index_sha256 for name in config.data.streams}
+def said(config: RunConfig, ranks: int = 1, ranks_per_node: int = 1) -> list[str]:
     return banner(
         config,
         origin="step-00000004 (1,273 tokens)",
-        fingerprint=fingerprint,
+        facts=read_facts(config),
         device=torch.device("cpu"),
         precision="fp32",
         ranks=ranks,
@@ -37,7 +35,7 @@ def test_it_says_what_will_be_trained(tiny_run: TinyRun, tiny_data: Path) -> Non
     """Parameters are those of the model as it is built; the hash is the beginning of that of the shards."""
     file, *_ = tiny_run()
     config = load_run([file])
-    lines = said(config, tiny_data)
+    lines = said(config)
     parameters = sum(p.numel() for p in ModernBertForMaskedLM(config.model).parameters())
     assert lines[0].startswith(f"tiny: {parameters:,} parameters, 6,000 tokens, 14 steps, ")
     assert [line.split()[:4] for line in lines[3:5]] == [["short", "4,000", "64", "4"], ["long", "2,000", "128", "4"]]
@@ -58,7 +56,7 @@ def test_however_much_there_is_forty_lines_are_enough(tiny_run: TinyRun, tiny_da
     phases = {f"phase{number}": config.phases["long"] for number in range(30)}
     streams = {f"s{number:02}": StreamConfig(path=str(tiny_data / "train")) for number in range(40)}
     many = replace(config, phases=phases, data=replace(config.data, train=None, streams=streams))
-    lines = said(many, tiny_data, ranks=16, ranks_per_node=8)
+    lines = said(many, ranks=16, ranks_per_node=8)
     assert len(lines) <= 40
     text = "\n".join(lines)
     assert "and 20 more phases" in text and "and 28 more streams" in text and "s11: " in text

@@ -15,13 +15,13 @@ from torch import nn
 from modernbert_train.__main__ import read_run
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
+from modernbert_train.data.facts import read_facts
 from modernbert_train.errors import DataError, RunError
 from modernbert_train.evals import heldout as evaluating
 from modernbert_train.evals.heldout import Evaluation, TokenCounts, Unigram, open_validation
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded
 from modernbert_train.train.loggers import Harmless
-from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ class Flat(nn.Module):
 
 def evaluate(words: list[str], model: nn.Module) -> Evaluation:
     config = read_run(words)
-    validation = open_validation(config, read_vocabulary(config.data.tokenizer))
+    validation = open_validation(config, read_facts(config))
     return validation.evaluate(model, next(iter(config.phases.values())), CPU, bf16=False)
 
 

@@ -20,6 +20,7 @@ from launch.sweeps.worker import Worker
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
+from modernbert_train.data.facts import read_folder
 from modernbert_train.data.open_shards import open_shards
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import read_vocabulary
@@ -111,8 +112,9 @@ def test_there_is_no_way_to_the_tokens_of_a_run_around_the_check(tiny_data: Path
     """The next verb need not remember it: whoever opens shards names the tokenizer, and that is compared."""
     data = f"data={{train: {tiny_data}/train, tokenizer: {tiny_data}/tokenizer}}"
     config = load_run([], ["name=x", "optim.lr=1", data])
+    folder = read_folder("data.train", str(other_data / "train"), config.data)
     with pytest.raises(DataError, match="made with another tokenizer"):
-        open_shards(str(other_data / "train"), config.data, read_vocabulary(config.data.tokenizer))
+        open_shards(folder, config.data, read_vocabulary(config.data.tokenizer))
     makers = {
         str(path.relative_to(ROOT))
         for package in ("modernbert_train", "launch")

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.data.facts import read_facts
 from modernbert_train.run.checkpoint import Checkpoint, newest_valid
 from modernbert_train.run.saved_state import GuardState
-from modernbert_train.train.build import build_loader
+from modernbert_train.train.build import build_data
 from modernbert_train.train.callbacks import Measure
-from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
 from tests.train.faulty import Fault, Killed, at_fault
 
@@ -71,7 +71,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 def first_document(words: list[str], step: int, microbatch: int) -> dict[str, Any]:
     """The first chunk of a microbatch, from the plan alone."""
     config = read_run(words)
-    loader = build_loader(config, read_vocabulary(config.data.tokenizer), rank=0, num_ranks=1)
+    loader = build_data(config, read_facts(config)).loader(rank=0, num_ranks=1)
     plans = loader.plans()
     for _ in range(step):
         rows, plan = next(plans)

@@ -15,11 +15,11 @@ import pytest
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card
+from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evals.heldout import TokenCounts, Unigram, unigram_of
 from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards
 
@@ -111,8 +111,7 @@ def test_what_may_change_between_the_starts_of_a_mixture(words: TinyRun, folders
 
 def test_the_fingerprint_covers_every_stream(words: TinyRun, tiny_run: TinyRun, folders: Path) -> None:
     config = read_run(words())
-    vocabulary = read_vocabulary(config.data.tokenizer)
-    mixed = data_fingerprint(config, vocabulary)
+    mixed = data_fingerprint(read_facts(config))
     assert mixed.keys() >= {
         "tokenizer",
         "shards of a",
@@ -122,17 +121,18 @@ def test_the_fingerprint_covers_every_stream(words: TinyRun, tiny_run: TinyRun, 
         "token counts of b",
     }
     swapped = data_fingerprint(
-        read_run(words(f"data.streams.a.path={folders}/b", f"data.streams.b.path={folders}/a")), vocabulary
+        read_facts(read_run(words(f"data.streams.a.path={folders}/b", f"data.streams.b.path={folders}/a")))
     )
     assert all(swapped[key] != value for key, value in mixed.items() if " of " in key)
-    assert data_fingerprint(read_run(tiny_run()), vocabulary).keys() == {
+    assert data_fingerprint(read_facts(read_run(tiny_run()))).keys() == {
         *("tokenizer", "shards", "lengths", "token counts", "validation shards", "validation lengths")
     }
 
 
 def test_the_unigram_baseline_counts_streams_by_their_shares(words: TinyRun, tiny_run: TinyRun, folders: Path) -> None:
     """Of 6,000 tokens 0.8 * 4,000 + 0.2 * 2,000 are asked of a. One folder counts as it always did."""
-    found = unigram_of(read_run(words()))
+    config = read_run(words())
+    found = unigram_of(config, read_facts(config))
     counts = {name: np.load(folders / name / TOKEN_COUNTS) for name in "ab"}
     share = {"a": 0.6, "b": 0.4}
     total = sum(each.sum() for each in counts.values())
@@ -142,6 +142,6 @@ def test_the_unigram_baseline_counts_streams_by_their_shares(words: TinyRun, tin
     assert config.data.train is not None
     folder = Path(config.data.train)
     plain = Unigram.from_counts([TokenCounts(folder / TOKEN_COUNTS, read_card(folder).tokens, 1.0)], 512)
-    assert np.array_equal(unigram_of(config).log_probability_V, plain.log_probability_V)
+    assert np.array_equal(unigram_of(config, read_facts(config)).log_probability_V, plain.log_probability_V)
     with pytest.raises(DataError, match="no dataset.json"):
-        unigram_of(read_run(words(f"data.streams.b.path={folders}/none")))
+        read_facts(read_run(words(f"data.streams.b.path={folders}/none")))

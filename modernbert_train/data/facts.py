@@ -1,0 +1,95 @@
+"""What the small files of a run's data say: its tokenizer, and the card of each folder of shards.
+
+Whoever wants to know asks here, as often as it likes: files are hashed, and the tokenizer is parsed, once in a process
+(see read_once.py). Whether all this belongs together is asked by check.py. Standard library only: a login node can ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from modernbert_train.config.schema import DataConfig, RunConfig
+from modernbert_train.data.dataset_card import TOKEN_COUNTS, DatasetCard, file_sha256, read_card
+from modernbert_train.data.remote import local_folder
+from modernbert_train.errors import DataError
+from modernbert_train.read_once import read_once
+from modernbert_train.vocabulary import Vocabulary, read_vocabulary
+
+
+@dataclass(frozen=True)
+class FolderFacts:
+    """One folder of shards.
+
+    Attributes:
+        key: of the configuration that names it, for messages.
+        path: the folder or its URL, as the configuration has it.
+        local: where its small files can be read: in it, or in the copy of a remote one's.
+        card: what its index.json and lengths.npy were found to belong to.
+    """
+
+    key: str
+    path: str
+    local: Path
+    card: DatasetCard
+
+    def token_counts_sha256(self) -> str | None:
+        """Hash of how often each token stands in it; None where there are no counts.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        counts = self.local / TOKEN_COUNTS
+        try:
+            return read_once(counts, file_sha256) if counts.exists() else None
+        except OSError as error:
+            raise DataError(f"{counts}: cannot be read ({error.strerror}). Fix the disk or the permission.") from None
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """All the data of a run.
+
+    Attributes:
+        vocabulary: of its tokenizer.
+        streams: the training text, by the names of its streams; that of data.train is called train.
+        validation: the held-out text, if there is any.
+    """
+
+    vocabulary: Vocabulary
+    streams: Mapping[str, FolderFacts]
+    validation: FolderFacts | None
+
+
+def read_facts(config: RunConfig) -> DataFacts:
+    """The facts as they are, whether or not they fit each other.
+
+    Raises:
+        DataError: the tokenizer or a folder of shards is missing or damaged.
+        ConfigError, StorageError: a remote folder cannot be read.
+    """
+    vocabulary = read_vocabulary(config.data.tokenizer)
+    found = [read_folder(key, path, config.data) for key, path in named_folders(config)]
+    streams = dict(zip(config.data.all_streams, found, strict=False))  # the held-out text comes after them
+    validation = found[-1] if config.data.validation is not None else None
+    return DataFacts(vocabulary, streams, validation)
+
+
+def read_folder(key: str, path: str, data: DataConfig) -> FolderFacts:
+    """The facts of one folder. Raises as `read_facts`."""
+    local = local_folder(path, data)
+    return FolderFacts(key, path, local, read_card(local))
+
+
+def named_folders(config: RunConfig) -> list[tuple[str, str]]:
+    """Key and path of every folder of shards that a run names: those of its streams, in their order, and the held-out
+    text."""
+    many = config.data.train is None
+    folders = [
+        (f"data.streams.{name}.path" if many else "data.train", stream.path)
+        for name, stream in config.data.all_streams.items()
+    ]
+    if config.data.validation is not None:
+        folders.append(("data.validation", config.data.validation))
+    return folders

@@ -1,0 +1,111 @@
+"""Rows of a plan -> microbatches: tokens read, laid out end to end, and masked. A pure function of the rows.
+
+Which rows are a rank's own is decided here too, so that microbatches are the same for any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from modernbert_train.batch import IGNORED_LABEL, Batch, Masked
+from modernbert_train.data.mixture import TokenStreams
+from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
+from modernbert_train.data.planner import BatchPlan, Row
+from modernbert_train.keyed_random import Keys
+from modernbert_train.vocabulary import Vocabulary
+
+
+class Objective(Protocol):
+    """What a maker needs of an objective; see objectives/mlm.py."""
+
+    def corrupt(
+        self, ids_T: NDArray[np.int64], starts_S: NDArray[Any], lengths_S: NDArray[Any], keys_S: Keys, mask_rate: float
+    ) -> Masked: ...
+
+    def max_predicted(self, mask_rate: float, tokens: int) -> int: ...
+
+
+class MicrobatchMaker:
+    """Reads, lays out and masks the rows of a plan.
+
+    Args:
+        streams: where the tokens are; masks are keyed by the seeds of the streams.
+        objective: what is predicted.
+        vocabulary: ids of the special tokens.
+    """
+
+    def __init__(self, streams: TokenStreams, objective: Objective, vocabulary: Vocabulary) -> None:
+        self._streams = streams
+        self._objective = objective
+        self._vocabulary = vocabulary
+
+    def microbatches(self, rows: tuple[Row, ...], plan: BatchPlan) -> Iterator[Batch]:
+        """The given rows in order, plan.microbatch_rows at a time."""
+        for first in range(0, len(rows), plan.microbatch_rows):
+            yield self._make(rows[first : first + plan.microbatch_rows], plan.row_tokens, plan.mask_rate)
+
+    def _make(self, rows: tuple[Row, ...], row_tokens: int, mask_rate: float) -> Batch:
+        total = len(rows) * row_tokens
+        ids = np.full(total, self._vocabulary.pad_id, dtype=np.int64)
+        boundaries = [0]
+        starts: list[int] = []
+        chunks: list[Chunk] = []
+        for number, row in enumerate(rows):
+            at = number * row_tokens
+            for chunk in row:
+                text = self._streams.read(chunk.document)[chunk.start : chunk.start + chunk.length]
+                ids[at] = self._vocabulary.cls_id
+                ids[at + 1 : at + 1 + len(text)] = text
+                ids[at + 1 + len(text)] = self._vocabulary.sep_id
+                starts.append(at + 1)
+                chunks.append(chunk)
+                at += len(text) + SPECIAL_TOKENS
+                boundaries.append(at)
+            if at < (number + 1) * row_tokens:
+                boundaries.append((number + 1) * row_tokens)
+        lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
+        keys = self._streams.mask_keys(chunks)
+        masked = self._objective.corrupt(ids, np.array(starts, dtype=np.int64), lengths, keys, mask_rate)
+
+        cu_seqlens = np.full(_next_power_of_two(len(boundaries)), total, dtype=np.int32)
+        cu_seqlens[: len(boundaries)] = boundaries
+        sizes = np.diff(boundaries)
+        positions = np.arange(total) - np.repeat(boundaries[:-1], sizes)
+        bound = self._objective.max_predicted(mask_rate, total)
+        predicted = len(masked.labels_M)
+        assert predicted <= bound, f"{predicted} predicted positions exceed the bound of {bound}"
+        return Batch(
+            input_ids_T=_narrow(masked.input_ids_T),
+            position_ids_T=_narrow(positions),
+            cu_seqlens_S=torch.from_numpy(cu_seqlens),
+            max_seqlen=row_tokens,
+            positions_M=_narrow(np.pad(masked.positions_M, (0, bound - predicted))),
+            labels_M=_narrow(np.pad(masked.labels_M, (0, bound - predicted), constant_values=IGNORED_LABEL)),
+            num_tokens=int(lengths.sum()) + SPECIAL_TOKENS * len(chunks),
+            num_predicted=predicted,
+            num_rows=len(rows),
+        )
+
+
+def _narrow(values: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.int32))
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def share_of_rank(rows: tuple[Row, ...], rank: int, num_ranks: int, microbatch_rows: int) -> tuple[Row, ...]:
+    """One rank's rows of a global batch: every num_ranks-th microbatch of it.
+
+    So microbatches are the same for any number of ranks, and dropout keyed by them is too. Where they cannot be shared
+    evenly, every num_ranks-th row.
+    """
+    block = 1 if len(rows) % (microbatch_rows * num_ranks) else microbatch_rows
+    firsts = range(rank * block, len(rows), num_ranks * block)
+    return tuple(row for first in firsts for row in rows[first : first + block])

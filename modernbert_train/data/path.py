@@ -1,0 +1,130 @@
+"""The way of the data, wired here and nowhere else: shards -> mixture -> shuffle -> planner -> maker -> loader.
+
+Training walks all of it (`open_path(...).loader`), `inspect` looks at batches on the way, and `plan` walks the lengths
+alone (`plan_path`). torch and streaming are imported where text is read, because a plan does without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from numpy.typing import NDArray
+
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.facts import DataFacts
+from modernbert_train.data.mixture import TokenStreams, stream_seed
+from modernbert_train.data.planner import BatchPlanner
+from modernbert_train.data.shuffle import ShuffledChunks
+
+if TYPE_CHECKING:
+    from modernbert_train.data.loader import PackedLoader
+    from modernbert_train.data.microbatches import MicrobatchMaker, Objective
+
+
+class DocumentLengths(Protocol):
+    """What planning asks of a folder of shards."""
+
+    @property
+    def shard_documents(self) -> Sequence[int]:
+        """Number of documents in each shard."""
+
+    @property
+    def lengths(self) -> NDArray[Any]:
+        """Tokens of each document, in the order of the shards."""
+
+
+Lengths = TypeVar("Lengths", bound=DocumentLengths)
+
+
+class Planned(NamedTuple):
+    """The half of the way that needs no text.
+
+    Attributes:
+        chunks: of each stream, by name, in their order.
+        planner: of the run's batches, at the first.
+    """
+
+    chunks: Mapping[str, ShuffledChunks]
+    planner: BatchPlanner
+
+
+def plan_path(
+    config: RunConfig,
+    folders: Mapping[str, Lengths],
+    shuffle: Callable[[Lengths, int, int], ShuffledChunks] | None = None,
+) -> Planned:
+    """From document lengths to the run's batches.
+
+    Args:
+        config: the run.
+        folders: of each stream, by name, in the order in which documents are numbered.
+        shuffle: a folder, the number of shards shuffled together, and a seed -> its chunks. None looks at the lengths
+            alone, and has nothing fetched.
+    """
+    block_shards = config.data.shuffle_block_shards
+    chunks = {
+        name: (shuffle or _shuffle_lengths)(folder, block_shards, stream_seed(config, name))
+        for name, folder in folders.items()
+    }
+    return Planned(chunks, BatchPlanner(config, chunks))
+
+
+def _shuffle_lengths(folder: DocumentLengths, block_shards: int, seed: int) -> ShuffledChunks:
+    return ShuffledChunks(folder.shard_documents, folder.lengths, block_shards, seed)
+
+
+@dataclass(frozen=True)
+class DataPath:
+    """The whole way, open.
+
+    Attributes:
+        config: the run.
+        streams: its documents.
+        planned: their order, and the batches made of it.
+        maker: turns rows of a batch into microbatches.
+    """
+
+    config: RunConfig
+    streams: TokenStreams
+    planned: Planned
+    maker: MicrobatchMaker
+
+    def loader(self, rank: int, num_ranks: int) -> PackedLoader:
+        """One rank's training batches; it takes the planner over."""
+        from modernbert_train.data.loader import PackedLoader
+
+        data = self.config.data
+        return PackedLoader(
+            self.planned.planner,
+            self.maker,
+            rank=rank,
+            num_ranks=num_ranks,
+            num_workers=data.num_workers,
+            prefetch_batches=data.prefetch_batches,
+            worker_timeout_seconds=data.worker_timeout_seconds,
+        )
+
+
+def open_path(config: RunConfig, facts: DataFacts, objective: Objective) -> DataPath:
+    """Open the training text of a run.
+
+    Args:
+        config: the run.
+        facts: of its data.
+        objective: what is predicted.
+
+    Raises:
+        DataError: a folder cannot be read, or was made with another tokenizer.
+        ConfigError: the cache cannot hold what is read of remote streams at a time.
+        StorageError: a remote folder cannot be read.
+    """
+    from modernbert_train.data.microbatches import MicrobatchMaker
+    from modernbert_train.data.open_shards import cache_holds_next_block, open_streams, shuffle_chunks
+
+    streams = open_streams(config, facts)
+    next_block = cache_holds_next_block(streams.shards.values(), config.data)
+    planned = plan_path(config, streams.shards, partial(shuffle_chunks, next_block=next_block))
+    return DataPath(config, streams, planned, MicrobatchMaker(streams, objective, facts.vocabulary))

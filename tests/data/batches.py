@@ -1,0 +1,61 @@
+"""Batches of a small run for tests of the data path, and their rows one by one."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import NamedTuple
+
+import torch
+
+from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.facts import read_facts
+from modernbert_train.data.loader import PackedLoader, StepBatch
+from modernbert_train.data.path import DataPath, open_path
+from modernbert_train.objectives.mlm import MaskedLM
+
+
+class Row(NamedTuple):
+    """One row out of a microbatch, so that rows can be compared however they were grouped."""
+
+    input_ids: list[int]
+    positions: list[int]
+    boundaries: list[int]
+    predicted: list[int]
+    labels: list[int]
+
+
+def make_path(config: RunConfig) -> DataPath:
+    facts = read_facts(config)
+    return open_path(config, facts, MaskedLM(config.objective, facts.vocabulary))
+
+
+def make_loader(config: RunConfig, rank: int = 0, num_ranks: int = 1, num_workers: int = 0) -> PackedLoader:
+    data = replace(config.data, num_workers=num_workers, prefetch_batches=2)
+    return make_path(replace(config, data=data)).loader(rank, num_ranks)
+
+
+def rows_of(step: StepBatch) -> list[Row]:
+    rows = []
+    for batch in step.microbatches:
+        width = len(batch.input_ids_T) // batch.num_rows
+        real = batch.labels_M != IGNORED_LABEL
+        positions_M, labels_M = batch.positions_M[real], batch.labels_M[real]
+        for first in range(0, len(batch.input_ids_T), width):
+            mine = (positions_M >= first) & (positions_M < first + width)
+            boundaries = {int(b) - first for b in batch.cu_seqlens_S if first <= b <= first + width}
+            rows.append(
+                Row(
+                    batch.input_ids_T[first : first + width].tolist(),
+                    batch.position_ids_T[first : first + width].tolist(),
+                    sorted(boundaries),
+                    (positions_M[mine] - first).tolist(),
+                    labels_M[mine].tolist(),
+                )
+            )
+    return rows
+
+
+def same(one: Batch, other: Batch) -> bool:
+    pairs = [(getattr(one, field.name), getattr(other, field.name)) for field in fields(Batch)]
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)

@@ -1,0 +1,130 @@
+"""Microbatches: laid out and masked as the model expects, whatever their rows have for company.
+
+If this breaks, documents see each other, padding is trained on, or a mask follows the machine.
+"""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+
+from modernbert_train.__main__ import read_run
+from modernbert_train.batch import IGNORED_LABEL
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.loader import StepBatch
+from modernbert_train.data.packing import Chunk
+from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.vocabulary import read_vocabulary
+from tests.conftest import TinyRun
+from tests.data.batches import make_loader, make_path, rows_of, same
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_microbatches_are_the_same_for_any_number_of_ranks(config: RunConfig) -> None:
+    """Dropout is keyed by the microbatch's number in the global batch, so it must be the same text."""
+    compared = 0
+    for one, *two in zip(make_loader(config), make_loader(config, 0, 2), make_loader(config, 1, 2), strict=True):
+        if one.plan.num_rows % (2 * one.plan.microbatch_rows) == 0:
+            together = [batch for pair in zip(*(step.microbatches for step in two), strict=True) for batch in pair]
+            assert all(same(here, there) for here, there in zip(one.microbatches, together, strict=True))
+            compared += 1
+    assert compared > 10
+
+
+def test_rows_are_laid_out_as_the_model_expects(config: RunConfig) -> None:
+    """[CLS] text [SEP] for each chunk, positions from 0 in each, the tail a sequence of pads of its own."""
+    vocabulary, path = read_vocabulary(config.data.tokenizer), make_path(config)
+    tails = 0
+    for plan, step in zip(path.planned.planner, make_loader(config), strict=True):
+        for chunks, row in zip(plan.rows, rows_of(step), strict=True):
+            ids: list[int] = []
+            boundaries = [0]
+            for chunk in chunks:
+                text = path.streams.read(chunk.document)[chunk.start : chunk.start + chunk.length]
+                ids += [vocabulary.cls_id, *text.tolist(), vocabulary.sep_id]
+                boundaries.append(len(ids))
+            if len(ids) < plan.row_tokens:
+                tails += 1
+                ids += [vocabulary.pad_id] * (plan.row_tokens - len(ids))
+                boundaries.append(len(ids))
+            assert row.boundaries == boundaries
+            assert row.positions == [place for start, end in pairwise(boundaries) for place in range(end - start)]
+            assert row.labels == [ids[at] for at in row.predicted]
+            kept = set(range(plan.row_tokens)) - set(row.predicted)
+            assert [row.input_ids[at] for at in kept] == [ids[at] for at in kept]
+            assert not {ids[at] for at in row.predicted} & {vocabulary.cls_id, vocabulary.sep_id, vocabulary.pad_id}
+    assert tails > 10
+
+
+def test_composers_copy_of_a_microbatch_costs_nothing(config: RunConfig) -> None:
+    """It asks for a deep copy of each one, on the device, in every step."""
+    (batch, *_) = next(iter(make_loader(config))).microbatches
+    assert copy.deepcopy(batch) is batch
+
+
+def test_the_numbers_of_a_batch_say_what_it_holds(config: RunConfig) -> None:
+    vocabulary = read_vocabulary(config.data.tokenizer)
+    for steps in zip(make_loader(config, 0, 2), make_loader(config, 1, 2), strict=True):
+        plan = steps[0].plan
+        batches = [batch for step in steps for batch in step.microbatches]
+        assert sum(batch.num_tokens for batch in batches) == plan.tokens
+        assert sum(batch.num_rows for batch in batches) == plan.num_rows and plan.rows == ()
+        for batch in batches:
+            tokens = batch.num_rows * plan.row_tokens
+            assert tokens <= config.phases[plan.phase].microbatch_tokens
+            assert len(batch.input_ids_T) == len(batch.position_ids_T) == tokens
+            assert batch.max_seqlen == plan.row_tokens
+            boundaries = batch.cu_seqlens_S
+            assert boundaries.dtype == torch.int32 and boundaries[0] == 0 and boundaries[-1] == tokens
+            assert (boundaries.diff() >= 0).all() and len(boundaries).bit_count() == 1
+            padding = batch.labels_M == IGNORED_LABEL
+            assert batch.num_predicted == int((~padding).sum()) > 0
+            assert (batch.positions_M[padding] == 0).all() and not padding[: batch.num_predicted].any()
+            assert len(batch.labels_M) == MaskedLM(config.objective, vocabulary).max_predicted(plan.mask_rate, tokens)
+
+
+def masks_by_chunk(config: RunConfig) -> dict[Chunk, tuple[list[int], list[int]]]:
+    """What became of each chunk of the run: its input ids and its predicted places."""
+    found = {}
+    path = make_path(config)
+    for plan in path.planned.planner:
+        rows = rows_of(StepBatch(tuple(path.maker.microbatches(plan.rows, plan)), plan))
+        for chunks, row in zip(plan.rows, rows, strict=True):
+            for chunk, start in zip(chunks, row.boundaries, strict=False):
+                end = start + chunk.length + 2
+                predicted = [at - start for at in row.predicted if start <= at < end]
+                found[chunk] = (row.input_ids[start:end], predicted)
+    return found
+
+
+def test_masks_of_a_document_depend_on_neither_row_nor_company(tiny_run: TinyRun) -> None:
+    one = masks_by_chunk(read_run(tiny_run()))
+    other = masks_by_chunk(
+        read_run(tiny_run("data.packing_window=1", "data.shuffle_block_shards=5", "phases.short.batch_rows=12"))
+    )
+    both = one.keys() & other.keys()
+    assert len(both) > 50
+    assert {chunk: one[chunk] for chunk in both} == {chunk: other[chunk] for chunk in both}
+
+
+def test_masks_change_with_the_epoch_and_with_the_seed(tiny_run: TinyRun) -> None:
+    found = masks_by_chunk(read_run(tiny_run()))
+    seeded = masks_by_chunk(read_run(tiny_run("seed=6")))
+    long = [chunk for chunk in found if chunk.length >= 30]
+    again = [chunk for chunk in long if chunk.epoch == 0 and chunk._replace(epoch=1) in found]
+    assert again and all(found[chunk] != found[chunk._replace(epoch=1)] for chunk in again)
+    both = [chunk for chunk in long if chunk in seeded]
+    assert both and all(found[chunk] != seeded[chunk] for chunk in both)
+
+
+def test_an_empty_row_is_a_row_of_pads(config: RunConfig) -> None:
+    """Validation gives some ranks one, so that all make the same number of microbatches."""
+    path = make_path(config)
+    (batch,) = path.maker.microbatches(((), ()), next(path.planned.planner))
+    assert (batch.input_ids_T == read_vocabulary(config.data.tokenizer).pad_id).all()
+    assert (batch.num_tokens, batch.num_predicted, batch.num_rows) == (0, 0, 2)
+    assert batch.cu_seqlens_S.unique().tolist() == [0, 64, 128]
