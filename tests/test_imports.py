@@ -50,7 +50,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "data.mixing", "data.shuffle", "errors", "optim.schedules", "read_json", "report", "text",
     ),
     "modernbert_train.run": (
-        "config", "data", "errors", "models", "plan", "ranks", "read_json", "tensor_files", "text",
+        "compute", "config", "data", "errors", "models", "plan", "ranks", "read_json", "tensor_files", "text",
     ),
     "modernbert_train.weights": (
         "config", "data.dataset_card", "errors", "models", "own_files", "read_json", "run", "tensor_files",

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from modernbert_train.compute import Compute
 from modernbert_train.config.describe import advice
 from modernbert_train.config.schema import DataConfig, ModelConfig, RunConfig
 from modernbert_train.data.check import few_predictions
@@ -31,8 +32,7 @@ def banner(
     *,
     origin: str,
     fingerprint: Mapping[str, str],
-    device: torch.device,
-    precision: str,
+    compute: Compute,
     ranks: int,
     ranks_per_node: int,
 ) -> str:
@@ -42,8 +42,7 @@ def banner(
         config: the run, checked, with its data.
         origin: where it starts.
         fingerprint: hashes of the data and the tokenizer.
-        device: of this rank.
-        precision: as Composer names it.
+        compute: of this rank.
         ranks, ranks_per_node: of the run.
     """
     plan = make_plan(replace(config, data=_local(config.data)), ranks)
@@ -57,10 +56,10 @@ def banner(
         f"  model   {model.num_layers} layers ({whole} global) of width {model.hidden_size}; "
         f"{parameters.embedding:,} of the parameters are embeddings",
         *_phases(plan),
-        f"  on      {_machines(config, device, ranks, ranks_per_node)}, "
-        f"{'bf16 autocast over fp32 weights' if precision == 'amp_bf16' else precision}",
-        *_network(device, ranks, ranks_per_node),
-        f"  kernels {_kernels(model, device, precision)}",
+        f"  on      {_machines(config, compute.device, ranks, ranks_per_node)}, "
+        f"{'bf16 autocast over fp32 weights' if compute.bf16 else compute.precision}",
+        *_network(compute.device, ranks, ranks_per_node),
+        f"  kernels {_kernels(model, compute)}",
         *_streams(config, fingerprint),
         f"  vocab   {config.data.tokenizer}, hash {fingerprint['tokenizer'][:_HASH]}",
         f"  eval    {_validations(config, plan)}",
@@ -129,11 +128,13 @@ def _network(device: torch.device, ranks: int, ranks_per_node: int) -> list[str]
     return [f"  network {find_transport(os.environ).text}"]
 
 
-def _kernels(model: ModelConfig, device: torch.device, precision: str) -> str:
-    """The kernels that the model chooses for this device and precision, asked in the way in which it asks."""
-    dtype = torch.bfloat16 if precision == "amp_bf16" else torch.float32
-    local = choose_kernel(model.attention, device, dtype).name
-    whole = local if model.global_attention is None else choose_kernel(model.global_attention, device, dtype).name
+def _kernels(model: ModelConfig, compute: Compute) -> str:
+    """The kernels that the model chooses here, asked in the way in which it asks."""
+    dtype = torch.bfloat16 if compute.bf16 else torch.float32
+    local, whole = (
+        choose_kernel(name, compute.device, dtype).name
+        for name in (model.attention, model.global_attention or model.attention)
+    )
     names = local if whole == local else f"{whole} in global layers, {local} in local ones"
     extras = [*(["compiled"] * model.compile), *(["recomputed in the backward pass"] * model.activation_checkpointing)]
     return ", ".join([names, *(extras or ["not compiled"])])

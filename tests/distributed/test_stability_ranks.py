@@ -19,9 +19,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from modernbert_train.__main__ import read_run
+from modernbert_train.errors import UnstableRun
 from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.train import build, session
-from modernbert_train.train.stability import UnstableRun, squared_gradient
+from modernbert_train.train.step_numbers import squared_gradient
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
