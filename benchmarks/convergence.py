@@ -40,6 +40,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.reference import transformers_model
 from modernbert_train.batch import Batch
+from modernbert_train.compute import Compute
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
@@ -188,7 +189,7 @@ def plain(config: RunConfig, reverse: bool) -> Curve:
     seconds = time.perf_counter() - started
     first.load_state_dict(model.state_dict())
     phase = config.phases["stable"]
-    found = open_validation(config, facts).evaluate(first, phase, torch.device("cpu"), bf16=False)
+    found = open_validation(config, facts).evaluate(first, phase, Compute(torch.device("cpu"), "fp32"))
     return Curve(curve.tokens, curve.losses, found.loss, seconds)
 
 

@@ -243,11 +243,11 @@ FAULTS = (
     ),
     Fault(
         "one-rank-asks",
-        "modernbert_train/ranks/save_requests.py",
+        "modernbert_train/train/step_numbers.py",
         "ranks_that_stop > 0",
         "ranks_that_stop > 1",
         "the checkpoint when only one machine is told to stop",
-        ("tests/ranks/test_save_requests.py",),
+        ("tests/train/test_step_numbers.py",),
     ),
     Fault(
         "overdue-for-ever",
@@ -260,8 +260,8 @@ FAULTS = (
     Fault(
         "spike-window",
         "modernbert_train/train/stability.py",
-        "if warming_up or self.predicted == 0",
-        "if warming_up and self.predicted == 0",
+        "if warming_up or numbers.predicted == 0",
+        "if warming_up and numbers.predicted == 0",
         "updates while the rate warms up, skipped as spikes",
         ("tests/train/test_stability.py",),
     ),
@@ -283,7 +283,7 @@ FAULTS = (
     ),
     Fault(
         "gradient-copies",
-        "modernbert_train/train/stability.py",
+        "modernbert_train/train/step_numbers.py",
         "by_copies.setdefault(num_ranks // shards, [])",
         "by_copies.setdefault(num_ranks, [])",
         "a true gradient norm of sharded weights",

@@ -31,6 +31,7 @@ from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.run.progress import Progress
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.train.stability import Guard
+from modernbert_train.train.step_numbers import CurrentStep
 
 ROWS = 2
 STEPS = {"cpu": 30, "cpu-base": 2}
@@ -48,9 +49,10 @@ def main() -> None:
     initialize(model, shape, seed=17)
     optimizer = StableAdamW(model.parameters(), 1e-4, weight_decay=1e-5)
     progress = Progress(config, visible=False)
-    guard = Guard(config, None, RunFolder(config), progress, lambda steps: None, Requests(None))  # type: ignore[arg-type]
     full_window = [9.0 + 0.01 * n for n in range(config.stability.spike_window_batches)]
-    guard.load_state_dict({"phase": "only", "losses": full_window, "skipped_updates": [], "unlabelled_steps": 0})
+    step_now = CurrentStep(Requests(None))
+    guard = Guard(config, None, RunFolder(config), progress, lambda steps: None, step_now)  # type: ignore[arg-type]
+    guard.memory["phase"], guard.memory["losses"] = "only", full_window
     plan = SimpleNamespace(phase="only", tokens_before=0, tokens=1)
     state: Any = SimpleNamespace(model=model, optimizers=[optimizer], timestamp=SimpleNamespace())
     logger: Any = None
@@ -65,16 +67,18 @@ def main() -> None:
             spent, begin = 0.0, time.process_time()
             state.batch = SimpleNamespace(plan=plan)
             if guarded:
+                step_now.batch_start(state, logger)
                 guard.batch_start(state, logger)
             state.loss, state.batch = model(batch).loss, batch
             if guarded:
                 at = time.process_time()
-                guard.after_loss(state, logger)
+                step_now.after_loss(state, logger)
                 spent += time.process_time() - at
             state.loss.backward()
             state.batch = SimpleNamespace(plan=plan)
             if guarded:
                 at = time.process_time()
+                step_now.after_train_batch(state, logger)
                 guard.after_train_batch(state, logger)
                 spent += time.process_time() - at
             optimizer.step()

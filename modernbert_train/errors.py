@@ -30,6 +30,10 @@ class StorageError(RunError):
     exit_code = 74
 
 
+class UnstableRun(RunError):
+    """Loss, gradient or weights are not finite, or the loss jumped, and stability: says stop. Not to be retried."""
+
+
 class StoppedEarly(RunError):
     """A signal asked the program to stop; what there was to save is saved, and the same command goes on."""
 

@@ -3,8 +3,9 @@
 Our own modules call `import_stubs.install()` before they import either; a user's callback, test or notebook does not
 know of it. A file `NAME.pth` beside the installed packages is read whenever this environment's Python starts; ours,
 written by `python -m modernbert_train.import_stubs --environment`, calls `activate`, as `modernbert_train.train` does.
-That puts a finder before all others, which calls `import_stubs.install()` when one of the two is about to run. Until
-then nothing is imported, and nobody who looks for torchvision finds one that is not there.
+That puts a finder before all others, which calls `import_stubs.install()` when one of the two is about to run, and lets
+it wait for transformers, see there. Until then nothing is imported, and nobody who looks for torchvision finds one that
+is not there.
 
 Composer also takes over SIGTERM and SIGINT when it is imported, to end the process with 143 and 130 whatever it is
 doing. It is not let: whoever had the signals before keeps them.
@@ -18,11 +19,11 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-LIBRARIES = ("composer", "streaming")
+LIBRARIES = ("composer", "composer.algorithms", "streaming")  # the second is imported late, by a Trainer
 
 
 class _Finder(MetaPathFinder):
-    """Finds the two libraries where they are, and has the stand-ins made before they run."""
+    """Finds the libraries where they are, and has the stand-ins made before they run."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -40,7 +41,7 @@ class _Finder(MetaPathFinder):
             from modernbert_train.ranks import stop_signals
 
             import_stubs.install()
-            with stop_signals.kept():
+            with stop_signals.kept(), import_stubs.transformers_later():
                 run(module)
 
         spec.loader.exec_module = prepare_and_run  # type: ignore[method-assign]

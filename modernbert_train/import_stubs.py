@@ -1,9 +1,10 @@
-"""Lets Composer and Streaming be imported where torchvision or mosaicml-cli is absent or does not fit torch.
+"""Lets Composer and Streaming be imported where torchvision or mosaicml-cli is absent or does not fit torch, and sooner.
 
 Both libraries import torchvision, and Composer imports mosaicml-cli, at their top, and use neither for anything that
 we call. There is no CPU build of torchvision on the package index, and one built for CUDA does not load on a CPU
 torch. `install()` stands an empty module in for each of them, only when the real one cannot be imported, and whoever
 calls into it gets an error that says so. Call it before the first import of composer or streaming.
+`transformers_later()` keeps both, and torchmetrics for them, from importing transformers before it is used.
 
     python -m modernbert_train.import_stubs composer.cli -n 2 -m modernbert_train train RUN.yaml
 
@@ -17,10 +18,14 @@ lets every program of this environment import both from now on, see import_hook.
 from __future__ import annotations
 
 import importlib
+import importlib.abc
 import importlib.machinery
 import runpy
 import sys
 import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,6 +44,8 @@ _STUBS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "mcli": {"mcli": ()},
 }
+# Composer imports it where it is installed, and it makes subclasses of what is in transformers
+_NEED_TRANSFORMERS = ("peft",)
 # one line, for Python's site module
 _HOOK = (
     "import sys; exec('try:\\n from modernbert_train.import_hook import activate\\nexcept ImportError:\\n pass\\n"
@@ -67,7 +74,8 @@ def _importable(name: str, modules: dict[str, tuple[str, ...]]) -> bool:
         for loaded in [m for m in sys.modules if m.split(".")[0] == name]:
             del sys.modules[loaded]
     if name == "torchvision":
-        import torchmetrics  # noqa: F401  it probes torchvision itself and must not find the stub
+        with transformers_later():
+            import torchmetrics  # noqa: F401  it probes torchvision itself and must not find the stub
     for module, attributes in modules.items():
         _add_stub(module, attributes)
     return False
@@ -84,6 +92,79 @@ def _add_stub(name: str, attributes: tuple[str, ...]) -> None:
     parent, _, child = name.rpartition(".")
     if parent:
         setattr(sys.modules[parent], child, module)
+
+
+@contextmanager
+def transformers_later() -> Iterator[None]:
+    """Within it, whoever imports something of transformers gets a stand-in, which imports the real one when it is used.
+
+    Composer, Streaming and torchmetrics import it at their top, for what nothing here calls, and that is half of the
+    time until a run's first step. All they offer is there, and works. Does nothing where transformers is loaded
+    already, is absent, or where Composer would hand it on to one that needs it at once.
+    """
+    if "transformers" in sys.modules or not _installed("transformers") or any(map(_installed, _NEED_TRANSFORMERS)):
+        yield
+        return
+    finder = _LaterFinder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in finder.made:
+            sys.modules.pop(name, None)
+
+
+def _installed(name: str) -> bool:
+    return importlib.machinery.PathFinder.find_spec(name) is not None
+
+
+class _LaterFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes an empty module of whatever is asked for under transformers; its names are `_Later`.
+
+    Attributes:
+        made: names of these modules.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.split(".")[0] != "transformers":
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.made.append(module.__name__)
+        vars(module)["__getattr__"] = partial(_later, module.__name__)
+
+
+def _later(module: str, name: str) -> _Later:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Later(module, name)
+
+
+class _Later:
+    """Something in transformers, imported when it is used. Of an `isinstance` it need not be: nothing is one of it."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._place = (module, name)
+
+    def _real(self) -> Any:
+        module, name = self._place
+        return getattr(importlib.import_module(module), name)
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._real(), attribute)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._real()(*args, **kwargs)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return self._place[0] in sys.modules and isinstance(instance, self._real())
 
 
 def _refuse(self: object, *args: Any, **kwargs: Any) -> None:

@@ -46,7 +46,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     model.set_local_rope_theta(source.model.local_rope_theta)
     with joined(compute.device, config.distributed.timeout_seconds):
         validation = open_validation(config, facts)
-        result = validation.evaluate(model.to(compute.device), phase, compute.device, compute.bf16)
+        result = validation.evaluate(model.to(compute.device), phase, compute)
     print(describe(result, config.objective.eval_mask_rate, found.folder.name))
     return result
 

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from modernbert_train.batch import IGNORED_LABEL
+from modernbert_train.compute import Compute
 from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.facts import DataFacts
@@ -159,16 +160,15 @@ class Validation:
         )
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, phase: PhaseConfig, device: torch.device, bf16: bool) -> Evaluation:
+    def evaluate(self, model: nn.Module, phase: PhaseConfig, compute: Compute) -> Evaluation:
         """Measure a model; every rank calls it and gets the same figures.
 
         Args:
             model: called with microbatches; its training mode is put back afterwards.
             phase: whose row length and microbatch size are used.
-            device: where the model is.
-            bf16: compute in bf16 autocast.
+            compute: where the model is, and the precision to compute in.
         """
-        plan = self.plan(phase)
+        plan, device = self.plan(phase), compute.device
         ranks = num_ranks()
         rows: tuple[Row, ...] = plan.rows + ((),) * (-len(plan.rows) % ranks)  # the same number on every rank
         log_probability_V = torch.from_numpy(self._unigram.log_probability_V).to(device, torch.float32)
@@ -177,7 +177,7 @@ class Validation:
         model.eval()
         for batch in self._maker.microbatches(rows[this_rank() :: ranks], plan):
             moved = batch.to(device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            with torch.autocast(device.type, torch.bfloat16, enabled=compute.bf16):
                 output = model(moved, keep_logits=True)
             hits = (output.logits_MV.argmax(dim=-1) == moved.labels_M).sum()
             labels_P = moved.labels_M[moved.labels_M != IGNORED_LABEL]

@@ -1,7 +1,7 @@
 """Requests for a checkpoint out of turn: a signal, which also ends the run, or time, if a checkpoint is overdue.
 
-They come to one rank and concern all of them, so they travel with the numbers that the guard sums over the ranks in
-each step; see stability.py. A rank alone need not wait for that.
+They come to one rank and concern all of them, so they travel with the numbers that are summed over the ranks in each
+step; see step_numbers.py. A rank alone need not wait for that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SaveRequest:
 
 
 class Requests:
-    """Collects the requests of this rank, and knows those of all ranks.
+    """Collects the requests of this rank.
 
     SIGINT, SIGTERM and SIGUSR1 to any rank let all ranks finish the step, save, and end; a second signal ends at once.
 
@@ -37,7 +37,6 @@ class Requests:
         interval_seconds: after so long a checkpoint is overdue; None is never.
 
     Attributes:
-        of_all_ranks: as of the last `agree`.
         trained: the last step is done, so that nothing is left to be stopped.
     """
 
@@ -48,7 +47,6 @@ class Requests:
         self._signalled = 0.0
         self._process = os.getpid()
         self._listening = ExitStack()
-        self.of_all_ranks = SaveRequest()
         self.trained = False
 
     def listen(self) -> None:
@@ -74,10 +72,6 @@ class Requests:
     def of_this_rank(self) -> SaveRequest:
         overdue = self._interval is not None and time.monotonic() - self._last_saved >= self._interval
         return SaveRequest(self._signal is not None, overdue)
-
-    def agree(self, ranks_that_stop: float, ranks_overdue: float) -> None:
-        """Take in how many ranks have which request; one is enough."""
-        self.of_all_ranks = SaveRequest(ranks_that_stop > 0, ranks_overdue > 0)
 
     def saved(self) -> None:
         """A checkpoint was written."""

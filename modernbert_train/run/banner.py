@@ -10,6 +10,7 @@ import os
 
 import torch
 
+from modernbert_train.compute import Compute
 from modernbert_train.config.describe import advice
 from modernbert_train.config.schema import ModelConfig, RunConfig
 from modernbert_train.data.check import few_predictions
@@ -28,8 +29,7 @@ def banner(
     *,
     origin: str,
     facts: DataFacts,
-    device: torch.device,
-    precision: str,
+    compute: Compute,
     ranks: int,
     ranks_per_node: int,
 ) -> str:
@@ -39,8 +39,7 @@ def banner(
         config: the run, checked, with its data.
         origin: where it starts.
         facts: of its data, checked.
-        device: of this rank.
-        precision: as Composer names it.
+        compute: of this rank.
         ranks, ranks_per_node: of the run.
     """
     plan = make_plan(config, ranks, facts=facts)
@@ -54,10 +53,10 @@ def banner(
         f"  model   {model.num_layers} layers ({whole} global) of width {model.hidden_size}; "
         f"{parameters.embedding:,} of the parameters are embeddings",
         *_phases(plan),
-        f"  on      {_machines(config, device, ranks, ranks_per_node)}, "
-        f"{'bf16 autocast over fp32 weights' if precision == 'amp_bf16' else precision}",
-        *_network(device, ranks, ranks_per_node),
-        f"  kernels {_kernels(model, device, precision)}",
+        f"  on      {_machines(config, compute.device, ranks, ranks_per_node)}, "
+        f"{'bf16 autocast over fp32 weights' if compute.bf16 else compute.precision}",
+        *_network(compute.device, ranks, ranks_per_node),
+        f"  kernels {_kernels(model, compute)}",
         *_streams(facts),
         f"  vocab   {config.data.tokenizer}, hash {facts.vocabulary.sha256[:_HASH]}",
         f"  eval    {_validations(config, plan)}",
@@ -112,11 +111,13 @@ def _network(device: torch.device, ranks: int, ranks_per_node: int) -> list[str]
     return [f"  network {find_transport(os.environ).text}"]
 
 
-def _kernels(model: ModelConfig, device: torch.device, precision: str) -> str:
-    """The kernels that the model chooses for this device and precision, asked in the way in which it asks."""
-    dtype = torch.bfloat16 if precision == "amp_bf16" else torch.float32
-    local = choose_kernel(model.attention, device, dtype).name
-    whole = local if model.global_attention is None else choose_kernel(model.global_attention, device, dtype).name
+def _kernels(model: ModelConfig, compute: Compute) -> str:
+    """The kernels that the model chooses here, asked in the way in which it asks."""
+    dtype = torch.bfloat16 if compute.bf16 else torch.float32
+    local, whole = (
+        choose_kernel(name, compute.device, dtype).name
+        for name in (model.attention, model.global_attention or model.attention)
+    )
     names = local if whole == local else f"{whole} in global layers, {local} in local ones"
     extras = [*(["compiled"] * model.compile), *(["recomputed in the backward pass"] * model.activation_checkpointing)]
     return ", ".join([names, *(extras or ["not compiled"])])

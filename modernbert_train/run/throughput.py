@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from modernbert_train.compute import Compute
 from modernbert_train.config.schema import ModelConfig, RunConfig
 from modernbert_train.data.packing import SPECIAL_TOKENS
 from modernbert_train.data.planner import BatchPlan, Row, StreamCount
@@ -80,15 +81,14 @@ class Meter:
 
     Args:
         config: the run.
-        device: of this rank.
-        precision: as Composer names it.
+        compute: of this rank.
     """
 
-    def __init__(self, config: RunConfig, device: torch.device, precision: str) -> None:
+    def __init__(self, config: RunConfig, compute: Compute) -> None:
         self._config = config
-        self._device = device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        self._peak_flops = peak_flops(name, precision)
+        self._device = compute.device
+        name = torch.cuda.get_device_name(compute.device) if compute.device.type == "cuda" else "cpu"
+        self._peak_flops = peak_flops(name, compute.precision)
         self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT_STEPS)  # seconds and tokens of steps
         self._began: float | None = None  # end of the first step, which compiles and is never counted
         self._in_steps = 0.0  # seconds since then that steps took

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from composer.core import DataSpec
+from composer.core import DataSpec, State
 from composer.models import ComposerModel
 from composer.utils import dist
 from composer.utils.parallelism import ParallelismConfig
@@ -83,6 +83,12 @@ def adapter_of(model: nn.Module) -> ComposerMaskedLM:
 def inner_model(model: nn.Module) -> ModernBertForMaskedLM:
     """Our model inside Composer's wrappers, whose parameter names are the published ones."""
     return adapter_of(model).model
+
+
+def step_tokens(state: State) -> tuple[int, int]:
+    """Global tokens before and after the step that has just ended."""
+    assert state.previous_timestamp is not None
+    return state.previous_timestamp.token.value, state.timestamp.token.value
 
 
 def data_spec(loader: PackedLoader, device: torch.device) -> DataSpec:

@@ -13,15 +13,16 @@ One optimizer step, in the order of Composer's events; callbacks act in the orde
 | batch_start         | SetClock         | the clock -> learning rates, decay, RoPE bases, the key of dropout         |
 | before_train_batch  | ReduceCopiesOnce | HSDP: how many microbatches are left                                       |
 | (forward, backward) | PlannedTrainer   | microbatches -> gradients of the mean over the global batch                |
-| after_train_batch   | Measure          | the gradients -> their norm                                                |
+| after_train_batch   | Measure          | the step before -> its line of metrics.jsonl, where that had to wait       |
 |                     | PlanAhead        | nothing -> the next plan, while the device computes                        |
-|                     | Guard            | loss, gradients and save requests of all ranks -> verdict; the one wait    |
+|                     | CurrentStep      | loss, gradients and requests of all ranks -> StepNumbers; the one wait     |
+|                     | Guard            | StepNumbers, the losses before -> whether the update is skipped            |
 | (optimizer step)    | StableAdamW      | gradients -> moments, weights                                              |
-| batch_end           | Measure          | the step before -> a line of metrics.jsonl, the progress line              |
-|                     | Guard            | its verdict -> faults.jsonl, a rollback                                    |
+| batch_end           | Measure          | StepNumbers, the norm of the update -> a line of metrics.jsonl             |
+|                     | Guard            | its verdict -> a rollback                                                  |
 |                     | Validate         | held-out text, where the clock says so -> figures                          |
 |                     | plugins          | Composer's own callbacks, by name                                          |
-|                     | Save             | all state, when due or asked -> a checkpoint; stops the run after a signal |
+|                     | Save             | StepNumbers, all state -> a checkpoint when due or asked; stops if asked   |
 """
 
 from __future__ import annotations
@@ -38,15 +39,14 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.path import DataPath, open_path
-from modernbert_train.evals.heldout import open_validation
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.optim.build import build_optimizer
 from modernbert_train.ranks.group import num_ranks, this_rank
 from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.run.progress import Progress, stage
+from modernbert_train.run.record import Record
 from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.run.throughput import Meter
 from modernbert_train.train.accumulation import accumulation
 from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded, data_spec, is_sharded, parallelism
 from modernbert_train.train.callbacks import Measure, PlanAhead, SafeReport, SetClock, Trace, Validate, key_dropout
@@ -55,6 +55,7 @@ from modernbert_train.train.composer_internals import PlannedTrainer, composer_d
 from modernbert_train.train.plugins import build_loggers
 from modernbert_train.train.profiling import Profile
 from modernbert_train.train.stability import Guard
+from modernbert_train.train.step_numbers import CurrentStep
 
 
 @dataclass(frozen=True)
@@ -100,17 +101,16 @@ def build(
     stage("building the model")
     model = build_model(config, sharded=is_sharded(config, ranks))
     progress = Progress(config, visible=rank == 0)
-    recorder = folder if rank == 0 else None
+    record = Record(folder if rank == 0 else None, progress)
     adapter = ComposerMaskedLM(model)
-    guard = Guard(config, data.streams, folder, progress, partial(key_dropout, config, adapter), requests)
-    measure = Measure(recorder, progress, guard, Meter(config, compute.device, compute.precision))
-    save = Save(config, loader, folder, fingerprint, guard, measure, requests)
-    validate = None
-    if config.data.validation is not None:
-        held_out = open_validation(config, facts)
-        validate = Validate(config, held_out, recorder, progress, measure, compute.bf16)
+    step = CurrentStep(requests)
+    guard = Guard(config, data.streams, folder, progress, partial(key_dropout, config, adapter), step)
+    measure = Measure(config, compute, step, record, progress)
+    save = Save(config, loader, folder, fingerprint, guard.memory, record, step, requests)
+    held_out = config.data.validation is not None
+    validate = Validate(config, facts, compute, record, progress) if held_out else None
     callbacks = [
-        *(Trace(), SetClock(config, last_phase), measure, PlanAhead(loader), guard),
+        *(Trace(), SetClock(config, last_phase), measure, PlanAhead(loader), step, guard),
         *([] if validate is None else [validate]),
         *plugins,
         *accumulation(config, ranks),

@@ -10,25 +10,26 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from composer.core import Callback, Event, State
 from composer.loggers import Logger
 from torch import Tensor
 
 from modernbert_train.clock import position_at, validates
+from modernbert_train.compute import Compute
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.errors import RunError
-from modernbert_train.evals.heldout import Evaluation, Validation
+from modernbert_train.evals.heldout import Evaluation, open_validation
 from modernbert_train.keyed_random import derive
 from modernbert_train.optim.build import apply_clock
 from modernbert_train.ranks.heartbeat import passed
 from modernbert_train.run.async_scalar import Reading
 from modernbert_train.run.progress import Progress
-from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.run.throughput import Meter, scalars
-from modernbert_train.train.adapters import ComposerMaskedLM, adapter_of, inner_model
-from modernbert_train.train.stability import Guard
+from modernbert_train.run.record import Record
+from modernbert_train.run.throughput import Meter
+from modernbert_train.train.adapters import ComposerMaskedLM, adapter_of, inner_model, step_tokens
+from modernbert_train.train.step_numbers import CurrentStep
 
 _DROPOUT = 4
 
@@ -73,20 +74,21 @@ class Trace(Callback):
 
 
 class Measure(Callback):
-    """Writes one line to metrics.jsonl for each step, feeds the progress display and the loggers.
+    """Records each step: what it was made of, what it came to and what it cost.
 
-    The host has been told the loss and the gradient's norm by the guard, before the update, and nothing here waits for
-    the update: the line of a step is written when the norm of its update is there, which on a GPU is while the next
-    step is computed. What must stand behind it in the record calls `flush` first.
+    The host has been told the loss and the gradient's norm before the update, and nothing here waits for the update:
+    the line of a step is written when the norm of its update is there, which on a GPU is while the next step is
+    computed.
     """
 
-    def __init__(self, folder: RunFolder | None, progress: Progress, guard: Guard, meter: Meter) -> None:
-        self._guard = guard
-        self._folder = folder
+    def __init__(
+        self, config: RunConfig, compute: Compute, step: CurrentStep, record: Record, progress: Progress
+    ) -> None:
+        self._step = step
+        self._record = record
         self._progress = progress
-        self._meter = meter
+        self._meter = Meter(config, compute)
         self._started = self._delivered = 0.0
-        self._line: tuple[dict[str, Any], Reading | None, Logger] | None = None  # of a step, to be written
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
         self._started = time.perf_counter()
@@ -95,12 +97,13 @@ class Measure(Callback):
         self._delivered = time.perf_counter()
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        self.flush()  # while the device goes on with what the host has just asked of it
+        self._record.flush()  # while the device goes on with what the host has just asked of it
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if self._guard.refused:  # no step was taken; the guard has recorded why
+        if self._step.skipped:  # no step was taken; the guard has recorded why
             return
         batch: StepBatch = state.batch
+        numbers = self._step.numbers
         seconds = time.perf_counter() - self._started
         optimizer, plan = state.optimizers[0], batch.plan
         update_norm: Tensor | None = getattr(optimizer, "last_update_norm", None)
@@ -112,37 +115,22 @@ class Measure(Callback):
             "tokens": state.timestamp.token.value,
             "rows": plan.num_rows,
             "row_tokens": plan.row_tokens,
-            "predicted": self._guard.predicted,
-            "loss": state.total_loss_dict["loss/train/total"],
+            "predicted": numbers.predicted,
+            "loss": numbers.loss,
             "lr": optimizer.param_groups[0]["lr"],
-            "grad_norm": self._guard.grad_norm,
+            "grad_norm": numbers.grad_norm,
             "update_norm": None,
             **self._meter.measure(plan, batch.rows, predicted, seconds, self._delivered - self._started),
         }
-        reading = None if update_norm is None else Reading(update_norm)
-        self._line = (entry, reading, logger)
-        if reading is None or reading.is_here() or plan.unused:
-            self.flush()
+        self._record.step(entry, None if update_norm is None else Reading(update_norm), logger.log_metrics)
         if plan.unused:
+            self._record.flush()
             self._progress.line(
                 f"the run ends here; {plan.unused:,} tokens of text were waiting for a row and are not trained on"
             )
 
-    def flush(self) -> None:
-        """Write the line of the last step, if it is not written yet."""
-        if self._line is None:
-            return
-        (entry, reading, logger), self._line = self._line, None
-        if reading is not None:
-            entry["update_norm"] = reading.value()
-        if self._folder is not None:
-            self._folder.record(entry)
-        self._progress.step(entry)
-        skipped = ("kind", "step", "phase")
-        logger.log_metrics({f"train/{k}": v for k, v in scalars(entry) if k not in skipped and v is not None})
-
     def close(self, state: State, logger: Logger) -> None:
-        self.flush()
+        self._record.flush()
         self._progress.close()
 
 
@@ -156,14 +144,8 @@ class PlanAhead(Callback):
         self._loader.plan_ahead()
 
 
-def step_tokens(state: State) -> tuple[int, int]:
-    """Global tokens before and after the step that has just ended."""
-    assert state.previous_timestamp is not None
-    return state.previous_timestamp.token.value, state.timestamp.token.value
-
-
 class Validate(Callback):
-    """Measures the held-out text, as often as eval: says.
+    """Measures the held-out text, as often as eval: says. The run must hold some out.
 
     Attributes:
         last: the newest measurement of this process.
@@ -172,32 +154,28 @@ class Validate(Callback):
     def __init__(
         self,
         config: RunConfig,
-        validation: Validation,
-        folder: RunFolder | None,
+        facts: DataFacts,
+        compute: Compute,
+        record: Record,
         progress: Progress,
-        measure: Measure,
-        bf16: bool,
     ) -> None:
         self._config = config
-        self._validation = validation
-        self._measure = measure
-        self._folder = folder
+        self._validation = open_validation(config, facts)
+        self._compute = compute
+        self._record = record
         self._progress = progress
-        self._bf16 = bf16
         self.last: Evaluation | None = None
 
     def batch_end(self, state: State, logger: Logger) -> None:
         before, after = step_tokens(state)
         if not validates(self._config, self._validation.tokens, before, after):
             return
-        self._measure.flush()
+        self._record.flush()
         position = position_at(self._config, before)
-        device = state.device.tensor_to_device(torch.zeros(())).device
-        self.last = self._validation.evaluate(inner_model(state.model), position.phase, device, self._bf16)
+        self.last = self._validation.evaluate(inner_model(state.model), position.phase, self._compute)
         found = self.last.as_dict()
         entry = {"kind": "validation", "step": state.timestamp.batch.value, "phase": position.name, "tokens": after}
-        if self._folder is not None:
-            self._folder.record(entry | found)
+        self._record.write(entry | found)
         self._progress.line(
             f"validation at {after:,} tokens: loss {found['loss']:.3f} (unigram {found['unigram_loss']:.3f}), "
             f"accuracy {found['accuracy']:.1%}"

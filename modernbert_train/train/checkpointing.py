@@ -11,20 +11,31 @@ from modernbert_train.clock import crosses, ends_phase
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader
+from modernbert_train.errors import UnstableRun
 from modernbert_train.ranks.group import on_rank_zero
 from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.read_json import as_type
 from modernbert_train.run import checkpoint
+from modernbert_train.run.record import Record
 from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.run.saved_state import Clock, SavedState, TrainingState
-from modernbert_train.train.adapters import inner_model
-from modernbert_train.train.callbacks import Measure, step_tokens
-from modernbert_train.train.stability import Guard, UnstableRun
+from modernbert_train.run.saved_state import Clock, GuardState, SavedState, TrainingState
+from modernbert_train.train.adapters import inner_model, step_tokens
+from modernbert_train.train.step_numbers import CurrentStep
 from modernbert_train.weights.gather import gather_optimizer, gather_weights
 
 
 class Save(Callback):
     """Writes checkpoints, and stops the run after one when a signal asked for it.
+
+    Args:
+        config: the run.
+        loader: the place in the data.
+        folder: the run's folder.
+        fingerprint: of the data.
+        guard_memory: what a checkpoint keeps of the guard.
+        record: what a step measured is on disk before the checkpoint that would skip the step is.
+        step: what all ranks know of the present one.
+        requests: this rank's.
 
     Attributes:
         stopped: it did.
@@ -36,16 +47,18 @@ class Save(Callback):
         loader: PackedLoader,
         folder: RunFolder,
         fingerprint: dict[str, str],
-        guard: Guard,
-        measure: Measure,
+        guard_memory: GuardState,
+        record: Record,
+        step: CurrentStep,
         requests: Requests,
     ) -> None:
         self._config = config
-        self._guard = guard
+        self._guard_memory = guard_memory
         self._loader = loader
         self._folder = folder
         self._fingerprint = fingerprint
-        self._measure = measure
+        self._record = record
+        self._step = step
         self._requests = requests
         self.stopped = False
 
@@ -53,12 +66,12 @@ class Save(Callback):
         settings = self._config.checkpoint
         step = state.timestamp.batch.value
         alone = dist.get_world_size() == 1
-        asked = self._requests.of_this_rank() if alone else self._requests.of_all_ranks
+        asked = self._requests.of_this_rank() if alone else self._step.numbers.asked
         phase_end = ends_phase(self._config, *step_tokens(state))
         milestone = crosses(settings.interval_tokens, *step_tokens(state))
         due = settings.interval_steps is not None and step % settings.interval_steps == 0
-        if asked.stop or asked.overdue or phase_end or milestone or due or self._guard.rolled_back:
-            self._measure.flush()
+        if asked.stop or asked.overdue or phase_end or milestone or due or self._step.rolled_back:
+            self._record.flush()
             self.save(state, phase_end, milestone)
         if asked.stop:
             self.stopped = True
@@ -93,7 +106,7 @@ class Save(Callback):
                         seconds=state.timestamp.total_wct.total_seconds(),
                         timestamp=as_type(Clock, {key: timestamp[key] for key in Clock.__annotations__}),
                         loader=self._loader.state_dict(),
-                        stability=self._guard.state_dict(),
+                        stability=self._guard_memory,
                     ),
                     average=[],
                 ),

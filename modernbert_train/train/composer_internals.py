@@ -158,8 +158,8 @@ class PlannedTrainer(Trainer):
     It asks the device and the other ranks for nothing that this rank can know by itself. In each step Composer 0.32.1
     has six collectives and waits for the device as often: whether any rank is out of data, how much they have, the
     loss, the number of rows and of tokens, the time. The plan of a batch, which every rank has, says nearly all of
-    that. What is left is one sum of predicted tokens, which never leaves the device, and the guard's numbers with the
-    loss among them (stability.py): the one thing in a step that is waited for.
+    that. What is left is one sum of predicted tokens, which never leaves the device, and the step's numbers, the loss
+    among them (step_numbers.py): the one thing in a step that is waited for.
     """
 
     def _iter_dataloader(self, trainer_mode: TrainerMode) -> Iterator[Any]:

@@ -115,8 +115,7 @@ def _train(
             config,
             origin=origin_text(start, origin),
             facts=facts,
-            device=compute.device,
-            precision=compute.precision,
+            compute=compute,
             ranks=num_ranks(),
             ranks_per_node=ranks_per_node(),
         )
@@ -154,7 +153,7 @@ def _fill(config: RunConfig, built: Built, start: Start, origin: Origin | None) 
         restore(built.trainer, built.loader, start)
         if start.branch is None:
             assert start.checkpoint.state.training is not None
-            built.guard.load_state_dict(start.checkpoint.state.training.stability)
+            built.guard.memory.update(start.checkpoint.state.training.stability)
     elif origin is not None:
         stage(f"reading the first weights from {origin.source.folder}")
         origin.fill(built.model)

@@ -20,9 +20,10 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.data.facts import read_facts
+from modernbert_train.errors import UnstableRun
 from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.train import build, session
-from modernbert_train.train.stability import UnstableRun, squared_gradient
+from modernbert_train.train.step_numbers import squared_gradient
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
 from tests.train.faulty import Fault, at_fault

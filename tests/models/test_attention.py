@@ -235,7 +235,10 @@ def test_the_newest_flash_attention_that_runs_serves(
         return
     assert reason is None
     q = torch.zeros(5, 1, 8)
-    assert flash.attend(q, q, q, flash.Layout(torch.tensor([0, 5]), 5, Visible.around(8), flash._newest(gpu)), window) == chosen
+    assert (
+        flash.attend(q, q, q, flash.Layout(torch.tensor([0, 5]), 5, Visible.around(8), flash._newest(gpu)), window)
+        == chosen
+    )
 
 
 FLEX_LENGTHS = [[1, 64, 65, 128, 129, 300], [687], [300, 387], [128, 128, 128, 128, 128, 47]]  # 687 tokens each

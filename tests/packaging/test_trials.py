@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from modernbert_train.models.attention import KERNELS, sdpa
+from modernbert_train.models.attention.visible import Visible
 from modernbert_train.trials import Outcome, attempt, command_of, without_paths
-from modernbert_train.trials.attention import require_equal, try_attention
+from modernbert_train.trials.attention import HALF_WINDOW, require_equal, try_attention
 from modernbert_train.trials.others import try_backend, try_compile
 from modernbert_train.trials.table import TRIALS
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from modernbert_train.ranks import save_requests
-from modernbert_train.ranks.save_requests import ONE_REQUEST_SECONDS, Requests, SaveRequest
+from modernbert_train.ranks.save_requests import ONE_REQUEST_SECONDS, Requests
 
 
 class Clock:
@@ -19,17 +19,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(save_requests.time, "monotonic", lambda: clock.now)
     return clock
-
-
-def test_one_rank_that_asks_is_enough_and_nobody_is_not() -> None:
-    """Slurm may signal one machine only. Were it to wait for a second, the job would be killed without a checkpoint."""
-    asked = Requests(None)
-    asked.agree(1.0, 0.0)
-    assert asked.of_all_ranks == SaveRequest(stop=True, overdue=False)
-    asked.agree(0.0, 1.0)
-    assert asked.of_all_ranks == SaveRequest(stop=False, overdue=True)
-    asked.agree(0.0, 0.0)
-    assert asked.of_all_ranks == SaveRequest()
 
 
 def test_a_checkpoint_is_overdue_once_in_each_interval(clock: Clock) -> None:

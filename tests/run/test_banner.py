@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from modernbert_train.compute import Compute
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig, StreamConfig
 from modernbert_train.data.dataset_card import read_card
@@ -24,8 +25,7 @@ def said(config: RunConfig, ranks: int = 1, ranks_per_node: int = 1) -> list[str
         config,
         origin="step-00000004 (1,273 tokens)",
         facts=read_facts(config),
-        device=torch.device("cpu"),
-        precision="fp32",
+        compute=Compute(torch.device("cpu"), "fp32"),
         ranks=ranks,
         ranks_per_node=ranks_per_node,
     ).splitlines()

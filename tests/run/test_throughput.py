@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from modernbert_train.compute import Compute
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
@@ -56,7 +57,7 @@ def a_meter(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> Meter:
     """Of a run of 6,000 tokens, on a GPU that makes 1e9 FLOP/s; its clock is ticked by `steps`."""
     monkeypatch.setattr(throughput, "peak_flops", lambda name, precision: 1e9)
     file, *_ = tiny_run()
-    return Meter(load_run([file]), torch.device("cpu"), "fp32")
+    return Meter(load_run([file]), Compute(torch.device("cpu"), "fp32"))
 
 
 def steps(

@@ -14,6 +14,7 @@ from torch import nn
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.compute import Compute
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.facts import read_facts
 from modernbert_train.errors import DataError, RunError
@@ -45,7 +46,7 @@ class Flat(nn.Module):
 def evaluate(words: list[str], model: nn.Module) -> Evaluation:
     config = read_run(words)
     validation = open_validation(config, read_facts(config))
-    return validation.evaluate(model, next(iter(config.phases.values())), CPU, bf16=False)
+    return validation.evaluate(model, next(iter(config.phases.values())), Compute(CPU, "fp32"))
 
 
 def test_validation_is_the_mean_over_predicted_tokens_beside_the_unigram_guess(

@@ -40,11 +40,11 @@ def noting_reads(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.mark.runs
 @pytest.mark.parametrize("optimizer", ["stable_adamw", "adamw"])
-def test_a_step_waits_for_the_guard_and_for_nothing_else(
+def test_a_step_waits_for_its_numbers_and_for_nothing_else(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
-    """Of everything in a step of `train`, Composer's loop and the record included, one thing is waited for: what the
-    guard must know before the update. The norm of the update is copied behind it, see async_scalar.py."""
+    """Of everything in a step of `train`, Composer's loop and the record included, one thing is waited for: what
+    must be known before the update. The norm of the update is copied behind it, see async_scalar.py."""
     from composer import Callback
 
     accumulation = build.accumulation
@@ -65,7 +65,7 @@ def test_a_step_waits_for_the_guard_and_for_nothing_else(
         assert main(["train", *words]) == 0
     assert len(steps) > 3
     on_host_anyway = ("sdpa", "optimizer")  # the kernel of CPUs, and AdamW's step counts
-    expected = {"stability": 1, "async_scalar": 1} if optimizer == "stable_adamw" else {"stability": 1}
+    expected = {"step_numbers": 1, "async_scalar": 1} if optimizer == "stable_adamw" else {"step_numbers": 1}
     for step in steps[1:]:
         assert {name: count for name, count in step.items() if name not in on_host_anyway} == expected
 

@@ -81,9 +81,7 @@ def _attend_local(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout) -
     num_tokens, (before, after) = len(q_TNH), layout.visible.sides(True)
     missing = -num_tokens % BLOCK_QUERIES
     q_BQNH = F.pad(q_TNH, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, BLOCK_QUERIES))
-    k_BKNH, v_BKNH = (
-        _windows(F.pad(x, (0, 0, 0, 0, before, after + missing)), before + after) for x in (k_TNH, v_TNH)
-    )
+    k_BKNH, v_BKNH = (_windows(F.pad(x, (0, 0, 0, 0, before, after + missing)), before + after) for x in (k_TNH, v_TNH))
     return _sdpa(q_BQNH, k_BKNH, v_BKNH, layout.visible_B1QK).flatten(0, 1)[:num_tokens]
 
 

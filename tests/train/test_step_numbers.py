@@ -1,0 +1,40 @@
+"""Who reads the numbers of a step, and what they say."""
+
+from __future__ import annotations
+
+import ast
+import math
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.ranks.save_requests import SaveRequest
+from modernbert_train.train.step_numbers import StepNumbers
+
+TRAIN = Path(__file__).parents[2] / "modernbert_train/train"
+READERS = ("stability", "callbacks", "checkpointing")
+
+
+def test_one_rank_that_asks_is_enough_and_nobody_is_not() -> None:
+    """Slurm may signal one machine only. Were it to wait for a second, the job would be killed without a checkpoint."""
+    asked = [StepNumbers.of(1.0, 1.0, 1.0, *given).asked for given in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0))]
+    assert asked == [SaveRequest(stop=True), SaveRequest(overdue=True), SaveRequest()]
+
+
+def test_means_and_norms_of_sums() -> None:
+    numbers = StepNumbers.of(30.0, 9.0, 12.0, 0.0, 0.0)
+    assert (numbers.loss, numbers.grad_norm, numbers.predicted, numbers.finite) == (2.5, 3.0, 12, True)
+    assert StepNumbers.of(0.0, 0.0, 0.0, 0.0, 0.0).loss == 0, "without one label"
+
+
+@pytest.mark.parametrize("sums", [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)])
+def test_what_is_not_finite_is_said_to_be(sums: tuple[float, float]) -> None:
+    assert not StepNumbers.of(*sums, 4.0, 0.0, 0.0).finite
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_guard_recorder_and_saver_do_not_know_each_other(reader: str) -> None:
+    tree = ast.parse((TRAIN / f"{reader}.py").read_text(encoding="utf-8"))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert "modernbert_train.train.step_numbers" in imported
+    assert imported.isdisjoint(f"modernbert_train.train.{other}" for other in READERS if other != reader)
