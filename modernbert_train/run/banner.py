@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from modernbert_train.config.describe import advice
-from modernbert_train.config.schema import DataConfig, ModelConfig, RunConfig
+from modernbert_train.config.schema import ComputeConfig, DataConfig, RunConfig
 from modernbert_train.data.check import few_predictions
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.remote import local_folder
@@ -60,7 +60,7 @@ def banner(
         f"  on      {_machines(config, device, ranks, ranks_per_node)}, "
         f"{'bf16 autocast over fp32 weights' if precision == 'amp_bf16' else precision}",
         *_network(device, ranks, ranks_per_node),
-        f"  kernels {_kernels(model, device, precision)}",
+        f"  kernels {_kernels(config.compute, device, precision)}",
         *_streams(config, fingerprint),
         f"  vocab   {config.data.tokenizer}, hash {fingerprint['tokenizer'][:_HASH]}",
         f"  eval    {_validations(config, plan)}",
@@ -129,13 +129,16 @@ def _network(device: torch.device, ranks: int, ranks_per_node: int) -> list[str]
     return [f"  network {find_transport(os.environ).text}"]
 
 
-def _kernels(model: ModelConfig, device: torch.device, precision: str) -> str:
+def _kernels(compute: ComputeConfig, device: torch.device, precision: str) -> str:
     """The kernels that the model chooses for this device and precision, asked in the way in which it asks."""
     dtype = torch.bfloat16 if precision == "amp_bf16" else torch.float32
-    local = choose_kernel(model.attention, device, dtype).name
-    whole = local if model.global_attention is None else choose_kernel(model.global_attention, device, dtype).name
+    local = choose_kernel(compute.attention, device, dtype).name
+    whole = local if compute.global_attention is None else choose_kernel(compute.global_attention, device, dtype).name
     names = local if whole == local else f"{whole} in global layers, {local} in local ones"
-    extras = [*(["compiled"] * model.compile), *(["recomputed in the backward pass"] * model.activation_checkpointing)]
+    extras = [
+        *(["compiled"] * compute.compile),
+        *(["recomputed in the backward pass"] * compute.activation_checkpointing),
+    ]
     return ", ".join([names, *(extras or ["not compiled"])])
 
 

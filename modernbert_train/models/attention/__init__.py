@@ -44,7 +44,7 @@ KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "flex": flex, "s
 
 
 @functools.cache
-def choose_kernel(name: str, device: torch.device, dtype: torch.dtype, key: str = "model.attention") -> Kernel:
+def choose_kernel(name: str, device: torch.device, dtype: torch.dtype, key: str = "compute.attention") -> Kernel:
     """Find the kernel that a run gets.
 
     Args:
