@@ -244,7 +244,7 @@ class Theirs(Contender):
 
 def through_train(config: RunConfig, warm_up: int) -> Contender:
     """A whole run by `train`, as its metrics.jsonl has it; the first `warm_up` steps, which compile, do not count."""
-    found = Contender(config.device == "cuda")
+    found = Contender(config.compute.device == "cuda")
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     with quiet[0], quiet[1], noting_host_gaps() as gaps:
         train(config)

@@ -124,7 +124,7 @@ def configure(folder: Path, data: Path, tokens: int, lr: float, optimizer: str) 
         [
             f"name={optimizer}",
             f"runs_folder={folder}",
-            "device=cpu",
+            "compute.device=cpu",
             *(f"data.{part}={data / part}" for part in ("train", "validation", "tokenizer")),
             "data.num_workers=0",
             f"optim={{name: {optimizer}, lr: {lr}, weight_decay: {decay}}}",

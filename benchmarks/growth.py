@@ -71,7 +71,7 @@ def main() -> None:
     runs: dict[str, list[Measured]] = {start: [] for start in STARTS}
     for seed in range(2, 2 + options.seeds):
         for start, mode in STARTS.items():
-            grown = (f"model.grow_from={folder / 'runs/small'}", *(f"model.grow_mode={word}" for word in mode))
+            grown = (f"weights.grow_from={folder / 'runs/small'}", *(f"weights.grow_mode={word}" for word in mode))
             words = grown if mode else ()
             runs[start].append(run(folder, data, f"{start}-{seed}".replace(", ", "-"), seed, options.tokens, words))
     print(

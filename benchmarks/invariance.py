@@ -31,7 +31,7 @@ from modernbert_train.train.build import build_model
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = (
-    "device=cpu",
+    "compute.device=cpu",
     "model={hidden_size: 128, num_layers: 4, num_heads: 2, intermediate_size: 192}",
     "phases.context=null",
     "phases.decay=null",

@@ -39,7 +39,7 @@ MOST_ADDED = 1 / 8  # of the recipe's batch, to give every GPU the same number o
 
 def read_plan(shape: str) -> Plan:
     """A phase of a recipe, compiled, its rows full of one sequence each, which costs most."""
-    return make_plan(read_run([str(RECIPES / f"{shape}.yaml"), "model.compile=true", "data.train=absent"]), ranks=1)
+    return make_plan(read_run([str(RECIPES / f"{shape}.yaml"), "compute.compile=true", "data.train=absent"]), ranks=1)
 
 
 def title(plan: Plan) -> str:
@@ -151,7 +151,9 @@ def print_tables(gpus: Sequence[str], shapes: Sequence[str] = SHAPES, scales: Se
         )
         for plan in plans:
             (phase, *_) = plan.phases
-            measured = find_measurement(gpu, plan.config.model, phase.config.row_tokens) is not None
+            measured = (
+                find_measurement(gpu, plan.config.model, plan.config.compute, phase.config.row_tokens) is not None
+            )
             basis = "published rate" if measured else "predicted rate"
             print(f"\n{title(plan)}, {basis}, {alone(plan, phase, gpu):,.0f} tokens/s of one GPU alone")
             for weak in (False, True):

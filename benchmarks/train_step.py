@@ -25,7 +25,7 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,6 +41,7 @@ from benchmarks.measure import measure_rates
 from modernbert_train.compute import keep_freed_memory
 from modernbert_train.config.schema import (
     CheckpointConfig,
+    ComputeConfig,
     DataConfig,
     EvalConfig,
     LoggingConfig,
@@ -58,7 +59,7 @@ SMALL = ModelConfig(
 )
 BASE = ModelConfig(attention_out_dropout=0.0)
 LARGE = replace(BASE, hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
-ON_GPU = {"attention": "varlen", "compile": True}
+ON_GPU = ComputeConfig(attention="varlen", compile=True)
 
 # tokens/s on one H200 that we have set ourselves, and then those beyond; published on one H100
 GOALS = {
@@ -74,13 +75,13 @@ class Case:
     """What is trained, and for how long.
 
     Attributes:
-        model: the encoder.
+        model, compute: the encoder, and how it is computed.
         row_tokens: of a row.
         microbatch_tokens, batch_tokens: of a forward pass and of a step.
         rounds, steps, warm_up: turns of each contender; steps of ours in a turn that count, and before them.
         reference_documents: in a microbatch of transformers; 0 leaves transformers out.
         median_tokens: of a document.
-        compile_mode: of torch.compile, for ours in the bare loop; None is its default where model.compile is on.
+        compile_mode: of torch.compile, for ours in the bare loop; None is its default where compute.compile is on.
     """
 
     model: ModelConfig
@@ -93,19 +94,20 @@ class Case:
     reference_documents: int
     median_tokens: int = 300
     compile_mode: str | None = None
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
 
 
-GPU = Case(replace(BASE, **ON_GPU), 1024, 98_304, 98_304, 2, 50, 5, 64)  # type: ignore[arg-type]
+GPU = Case(BASE, 1024, 98_304, 98_304, 2, 50, 5, 64, compute=ON_GPU)
 PRESETS: dict[str, dict[str, Case]] = {
     "cpu": {"small-1024": Case(SMALL, 1024, 4096, 4096, 5, 4, 1, 8)},
     "cpu-base": {"base-1024": Case(BASE, 1024, 3072, 3072, 2, 1, 1, 4)},
     "gpu": {
         "base-1024": GPU,
         "base-8192": replace(GPU, row_tokens=8192, reference_documents=8, median_tokens=1500),
-        "large-1024": replace(GPU, model=replace(LARGE, **ON_GPU), microbatch_tokens=49_152),  # type: ignore[arg-type]
+        "large-1024": replace(GPU, model=LARGE, microbatch_tokens=49_152),
         "large-8192": replace(
             GPU,
-            model=replace(LARGE, **ON_GPU),  # type: ignore[arg-type]
+            model=LARGE,
             row_tokens=8192,
             microbatch_tokens=49_152,
             reference_documents=8,
@@ -128,7 +130,7 @@ def run_config(case: Case, folder: Path, data: Path, device: torch.device, worke
     return RunConfig(
         name="benchmark",
         runs_folder=str(folder),
-        device=device.type,  # type: ignore[arg-type]
+        compute=replace(case.compute, device=device.type),  # type: ignore[arg-type]
         data=DataConfig(train=str(data / "train"), tokenizer=str(data / "tokenizer"), num_workers=workers),
         model=case.model,
         optim=StableAdamWConfig(lr=1e-4),
@@ -221,8 +223,8 @@ def main() -> None:
     parser.add_argument("--preset", choices=PRESETS, default="gpu" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", nargs="+", metavar="CASE", help="cases of the preset, such as base-1024")
     parser.add_argument("--data", type=Path, help="folder with train and tokenizer; default: drawn documents")
-    parser.add_argument("--kernel", help="model.attention")
-    parser.add_argument("--global-kernel", help="model.global_attention")
+    parser.add_argument("--kernel", help="compute.attention")
+    parser.add_argument("--global-kernel", help="compute.global_attention")
     parser.add_argument("--compile", help="off, on, or a mode of torch.compile, without `train`")
     parser.add_argument("--microbatch-tokens", type=int)
     parser.add_argument("--batch-tokens", type=int)
@@ -271,14 +273,14 @@ def main() -> None:
 
 def changed(case: Case, options: argparse.Namespace) -> Case:
     """The case with what was asked for in its place."""
-    model = case.model
+    compute = case.compute
     if options.kernel is not None:
-        model = replace(model, attention=options.kernel)
+        compute = replace(compute, attention=options.kernel)
     if options.global_kernel is not None:
-        model = replace(model, global_attention=options.global_kernel)
+        compute = replace(compute, global_attention=options.global_kernel)
     mode = None
     if options.compile is not None:
-        model = replace(model, compile=options.compile == "on")
+        compute = replace(compute, compile=options.compile == "on")
         mode = options.compile if options.compile not in ("on", "off") else None
     sizes = {
         "microbatch_tokens": options.microbatch_tokens,
@@ -287,7 +289,7 @@ def changed(case: Case, options: argparse.Namespace) -> Case:
         "steps": options.steps,
     }
     case = replace(
-        case, model=model, compile_mode=mode, **{key: value for key, value in sizes.items() if value is not None}
+        case, compute=compute, compile_mode=mode, **{key: value for key, value in sizes.items() if value is not None}
     )
     return replace(case, reference_documents=0) if options.no_reference else case
 

@@ -56,7 +56,7 @@ def render(
         ConfigError: the run breaks a rule, or the scheduler needs to know more.
     """
     launch = config.launch
-    ranks = ranks_per_node or launch.ranks_per_node or (1 if config.device == "cpu" else None)
+    ranks = ranks_per_node or launch.ranks_per_node or (1 if config.compute.device == "cpu" else None)
     if ranks is None:
         raise ConfigError(
             "launch.ranks_per_node is not set: how many GPUs has a machine there? Set launch.ranks_per_node=8, say."
@@ -67,7 +67,7 @@ def render(
         "name": config.name,
         "nodes": nodes,
         "ranks": ranks,
-        "gpus": None if config.device == "cpu" else ranks,
+        "gpus": None if config.compute.device == "cpu" else ranks,
         "gpu": launch.gpu,
         "cpus": ranks * launch.cpus_per_rank,
         "memory_gib": launch.memory_gib,
@@ -161,7 +161,7 @@ def _kubernetes(config: RunConfig, words: list[str], common: Values) -> Values:
 
 def _skypilot(config: RunConfig, words: list[str], common: Values) -> Values:
     launch = config.launch
-    if config.device != "cpu" and launch.gpu is None:
+    if config.compute.device != "cpu" and launch.gpu is None:
         raise ConfigError("launch.gpu is not set: of which kind? Set launch.gpu=H100, say; `sky show-gpus` lists them.")
     start = ["python", "launch/run.py", *words, "--ranks", str(common["ranks"]), "--nodes", str(common["nodes"])]
     meeting = ""

@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         topology = find_topology(
             config.launch,
             os.environ,
-            gpus=0 if config.device == "cpu" else count_gpus(),
+            gpus=0 if config.compute.device == "cpu" else count_gpus(),
             nodes=options.nodes,
             ranks=options.ranks,
             node_rank=options.node_rank,

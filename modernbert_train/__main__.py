@@ -143,15 +143,15 @@ def _parser() -> argparse.ArgumentParser:
     verb = with_run(add("export", _export, "write a run's newest checkpoint, one named, or FILE.pt for Hugging Face"))
     verb.add_argument("--out", type=Path, help="folder of the model; default: the run's folder/hf")
     with_licence(verb)
-    verb = add("grow", _grow, "enlarge a model by center tiling, for model.init_from of a run")
+    verb = add("grow", _grow, "enlarge a model by center tiling, for weights.init_from of a run")
     words = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
     verb.add_argument("--from", dest="source", required=True, metavar="MODEL", help=words)
     words = "YAML files with the larger model: section, a run's or one of yamls/model, and overrides"
     verb.add_argument("--to", nargs="+", required=True, metavar="YAML [KEY=VALUE]", help=words)
-    verb.add_argument("--mode", choices=("fitted", "paper"), help="default: model.grow_mode, which is fitted")
+    verb.add_argument("--mode", choices=("fitted", "paper"), help="default: weights.grow_mode, which is fitted")
     verb.add_argument("--out", type=Path, required=True, help="folder of the grown model")
     with_licence(verb)
-    verb = add("average", _average, "the mean of several checkpoints, for eval, export and model.init_from")
+    verb = add("average", _average, "the mean of several checkpoints, for eval, export and weights.init_from")
     words = "checkpoints, or runs, whose newest checkpoint counts; with --last one run"
     verb.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=words)
     verb.add_argument("--last", type=_positive, metavar="K", help="the K newest checkpoints of the run's decay")
@@ -304,13 +304,13 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _grow(options: argparse.Namespace) -> None:
-    mode = [f"model.grow_mode={options.mode}"] if options.mode else []
+    mode = [f"weights.grow_mode={options.mode}"] if options.mode else []
     files, overrides = _files_and_overrides(options.to)
-    model = load_model(files, [*overrides, *mode])
-    check_model(model)
+    config = load_model(files, [*overrides, *mode])
+    check_model(config.model)
     from modernbert_train.weights.grow import grow_model
 
-    grow_model(options.source, model, options.out, options.licence)
+    grow_model(options.source, config.model, config.weights.grow_mode, options.out, options.licence)
 
 
 def _average(options: argparse.Namespace) -> None:

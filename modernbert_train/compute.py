@@ -31,9 +31,11 @@ def choose_device(config: RunConfig) -> torch.device:
     Raises:
         ConfigError: a GPU was asked for and there is none.
     """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda: torch sees no GPU here. Set device=auto or cpu, or run `doctor` to see why.")
-    if config.device == "cpu" or not torch.cuda.is_available():
+    if config.compute.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "compute.device=cuda: torch sees no GPU here. Set compute.device=auto or cpu, or run `doctor` to see why."
+        )
+    if config.compute.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
@@ -47,12 +49,16 @@ def resolve_precision(config: RunConfig, device: torch.device) -> str:
     Raises:
         ConfigError: bf16 was asked for, on a CPU or on a GPU without it.
     """
-    if config.precision == "bf16" and device.type == "cpu":
-        raise ConfigError("precision=bf16: this machine trains on its CPU, which Composer does in fp32 only. Use auto.")
+    if config.compute.precision == "bf16" and device.type == "cpu":
+        raise ConfigError(
+            "compute.precision=bf16: this machine trains on its CPU, which Composer does in fp32 only. Use auto."
+        )
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if config.precision == "bf16" and not has_bf16:
-        raise ConfigError("precision=bf16: this GPU has no bf16, and torch would imitate it, slowly. Use auto or fp32.")
-    return "amp_bf16" if has_bf16 and config.precision != "fp32" else "fp32"
+    if config.compute.precision == "bf16" and not has_bf16:
+        raise ConfigError(
+            "compute.precision=bf16: this GPU has no bf16, and torch would imitate it, slowly. Use auto or fp32."
+        )
+    return "amp_bf16" if has_bf16 and config.compute.precision != "fp32" else "fp32"
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def _gpus() -> Iterator[Finding]:
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
         text = f"GPU {index}: {gpu.name}, {gpu.total_memory / GB:.0f} GB, capability {gpu.major}.{gpu.minor}"
-        old = "bf16 needs capability 8.0: set precision=fp32" if gpu.major < 8 else None
+        old = "bf16 needs capability 8.0: set compute.precision=fp32" if gpu.major < 8 else None
         yield Finding(f"{text}, driver {driver or 'unknown'}, {built}", old)
 
 

@@ -66,7 +66,7 @@ def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
     run = RunFolder(config)
     if fresh or not run.has_checkpoints():
         start = () if config.start is None else (config.start.checkpoint,)
-        for name in (config.model.init_from, config.model.grow_from, *start):
+        for name in (config.weights.init_from, config.weights.grow_from, *start):
             if name is not None:
                 yield lambda name=name: check_named(name, config.runs_folder)  # type: ignore[misc]
     yield run.check_writable

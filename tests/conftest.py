@@ -25,7 +25,7 @@ TINY_YAML = """\
 name: tiny
 runs_folder: {runs}
 seed: 5
-device: cpu
+compute: {{device: cpu}}
 data:
   train: {data}/train
   validation: {data}/validation

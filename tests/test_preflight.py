@@ -96,7 +96,7 @@ def test_an_average_is_not_trained_on(again: TinyRun, tmp_path: Path, capsys: py
     said = refusal(again("name=averaged"), capsys)
     assert said == (
         f"error: {tmp_path}/runs/averaged: an average of checkpoints, which has no moments and no place in the data to "
-        f"go on from. Start another run with model.init_from={tmp_path}/runs/averaged.\n"
+        f"go on from. Start another run with weights.init_from={tmp_path}/runs/averaged.\n"
     )
 
 
@@ -112,9 +112,12 @@ def test_fresh_asks_nothing_of_what_is_put_aside(
     [
         (["loggers.slack={}"], "loggers.slack: the package slack_sdk is not installed."),
         (["callbacks.system_metrics_monitor={}"], "callbacks.system_metrics_monitor: the package psutil is not inst"),
-        (["device=auto", "model.attention=flash"], "model.attention=flash: no FlashAttention is installed"),
-        (["device=auto", "model.global_attention=flex"], "model.global_attention=flex: Triton, which compiles it, is"),
-        (["device=auto", "optim.fused=true"], "optim.fused=true: Triton is not installed"),
+        (["compute.device=auto", "compute.attention=flash"], "compute.attention=flash: no FlashAttention is installed"),
+        (
+            ["compute.device=auto", "compute.global_attention=flex"],
+            "compute.global_attention=flex: Triton",
+        ),
+        (["compute.device=auto", "optim.fused=true"], "optim.fused=true: Triton is not installed"),
         (["loggers.tensorbord={}"], "loggers.tensorbord (command line): unknown"),
     ],
 )
@@ -136,18 +139,18 @@ def test_packages_are_not_asked_for_where_nothing_is_trained(
 ) -> None:
     """On a login node without torch a configuration for the cluster is good."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
-    assert main(["check", *tiny_run("device=auto", "model.attention=flash", "loggers.wandb={}")]) == 0
+    assert main(["check", *tiny_run("compute.device=auto", "compute.attention=flash", "loggers.wandb={}")]) == 0
 
 
 @pytest.mark.parametrize(
     ("key", "name", "message", "code"),
     [
-        ("model.init_from", "absent", "absent: no such folder, and not the owner/model of a hub.", 65),
-        ("model.grow_from", "{runs}/absent", "{runs}/absent: no such run.", 65),
+        ("weights.init_from", "absent", "absent: no such folder, and not the owner/model of a hub.", 65),
+        ("weights.grow_from", "{runs}/absent", "{runs}/absent: no such run.", 65),
         ("start.checkpoint", "{runs}/absent", "{runs}/absent: no such run.", 65),
-        ("model.init_from", "ep0-ba4000-rank0.pt", "ep0-ba4000-rank0.pt: no such file.", 65),
-        ("model.init_from", "{runs}", "config.json: cannot be read", 65),
-        ("model.init_from", "{runs}/empty", "{runs}/empty: a run without a checkpoint. Train it first", 74),
+        ("weights.init_from", "ep0-ba4000-rank0.pt", "ep0-ba4000-rank0.pt: no such file.", 65),
+        ("weights.init_from", "{runs}", "config.json: cannot be read", 65),
+        ("weights.init_from", "{runs}/empty", "{runs}/empty: a run without a checkpoint. Train it first", 74),
     ],
 )
 def test_first_weights_that_are_not_there(
@@ -199,7 +202,7 @@ def test_looking_writes_nothing_and_takes_no_lock(again: TinyRun, tmp_path: Path
 @pytest.mark.runs
 @pytest.mark.parametrize("verb", ["check", "train"])
 def test_none_of_it_loads_torch(again: TinyRun, verb: str) -> None:
-    done = call_probed(verb, *again("seed=6", "loggers.slack={}", "model.attention=sdpa"))
+    done = call_probed(verb, *again("seed=6", "loggers.slack={}", "compute.attention=sdpa"))
     assert done.returncode == 78 and done.stdout.splitlines()[-1] == "loaded:", done.stderr
     assert "seed: 5 -> 6" in done.stderr or "slack_sdk" in done.stderr
 

@@ -21,7 +21,7 @@ FOLLOW = Path(__file__).parent / "follow.py"
 
 def ranks_of(sweep: SweepConfig, config: RunConfig) -> int:
     """Processes of a trial in this worker."""
-    gpus = 0 if config.device == "cpu" else count_gpus()
+    gpus = 0 if config.compute.device == "cpu" else count_gpus()
     return sweep.ranks or config.launch.ranks_per_node or gpus or 1
 
 

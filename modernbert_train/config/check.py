@@ -93,7 +93,7 @@ def ranges(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for key, value in {
         "data.num_workers": data.num_workers,
         "optim.weight_decay": optim.weight_decay,
-        "model.z_loss": model.z_loss,
+        "objective.z_loss": objective.z_loss,
         "stability.spike_roll_back_batches": config.stability.spike_roll_back_batches,
         "stability.max_skips": config.stability.max_skips,
         "stability.max_roll_backs": config.stability.max_roll_backs,
@@ -144,17 +144,17 @@ def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    model = config.model
-    if model.init_from is not None and model.grow_from is not None:
+    weights = config.weights
+    if weights.init_from is not None and weights.grow_from is not None:
         yield (
-            f"model.init_from={model.init_from} and model.grow_from={model.grow_from}: both would give the first "
-            "weights. Keep init_from for a model of this size, grow_from for a smaller one."
+            f"weights.init_from={weights.init_from} and weights.grow_from={weights.grow_from}: both would give the "
+            "first weights. Keep init_from for a model of this size, grow_from for a smaller one."
         )
-    key, other = ("init_from", model.init_from) if model.grow_from is None else ("grow_from", model.grow_from)
+    key, other = ("init_from", weights.init_from) if weights.grow_from is None else ("grow_from", weights.grow_from)
     if config.start is not None and other is not None:
         yield (
-            f"start.checkpoint={config.start.checkpoint} and model.{key}={other}: both would give the first weights. "
-            f"Keep start to go on from a checkpoint, model.{key} for weights alone."
+            f"start.checkpoint={config.start.checkpoint} and weights.{key}={other}: both would give the first weights. "
+            f"Keep start to go on from a checkpoint, weights.{key} for weights alone."
         )
 
 
@@ -277,17 +277,20 @@ def worker_patience(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    if config.device == "cpu" and config.precision == "bf16":
-        yield "precision=bf16 with device=cpu: Composer trains in fp32 on CPUs. Set precision=auto or fp32."
-    kernels = {"model.attention": config.model.attention, "model.global_attention": config.model.global_attention}
+    compute = config.compute
+    if compute.device != "cpu":
+        return
+    if compute.precision == "bf16":
+        yield "compute.precision=bf16 with compute.device=cpu: Composer trains in fp32 on CPUs. Set it to auto or fp32."
+    kernels = {"compute.attention": compute.attention, "compute.global_attention": compute.global_attention}
     for key, kernel in kernels.items():
-        if config.device == "cpu" and kernel in ("varlen", "flash", "flex"):
-            yield f"{key}={kernel} with device=cpu: that kernel needs a GPU. Set {key}=auto or sdpa."
-    if config.device == "cpu" and getattr(config.optim, "fused", False):
-        yield "optim.fused=true with device=cpu: those kernels need a GPU. Set optim.fused=false."
+        if kernel in ("varlen", "flash", "flex"):
+            yield f"{key}={kernel} with compute.device=cpu: that kernel needs a GPU. Set {key}=auto or sdpa."
+    if getattr(config.optim, "fused", False):
+        yield "optim.fused=true with compute.device=cpu: those kernels need a GPU. Set optim.fused=false."
     for name in GPU_ONLY:
-        if config.device == "cpu" and name in config.callbacks:
-            yield f"callbacks.{name} with device=cpu: it measures GPUs only. Set callbacks.{name}=false."
+        if name in config.callbacks:
+            yield f"callbacks.{name} with compute.device=cpu: it measures GPUs only. Set callbacks.{name}=false."
 
 
 def sharding(config: RunConfig, num_ranks: int) -> Iterator[str]:

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from modernbert_train.config.interpolations import interpolation_mistake
 from modernbert_train.config.plugins import PLUGINS, REFUSED
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
-from modernbert_train.config.schema import VARIANTS, ModelConfig, RunConfig
+from modernbert_train.config.schema import VARIANTS, RunConfig
 from modernbert_train.errors import ConfigError
 
 T = TypeVar("T")
@@ -37,10 +37,10 @@ def load_run(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunC
     return load_typed(RunConfig, files, overrides)
 
 
-def load_model(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> ModelConfig:
-    """The model section of a run, or of a file that has no other, as in yamls/model. See `load_typed`."""
+def load_model(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
+    """A run of which only the model need be known, as in the files of yamls/model. See `load_typed`."""
     rest = ("name=model", "data.train=none", "data.tokenizer=none", "optim.lr=1")  # what a whole run must have
-    return load_typed(RunConfig, files, [*overrides, *rest]).model
+    return load_typed(RunConfig, files, [*overrides, *rest])
 
 
 def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str] = ()) -> T:

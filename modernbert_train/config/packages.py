@@ -32,7 +32,8 @@ def missing_plugins(config: RunConfig, section: str) -> Iterator[str]:
 
 def missing_kernels(config: RunConfig) -> Iterator[str]:
     """Packages of attention kernels; whether one that is there fits the GPU is asked when the model is built."""
-    kernels = {"model.attention": config.model.attention, "model.global_attention": config.model.global_attention}
+    compute = config.compute
+    kernels = {"compute.attention": compute.attention, "compute.global_attention": compute.global_attention}
     for key, kernel in kernels.items():
         if kernel == "flash" and not any(map(_is_there, _FLASH)):
             yield (

@@ -75,7 +75,7 @@ REFUSED: dict[str, str] = {
     "callbacks.export_for_inference": "`python -m modernbert_train export` writes a Hugging Face model",
     "callbacks.generate": "an encoder generates no text",
     "callbacks.image_visualizer": "there are no images",
-    "callbacks.load_checkpoint": f"{_OUR_CHECKPOINTS}; first weights from elsewhere are model.init_from",
+    "callbacks.load_checkpoint": f"{_OUR_CHECKPOINTS}; first weights from elsewhere are weights.init_from",
     "callbacks.memory_snapshot.remote_file_name": _NO_UPLOADS,
     "callbacks.mlperf": "it writes the log of another benchmark",
     "callbacks.nan_monitor": "the stability: section sees NaN and infinity on every rank; this sees NaN on one",

@@ -78,14 +78,6 @@ class ModelConfig:
     attention_out_dropout: float = 0.1  # after the attention's output projection, in training only
     init_std: float = 0.02  # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
     init_cutoff: float = 2.0  # truncation, in standard deviations
-    z_loss: float = 0.0  # weight of the squared log-partition added to the loss; the release used none
-    attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] = "auto"  # kernel; auto chooses and says so
-    global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = None  # global layers; None: same
-    compile: bool = False  # torch.compile the layers
-    activation_checkpointing: bool = False  # recompute each layer in the backward pass
-    init_from: str | None = None  # first weights, same architecture: run, checkpoint, Hugging Face folder or id, .pt
-    grow_from: str | None = None  # the same of a smaller model, enlarged by center tiling
-    grow_mode: Literal["fitted", "paper"] = "fitted"  # paper: the mapping as published; see models/tiling.py
 
     @property
     def head_size(self) -> int:
@@ -106,6 +98,27 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WeightsConfig:
+    """First weights from elsewhere, for a run that starts from scratch; see docs/weights.md."""
+
+    init_from: str | None = None  # same architecture: run, checkpoint, Hugging Face folder or id, .pt of Composer
+    grow_from: str | None = None  # the same of a smaller model, enlarged by center tiling
+    grow_mode: Literal["fitted", "paper"] = "fitted"  # paper: the mapping as published; see models/tiling.py
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeConfig:
+    """How the model is computed: where, in which precision, with which kernels. What it computes stays the same."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast over fp32 weights, or fp32 without bf16
+    attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] = "auto"  # kernel; auto chooses and says so
+    global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = None  # global layers; None: same
+    compile: bool = False  # torch.compile the layers
+    activation_checkpointing: bool = False  # recompute each layer in the backward pass
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
     """Masked-language modelling."""
 
@@ -115,6 +128,7 @@ class ObjectiveConfig:
     eval_mask_rate: float = 0.15  # the same in validation, whose masking is always exact and never changes
     mask_token_share: float = 0.8  # of the predicted positions: replaced by [MASK]
     random_token_share: float = 0.1  # of the predicted positions: replaced by a random token; the rest stay
+    z_loss: float = 0.0  # weight of the squared log-partition added to the loss; the release used none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +224,7 @@ class StartConfig:
     """A run that goes on from a checkpoint of another run; only its first start reads this.
 
     A later phase as a run of its own resets the clock. A rollback keeps it: the same phases go on from an earlier
-    checkpoint with other rates. For weights alone, without anything else, there is model.init_from.
+    checkpoint with other rates. For weights alone, without anything else, there is weights.init_from.
     """
 
     checkpoint: str = MISSING  # a checkpoint, or a run, whose newest checkpoint it then is
@@ -291,14 +305,14 @@ class RunConfig:
     name: str = MISSING  # letters, digits, '.', '_' and '-'
     runs_folder: str = "runs"  # the run lives in <runs_folder>/<name>
     seed: int = 17
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast over fp32 weights, or fp32 without bf16
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optim: OptimConfig = field(default_factory=StableAdamWConfig)
     phases: dict[str, PhaseConfig] = field(default_factory=dict)  # in order; at least one
-    start: StartConfig | None = None  # None: from scratch, or from model.init_from or model.grow_from
+    start: StartConfig | None = None  # None: from scratch, or from weights.init_from or weights.grow_from
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     stability: StabilityConfig = field(default_factory=StabilityConfig)

@@ -40,7 +40,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
         print(f"warning: other data than the run had when it was saved: {each}", file=sys.stderr)
     phase = last_phase(found)
     compute = Compute.of(config)
-    model = ModernBertForMaskedLM(config.model)
+    model = ModernBertForMaskedLM(config.model, config.compute, z_loss=config.objective.z_loss)
     load_weights(model, found.weights())
     model.set_global_rope_theta(phase.global_rope_theta)
     model.set_local_rope_theta(source.model.local_rope_theta)

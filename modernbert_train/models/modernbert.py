@@ -23,10 +23,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import IGNORED_LABEL, Batch
-from modernbert_train.config.schema import ModelConfig, PhaseConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig, PhaseConfig
 from modernbert_train.models.attention import choose_kernel
 from modernbert_train.models.heads import ChunkedLoss, PredictionHead, loss_and_gradient, masked_lm_loss_sum
 from modernbert_train.models.layers import EncoderLayer, compute_dtype, layer_norm, rotary_tables
+
+_PLAIN = ComputeConfig()
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,10 @@ class Embeddings(nn.Module):
 class Encoder(nn.Module):
     """Embeddings, layers and the final norm."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, compute: ComputeConfig) -> None:
         super().__init__()
         self.config = config
+        self.compute = compute
         self.global_rope_theta: float = PhaseConfig.global_rope_theta
         self.local_rope_theta = config.local_rope_theta
         self.embeddings = Embeddings(config)
@@ -75,19 +78,19 @@ class Encoder(nn.Module):
         }
 
     def forward(self, batch: Batch) -> Tensor:
-        config = self.config
+        config, compute = self.config, self.compute
         hidden_TD = self.embeddings(batch.input_ids_T)
         device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
-        local = choose_kernel(config.attention, device, dtype)
+        local = choose_kernel(compute.attention, device, dtype)
         attention = dict.fromkeys((True, False), (local, local.prepare(batch, config.half_window)))
-        if config.global_attention is not None:
-            whole = choose_kernel(config.global_attention, device, dtype, "model.global_attention")
+        if compute.global_attention is not None:
+            whole = choose_kernel(compute.global_attention, device, dtype, "compute.global_attention")
             if whole is not local:
                 attention[True] = (whole, whole.prepare(batch, config.half_window))
         # its length follows the number of documents; nothing compiled depends on it, so no graph should
         torch._dynamo.maybe_mark_dynamic(batch.cu_seqlens_S, 0)
         rotary = self.rotary(batch.position_ids_T, dtype)
-        recompute = config.activation_checkpointing and torch.is_grad_enabled()
+        recompute = compute.activation_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
             is_global = config.is_global(index)
             inputs = (hidden_TD, rotary[is_global], *attention[is_global])
@@ -96,12 +99,19 @@ class Encoder(nn.Module):
 
 
 class ModernBertForMaskedLM(nn.Module):
-    """Encoder, head and tied decoder. Fresh weights are meaningless until `models.init.initialize` or a checkpoint."""
+    """Encoder, head and tied decoder. Fresh weights are meaningless until `models.init.initialize` or a checkpoint.
 
-    def __init__(self, config: ModelConfig) -> None:
+    Args:
+        config: the architecture.
+        compute: kernels and recomputation.
+        z_loss: see `masked_lm_loss_sum`.
+    """
+
+    def __init__(self, config: ModelConfig, compute: ComputeConfig = _PLAIN, *, z_loss: float = 0.0) -> None:
         super().__init__()
         self.config = config
-        self.model = Encoder(config)
+        self.model = Encoder(config, compute)
+        self.z_loss = z_loss
         self.head = PredictionHead(config)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=True)
         self.decoder.weight = self.model.embeddings.tok_embeddings.weight
@@ -149,20 +159,20 @@ class ModernBertForMaskedLM(nn.Module):
             keep_logits: compute the loss from all logits at once, in the plain way, and return them.
 
         Raises:
-            ConfigError: config.attention names a kernel that cannot serve this device and precision.
+            ConfigError: compute.attention names a kernel that cannot serve this device and precision.
         """
         # index_select: its backward pass adds rows where they belong, that of an index sorts the positions first
         hidden_MD = self.head(self.encode(batch).index_select(0, batch.positions_M))
         logits_MV = None
         if keep_logits:
             logits_MV = self.decoder(hidden_MD)
-            loss_sum = masked_lm_loss_sum(logits_MV, batch.labels_M, self.config.z_loss)
+            loss_sum = masked_lm_loss_sum(logits_MV, batch.labels_M, self.z_loss)
         else:
             weight_VD, bias_V = self.decoder.weight, self.decoder.bias
             size = compute_dtype(hidden_MD).itemsize
             chunk = self.config.logit_chunk(on_gpu=hidden_MD.is_cuda, bytes_per_logit=size)
             loss_sum = ChunkedLoss.apply(
-                hidden_MD, weight_VD, bias_V, batch.labels_M, self.config.z_loss, chunk, self._loss_and_gradient
+                hidden_MD, weight_VD, bias_V, batch.labels_M, self.z_loss, chunk, self._loss_and_gradient
             )
         # counted on the device, not taken from the host, so that one CUDA graph serves microbatches of any content
         predicted = (batch.labels_M != IGNORED_LABEL).sum().clamp(min=1)

@@ -27,7 +27,7 @@ Mode = Literal["paper", "fitted"]
 
 GROWING = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
 EQUAL = ("vocab_size", "head_size", "global_attn_every_n_layers", "local_attention", "norm_eps")
-FITTED = "Set model.grow_mode=fitted."
+FITTED = "Set weights.grow_mode=fitted."
 EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 
 # end of a parameter's name -> what its rows and its columns run over; * n: n matrices are fused along the rows

@@ -52,6 +52,7 @@ def phase_memory(
     tokens = microbatch_rows * phase.config.row_tokens
     return memory(
         plan.config.model,
+        plan.config.compute,
         plan.parameters,
         optimizer=plan.config.optim.name,
         bf16=plan.bf16,
@@ -92,9 +93,9 @@ def remedy(plan: Plan, phase: PlannedPhase, gpu: str, found: Sequence[Setting]) 
         gpu: key of GPUS.
         found: its `settings` there.
     """
-    model = plan.config.model
-    ways = [] if model.compile else ["model.compile=true"]
-    ways += [] if model.activation_checkpointing else ["model.activation_checkpointing=true"]
+    compute = plan.config.compute
+    ways = [] if compute.compile else ["compute.compile=true"]
+    ways += [] if compute.activation_checkpointing else ["compute.activation_checkpointing=true"]
     if not found:
         words = " and ".join(ways) or "a larger GPU or shorter rows"
         return f"{phase.name}: not even one row of {phase.config.row_tokens:,} tokens fits. Try {words}."

@@ -73,12 +73,12 @@ def _notes(plan: Plan, gpu: str, bill: Bill) -> Iterator[str]:
         if not fits(plan, phase, gpu):
             yield str(remedy(plan, phase, gpu, settings(plan, phase, gpu, plan.ranks)))
     if not plan.bf16:
-        yield "precision=fp32: time and cost are predicted for bf16; fp32 is several times slower."
+        yield "compute.precision=fp32: time and cost are predicted for bf16; fp32 is several times slower."
     if not plan.documents.streams:
         yield f"Documents are {plan.documents.source}."
-    compiled = replace(plan, config=replace(plan.config, model=replace(plan.config.model, compile=True)))
+    compiled = replace(plan, config=replace(plan.config, compute=replace(plan.config.compute, compile=True)))
     faster = bill_of(compiled, gpu, {}).seconds
     if faster * GAIN < bill.seconds:
-        yield f"model.compile=true: {duration(faster)} instead of {duration(bill.seconds)}, predicted."
+        yield f"compute.compile=true: {duration(faster)} instead of {duration(bill.seconds)}, predicted."
     if plan.config.data.validation is None:
         yield "data.validation is not set: nothing will tell whether the model learns more than its own text."

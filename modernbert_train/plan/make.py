@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def bf16(self) -> bool:
-        return self.config.precision != "fp32"
+        return self.config.compute.precision != "fp32"
 
     @property
     def steps(self) -> int:
@@ -93,7 +93,9 @@ class Plan:
 
     def work(self, phase: PlannedPhase) -> Work:
         """What one rank computes in a phase."""
-        return Work(self.config.model, phase.config.row_tokens, phase.flops, phase.mask_rate, phase.fill)
+        return Work(
+            self.config.model, self.config.compute, phase.config.row_tokens, phase.flops, phase.mask_rate, phase.fill
+        )
 
     def step(self, gpu: str, phase: PlannedPhase, rows: int) -> StepTime:
         """Time of a step of the run as it is configured.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig
 from modernbert_train.plan.gpus import Gpu
 from modernbert_train.plan.parameters import Parameters
 
@@ -66,7 +66,7 @@ def usable_bytes(gpu: Gpu) -> int:
     return int((1 - RESERVED_SHARE) * gpu.memory_bytes) - RESERVED_BYTES
 
 
-def layer_bytes(model: ModelConfig, bf16: bool) -> int:
+def layer_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool) -> int:
     """Bytes per token that one layer keeps for its backward pass; c is 2 in bf16 and 4 in fp32.
 
     Attention: the residual 4D and its norm's statistics 8; the norm's output cD; q, k and v as projected 3cD, q and k
@@ -78,18 +78,18 @@ def layer_bytes(model: ModelConfig, bf16: bool) -> int:
     c, width, hidden = (2 if bf16 else 4), model.hidden_size, model.intermediate_size
     dropout = width if model.attention_out_dropout > 0 else 0
     common = 4 * width + 8 + c * 7 * width + 4 * model.num_heads + dropout + 8 + c * width
-    if model.compile:
+    if compute.compile:
         return common + c * width + c * 3 * hidden
     return common + 4 * width + c * 4 * hidden + (4 * model.head_size if bf16 else 0)
 
 
-def layers_bytes(model: ModelConfig, bf16: bool, tokens: int) -> int:
+def layers_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, tokens: int) -> int:
     """What autograd keeps of all layers; with activation checkpointing their inputs alone. The first has no norm."""
     residual = 4 * model.hidden_size
-    if model.activation_checkpointing:
+    if compute.activation_checkpointing:
         return model.num_layers * residual * tokens
-    first = 8 + (0 if model.compile else residual)
-    return (model.num_layers * layer_bytes(model, bf16) - first) * tokens
+    first = 8 + (0 if compute.compile else residual)
+    return (model.num_layers * layer_bytes(model, compute, bf16) - first) * tokens
 
 
 def outside_bytes(model: ModelConfig, bf16: bool, tokens: int, predicted: int) -> int:
@@ -105,7 +105,7 @@ def outside_bytes(model: ModelConfig, bf16: bool, tokens: int, predicted: int) -
     return per_token * tokens + per_prediction * predicted + 4 * model.vocab_size * (width + 1)
 
 
-def head_peak_bytes(model: ModelConfig, bf16: bool, predicted: int) -> int:
+def head_peak_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, predicted: int) -> int:
     """What the loss needs while it works on a chunk of logits, beyond what `outside_bytes` has of it.
 
     The gradient of a chunk's logits cV, and in bf16 beside it the logits, 4V in fp32 or, compiled, cV; and the head's
@@ -113,12 +113,13 @@ def head_peak_bytes(model: ModelConfig, bf16: bool, predicted: int) -> int:
     """
     c = 2 if bf16 else 4
     chunk = min(predicted, model.logit_chunk(on_gpu=True, bytes_per_logit=c))
-    logit = c if not bf16 else 2 * c if model.compile else c + 4
+    logit = c if not bf16 else 2 * c if compute.compile else c + 4
     return logit * model.vocab_size * chunk + (2 * model.hidden_size * predicted if bf16 else 0)
 
 
 def memory(
     model: ModelConfig,
+    compute: ComputeConfig,
     parameters: Parameters,
     *,
     optimizer: str,
@@ -132,7 +133,9 @@ def memory(
     """Memory of one GPU by part.
 
     Args:
-        model, parameters: the encoder and its counts.
+        model: the encoder.
+        compute: how it is computed.
+        parameters: the encoder's counts.
         optimizer: its name; StableAdamW needs two copies of the local weights for a moment, AdamW one.
         bf16: autocast over fp32 weights.
         strategy: how ranks share the model.
@@ -151,11 +154,11 @@ def memory(
         copies += 4 * (parameters.root + 2 * parameters.layer)
         # flat buffers: two layers arriving; the root's gradient whole, and once more to be reduced
         buffers = 8 * parameters.layer + 8 * parameters.root
-    layers = layers_bytes(model, bf16, tokens)
-    head = outside_bytes(model, bf16, tokens, predicted) + head_peak_bytes(model, bf16, predicted)
-    if model.activation_checkpointing:
+    layers = layers_bytes(model, compute, bf16, tokens)
+    head = outside_bytes(model, bf16, tokens, predicted) + head_peak_bytes(model, compute, bf16, predicted)
+    if compute.activation_checkpointing:
         # when the head is done a layer is computed again, and gradients of the residual and of the gate's product pass
-        again = layer_bytes(model, bf16) + 4 * model.hidden_size + c * model.intermediate_size
+        again = layer_bytes(model, compute, bf16) + 4 * model.hidden_size + c * model.intermediate_size
         layers += max(0, again * tokens - head)
     return Memory(
         weights=4 * own,

@@ -163,8 +163,8 @@ def _memory(plan: Plan, gpu: str) -> Section:
         own = min(-(-phase.config.batch_rows // plan.ranks), phase.config.microbatch_rows) * phase.config.row_tokens
         sizes = (*found.parts().values(), found.peak)
         rows.append((phase.name, f"{own:,}", *(gb(size) for size in sizes), "yes" if fits(plan, phase, gpu) else "NO"))
-    kept = "layer inputs only" if plan.config.model.activation_checkpointing else "no activation checkpointing"
-    compiled = "compiled" if plan.config.model.compile else "not compiled"
+    kept = "layer inputs only" if plan.config.compute.activation_checkpointing else "no activation checkpointing"
+    compiled = "compiled" if plan.config.compute.compile else "not compiled"
     precision = "bf16 over fp32 weights" if plan.bf16 else "fp32"
     return Section(
         f"Memory of one {GPUS[gpu].label}, GB",
@@ -243,21 +243,22 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
                 "yes" if bill.fits else "NO",
             )
         )
-    compiled = "compiled" if plan.config.model.compile else "NOT compiled (model.compile=true is faster)"
+    compiled = "compiled" if plan.config.compute.compile else "NOT compiled (compute.compile=true is faster)"
     notes = [
         "Predicted: matrix products at 55 % of the peak, attention at 27 %, elementwise work at 75 % of the memory's "
         f"rate, {compiled}; against the published averages on H100 this is from -6 to +21 %. Prices are assumptions of "
         f"{PRICE_DATE}; --price NAME=DOLLARS sets yours."
     ]
+    shape = (plan.config.model, plan.config.compute)
     sources = {
         found.source
         for name in shown
         for phase in plan.phases
-        if (found := find_measurement(name, plan.config.model, phase.config.row_tokens)) is not None
+        if (found := find_measurement(name, *shape, phase.config.row_tokens)) is not None
     }
     notes += [f"Measured: {source}." for source in sorted(sources)]
     if not plan.bf16:
-        notes.append("precision=fp32: predictions are for bf16; fp32 is several times slower.")
+        notes.append("compute.precision=fp32: predictions are for bf16; fp32 is several times slower.")
     return Section("Time and cost", rows, notes)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig
 from modernbert_train.plan.communication import Exchange, exchange, transfers
 from modernbert_train.plan.flops import Flops
 from modernbert_train.plan.gpus import GPUS, find_measurement
@@ -53,6 +53,7 @@ class Work:
 
     Attributes:
         model: the encoder.
+        compute: how it is computed.
         row_tokens: of the phase.
         flops: of a token that is not padding.
         mask_rate: predicted share of the tokens of a line.
@@ -60,6 +61,7 @@ class Work:
     """
 
     model: ModelConfig
+    compute: ComputeConfig
     row_tokens: int
     flops: Flops
     mask_rate: float
@@ -109,12 +111,12 @@ def microbatch_seconds(gpu_name: str, work: Work, tokens: int) -> tuple[float, L
         work: what is computed.
         tokens: of the microbatch, padding included.
     """
-    found = find_measurement(gpu_name, work.model, work.row_tokens)
+    found = find_measurement(gpu_name, work.model, work.compute, work.row_tokens)
     if found is not None:
         return tokens * work.fill / found.tokens_per_second, "measured"
     gpu, model, flops = GPUS[gpu_name], work.model, work.flops
-    traffic = COMPILED if model.compile else EAGER
-    passes = 4 if model.activation_checkpointing else 3  # the layers' forward pass is computed twice
+    traffic = COMPILED if work.compute.compile else EAGER
+    passes = 4 if work.compute.activation_checkpointing else 3  # the layers' forward pass is computed twice
     matrices = passes * flops.layers + 3 * flops.head
     attention = passes * (flops.global_attention + LOCAL_TILES * flops.local_attention) * work.fill
     layer_bytes = traffic.width * model.hidden_size + traffic.hidden * model.intermediate_size

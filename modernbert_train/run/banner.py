@@ -12,7 +12,7 @@ import torch
 
 from modernbert_train.compute import Compute
 from modernbert_train.config.describe import advice
-from modernbert_train.config.schema import ModelConfig, RunConfig
+from modernbert_train.config.schema import ComputeConfig, RunConfig
 from modernbert_train.data.check import few_predictions
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.models.attention import choose_kernel
@@ -56,7 +56,7 @@ def banner(
         f"  on      {_machines(config, compute.device, ranks, ranks_per_node)}, "
         f"{'bf16 autocast over fp32 weights' if compute.bf16 else compute.precision}",
         *_network(compute.device, ranks, ranks_per_node),
-        f"  kernels {_kernels(model, compute)}",
+        f"  kernels {_kernels(config.compute, compute)}",
         *_streams(facts),
         f"  vocab   {config.data.tokenizer}, hash {facts.vocabulary.sha256[:_HASH]}",
         f"  eval    {_validations(config, plan)}",
@@ -111,15 +111,18 @@ def _network(device: torch.device, ranks: int, ranks_per_node: int) -> list[str]
     return [f"  network {find_transport(os.environ).text}"]
 
 
-def _kernels(model: ModelConfig, compute: Compute) -> str:
+def _kernels(asked: ComputeConfig, compute: Compute) -> str:
     """The kernels that the model chooses here, asked in the way in which it asks."""
     dtype = torch.bfloat16 if compute.bf16 else torch.float32
     local, whole = (
         choose_kernel(name, compute.device, dtype).name
-        for name in (model.attention, model.global_attention or model.attention)
+        for name in (asked.attention, asked.global_attention or asked.attention)
     )
     names = local if whole == local else f"{whole} in global layers, {local} in local ones"
-    extras = [*(["compiled"] * model.compile), *(["recomputed in the backward pass"] * model.activation_checkpointing)]
+    extras = [
+        *(["compiled"] * asked.compile),
+        *(["recomputed in the backward pass"] * asked.activation_checkpointing),
+    ]
     return ", ".join([names, *(extras or ["not compiled"])])
 
 

@@ -111,7 +111,7 @@ def _verified(content: Any, path: Path) -> Manifest:
     if schema != SCHEMA and type(schema) is int:
         raise StorageError(
             f"{path.parent}: of schema {schema}, this version reads {SCHEMA}. Go on with the version that wrote it, or "
-            "export it there and start from its weights with model.init_from."
+            "export it there and start from its weights with weights.init_from."
         )
     if "xxh3_128" not in content:
         raise ValueError("it has no hash of itself")

@@ -29,7 +29,6 @@ from modernbert_train.read_json import Count, as_type, is_count, read_lines
 CHANGEABLE = (
     "runs_folder",
     "name",
-    "device",
     "data.num_workers",
     "data.prefetch_batches",
     "data.worker_timeout_seconds",
@@ -39,10 +38,11 @@ CHANGEABLE = (
     "data.train",  # the folders may move; their fingerprints are compared with the checkpoint's
     "data.validation",
     "data.tokenizer",
-    "model.attention",
-    "model.global_attention",
-    "model.compile",
-    "model.activation_checkpointing",
+    "compute.device",
+    "compute.attention",
+    "compute.global_attention",
+    "compute.compile",
+    "compute.activation_checkpointing",
     "eval.",
     "checkpoint.",
     "distributed.",

@@ -44,7 +44,7 @@ def refuse_average(run: Path) -> None:
     """
     raise ConfigError(
         f"{run}: an average of checkpoints, which has no moments and no place in the data to go on from. "
-        f"Start another run with model.init_from={run}."
+        f"Start another run with weights.init_from={run}."
     )
 
 

@@ -151,8 +151,8 @@ def build_model(config: RunConfig, *, sharded: bool) -> ModernBertForMaskedLM:
         sharded: build it without memory, on the meta device; FSDP2 gives each rank memory for its share.
     """
     with torch.device("meta") if sharded else nullcontext():
-        model = ModernBertForMaskedLM(config.model)
-    if config.model.compile:
+        model = ModernBertForMaskedLM(config.model, config.compute, z_loss=config.objective.z_loss)
+    if config.compute.compile:
         model.compile_layers()
     return model
 

@@ -124,7 +124,9 @@ def _train(
     on_rank_zero(lambda: _record_start(folder, start, origin))
     built.trainer.logger.log_hyperparameters(flat(config))
     requests.listen()
-    stage("compiling the layers, and training the first batch" if config.model.compile else "training the first batch")
+    stage(
+        "compiling the layers, and training the first batch" if config.compute.compile else "training the first batch"
+    )
     try:
         built.trainer.fit()
     except Exception as error:

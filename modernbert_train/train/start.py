@@ -107,7 +107,7 @@ def find_branch(config: RunConfig) -> Start | None:
     if source.checkpoint is None or source.checkpoint.is_average:
         raise ConfigError(
             f"{name}: holds weights alone, so there is nothing to go on from. Name a run or a checkpoint of this "
-            "program, or use model.init_from for weights."
+            "program, or use weights.init_from for weights."
         )
     check_same_architecture(source, config.model, name)
     check_same_tokenizer(source, config, name)

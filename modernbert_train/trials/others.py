@@ -17,7 +17,7 @@ OPTIMIZER_STEPS = 3
 
 
 def try_compile() -> str:
-    """A norm and a small feed-forward block, compiled as `model.compile` compiles layers, against the same as it is.
+    """A norm and a small feed-forward block, compiled as `compute.compile` compiles layers, against the same as it is.
 
     Raises:
         ArithmeticError: the output or a gradient is wrong.

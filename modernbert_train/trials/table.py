@@ -66,7 +66,7 @@ TRIALS: dict[str, Trial] = {
     ),
     "flex": _kernel("flex", f"{GPU}, which brings Triton"),
     "sdpa": _kernel("sdpa", "make the environment again: make venv"),
-    "compile": Trial("model.compile", COMPILER, try_compile, lambda: None, seconds=150),
+    "compile": Trial("compute.compile", COMPILER, try_compile, lambda: None, seconds=150),
     "fused": Trial("optim.fused", f"{GPU}, which brings Triton", try_fused, _gpu_and_triton),
     "gloo": Trial(
         "distributed backend gloo", "make the environment again: make venv", partial(try_backend, "gloo"), _gloo

@@ -6,18 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from modernbert_train.config.schema import ModelConfig
-from modernbert_train.models.tiling import GROWING, grow
+from modernbert_train.models.tiling import GROWING, Mode, grow
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.model_card import model_card
 from modernbert_train.weights.source import Source, open_source
 
 
-def grow_model(name: str, model: ModelConfig, out: Path, licence: str | None = None) -> Path:
+def grow_model(name: str, model: ModelConfig, mode: Mode, out: Path, licence: str | None = None) -> Path:
     """Write a larger model, with the tokenizer, RoPE bases and length of the smaller one.
 
     Args:
         name: see `open_source`.
-        model: the larger architecture; its grow_mode says how.
+        model: the larger architecture.
+        mode: see `models.tiling`.
         out: the folder; an earlier export there is replaced, anything else refused.
         licence: see `model_card`.
 
@@ -29,10 +30,10 @@ def grow_model(name: str, model: ModelConfig, out: Path, licence: str | None = N
         DataError, StorageError: see `open_source` and `export`.
     """
     source = open_source(name)
-    card = _card(name, source, model, licence)
+    card = _card(name, source, model, mode, licence)
     with source.tokenizer_folder() as tokenizer:
         export(
-            grow(source.weights(), source.model, model, model.grow_mode),
+            grow(source.weights(), source.model, model, mode),
             replace(model, local_rope_theta=source.model.local_rope_theta),
             global_rope_theta=source.global_rope_theta,
             max_tokens=source.max_tokens,
@@ -44,11 +45,11 @@ def grow_model(name: str, model: ModelConfig, out: Path, licence: str | None = N
     return out
 
 
-def _card(name: str, source: Source, model: ModelConfig, licence: str | None) -> str:
+def _card(name: str, source: Source, model: ModelConfig, mode: Mode, licence: str | None) -> str:
     sizes = "\n".join(f"| {key} | {getattr(source.model, key):,} | {getattr(model, key):,} |" for key in GROWING)
     sections = {
-        "": f"The weights of {name}, enlarged by center tiling (mode {model.grow_mode}) and not trained since: a start "
-        "for pretraining, `model.init_from`, and not a model to use.",
+        "": f"The weights of {name}, enlarged by center tiling (mode {mode}) and not trained since: a start "
+        "for pretraining, `weights.init_from`, and not a model to use.",
         "Sizes": f"| | from | to |\n| --- | --- | --- |\n{sizes}",
     }
     return model_card("A grown start", sections, licence=licence, base=name)

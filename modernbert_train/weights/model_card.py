@@ -122,7 +122,7 @@ def run_card(
     }
     sources = [source for _, report in data.values() for source in _sources(report).values()]
     hub = [source["path"] for source in sources if source.get("kind") == "hub" and _is_hub_id(source["path"])]
-    origin = trained.model.init_from or trained.model.grow_from
+    origin = trained.weights.init_from or trained.weights.grow_from
     return model_card(trained.name, sections, licence=licence, datasets=hub, base=origin)
 
 
@@ -184,8 +184,8 @@ def _training(trained: RunConfig, step: int, tokens: int) -> str:
     optim, model, objective = trained.optim, trained.model, trained.objective
     origin = "drawn at random (truncated normal)"
     for key in ("init_from", "grow_from"):
-        if getattr(model, key):
-            origin = f"`model.{key}={getattr(model, key)}`"
+        if getattr(trained.weights, key):
+            origin = f"`weights.{key}={getattr(trained.weights, key)}`"
     if trained.start is not None:
         origin = f"`start.checkpoint={trained.start.checkpoint}`"
     every = model.global_attn_every_n_layers

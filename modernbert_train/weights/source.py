@@ -151,10 +151,10 @@ class Origin:
 
     def describe(self) -> str:
         """One line for the banner."""
-        model, old = self.config.model, self.source.model
-        text = f"model.init_from={self.source.folder}"
-        if model.grow_from is not None:
-            text = f"model.grow_from={self.source.folder} ({model.grow_mode}): " + ", ".join(
+        model, weights, old = self.config.model, self.config.weights, self.source.model
+        text = f"weights.init_from={self.source.folder}"
+        if weights.grow_from is not None:
+            text = f"weights.grow_from={self.source.folder} ({weights.grow_mode}): " + ", ".join(
                 f"{key} {getattr(old, key):,} -> {getattr(model, key):,}" for key in GROWING
             )
         if self.source.tokenizer_sha256 is None:
@@ -177,10 +177,10 @@ class Origin:
         Raises:
             DataError: see `Source.weights`.
         """
-        stored, new = self.source.weights(), self.config.model
+        stored, new, weights = self.source.weights(), self.config.model, self.config.weights
         tensors: Iterable[tuple[str, Tensor]] = stored.items()
-        if new.grow_from is not None:
-            tensors = grow_each(stored, self.source.model, new, new.grow_mode)
+        if weights.grow_from is not None:
+            tensors = grow_each(stored, self.source.model, new, weights.grow_mode)
         targets = dict(model.named_parameters())
         for name, tensor in tensors:
             if name != DECODER:  # tied, and therefore already there
@@ -190,23 +190,23 @@ class Origin:
 
 
 def find_origin(config: RunConfig) -> Origin | None:
-    """What model.init_from or model.grow_from names, compared with the run; None if neither is set.
+    """What weights.init_from or weights.grow_from names, compared with the run; None if neither is set.
 
     Raises:
         ConfigError: the architecture or the tokenizer is not the run's; names both values.
         DataError, StorageError: see `open_source` and `Source.weights`.
     """
-    model = config.model
-    key, name = ("grow_from", model.grow_from) if model.grow_from is not None else ("init_from", model.init_from)
+    model, weights = config.model, config.weights
+    key, name = ("grow_from", weights.grow_from) if weights.grow_from is not None else ("init_from", weights.init_from)
     if name is None:
         return None
     check_named(name, config.runs_folder)
     source = open_source(name)
     if key == "grow_from":
-        check_growth(source.model, model, model.grow_mode)
+        check_growth(source.model, model, weights.grow_mode)
     else:
-        check_same_architecture(source, model, f"model.init_from={source.folder}")
-    check_same_tokenizer(source, config, f"model.{key}={name}")
+        check_same_architecture(source, model, f"weights.init_from={source.folder}")
+    check_same_tokenizer(source, config, f"weights.{key}={name}")
     source.weights()  # read once for nothing, so that damage is told before anything is made
     return Origin(source, config)
 
@@ -226,7 +226,7 @@ def check_same_architecture(source: Source, model: ModelConfig, key: str) -> Non
         raise ConfigError(
             f"{key}: of another architecture:\n  "
             + "\n  ".join(wrong)
-            + "\nSet the values it has, or enlarge a smaller model with model.grow_from."
+            + "\nSet the values it has, or enlarge a smaller model with weights.grow_from."
         )
 
 

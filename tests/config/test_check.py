@@ -49,7 +49,7 @@ BROKEN = {
     "model.norm_eps=0": "model.norm_eps=0.0: must be above 0.",
     "model.init_std=0": "model.init_std=0.0: must be above 0.",
     "model.init_cutoff=0": "model.init_cutoff=0.0: must be above 0.",
-    "model.z_loss=-1": "model.z_loss=-1.0: must not be negative.",
+    "objective.z_loss=-1": "objective.z_loss=-1.0: must not be negative.",
     "model.attention_out_dropout=1": "model.attention_out_dropout=1.0: must be at least 0 and below 1.",
     "data.packing_window=0": "data.packing_window=0: must be above 0.",
     "data.max_wait_rows=0": "data.max_wait_rows=0: must be above 0.",
@@ -96,7 +96,7 @@ BROKEN = {
     "launch.time_limit_minutes=2": "launch.save_seconds=120 leaves nothing of launch.time_limit_minutes=2.",
     "launch.rendezvous=node-1": "launch.rendezvous='node-1': HOST:PORT is expected",
     "launch.env.A-B=1": "launch.env.A-B: not a name of an environment variable.",
-    "callbacks.memory_monitor={}": "callbacks.memory_monitor with device=cpu: it measures GPUs only.",
+    "callbacks.memory_monitor={}": "callbacks.memory_monitor with compute.device=cpu: it measures GPUs only.",
     "logging.line_seconds=0": "logging.line_seconds=0.0: must be above 0.",
     "profile.steps=0": "profile.steps=0: must be above 0.",
     "profile.skip=0": "profile.skip=0: must be above 0.",
@@ -115,7 +115,7 @@ BROKEN = {
     "phases.one.schedule={warmup_tokens: 1, decay_tokens: 900, plateau: inverse_sqrt, final_lr_ratio: 0.2}": (
         "phases.one.schedule.final_lr_ratio=0.2: the rate has fallen to 0.1 of"
     ),
-    "model={init_from: a, grow_from: b}": "model.init_from=a and model.grow_from=b: both would give the first weights.",
+    "weights={init_from: a, grow_from: b}": "weights.init_from=a and weights.grow_from=b: both would give the first",
     "phases.one=null": "phases: empty, so there is nothing to train.",
     "data.train=null": "data.train: missing, and so is data.streams.",
     "data.streams={web: {path: a}}": "data.train=shards/train and data.streams (web): both name the training text.",
@@ -135,10 +135,10 @@ BROKEN = {
     "phases.one.batch_warmup.step_rows=0": "phases.one.batch_warmup: start_rows, step_rows and tokens must be above 0.",
     "phases.one.batch_warmup.start_rows=8": "phases.one.batch_warmup.start_rows=8 is not below",
     "phases.one.batch_warmup.tokens=1001": "phases.one.batch_warmup.tokens=1001 exceeds phases.one.tokens=1000:",
-    "model.attention=varlen": "model.attention=varlen with device=cpu: that kernel needs a GPU.",
-    "optim.fused=true": "optim.fused=true with device=cpu: those kernels need a GPU.",
-    "model.global_attention=flex": "model.global_attention=flex with device=cpu: that kernel needs a GPU.",
-    "precision=bf16": "precision=bf16 with device=cpu: Composer trains in fp32 on CPUs.",
+    "compute.attention=varlen": "compute.attention=varlen with compute.device=cpu: that kernel needs a GPU.",
+    "optim.fused=true": "optim.fused=true with compute.device=cpu: those kernels need a GPU.",
+    "compute.global_attention=flex": "compute.global_attention=flex with compute.device=cpu: that kernel needs a GPU.",
+    "compute.precision=bf16": "compute.precision=bf16 with compute.device=cpu: Composer trains in fp32 on CPUs.",
 }
 Load = Callable[..., RunConfig]
 
@@ -147,7 +147,7 @@ Load = Callable[..., RunConfig]
 def load(tmp_path: Path) -> Load:
     file = tmp_path / "good.yaml"
     file.write_text(GOOD, encoding="utf-8")
-    return lambda *overrides: load_run([file], ["device=cpu", *overrides])
+    return lambda *overrides: load_run([file], ["compute.device=cpu", *overrides])
 
 
 MIXED = ("data.train=null", "data.streams={web: {path: a}, books: {path: b}}")
@@ -189,8 +189,8 @@ def test_one_broken_rule_gives_one_message(load: Load, override: str) -> None:
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_takes_its_weights_from_nowhere_else(load: Load) -> None:
-    [message] = messages(load("start.checkpoint=c", "model.grow_from=a"))
-    assert message.startswith("start.checkpoint=c and model.grow_from=a: both would give the first weights.")
+    [message] = messages(load("start.checkpoint=c", "weights.grow_from=a"))
+    assert message.startswith("start.checkpoint=c and weights.grow_from=a: both would give the first weights.")
 
 
 @pytest.mark.parametrize("override", BROKEN_STREAMS)
@@ -223,7 +223,7 @@ def test_every_rule_is_broken_by_one_of_the_cases(load: Load) -> None:
 
 
 def test_every_broken_rule_is_told_at_once(load: Load) -> None:
-    found = messages(load("name=a b", "model.num_heads=10", "phases.one.tokens=0", "optim.lr=-1", "precision=bf16"))
+    found = messages(load("name=a b", "model.num_heads=10", "phases.one.tokens=0", "optim.lr=-1", "eval.row_tokens=7"))
     assert {line.split("=")[0] for line in found} >= {"name", "model.hidden_size", "phases.one.tokens", "optim.lr"}
     assert len(found) >= 5
 
@@ -290,12 +290,12 @@ def test_every_run_that_comes_with_the_project_loads_and_checks(file: Path) -> N
 def test_the_released_models_can_be_named_before_any_run(name: str, shape: tuple[int, ...]) -> None:
     """`grow --to yamls/model/large.yaml`, and `train yamls/model/large.yaml my_run.yaml`: only the size is in there."""
     file = ROOT / f"yamls/model/{name}.yaml"
-    model = load_model([file])
+    model = load_model([file]).model
     check_model(model)
     assert (model.hidden_size, model.num_layers, model.num_heads, model.intermediate_size) == shape
     assert (model.vocab_size, model.head_size) == (50368, 64)
     with pytest.raises(ConfigError, match=r"model\.num_heads=5\. Change"):
-        check_model(load_model([file], ["model.num_heads=5"]))
+        check_model(load_model([file], ["model.num_heads=5"]).model)
     rest = ["name=x", "data.train=a", "data.tokenizer=b", "optim.lr=1e-3"]
     assert load_run([file, ROOT / "yamls/quickstart.yaml"], rest).model.hidden_size == 192  # the later file wins
     assert load_run([file], rest).model == model

@@ -79,14 +79,14 @@ def test_three_typos_are_told_together_with_place_and_nearest_name(tmp_path: Pat
 
 def test_mistakes_of_every_kind_and_place_are_told_together(refused: Callable[..., list[str]]) -> None:
     lines = refused(
-        "seed: 1\nseed: 2\nmodel: {num_headz: 4}\noptim: {lr: fast}\n", "device=gpu", "eval.x.y=1", "nonsense"
+        "seed: 1\nseed: 2\nmodel: {num_headz: 4}\noptim: {lr: fast}\n", "compute.device=gpu", "eval.x.y=1", "nonsense"
     )
     assert [line.split(" ")[0] for line in lines] == [
         "seed",  # given twice
         "'nonsense':",
         "optim.lr='fast'",
         "model.num_headz",
-        "device='gpu'",
+        "compute.device='gpu'",
         "eval.x",
     ]
 
@@ -107,13 +107,13 @@ def test_a_key_like_no_other_lists_the_known_ones(refused: Callable[..., list[st
         ("optim: {lr: 8E-4}", "optim.lr", 8e-4),
         ("optim: {lr: 1}", "optim.lr", 1.0),
         ("optim: {betas: [0, 0.98]}", "optim.betas", (0.0, 0.98)),
-        ("model: {compile: true}", "model.compile", True),
+        ("compute: {compile: true}", "compute.compile", True),
         ("name: on", "name", "on"),  # a name may be what YAML 1.1 calls a boolean
         ("name: '010'", "name", "010"),
         ("eval: {max_tokens: null}", "eval.max_tokens", None),
         ("eval: {max_tokens:}", "eval.max_tokens", None),
         ("phases: {stable: {mask_rate: 1}}", "phases.stable.mask_rate", 1.0),
-        ("device: cuda", "device", "cuda"),
+        ("compute: {device: cuda}", "compute.device", "cuda"),
         ("loggers: {wandb: {tags: [a, 1e-3]}}", "loggers.wandb.tags", ["a", 1e-3]),
         ("callbacks: {speed_monitor: {window_size: 10}}", "callbacks.speed_monitor.window_size", 10),
         ("callbacks: {lr_monitor: {}}", "callbacks.lr_monitor", {}),
@@ -142,11 +142,14 @@ def test_values_mean_what_people_mean(load: Load, text: str, key: str, value: ob
         ("optim: {lr: '1e-3'}", "optim.lr='1e-3' (extra.yaml:1): expected a number."),
         ("optim: {lr: .nan}", "optim.lr=nan (extra.yaml:1): expected a number."),
         ("optim: {lr: 1e400}", "optim.lr=inf (extra.yaml:1): expected a number."),
-        ("model: {compile: on}", "model.compile='on' (extra.yaml:1): expected true or false."),
-        ("model: {compile: 1}", "model.compile=1 (extra.yaml:1): expected true or false."),
+        ("compute: {compile: on}", "compute.compile='on' (extra.yaml:1): expected true or false."),
+        ("compute: {compile: 1}", "compute.compile=1 (extra.yaml:1): expected true or false."),
         ("name: 5", "name=5 (extra.yaml:1): expected text."),
         ("name: [a]", "name=['a'] (extra.yaml:1): expected text."),
-        ("device: cpuu", "device='cpuu' (extra.yaml:1): expected one of auto, cpu, cuda. Did you mean cpu?"),
+        (
+            "compute: {device: cpuu}",
+            "compute.device='cpuu' (extra.yaml:1): expected one of auto, cpu, cuda. Did you",
+        ),
         ("optim: {betas: 0.9}", "optim.betas=0.9 (extra.yaml:1): expected a list like [float, float]."),
         ("optim: {betas: [0.9]}", "optim.betas=(0.9,) (extra.yaml:1): expected a list like [float, float]."),
         ("optim: {betas: [010, 0.9]}", "optim.betas=010 (extra.yaml:1): a leading zero means octal. Write it without."),
@@ -310,7 +313,7 @@ def test_interpolations_stand_for_other_keys_and_keep_types_checked(
     assert config.phases["decay"].schedule.decay_tokens == 500_000
     assert (config.runs_folder, config.loggers["wandb"]["tags"]) == ("out/base", ["base"])
     assert config.optim.eps == 17.0 and type(config.optim.eps) is float
-    for text in ("seed: ${name}", "seed: ${no.such}", "seed: ${seed}", "device: ${name}", "name: ${data}"):
+    for text in ("seed: ${name}", "seed: ${no.such}", "seed: ${seed}", "compute: {device: '${name}'}", "name: ${data}"):
         (line,) = refused(text)
         assert line.startswith("an interpolation cannot be resolved: ") and text.split(":")[0] in line
 
@@ -319,7 +322,7 @@ def test_interpolations_stand_for_other_keys_and_keep_types_checked(
     "override",
     [
         "data.train=${oc.env:TRAINING_SECRET}",
-        "data.train=${oc.${model.attention}:TRAINING_SECRET}",
+        "data.train=${oc.${compute.attention}:TRAINING_SECRET}",
         "data.train=x/${oc.env:TRAINING_SECRET}/y",
         "seed=${oc.env:TRAINING_SECRET}",
         "loggers.wandb.tags=['${oc.env:TRAINING_SECRET}']",

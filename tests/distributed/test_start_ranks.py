@@ -49,4 +49,4 @@ def test_sharded_ranks_start_with_the_weights_of_one(tiny_run: TinyRun, tmp_path
     for ranks in (2, 4):
         assert_start(f"of{ranks}", ranks, drawn)
     grown = dict(grow_each(drawn, small.model, large.model))
-    assert_start("grown", 2, grown, *LARGER, f"model.grow_from={tmp_path / 'runs/of4'}")
+    assert_start("grown", 2, grown, *LARGER, f"weights.grow_from={tmp_path / 'runs/of4'}")

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 pytest.importorskip("omegaconf", reason="the configuration needs omegaconf")
 
 from modernbert_train.batch import IGNORED_LABEL, Batch
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig
 from modernbert_train.models.attention import KERNELS
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -45,9 +45,9 @@ def small(**changes: Any) -> ModelConfig:
     return ModelConfig(**(given | changes))
 
 
-def build(config: ModelConfig) -> ModernBertForMaskedLM:
+def build(config: ModelConfig, **compute: Any) -> ModernBertForMaskedLM:
     """A model on the device with weights that follow from the configuration alone, in training mode."""
-    model = ModernBertForMaskedLM(config)
+    model = ModernBertForMaskedLM(config, ComputeConfig(**compute))
     initialize(model, config, seed=3)
     return model.to(DEVICE).train()
 

@@ -92,7 +92,7 @@ def masked(line: Lines, reverse: bool) -> Batch:
 def curve(attention: str, *, bf16: bool, compiled: bool = False, reverse: bool = False) -> list[float]:
     """The loss of every step."""
     torch._dynamo.reset()
-    model = build(small(attention=attention, vocab_size=VOCAB, init_std=0.02))
+    model = build(small(vocab_size=VOCAB, init_std=0.02), attention=attention)
     if compiled:
         model.compile_layers()
     optimizer = StableAdamW(model.parameters(), 2e-3, weight_decay=1e-5)

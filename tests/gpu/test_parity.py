@@ -36,13 +36,13 @@ def test_compiled_layers_compute_what_eager_ones_do_and_compile_once(attention: 
     documents, as many or more or fewer, must not be compiled for again: it stops every rank for half a minute."""
     need_kernel(attention, bf16)
     torch._dynamo.reset()
-    config = small(attention=attention)
+    config = small()
     batch = make_batch(DOCUMENTS, 1024, config.vocab_size)
-    eager, compiled = build(config), build(config)
+    eager, compiled = build(config, attention=attention), build(config, attention=attention)
     compiled.compile_layers()
     found, plain = see(compiled, batch, bf16), see(eager, batch, bf16)
     if bf16:
-        exact = see(build(small(attention="sdpa")), batch, bf16=False)
+        exact = see(build(small(), attention="sdpa"), batch, bf16=False)
         rounding, errors = apart(plain, exact), apart(found, exact)
         assert max(rounding.values()) < 0.1, "bf16 itself is off, compiled or not"
         for name, error in errors.items():
@@ -64,7 +64,7 @@ def test_the_model_equals_transformers(bf16: bool) -> None:
     computed one by one in transformers: what we train is what users load. In bf16 ours may be as far from fp32 as
     theirs is, half as much again for another order of sums."""
     shape = {"hidden_size": 768, "num_heads": 12, "intermediate_size": 1152, "num_layers": 22, "init_std": 0.02}
-    config = small(attention="auto", local_attention=128, **(shape if ON_GPU else {}))
+    config = small(local_attention=128, **(shape if ON_GPU else {}))
     model = build(config)
     model.set_global_rope_theta(160_000.0)
     batch = make_batch(DOCUMENTS, 1024, config.vocab_size)
@@ -90,9 +90,9 @@ def test_dropout_of_compiled_layers_has_the_right_share() -> None:
     """The compiler draws its own random numbers: a share that is off, or none, would be another recipe. Each layer adds
     its attention's output after dropout, so the mean over draws is the output without it."""
     torch._dynamo.reset()
-    config = small(attention="sdpa", num_layers=1, attention_out_dropout=0.1)
+    config = small(num_layers=1, attention_out_dropout=0.1)
     batch = make_batch([1024], 1024, config.vocab_size)
-    model = build(config)
+    model = build(config, attention="sdpa")
     layer = model.model.layers[0]
     before = model.model.embeddings(batch.input_ids_T).detach()
     outs = {}

@@ -31,8 +31,8 @@ def test_nothing_in_a_step_waits_for_the_device(attention: str, compiled: bool) 
     the batch, the forward and the backward pass, and the optimizer."""
     need_kernel(attention, bf16=True)
     torch._dynamo.reset()
-    config = small(attention=attention)
-    model = build(config)
+    config = small()
+    model = build(config, attention=attention)
     if compiled:
         model.compile_layers()
     optimizer = StableAdamW(decay_groups(model, 1e-5), 1e-4)

@@ -28,7 +28,7 @@ from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.train import adapters, build
 from tests.train import test_run as runs
 
-COMMON = [f"device={DEVICE.type}", "data.num_workers=0", *(["precision=bf16"] if ON_GPU else [])]
+COMMON = [f"compute.device={DEVICE.type}", "data.num_workers=0", *(["compute.precision=bf16"] if ON_GPU else [])]
 # torch chooses deterministic algorithms for everything in the step, the attention's backward pass included
 DETERMINISTIC = """
 import sys
@@ -113,7 +113,12 @@ def test_a_run_waits_for_the_device_once_a_step(
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", note)
         try:
-            assert main(["train", *tiny_run("device=cuda", "precision=bf16", "data.num_workers=1", *words)]) == 0
+            assert (
+                main(
+                    ["train", *tiny_run("compute.device=cuda", "compute.precision=bf16", "data.num_workers=1", *words)]
+                )
+                == 0
+            )
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert len(runs.records(tmp_path / "runs/tiny")) > last

@@ -25,7 +25,7 @@ FULL = (
     "launch.sbatch=[--qos=high, --exclusive]", "launch.rdma_resource=rdma/hca_shared_devices_a",
     "launch.time_limit_minutes=90", "launch.save_seconds=60", "launch.partition=long", "launch.account=lab",
     "launch.image=us/mine:1", "launch.volume_claim=disk", "launch.namespace=team", "launch.retries=5",
-    "launch.setup=module load cuda", "launch.env.NOTE=it's $HOME \"x\"", "launch.env.NUMBER=1", "device=auto",
+    "launch.setup=module load cuda", "launch.env.NOTE=it's $HOME \"x\"", "launch.env.NUMBER=1", "compute.device=auto",
     "phases.short.batch_warmup=null", "phases.long.batch_rows=8",
 )  # fmt: skip
 
@@ -128,7 +128,7 @@ def test_kubernetes_gives_rdma_devices_and_lets_them_lock_memory(tiny_run: TinyR
 
 
 def test_a_job_without_gpus_asks_for_no_node_with_them(tiny_run: TinyRun) -> None:
-    pod = pod_of(tiny_run, "device=cpu")
+    pod = pod_of(tiny_run, "compute.device=cpu")
     assert "nodeSelector" not in pod and "tolerations" not in pod
 
 
@@ -140,7 +140,7 @@ def test_slurm_runs_it_in_a_container(tiny_run: TinyRun) -> None:
         "srun", "--cpus-per-task=12", "apptainer", "exec", "--nv", "--bind", "$PWD", "--pwd", "$PWD",
         "/images/my own.sif", "python", "/opt/modernbert-train/launch/run.py", *words, "--ranks", "4",
     ]  # fmt: skip
-    assert "--nv" not in rendered("slurm", tiny_run(*FULL, "launch.container=a.sif", "device=cpu"))
+    assert "--nv" not in rendered("slurm", tiny_run(*FULL, "launch.container=a.sif", "compute.device=cpu"))
 
 
 @pytest.mark.parametrize(
@@ -215,12 +215,12 @@ def test_docker_runs_it_once_with_what_it_needs(tiny_run: TinyRun, tmp_path: Pat
 @pytest.mark.parametrize(
     ("target", "words", "message"),
     [
-        ("slurm", ("device=auto",), r"launch\.ranks_per_node is not set"),
+        ("slurm", ("compute.device=auto",), r"launch\.ranks_per_node is not set"),
         ("slurm", ("launch.nodes=3",), "cannot be shared evenly by 3 ranks"),
         ("kubernetes", (), r"launch\.image is not set"),
         ("kubernetes", ("launch.image=x",), r"launch\.volume_claim is not set"),
         ("kubernetes", (*FULL, "launch.gpu=h1000"), "launch.gpu=h1000: on Kubernetes one of .*h100.*kubectl get nodes"),
-        ("skypilot", ("device=auto", "launch.ranks_per_node=1"), r"launch\.gpu is not set"),
+        ("skypilot", ("compute.device=auto", "launch.ranks_per_node=1"), r"launch\.gpu is not set"),
         ("docker", (), r"launch\.image is not set"),
         ("docker", ("launch.image=x", "launch.nodes=2"), r"launch\.nodes=2 with --on docker"),
     ],

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.initialization import no_init_weights
 
 from modernbert_train.batch import IGNORED_LABEL, Batch
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
@@ -31,7 +31,6 @@ def small() -> Callable[..., ModelConfig]:
             "intermediate_size": 48,
             "local_attention": 16,
             "init_std": 0.15,
-            "attention": "sdpa",
         }
         return ModelConfig(**(defaults | changes))  # type: ignore[arg-type]
 
@@ -40,8 +39,11 @@ def small() -> Callable[..., ModelConfig]:
 
 @pytest.fixture
 def build() -> Callable[..., ModernBertForMaskedLM]:
-    def make(config: ModelConfig, theta: float = 10_000.0) -> ModernBertForMaskedLM:
-        model = ModernBertForMaskedLM(config)
+    def make(
+        config: ModelConfig, theta: float = 10_000.0, z_loss: float = 0.0, **compute: object
+    ) -> ModernBertForMaskedLM:
+        settings = ComputeConfig(**({"attention": "sdpa"} | compute))  # type: ignore[arg-type]
+        model = ModernBertForMaskedLM(config, settings, z_loss=z_loss)
         initialize(model, config, seed=3)
         generator = torch.Generator().manual_seed(4)
         for parameter in model.parameters():  # norms and biases that parity could miss at one and zero

@@ -91,7 +91,9 @@ def test_auto_takes_sdpa_on_cpu_and_says_so_once(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.INFO):
         kernels = {choose_kernel("auto", CPU, torch.float32).name for _ in range(3)}
     assert kernels == {"sdpa"}
-    assert [record.getMessage() for record in caplog.records] == ["model.attention=auto: using sdpa on cpu in float32"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "compute.attention=auto: using sdpa on cpu in float32"
+    ]
 
 
 def test_a_named_kernel_that_cannot_serve_is_refused() -> None:
@@ -99,13 +101,13 @@ def test_a_named_kernel_that_cannot_serve_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         choose_kernel("varlen", CPU, torch.float32)
     message = str(error.value)
-    assert message.startswith("model.attention=varlen: it needs a CUDA device, not cpu.")
-    assert message.endswith("Usable here: sdpa. Or set model.attention=auto.")
+    assert message.startswith("compute.attention=varlen: it needs a CUDA device, not cpu.")
+    assert message.endswith("Usable here: sdpa. Or set compute.attention=auto.")
 
 
 def test_an_unknown_kernel_is_refused() -> None:
     """A typing error must not pick some kernel."""
-    with pytest.raises(ConfigError, match=r"model\.attention=fa9: no such kernel\. Usable here: sdpa"):
+    with pytest.raises(ConfigError, match=r"compute\.attention=fa9: no such kernel\. Usable here: sdpa"):
         choose_kernel("fa9", CPU, torch.float32)
 
 
@@ -152,7 +154,7 @@ def test_varlen_call_fits_the_installed_torch(
 @pytest.mark.skipif(len(flash.MISSING) < 3, reason="a FlashAttention is installed")
 def test_flash_without_a_package_is_refused_with_the_ones_that_serve() -> None:
     """Users must learn that the package is missing before the run, not from an ImportError inside it."""
-    with pytest.raises(ConfigError, match=r"model\.attention=flash: no FlashAttention is .*Usable here: sdpa"):
+    with pytest.raises(ConfigError, match=r"compute\.attention=flash: no FlashAttention is .*Usable here: sdpa"):
         choose_kernel("flash", CPU, torch.float32)
 
 

@@ -151,7 +151,7 @@ def test_no_label_gives_zero_loss_and_zero_gradients(
     small: Make, build: Make, sequences: Make, pack: Make, spare: int, z_loss: float
 ) -> None:
     """A microbatch without a masked token must not turn the whole step into NaN, nor skip a rank's backward pass."""
-    model = build(small(z_loss=z_loss))
+    model = build(small(), z_loss=z_loss)
     out = model(pack([sequences([20, 3])], row_tokens=30, predict_every=0, spare=spare))
     assert out.loss.item() == 0.0 and out.loss.dtype == torch.float32
     out.loss.backward()
@@ -161,7 +161,7 @@ def test_no_label_gives_zero_loss_and_zero_gradients(
 
 def test_padded_labels_do_not_count(small: Make, build: Make, sequences: Make, pack: Make) -> None:
     """The loss is the mean over real labels, however many padded ones keep the shape static."""
-    model = build(small(z_loss=1e-2))
+    model = build(small(), z_loss=1e-2)
     losses = [model(pack([sequences([50])], row_tokens=64, spare=spare)).loss.item() for spare in (0, 40)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
@@ -170,7 +170,7 @@ def test_z_loss_is_the_mean_squared_log_partition(small: Make, build: Make, sequ
     """A user who turns it on gets the published term, with the weight that was asked for."""
     batch = pack([sequences([50])], row_tokens=64)
     plain = build(small())(batch, keep_logits=True)
-    with_z = build(small(z_loss=0.5))(batch)
+    with_z = build(small(), z_loss=0.5)(batch)
     lse = plain.logits_MV[: batch.num_predicted].logsumexp(-1)
     assert with_z.loss.item() == pytest.approx(plain.loss.item() + 0.5 * lse.square().mean().item(), rel=1e-5)
 
@@ -216,7 +216,7 @@ def test_activation_checkpointing_changes_memory_and_not_gradients(
     batch = pack([sequences([50])], row_tokens=50)
     grads, calls = [], []
     for switch in (False, True):
-        model = build(small(attention_out_dropout=0.3, activation_checkpointing=switch)).train()
+        model = build(small(attention_out_dropout=0.3), activation_checkpointing=switch).train()
         model.model.layers[1].attn.register_forward_pre_hook(lambda *_, switch=switch: calls.append(switch))
         torch.manual_seed(0)
         model(batch).loss.backward()
@@ -243,9 +243,9 @@ def test_bf16_autocast_stays_close_to_fp32(small: Make, build: Make, sequences: 
 def test_a_kernel_that_cannot_serve_stops_the_first_forward_pass(
     small: Make, build: Make, sequences: Make, pack: Make
 ) -> None:
-    """model.attention is honoured or refused, also where nobody asked before."""
-    model = build(small(attention="varlen"))
-    with pytest.raises(ConfigError, match=r"model\.attention=varlen"):
+    """compute.attention is honoured or refused, also where nobody asked before."""
+    model = build(small(), attention="varlen")
+    with pytest.raises(ConfigError, match=r"compute\.attention=varlen"):
         model(pack([sequences([5])], row_tokens=5))
 
 
@@ -262,7 +262,7 @@ def test_logits_exist_only_where_something_is_predicted(small: Make, build: Make
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_layers_equal_eager_ones(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """model.compile changes the speed and nothing else: same names, same loss, same gradients, and theta still acts."""
+    """compute.compile changes the speed and nothing else: names, loss and gradients are equal, and theta still acts."""
     config: ModelConfig = small(num_layers=4)
     batch = pack([sequences([50, 20])], row_tokens=96)
     eager, compiled = build(config), build(config)

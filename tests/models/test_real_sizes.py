@@ -18,8 +18,8 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 Make = Callable[..., Any]
 THETA = 160_000.0
-BASE = ModelConfig(attention="sdpa")
-LARGE = ModelConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624, attention="sdpa")
+BASE = ModelConfig()
+LARGE = ModelConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 
 
 def compare(

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models import modernbert
 from modernbert_train.models.attention import choose_kernel, sdpa, varlen
@@ -37,7 +37,7 @@ def test_the_gradient_does_not_depend_on_the_split_into_microbatches(
 ) -> None:
     """Else memory, or the number of GPUs, would change what is trained. Row 3 has few labels, one split has none."""
     rows = [[ids] for ids in sequences([90, 40, 2, 96])]
-    model = build(small(z_loss=1e-3))
+    model = build(small(), z_loss=1e-3)
     total = pack(rows, row_tokens=96).num_predicted
     model(pack(rows, row_tokens=96)).loss.backward()
     expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
@@ -168,13 +168,13 @@ def test_local_and_global_layers_may_use_different_kernels(
     batch = pack([sequences([40, 30])], row_tokens=70)
     expected = build(small()).encode(batch)
     with recorded_kernels(monkeypatch) as calls:
-        out = build(small(attention="a", global_attention="b")).encode(batch)
+        out = build(small(), attention="a", global_attention="b").encode(batch)
         assert torch.equal(out, expected)
         layers = [("b", "attend", False), ("a", "attend", True), ("a", "attend", True)]
         assert calls == [("a", "prepare", False), ("b", "prepare", False), *layers, *layers, layers[0]]
     for changes in ({"attention": "a"}, {"attention": "a", "global_attention": "a"}):
         with recorded_kernels(monkeypatch) as calls:
-            build(small(**changes)).encode(batch)
+            build(small(), **changes).encode(batch)
             assert [call[:2] for call in calls] == [("a", "prepare")] + 7 * [("a", "attend")]
 
 
@@ -182,8 +182,8 @@ def test_a_kernel_of_global_layers_that_cannot_serve_is_refused_by_its_own_key(
     small: Make, build: Make, sequences: Make, pack: Make
 ) -> None:
     """The message must name what was set."""
-    with pytest.raises(ConfigError, match=r"model\.global_attention=varlen: .*Or set model\.global_attention=auto"):
-        build(small(global_attention="varlen")).encode(pack([sequences([5])], row_tokens=5))
+    with pytest.raises(ConfigError, match=r"compute\.global_attention=varlen: .*Or set compute\.global_attention=auto"):
+        build(small(), global_attention="varlen").encode(pack([sequences([5])], row_tokens=5))
 
 
 def opaque_attention() -> SimpleNamespace:
@@ -237,9 +237,9 @@ def test_no_step_waits_for_the_device(
     """One number read back in a step lets a GPU run dry. Tensors without values refuse every attempt to read one."""
     monkeypatch.setattr(varlen, "support", lambda *_: None)
     choose_kernel.cache_clear()
-    config = small(attention="varlen", activation_checkpointing=checkpointing, z_loss=1e-4)
+    compute = ComputeConfig(attention="varlen", activation_checkpointing=checkpointing)
     with torch.device("meta"):
-        model = ModernBertForMaskedLM(config)
+        model = ModernBertForMaskedLM(small(), compute, z_loss=1e-4)
     batch = pack([sequences([40, 30])], row_tokens=80).to("meta")
     optimizer = StableAdamW(model.parameters(), 1e-3, weight_decay=1e-5)
     for _ in range(2):
@@ -276,7 +276,7 @@ def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(
     monkeypatch.setattr(varlen, "support", lambda *_: None)
     choose_kernel.cache_clear()
     with torch.device("meta"):
-        model = ModernBertForMaskedLM(small(attention="varlen"))
+        model = ModernBertForMaskedLM(small(), ComputeConfig(attention="varlen"))
     seen = []
     for lengths, predicted in (([40, 30], 20), ([96], 3), ([3] * 30, 0)):
         batch = pack([sequences(lengths)], row_tokens=96, spare=1)

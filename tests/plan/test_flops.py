@@ -15,7 +15,7 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.plan.flops import Spans, flops_per_token, mean_spans
 from tests.plan.batches import make_batch
 
-BASE = ModelConfig(vocab_size=2048, num_layers=4, attention="sdpa", attention_out_dropout=0.0)  # two layers of a kind
+BASE = ModelConfig(vocab_size=2048, num_layers=4, attention_out_dropout=0.0)  # two layers of a kind
 TINY = replace(BASE, vocab_size=512, hidden_size=32, num_heads=2, intermediate_size=48, local_attention=16)
 LARGE = ModelConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 

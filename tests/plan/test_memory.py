@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig
 from modernbert_train.models import modernbert
 from modernbert_train.models.attention import varlen
 from modernbert_train.models.heads import loss_and_gradient
@@ -30,6 +30,7 @@ from modernbert_train.plan.parameters import count_parameters
 from tests.distributed.gloo import run_ranks
 from tests.plan.batches import make_batch
 
+PLAIN, RECOMPUTED = ComputeConfig(), ComputeConfig(activation_checkpointing=True)
 BASE = ModelConfig(attention_out_dropout=0.0)
 SMALL = ModelConfig(
     vocab_size=8192, hidden_size=192, num_layers=5, num_heads=3, intermediate_size=288, attention_out_dropout=0.0
@@ -124,12 +125,12 @@ def test_base_with_98304_tokens_keeps_what_is_said(
 ) -> None:
     """At the published size, with the kernel GPUs use: fake tensors have shapes, storages and no memory."""
     monkeypatch.setattr(modernbert, "choose_kernel", lambda *_: varlen)
-    config = replace(BASE, activation_checkpointing=checkpointing)
+    config, compute = BASE, ComputeConfig(activation_checkpointing=checkpointing)
     tokens, predicted = 96 * 1024, 29_528
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = ModernBertForMaskedLM(config).train()
+        model = ModernBertForMaskedLM(config, compute).train()
         found = saved(model, make_batch([1024] * 96, predicted), bf16)
-    told = layers_bytes(config, bf16, tokens) + outside_bytes(config, bf16, tokens, predicted)
+    told = layers_bytes(config, compute, bf16, tokens) + outside_bytes(config, bf16, tokens, predicted)
     if checkpointing:  # copies of the layers' weights are gone with what else they kept
         weights = config.hidden_size**2
         told -= 0 if bf16 else 8 * config.head_size * tokens  # rotary tables, which are an argument then
@@ -142,7 +143,7 @@ def test_base_with_98304_tokens_keeps_what_is_said(
 def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch.compile decides to keep; the decision is made before any code is generated, by the same function."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _attend(q, k, v)[0])
-    config = replace(SMALL, num_layers=4, compile=True)
+    config = replace(SMALL, num_layers=4)
     model = ModernBertForMaskedLM(config).train()
     backend = "aot_eager_decomp_partition"
     for layer in model.model.layers:
@@ -150,34 +151,36 @@ def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     model._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False, backend=backend)
     batch = make_batch([512, 512], 312)
     found = saved(model, batch, True)
-    told = layers_bytes(config, True, 1024) + outside_bytes(config, True, 1024, 312)
+    told = layers_bytes(config, ComputeConfig(compile=True), True, 1024) + outside_bytes(config, True, 1024, 312)
     assert told + 2 * decoded(config) - norm_on_cpu(config, True, 312) == pytest.approx(found, rel=0.02)
 
 
-def planned(config: ModelConfig, bf16: bool, tokens: int = 0, predicted: int = 0, **more: Any) -> Memory:
+def planned(
+    config: ModelConfig, bf16: bool, tokens: int = 0, predicted: int = 0, compute: ComputeConfig = PLAIN, **more: Any
+) -> Memory:
     settings: dict[str, Any] = {"optimizer": "stable_adamw", "strategy": "ddp", "shards": 1, "ranks": 1}
     counts = count_parameters(config)
-    return memory(config, counts, bf16=bf16, tokens=tokens, predicted=predicted, **(settings | more))
+    return memory(config, compute, counts, bf16=bf16, tokens=tokens, predicted=predicted, **(settings | more))
 
 
 @pytest.mark.runs
 @pytest.mark.parametrize(
-    ("config", "bf16", "rel"),
+    ("config", "compute", "bf16", "rel"),
     [
-        (SMALL, True, 0.02),
-        (SMALL, False, 0.02),
-        (replace(SMALL, vocab_size=512), True, 0.02),
-        (replace(SMALL, activation_checkpointing=True), True, 0.1),
-        (replace(SMALL, vocab_size=512, activation_checkpointing=True), True, 0.1),
+        (SMALL, PLAIN, True, 0.02),
+        (SMALL, PLAIN, False, 0.02),
+        (replace(SMALL, vocab_size=512), PLAIN, True, 0.02),
+        (SMALL, RECOMPUTED, True, 0.1),
+        (replace(SMALL, vocab_size=512), RECOMPUTED, True, 0.1),
     ],
     ids=["bf16", "fp32", "small head", "checkpointed", "checkpointed, small head"],
 )
 def test_the_highest_point_of_a_step_is_what_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: ModelConfig, bf16: bool, rel: float
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: ModelConfig, compute: ComputeConfig, bf16: bool, rel: float
 ) -> None:
     """The allocator's own record of a second forward and backward pass, when gradients exist."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _Attend.apply(q, k, v))
-    model = ModernBertForMaskedLM(config).train()
+    model = ModernBertForMaskedLM(config, compute).train()
     batch = make_batch([512] * 4, 640)
 
     def step() -> None:
@@ -191,7 +194,7 @@ def test_the_highest_point_of_a_step_is_what_is_said(
     record.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     found = max(event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]")
-    told = planned(config, bf16, tokens=2048, predicted=640)
+    told = planned(config, bf16, tokens=2048, predicted=640, compute=compute)
     assert told.copies + told.layers + told.head == pytest.approx(found, rel=rel)
 
 

@@ -72,7 +72,7 @@ def test_the_first_lines_are_the_answer(tiny_run: TinyRun, capsys: pytest.Captur
     """What somebody wants to know first would stand at the end of 85 lines of tables."""
     out = told(
         capsys,
-        *tiny_run("model.compile=true"),
+        *tiny_run("compute.compile=true"),
         "--ranks",
         "2",
         "--gpu",
@@ -109,12 +109,12 @@ def test_the_answer_says_what_stands_in_the_way(capsys: pytest.CaptureFixture[st
     _, found = answered(told(capsys, *run, "--gpu", "h100", "b200", "--price", "b200=1"))
     assert found["memory"][0].startswith("fits, 7.75 GB to spare: 69.4 of 77.2 usable GB")
     assert found["cheapest"][0].startswith("8 x B200: ") and len(found["note"]) == 2
-    assert re.match(r"model.compile=true: .+ instead of .+, predicted", found["note"][1])
+    assert re.match(r"compute.compile=true: .+ instead of .+, predicted", found["note"][1])
 
 
 def test_gpus_and_prices_are_the_users(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     """Named GPUs alone, the first for memory and advice; an override may follow them."""
-    words = [*tiny_run(), "--price", "l40s=7.25", "--gpu", "l40s", "a100", "model.compile=true"]
+    words = [*tiny_run(), "--price", "l40s=7.25", "--gpu", "l40s", "a100", "compute.compile=true"]
     out = told(capsys, *words)
     table = out[out.index("Time and cost") :]
     assert (
@@ -154,7 +154,7 @@ def test_mistakes_are_told_before_anything_is_planned(tiny_run: TinyRun, capsys:
 def test_what_does_not_fit_is_said_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     run = str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml")
     out = told(capsys, run, "data.train=absent/train", "--ranks", "8", "--gpu", "rtx4090")
-    found = re.search(r"stable does not fit as configured. Set microbatch_tokens=(\d+) or model.compile=true", out)
+    found = re.search(r"stable does not fit as configured. Set microbatch_tokens=(\d+) or compute.compile=true", out)
     assert found is not None
     more = [f"phases.stable.microbatch_tokens={found[1]}", "data.train=absent/train"]
     assert "does not fit" not in told(capsys, run, *more, "--ranks", "8", "--gpu", "rtx4090")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig
 from modernbert_train.plan import gpus
 from modernbert_train.plan.advice import fits, phase_memory, settings
 from modernbert_train.plan.flops import flops_per_token, mean_spans
@@ -34,10 +34,9 @@ def test_the_roofline_is_near_what_was_measured(found: Measurement, monkeypatch:
         num_layers=found.num_layers,
         num_heads=found.hidden_size // 64,
         intermediate_size=found.intermediate_size,
-        compile=True,
     )
     flops = flops_per_token(model, mean_spans([found.row_tokens], model.half_window), 0.3)
-    work = Work(model, found.row_tokens, flops, mask_rate=0.3, fill=1.0)
+    work = Work(model, ComputeConfig(compile=True), found.row_tokens, flops, mask_rate=0.3, fill=1.0)
     seconds, basis = microbatch_seconds(found.gpu, work, 98_304)
     assert basis == "measured" and 98_304 / seconds == pytest.approx(found.tokens_per_second)
     monkeypatch.setattr(gpus, "MEASUREMENTS", ())
@@ -48,13 +47,13 @@ def test_the_roofline_is_near_what_was_measured(found: Measurement, monkeypatch:
 
 def test_the_published_run_takes_its_published_hours() -> None:
     """194 hours on 8 H100 for the first phase, of which these are the steps."""
-    plan = base("model.compile=true")
+    plan = base("compute.compile=true")
     assert plan.phase_seconds("h100", plan.phases[0]) / 3600 == pytest.approx(194.2, rel=0.02)
 
 
 @pytest.mark.runs
 def test_more_bandwidth_more_speed_and_eager_is_slower() -> None:
-    compiled, eager = base("model.compile=true"), base()
+    compiled, eager = base("compute.compile=true"), base()
     times = [compiled.phase_seconds(name, compiled.phases[0]) for name in ("b200", "h200", "a100", "rtx4090")]
     assert times == sorted(times)
     assert eager.phase_seconds("h200", eager.phases[0]) > 1.5 * times[1]
@@ -67,7 +66,7 @@ def test_small_microbatches_wait_for_launches() -> None:
     assert fast == pytest.approx(slow, rel=0.1)
 
 
-@pytest.mark.parametrize("overrides", [[], ["model.compile=true"], ["model.activation_checkpointing=true"]])
+@pytest.mark.parametrize("overrides", [[], ["compute.compile=true"], ["compute.activation_checkpointing=true"]])
 @pytest.mark.parametrize("gpu", ["h100", "rtx4090"])
 def test_advice_fits_divides_and_is_the_largest(gpu: str, overrides: list[str]) -> None:
     plan = base(*overrides)
@@ -100,7 +99,7 @@ LARGE = [
 
 def test_no_step_is_shorter_than_the_planning_of_its_batch() -> None:
     """Each rank plans the whole batch: a thousand GPUs make a step of base shorter than that, and would wait."""
-    plan = base("model.compile=true")
+    plan = base("compute.compile=true")
     for ranks, waits in ((8, False), (64, False), (1024, True)):
         step = settings(plan, plan.phases[0], "h100", ranks)[0].step
         assert step.planning == pytest.approx(step.tokens / PLANNED_TOKENS_PER_SECOND)
@@ -108,7 +107,7 @@ def test_no_step_is_shorter_than_the_planning_of_its_batch() -> None:
 
 
 def test_the_first_advice_is_the_fastest_and_ddp_where_sharding_gains_nothing() -> None:
-    plan = base("model.compile=true", *LARGE)
+    plan = base("compute.compile=true", *LARGE)
     (phase,) = plan.phases
     few, many = (settings(plan, phase, "h100", ranks) for ranks in (8, 512))
     assert few[0].strategy == "ddp" and few[0].step.seconds < 1.02 * few[1].step.seconds
@@ -118,7 +117,7 @@ def test_the_first_advice_is_the_fastest_and_ddp_where_sharding_gains_nothing() 
 
 def test_hsdp_beats_fsdp2_on_many_nodes() -> None:
     """A ring over a thousand GPUs waits for a thousand hops in every call."""
-    plan = base("model.compile=true")
+    plan = base("compute.compile=true")
     found = {setting.strategy: setting.step.efficiency for setting in settings(plan, plan.phases[0], "h100", 1024)}
     assert found["ddp"] >= found["hsdp"] > 2 * found["fsdp2"]
 
@@ -132,9 +131,9 @@ def test_the_configured_ranks_of_a_shard_are_respected() -> None:
 
 def test_a_measurement_is_for_one_shape_only() -> None:
     """Half the layers must not be given the speed of all."""
-    base_shape = ModelConfig(compile=True)
-    assert gpus.find_measurement("h100", base_shape, 1024) is not None
-    for other in (replace(base_shape, num_layers=10), replace(base_shape, compile=False)):
-        assert gpus.find_measurement("h100", other, 1024) is None
-    assert gpus.find_measurement("h200", base_shape, 1024) is None
-    assert gpus.find_measurement("h100", base_shape, 512) is None
+    shape, compiled, eager = ModelConfig(), ComputeConfig(compile=True), ComputeConfig()
+    assert gpus.find_measurement("h100", shape, compiled, 1024) is not None
+    assert gpus.find_measurement("h100", replace(shape, num_layers=10), compiled, 1024) is None
+    assert gpus.find_measurement("h100", shape, eager, 1024) is None
+    assert gpus.find_measurement("h200", shape, compiled, 1024) is None
+    assert gpus.find_measurement("h100", shape, compiled, 512) is None

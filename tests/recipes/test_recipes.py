@@ -101,7 +101,12 @@ def words(data: Path, runs: Path, file: str, *overrides: str) -> list[str]:
         *(f"phases.{n}.batch_warmup.tokens=3000" for n, p in config.phases.items() if p.batch_warmup),
         *(f"data.{key}={data / key}" for key in ("train", "validation", "tokenizer")),
         "model.attention_out_dropout=0",  # it is keyed by the step, and a phase alone counts from 1
-        *(f"runs_folder={runs}", "data.num_workers=0", "eval={interval_tokens: null, max_tokens: 1000}", "device=cpu"),
+        *(
+            f"runs_folder={runs}",
+            "data.num_workers=0",
+            "eval={interval_tokens: null, max_tokens: 1000}",
+            "compute.device=cpu",
+        ),
         *overrides,
     ]
 
@@ -124,7 +129,7 @@ def test_the_tiny_recipe_runs_whole_and_phase_by_phase_and_grows(
     losses = [entry["loss"] for entry in records(tmp_path / "tiny", "validation")]
     assert len(losses) >= 3 and losses[-1] < losses[0]
 
-    grown = f"model.grow_from={tmp_path}/tiny-1-stable"
+    grown = f"weights.grow_from={tmp_path}/tiny-1-stable"
     assert main(["train", *words(tiny_data, tmp_path, "tiny-large.yaml", grown)]) == 0
     start_of_large = records(tmp_path / "tiny-large", "start")[0]["from"]
     assert "hidden_size 128 -> 192, num_layers 4 -> 7" in start_of_large, start_of_large

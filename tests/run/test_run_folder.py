@@ -32,7 +32,12 @@ def test_what_only_decides_speed_may_change_and_what_is_trained_may_not(tiny_run
     first.open()
     first.save_config()
     first.close()
-    harmless = ("data.num_workers=2", "phases.short.microbatch_tokens=64", "checkpoint.keep=9", "model.attention=sdpa")
+    harmless = (
+        "data.num_workers=2",
+        "phases.short.microbatch_tokens=64",
+        "checkpoint.keep=9",
+        "compute.attention=sdpa",
+    )
     folder = RunFolder(read_run(tiny_run(*harmless)))
     assert len(folder.open()) == len(harmless)
     folder.close()

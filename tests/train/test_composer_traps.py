@@ -125,9 +125,11 @@ def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with get_precision_context("amp_bf16"):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
-    asked, left_open = (read_run(tiny_run("device=auto", f"precision={precision}")) for precision in ("bf16", "auto"))
+    asked, left_open = (
+        read_run(tiny_run("compute.device=auto", f"compute.precision={precision}")) for precision in ("bf16", "auto")
+    )
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    with pytest.raises(ConfigError, match="precision=bf16: this machine trains on its CPU"):
+    with pytest.raises(ConfigError, match="compute.precision=bf16: this machine trains on its CPU"):
         resolve_precision(asked, cpu)
     assert resolve_precision(left_open, cpu) == "fp32"
     for has_bf16 in (False, True):
@@ -135,7 +137,7 @@ def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: py
         assert resolve_precision(left_open, gpu) == ("amp_bf16" if has_bf16 else "fp32")
     assert resolve_precision(asked, gpu) == "amp_bf16"
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
-    with pytest.raises(ConfigError, match="precision=bf16: this GPU has no bf16"):
+    with pytest.raises(ConfigError, match="compute.precision=bf16: this GPU has no bf16"):
         resolve_precision(asked, gpu)
 
 

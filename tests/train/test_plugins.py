@@ -151,7 +151,7 @@ def test_mlflow_gets_every_step_and_a_restart_goes_on_in_the_same_run(
 def test_what_check_cannot_see_is_refused_before_anything_is_made(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
 ) -> None:
-    assert main(["train", *tiny_run("device=auto", words)]) == 78
+    assert main(["train", *tiny_run("compute.device=auto", words)]) == 78
     assert message in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
@@ -159,7 +159,7 @@ def test_what_check_cannot_see_is_refused_before_anything_is_made(
 def test_callbacks_that_measure_gpus_are_there_on_gpus(tiny_run: TinyRun, tmp_path: Path) -> None:
     """And what they write goes into the run's folder."""
     words = [f"callbacks.{name}={{}}" for name in GPU_ONLY]
-    built = build_callbacks(read_run(tiny_run("device=auto", *words)), torch.device("cuda"))
+    built = build_callbacks(read_run(tiny_run("compute.device=auto", *words)), torch.device("cuda"))
     assert [type(each) for each in built] == [CALLBACKS[name] for name in GPU_ONLY]
     for each in built[1:]:
         assert each.folder.startswith(str(tmp_path / "runs/tiny/")) and each.remote_file_name is None  # type: ignore[attr-defined]

@@ -116,7 +116,7 @@ def test_stop_ends_the_run_before_the_update_and_skipping_goes_on_from_there(
 ) -> None:
     """A gradient that is not finite although the loss is: the message says where; the same command with another policy
     gives what that policy would have given from the start."""
-    words = tiny_run(*SHORT, "model.activation_checkpointing=true")  # layers are computed again within the report too
+    words = tiny_run(*SHORT, "compute.activation_checkpointing=true")  # layers are computed again within the report too
     with at_fault(Fault("backward", steps=(4,), microbatch=1)):
         assert main(["train", *words]) == 70
         error = capsys.readouterr().err
@@ -216,7 +216,7 @@ def test_weights_that_are_not_finite_are_never_saved_nor_skipped_over(
     assert checkpoint(tmp_path / "runs/tiny", 2) == newest_valid(tmp_path / "runs/tiny/checkpoints")[0]
 
     words = tiny_run(*SHORT, "name=later", "checkpoint.interval_steps=2", "stability.non_finite=skip")
-    assert main(["train", *words, "model.activation_checkpointing=true"]) == 70
+    assert main(["train", *words, "compute.activation_checkpointing=true"]) == 70
     error = capsys.readouterr().err
     assert "weights not finite: model.layers.1.attn.Wqkv.weight; the weights themselves are not finite" in error
 

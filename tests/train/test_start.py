@@ -72,7 +72,7 @@ def test_a_run_starts_from_an_export_where_its_own_run_ended(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Continued pretraining: the first loss is the last run's held-out loss, not a random start's, and goes on down."""
-    for name, origin in (("scratch", []), ("again", [f"model.init_from={teacher / 'hf'}"])):
+    for name, origin in (("scratch", []), ("again", [f"weights.init_from={teacher / 'hf'}"])):
         assert main(["train", *tiny_run(*LEARN, f"name={name}", *origin)]) == 0
     held_out = records(teacher, "validation")[-1]["loss"]
     scratch, again = (records(tmp_path / "runs" / name) for name in ("scratch", "again"))
@@ -80,10 +80,10 @@ def test_a_run_starts_from_an_export_where_its_own_run_ended(
     assert again[0]["loss"] == pytest.approx(held_out, abs=0.3)
     assert mean(step["loss"] for step in again[-20:]) < mean(step["loss"] for step in scratch[-20:]) - 0.1
     said = capsys.readouterr().out
-    assert f"from    model.init_from={teacher / 'hf'}; global RoPE base 160,000 there, 10,000 here" in said
+    assert f"from    weights.init_from={teacher / 'hf'}; global RoPE base 160,000 there, 10,000 here" in said
     assert "from    scratch" in said
     (start,) = records(tmp_path / "runs/again", "start")
-    assert start["from"].startswith("model.init_from=")
+    assert start["from"].startswith("weights.init_from=")
 
 
 @pytest.mark.runs
@@ -95,7 +95,7 @@ def test_every_name_of_the_same_weights_starts_from_the_same_weights(
     expected = weights(teacher)
     (checkpoint,) = (path for path in (teacher / "checkpoints").glob("step-*") if path.name.endswith("90"))
     for number, origin in enumerate((teacher, checkpoint, teacher / "hf", tmp_path / "theirs")):
-        words = tiny_run(*STILL, f"name=from{number}", f"model.init_from={origin}")
+        words = tiny_run(*STILL, f"name=from{number}", f"weights.init_from={origin}")
         found = first_weights(words, tmp_path / f"runs/from{number}")
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected), origin
@@ -104,7 +104,7 @@ def test_every_name_of_the_same_weights_starts_from_the_same_weights(
 @pytest.mark.runs
 def test_the_kept_length_of_the_schedule_is_the_runs_own(tiny_run: TinyRun, teacher: Path, tmp_path: Path) -> None:
     """Starting from weights is not resuming: clock, data and optimizer begin at zero."""
-    assert main(["train", *tiny_run(*STILL, f"model.init_from={teacher}")]) == 0
+    assert main(["train", *tiny_run(*STILL, f"weights.init_from={teacher}")]) == 0
     first = records(tmp_path / "runs/tiny")[0]
     assert (first["step"], first["epoch"], first["phase"]) == (1, 0, "short")
 
@@ -113,7 +113,7 @@ def test_the_kept_length_of_the_schedule_is_the_runs_own(tiny_run: TinyRun, teac
 @pytest.mark.parametrize("mode", ["fitted", "paper"])
 def test_a_grown_start_is_far_below_a_random_one(tiny_run: TinyRun, teacher: Path, tmp_path: Path, mode: str) -> None:
     """What growing is for; the weights are the tiled ones, the first loss is near the smaller model's."""
-    words = tiny_run(*STILL, *LARGER, "name=grown", f"model.grow_from={teacher}", f"model.grow_mode={mode}")
+    words = tiny_run(*STILL, *LARGER, "name=grown", f"weights.grow_from={teacher}", f"weights.grow_mode={mode}")
     found = first_weights(words, tmp_path / "runs/grown")
     config, _ = model_config_from_hf(teacher / "hf")
     expected = grow(weights(teacher), config, read_run(words).model, "paper" if mode == "paper" else "fitted")
@@ -140,8 +140,8 @@ def test_the_grow_verb_writes_what_a_run_and_transformers_can_start_from(
         assert transformers.AutoModelForMaskedLM.from_pretrained(out).num_parameters() > 150_000
         assert transformers.AutoTokenizer.from_pretrained(out).mask_token == "[MASK]"
         assert model_config_from_hf(out)[1] == 160_000
-    before = first_weights(tiny_run(*STILL, *LARGER, "name=a", f"model.init_from={out}"), tmp_path / "runs/a")
-    within = first_weights(tiny_run(*STILL, *LARGER, "name=b", f"model.grow_from={teacher}"), tmp_path / "runs/b")
+    before = first_weights(tiny_run(*STILL, *LARGER, "name=a", f"weights.init_from={out}"), tmp_path / "runs/a")
+    within = first_weights(tiny_run(*STILL, *LARGER, "name=b", f"weights.grow_from={teacher}"), tmp_path / "runs/b")
     assert all(torch.equal(before[name], within[name]) for name in within)
     # another mode, and what cannot be
     words = ["--to", str(larger), *LARGER, "--out", str(tmp_path / "paper"), "--mode", "paper"]
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_the_run_wins_and_the_origin_is_no_longer_needed(
     """A restart must not throw away what was trained, nor ask for weights that were cleaned up since."""
     source = tmp_path / "source"
     shutil.copytree(teacher / "hf", source)
-    words = tiny_run("checkpoint.interval_steps=2", f"model.init_from={source}", "model.init_std=0.1")
+    words = tiny_run("checkpoint.interval_steps=2", f"weights.init_from={source}", "model.init_std=0.1")
     assert main(["train", *words]) == 0
     folder = tmp_path / "runs/tiny"
     expected, recorded = weights(folder), records(folder)
@@ -172,7 +172,7 @@ def test_a_checkpoint_of_the_run_wins_and_the_origin_is_no_longer_needed(
     found = weights(folder)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     # another origin would be another run; and a fresh start needs its origin again
-    assert main(["train", *tiny_run("checkpoint.interval_steps=2", f"model.init_from={teacher}")]) == 78
+    assert main(["train", *tiny_run("checkpoint.interval_steps=2", f"weights.init_from={teacher}")]) == 78
     assert main(["train", *words, "--fresh"]) == 65
     assert f"{source}: no such folder" in capsys.readouterr().err
 
@@ -188,7 +188,7 @@ def test_a_checkpoint_of_the_run_wins_and_the_origin_is_no_longer_needed(
         ("truncated", 65, r"model\.safetensors: cannot be read"),
         ("absent", 65, r"no/such/folder: no such folder"),
         ("empty run", 74, r"a run without a checkpoint"),
-        ("both", 78, r"model\.init_from=.* and model\.grow_from=.*: both"),
+        ("both", 78, r"weights\.init_from=.* and weights\.grow_from=.*: both"),
         ("smaller", 78, r"model\.hidden_size=16, grown from 32: cannot shrink"),
     ],
 )
@@ -204,7 +204,7 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_built(
     """Both values named, the right exit code, and the name of the run still free for the fixed start."""
     source = tmp_path / "source"
     shutil.copytree(teacher / "hf", source)
-    words = [f"model.init_from={source}"]
+    words = [f"weights.init_from={source}"]
     if case == "depth":
         words += ["model.num_layers=7"]
     elif case == "window":
@@ -220,15 +220,15 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_built(
         path = source / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-1000])
     elif case == "absent":
-        words = ["model.init_from=no/such/folder"]
+        words = ["weights.init_from=no/such/folder"]
     elif case == "empty run":
         shutil.rmtree(source)
         source.mkdir()
         shutil.copyfile(teacher / "config.yaml", source / "config.yaml")
     elif case == "both":
-        words += [f"model.grow_from={source}"]
+        words += [f"weights.grow_from={source}"]
     elif case == "smaller":
-        words = [f"model.grow_from={source}", "model.hidden_size=16", "model.num_heads=1"]
+        words = [f"weights.grow_from={source}", "model.hidden_size=16", "model.num_heads=1"]
     assert main(["train", *tiny_run(*STILL, *words)]) == code
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "runs/tiny").exists()
@@ -240,7 +240,7 @@ def test_the_same_tokenizer_written_differently_is_the_same(tiny_run: TinyRun, t
     source = tmp_path / "source"
     shutil.copytree(teacher / "hf", source)
     edit(source / "tokenizer.json", truncation=None, model_extra="another byte")
-    assert main(["train", *tiny_run(*STILL, f"model.init_from={source}")]) == 0
+    assert main(["train", *tiny_run(*STILL, f"weights.init_from={source}")]) == 0
 
 
 @pytest.mark.runs
@@ -258,8 +258,8 @@ def test_an_id_of_the_hub_is_found_in_the_cache_without_a_network(
     (cached / "refs/main").write_text("abc123")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    found = first_weights(tiny_run(*STILL, "model.init_from=someone/tiny"), tmp_path / "runs/tiny")
+    found = first_weights(tiny_run(*STILL, "weights.init_from=someone/tiny"), tmp_path / "runs/tiny")
     assert all(torch.equal(found[name], tensor) for name, tensor in weights(teacher).items())
     capsys.readouterr()
-    assert main(["train", *tiny_run(*STILL, "name=other", "model.init_from=someone/else")]) == 65
+    assert main(["train", *tiny_run(*STILL, "name=other", "weights.init_from=someone/else")]) == 65
     assert "someone/else: no such folder here, and the hub does not give it" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
     assert all(f"| {each.folder.name} | {each.step:,} | " in card for each in kept[-3:])
 
     one_step = ("phases.short={tokens: 200, batch_warmup: null, schedule: {warmup_tokens: 0}}", "phases.long=null")
-    still = ("optim.lr=1e-30", "optim.weight_decay=0", "name=next", f"model.init_from={out}")  # it changes nothing
+    still = ("optim.lr=1e-30", "optim.weight_decay=0", "name=next", f"weights.init_from={out}")  # it changes nothing
     assert main(["train", *tiny_run(*one_step, *still)]) == 0
     for name, tensor in average_of(tmp_path / "runs/next").weights().items():
         torch.testing.assert_close(tensor, mean.weights()[name], rtol=0, atol=1e-25)
@@ -75,7 +75,7 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
     capsys.readouterr()
     assert main(["train", str(out), "phases.short.tokens=9000", "phases.short.schedule.decay_tokens=0"]) == 78
     assert main(["train", str(out)]) == 78
-    assert f"Start another run with model.init_from={out}" in capsys.readouterr().err
+    assert f"Start another run with weights.init_from={out}" in capsys.readouterr().err
     assert main(["train", *tiny_run("name=branch", f"start={{checkpoint: {out}}}")]) == 78
     assert "holds weights alone" in capsys.readouterr().err
 

@@ -55,7 +55,7 @@ def test_fill_says_what_is_wrong_with_the_folder(exported: Path, case: str, caps
 def test_so_does_whatever_starts_from_the_folder(
     exported: Path, case: str, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """model.init_from and grow --from; `average` and `export` open models by the same function."""
+    """weights.init_from and grow --from; `average` and `export` open models by the same function."""
     (exported / "config.json").write_text(NO_CONFIGS[case])
     with pytest.raises(DataError) as refused:
         open_source(exported)

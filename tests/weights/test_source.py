@@ -103,7 +103,7 @@ def test_ours_to_transformers_and_back_is_exact(tiny_run: TinyRun, trained: Path
     assert not (tmp_path / "theirs/model.safetensors").exists()
     expected = newest_valid(trained / "checkpoints")[0].weights()  # type: ignore[union-attr]
     for number, folder in enumerate(("out", "theirs")):
-        words = tiny_run(*STILL, f"name=from{number}", f"model.init_from={tmp_path / folder}")
+        words = tiny_run(*STILL, f"name=from{number}", f"weights.init_from={tmp_path / folder}")
         assert same(first_weights(words, tmp_path / f"runs/from{number}"), expected)
 
 
@@ -117,7 +117,7 @@ def test_the_base_is_kept_or_changed_as_the_first_phase_says(
     for theta in (160_000, 10_000):
         name = f"theta{theta}"
         bases = (f"phases.short.global_rope_theta={theta}", "eval.row_tokens=128")
-        assert main(["train", *tiny_run(*STILL, f"name={name}", f"model.init_from={trained}", *bases)]) == 0
+        assert main(["train", *tiny_run(*STILL, f"name={name}", f"weights.init_from={trained}", *bases)]) == 0
         said = capsys.readouterr().out
         assert ("global RoPE base 160,000 there, 10,000 here" in said) is (theta == 10_000)
         losses[theta] = records(tmp_path / "runs" / name, "validation")[-1]["loss"]
@@ -131,9 +131,9 @@ def test_a_checkpoint_of_the_reference_is_a_start(
 ) -> None:
     """Continued from, grown and converted, without a step in between."""
     path, expected = reference
-    found = first_weights(tiny_run(*STILL, f"model.init_from={path}"), tmp_path / "runs/tiny")
+    found = first_weights(tiny_run(*STILL, f"weights.init_from={path}"), tmp_path / "runs/tiny")
     assert same(found, expected)
-    grown = first_weights(tiny_run(*STILL, *LARGER, "name=grown", f"model.grow_from={path}"), tmp_path / "runs/grown")
+    grown = first_weights(tiny_run(*STILL, *LARGER, "name=grown", f"weights.grow_from={path}"), tmp_path / "runs/grown")
     larger = ModelConfig(
         vocab_size=512, hidden_size=48, num_layers=7, num_heads=3, intermediate_size=64, local_attention=16
     )
@@ -157,7 +157,7 @@ def test_another_tokenizer_inside_the_file_is_noticed(
     """The file carries its tokenizer; training with another would start from weights that mean something else."""
     other = make_tokenizer(tmp_path / "other", make_texts(40, seed=5))
     path, _ = write_reference_checkpoint(tmp_path, MODEL, tmp_path / "other")
-    assert other is not None and main(["train", *tiny_run(*STILL, f"model.init_from={path}")]) == 78
+    assert other is not None and main(["train", *tiny_run(*STILL, f"weights.init_from={path}")]) == 78
     assert "trained with another tokenizer than data.tokenizer=" in capsys.readouterr().err
 
 
@@ -168,7 +168,7 @@ def test_weights_without_a_tokenizer_are_taken_and_that_is_said(
     """Nobody can compare what is not there; growing or converting cannot go without."""
     assert main(["export", str(trained), "--out", str(tmp_path / "bare")]) == 0
     (tmp_path / "bare/tokenizer.json").unlink()
-    assert main(["train", *tiny_run(*STILL, f"model.init_from={tmp_path / 'bare'}")]) == 0
+    assert main(["train", *tiny_run(*STILL, f"weights.init_from={tmp_path / 'bare'}")]) == 0
     assert "no tokenizer comes with it" in capsys.readouterr().out
     words = ["--to", tiny_run()[0], *LARGER, "--out", str(tmp_path / "grown")]
     assert main(["grow", "--from", str(tmp_path / "bare"), *words]) == 65
@@ -215,6 +215,6 @@ def test_bad_weights_are_refused_before_a_run_is_made(
         origin.write_bytes(b"PK\x03\x04 cut short")
     else:
         origin = tmp_path / case
-    assert main(["train", *tiny_run(*STILL, f"model.init_from={origin}")]) == 65
+    assert main(["train", *tiny_run(*STILL, f"weights.init_from={origin}")]) == 65
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "runs/tiny").exists()

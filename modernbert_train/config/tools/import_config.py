@@ -31,8 +31,8 @@ SAME = {
     "model.model_config.attn_out_dropout_prob": "model.attention_out_dropout",
     "model.model_config.init_std": "model.init_std",
     "model.model_config.init_cutoff_factor": "model.init_cutoff",
-    "model.model_config.compile_model": "model.compile",
-    "model.gradient_checkpointing": "model.activation_checkpointing",
+    "model.model_config.compile_model": "compute.compile",
+    "model.gradient_checkpointing": "compute.activation_checkpointing",
     "optimizer.lr": "optim.lr",
     "optimizer.betas": "optim.betas",
     "optimizer.eps": "optim.eps",
@@ -82,11 +82,11 @@ LEFT = {
     "model.model_config.masked_prediction": "logits exist where something is predicted",
     "model.model_config.sparse_prediction": "logits exist where something is predicted",
     "model.model_config.loss_function": "cross-entropy in fp32",
-    "model.model_config.loss_kwargs": "cross-entropy in fp32; for a z-loss set model.z_loss",
+    "model.model_config.loss_kwargs": "cross-entropy in fp32; for a z-loss set objective.z_loss",
     "model.model_config.activation_function": "read by nothing there either",
     "model.model_config.allow_embedding_resizing": "model.vocab_size is the size",
-    "model.model_config.use_fa2": "model.attention chooses the kernel",
-    "model.model_config.use_sdpa_attn_mask": "model.attention chooses the kernel",
+    "model.model_config.use_fa2": "compute.attention chooses the kernel",
+    "model.model_config.use_sdpa_attn_mask": "compute.attention chooses the kernel",
     "optimizer.filter_bias_norm_wd": "norms and biases are never decayed",
     "optimizer.log_grad_norm": "gradient and update norms are always logged",
     "train_loader": "data: prepare the text with data_prep/prepare.py, then data.train or data.streams",
@@ -106,15 +106,15 @@ LEFT = {
     "save_num_checkpoints_to_keep": "checkpoint.keep",
     "save_overwrite": "a whole checkpoint is never overwritten",
     "autoresume": "the same command always goes on",
-    "load_weights_only": "model.init_from",
+    "load_weights_only": "weights.init_from",
     "restart_override": "rates are computed from the YAML at every step, never restored",
     "progress_bar": "logging.progress_bar",
     "log_to_console": "progress is always told",
     "console_log_interval": "logging.line_seconds",
     "python_log_level": "errors have one form",
     "fsdp_config": "distributed.strategy",
-    "compile_config": "model.compile",
-    "device": "device: auto",
+    "compile_config": "compute.compile",
+    "device": "compute.device: auto",
 }
 _ABSENT = object()
 
@@ -287,10 +287,10 @@ def _start(theirs: _Keys, ours: dict[str, Any]) -> None:
     path, reset = theirs.take("load_path", None), theirs.take("reset_time", False)
     if path is not None:
         theirs.notes.append(
-            f"load_path={path}: a checkpoint of theirs gives weights alone, as model.init_from; to go on from a run of "
-            f"ours use start.checkpoint{', with start.clock=reset as reset_time said' if reset else ''}"
+            f"load_path={path}: a checkpoint of theirs gives weights alone, as weights.init_from; to go on from a run "
+            f"of ours use start.checkpoint{', with start.clock=reset as reset_time said' if reset else ''}"
         )
-        _put(ours, "model.init_from", path)
+        _put(ours, "weights.init_from", path)
     grown = theirs.take("init_from_checkpoint.checkpoint_load_path", None)
     if grown is not None:
         mode = theirs.take("init_from_checkpoint.mode", "tile_weights_from_middle")
@@ -298,15 +298,15 @@ def _start(theirs: _Keys, ours: dict[str, Any]) -> None:
             theirs.problems.append(f"init_from_checkpoint.mode={mode} ({theirs.file}): only center tiling exists here.")
         run = theirs.take("init_from_checkpoint.checkpoint_run_name", None)
         theirs.take("init_from_checkpoint.checkpoint_cfg")
-        _put(ours, "model.grow_from", f"{grown}/{run}/latest-rank0.pt" if run else grown)
-        _put(ours, "model.grow_mode", "paper")
+        _put(ours, "weights.grow_from", f"{grown}/{run}/latest-rank0.pt" if run else grown)
+        _put(ours, "weights.grow_mode", "paper")
 
 
 def _rest(theirs: _Keys, ours: dict[str, Any]) -> None:
     precision = theirs.take("precision", "amp_bf16")
     if precision not in ("amp_bf16", "fp32"):
         theirs.problems.append(f"precision={precision} ({theirs.file}): amp_bf16 and fp32 exist here.")
-    ours["precision"] = {"amp_bf16": "auto", "fp32": "fp32"}.get(precision, "auto")
+    _put(ours, "compute.precision", {"amp_bf16": "auto", "fp32": "fp32"}.get(precision, "auto"))
     phase = ours["phases"]["main"]
     steps = theirs.whole("save_interval", "ba", None)
     if steps is not None:

@@ -46,7 +46,7 @@ KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "flex": flex, "s
 
 @functools.cache
 def choose_kernel(
-    name: str, device: torch.device, dtype: torch.dtype, key: str = "model.attention", order: Order = "all"
+    name: str, device: torch.device, dtype: torch.dtype, key: str = "compute.attention", order: Order = "all"
 ) -> Kernel:
     """Find the kernel that a run gets.
 

@@ -2,7 +2,7 @@
 
 FlashAttention-3 (module flash_attn_interface, Hopper only), else FlashAttention-4 (package flash-attn-4, Hopper and
 later), else FlashAttention-2 (package flash-attn), which is the algorithm of `varlen`. The newer ones gain most in
-global layers on long documents; model.attention=varlen with model.global_attention=flash gives them those alone.
+global layers on long documents; compute.attention=varlen with compute.global_attention=flash gives them those alone.
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
 """

@@ -35,7 +35,7 @@ def test_every_key_is_on_it_with_its_meaning_and_default() -> None:
     keys = re.findall(r"^#### `([\w.<>]+)`", page, re.MULTILINE)
     assert {f"data.{field.name}" for field in dataclasses.fields(DataConfig)} <= {*keys, "data.streams"}
     assert {"phases.<name>.row_tokens", "phases.<name>.schedule.decay_tokens", "start.checkpoint", "out"} <= {*keys}
-    assert keys.count("optim.lr") == len(VARIANTS["optim"]) and keys.count("model.compile") == 1
+    assert keys.count("optim.lr") == len(VARIANTS["optim"]) and keys.count("compute.compile") == 1
     assert "#### `seed`\n\nwhole number; default `17`\n" in page
     assert f"#### `optim.weight_decay` (adamw)\n\nnumber; default `{AdamWConfig.weight_decay}`<br>\nnorms" in page
     assert "#### `optim.name` (adamw)\n\n`adamw` chooses these keys\n" in page
