@@ -1,33 +1,63 @@
-"""What data, objectives and models agree on: one microbatch of packed rows.
+"""What data, objectives and models agree on: text -> inputs -> one microbatch of packed rows -> sums.
 
-Shapes are static within a phase, so that a compiled model compiles once: the rows lie end to end in one packed
-buffer of T tokens, `cu_seqlens` is padded with empty segments, and the predicted positions are padded with label -100.
+Shapes are static within a phase, so that a compiled model compiles once: the rows lie end to end in one packed buffer
+of T tokens, `cu_seqlens` is padded with empty segments, and an objective pads its targets to a fixed length.
 
-Shape legend: T packed tokens, S sequences (padded), M predicted positions (padded).
+Shape legend: T packed tokens, S sequences (padded), Q sequences of text.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from modernbert_train.keyed_random import Keys
+
 IGNORED_LABEL = -100
-TENSORS = ("input_ids_T", "position_ids_T", "cu_seqlens_S", "positions_M", "labels_M")
-_INDICES = ("input_ids_T", "position_ids_T", "positions_M", "labels_M")
+Order = Literal["all", "causal"]  # all: on both sides; causal: itself and what stands before it
 
 
 @dataclass(frozen=True)
-class Masked:
-    """What an objective makes of a packed buffer: inputs (T), and the predicted positions (M) with their labels (M)."""
+class PackedText:
+    """What an objective is given: the text of a microbatch, laid out, with room for its special tokens.
 
-    input_ids_T: NDArray[np.int64]
-    positions_M: NDArray[np.int64]
-    labels_M: NDArray[np.int64]
+    Attributes:
+        ids_T: int64. [CLS] stands before each sequence's text, and [SEP] after it, as often as the objective has
+            special tokens more; pads fill the rows.
+        starts_Q: int64 index of each sequence's first token of text, ascending.
+        lengths_Q: int64 tokens of text, contiguous from there.
+        keys_Q: uint64 key of each sequence, of its document and place in it.
+    """
+
+    ids_T: NDArray[np.int64]
+    starts_Q: NDArray[np.int64]
+    lengths_Q: NDArray[np.int64]
+    keys_Q: Keys
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What an objective makes of it: pure numpy, of static shapes.
+
+    Attributes:
+        ids_T: int64, what the encoder reads.
+        targets: what the objective's module compares with, by name; integers that fit 32 bits.
+        counts: loss term -> how many things it sums over here.
+        segments_T: token types, 0 or 1; None: one segment.
+        order: what a token sees of its sequence.
+    """
+
+    ids_T: NDArray[np.int64]
+    targets: Mapping[str, NDArray[np.int64]]
+    counts: Mapping[str, int]
+    segments_T: NDArray[np.int64] | None = None
+    order: Order = "all"
 
 
 @dataclass(frozen=True)
@@ -40,7 +70,7 @@ class Packed:
         cu_seqlens_S: int32 boundaries of the sequences, from 0 to T; repeats of T pad it to a fixed length.
         max_seqlen: longest sequence that the phase allows (its row_tokens): constant, so that kernels do not recompile.
         segment_ids_T: int64 token types, 0 or 1; None: one segment.
-        order: what a token sees of its sequence, "all" or "causal"; see models/attention/visible.py.
+        order: what a token sees of its sequence.
     """
 
     input_ids_T: Tensor
@@ -48,7 +78,19 @@ class Packed:
     cu_seqlens_S: Tensor
     max_seqlen: int
     segment_ids_T: Tensor | None = None
-    order: Literal["all", "causal"] = "all"
+    order: Order = "all"
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Packed:
+        """The same on a device, ready for an encoder."""
+        moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.tensors().items()}
+        return replace(self, **{name: t if name == "cu_seqlens_S" else t.long() for name, t in moved.items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those it has, by name."""
+        return {name: value for name in _PACKED if (value := getattr(self, name)) is not None}
+
+
+_PACKED = ("input_ids_T", "position_ids_T", "cu_seqlens_S", "segment_ids_T")
 
 
 @dataclass(frozen=True)
@@ -59,41 +101,48 @@ class Batch:
     what torch indexes by.
 
     Attributes:
-        input_ids_T: int64 token ids after masking. The unused tail of each row is its own sequence of pad tokens.
-        position_ids_T: int64 positions, starting at 0 in each sequence.
-        cu_seqlens_S: int32 boundaries of the sequences, from 0 to T; repeats of T pad it to a fixed length.
-        max_seqlen: longest sequence that the phase allows (its row_tokens): constant, so that kernels do not recompile.
-        positions_M: int64 indices into T that are predicted.
-        labels_M: int64 original ids there; IGNORED_LABEL in the padding.
+        packed: what the encoder reads.
+        targets: made and read by one objective.
+        counts: loss term -> how many things it sums over in this microbatch; known on the host before it is computed.
         num_tokens: tokens that are neither padding nor a padded tail.
-        num_predicted: labels that are not IGNORED_LABEL.
-        num_rows: packed rows in the microbatch.
+        num_rows: packed rows.
     """
 
-    input_ids_T: Tensor
-    position_ids_T: Tensor
-    cu_seqlens_S: Tensor
-    max_seqlen: int
-    positions_M: Tensor
-    labels_M: Tensor
-    num_tokens: int
-    num_predicted: int
-    num_rows: int
+    packed: Packed
+    targets: Mapping[str, Tensor] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    num_tokens: int = 0
+    num_rows: int = 0
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in TENSORS}
+    def tensors(self) -> list[Tensor]:
+        """Those of `packed`, then the targets; `with_tensors` takes them in this order."""
+        return [*self.packed.tensors().values(), *self.targets.values()]
 
-    def numbers(self) -> dict[str, int]:
-        """All that is not a tensor."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in TENSORS}
+    def with_tensors(self, tensors: Sequence[Any]) -> Batch:
+        """The same batch with others, or what stands for them on the way, in the place of its tensors."""
+        names = list(self.packed.tensors())
+        packed: dict[str, Any] = dict(zip(names, tensors, strict=False))
+        targets = dict(zip(self.targets, tensors[len(names) :], strict=True))
+        return replace(self, packed=replace(self.packed, **packed), targets=targets)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The batch on a device, ready for the model."""
-        moved: dict[str, Any] = {
-            n: tensor.to(device, non_blocking=non_blocking) for n, tensor in self.tensors().items()
-        }
-        return replace(self, **{name: moved[name].long() if name in _INDICES else moved[name] for name in moved})
+        targets = {name: t.to(device, non_blocking=non_blocking).long() for name, t in self.targets.items()}
+        return replace(self, packed=self.packed.to(device, non_blocking), targets=targets)
 
     def __deepcopy__(self, memo: object) -> Batch:
         """Itself: nothing changes a batch, and Composer 0.32.1 copies each microbatch, on the device, to keep it."""
         return self
+
+
+class Sums(NamedTuple):
+    """What a microbatch comes to. Whoever asked divides, once, by the counts of everything it adds up.
+
+    Attributes:
+        losses: loss term -> fp32 scalar, the sum over its counts; 0 with a graph where there is nothing to sum.
+        figures: other sums, such as hits; only where they are asked for. The name of each begins with its loss term
+            and a slash.
+    """
+
+    losses: Mapping[str, Tensor]
+    figures: Mapping[str, Tensor]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from modernbert_train.batch import TENSORS, Batch
+from modernbert_train.batch import Batch
 from modernbert_train.data.microbatches import MicrobatchMaker, share_of_rank
 from modernbert_train.data.place import PlannerState
 from modernbert_train.data.planner import BatchPlan, BatchPlanner, Row
@@ -45,31 +45,31 @@ class StepBatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To another process as one tensor: each costs a connection of its own, a millisecond of the main process."""
-        return _divide, (self._line(), self._sizes(), self.plan)
+        return _divide, (self._joined(), self._sizes(), self.plan)
 
     def pin_memory(self) -> StepBatch:
-        return _divide(self._line().pin_memory(), self._sizes(), self.plan)
+        return _divide(self._joined().pin_memory(), self._sizes(), self.plan)
 
-    def _line(self) -> Tensor:
+    def _joined(self) -> Tensor:
         """All tensors, end to end."""
-        tensors = [(name, tensor) for batch in self.microbatches for name, tensor in batch.tensors().items()]
-        other = {name: str(tensor.dtype) for name, tensor in tensors if tensor.dtype != torch.int32}
+        tensors = [tensor for batch in self.microbatches for tensor in batch.tensors()]
+        other = {str(tensor.dtype) for tensor in tensors if tensor.dtype != torch.int32}
         if other:  # torch.cat would turn all of them into the widest: token ids into fp32, which has 24 bits
-            raise TypeError(f"a batch travels as one int32 tensor, and these are not: {other}")
-        return torch.cat([tensor for _, tensor in tensors])
+            raise TypeError(f"a batch travels as one int32 tensor, and it has others: {sorted(other)}")
+        return torch.cat(tensors)
 
-    def _sizes(self) -> list[tuple[list[int], dict[str, int]]]:
-        """Of each microbatch the lengths of its tensors, and all that is not a tensor."""
-        return [([len(t) for t in batch.tensors().values()], batch.numbers()) for batch in self.microbatches]
+    def _sizes(self) -> list[tuple[list[int], Batch]]:
+        """Of each microbatch the lengths of its tensors, and what it is without them."""
+        lengths = [[len(tensor) for tensor in batch.tensors()] for batch in self.microbatches]
+        return [
+            (each, batch.with_tensors([0] * len(each))) for each, batch in zip(lengths, self.microbatches, strict=True)
+        ]
 
 
-def _divide(line: Tensor, sizes: list[tuple[list[int], dict[str, int]]], plan: BatchPlan) -> StepBatch:
-    """The batch whose tensors are views of the line."""
-    tensors = iter(line.split([length for lengths, _ in sizes for length in lengths]))
-    microbatches = []
-    for _, numbers in sizes:
-        values: dict[str, Any] = {name: next(tensors) for name in TENSORS}
-        microbatches.append(Batch(**values | numbers))
+def _divide(joined: Tensor, sizes: list[tuple[list[int], Batch]], plan: BatchPlan) -> StepBatch:
+    """The batch whose tensors are views of the joined one."""
+    tensors = iter(joined.split([length for lengths, _ in sizes for length in lengths]))
+    microbatches = [empty.with_tensors([next(tensors) for _ in lengths]) for lengths, empty in sizes]
     return StepBatch(tuple(microbatches), plan)
 
 

@@ -5,29 +5,30 @@ Which rows are a rank's own is decided here too, so that microbatches are the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from modernbert_train.batch import IGNORED_LABEL, Batch, Masked
+from modernbert_train.batch import Batch, Inputs, Packed, PackedText
 from modernbert_train.data.mixture import TokenStreams
-from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
+from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan, Row
-from modernbert_train.keyed_random import Keys
 from modernbert_train.vocabulary import Vocabulary
 
 
 class Objective(Protocol):
-    """What a maker needs of an objective; see objectives/mlm.py."""
+    """What a maker needs of an objective; see objectives/."""
 
-    def corrupt(
-        self, ids_T: NDArray[np.int64], starts_S: NDArray[Any], lengths_S: NDArray[Any], keys_S: Keys, mask_rate: float
-    ) -> Masked: ...
+    @property
+    def terms(self) -> Mapping[str, float]: ...
 
-    def max_predicted(self, mask_rate: float, tokens: int) -> int: ...
+    @property
+    def special_tokens(self) -> int: ...
+
+    def make(self, text: PackedText, mask_rate: float) -> Inputs: ...
 
 
 class MicrobatchMaker:
@@ -37,11 +38,14 @@ class MicrobatchMaker:
         streams: where the tokens are; masks are keyed by the seeds of the streams.
         objective: what is predicted.
         vocabulary: ids of the special tokens.
+
+    Attributes:
+        objective: as given.
     """
 
     def __init__(self, streams: TokenStreams, objective: Objective, vocabulary: Vocabulary) -> None:
         self._streams = streams
-        self._objective = objective
+        self.objective = objective
         self._vocabulary = vocabulary
 
     def microbatches(self, rows: tuple[Row, ...], plan: BatchPlan) -> Iterator[Batch]:
@@ -50,7 +54,7 @@ class MicrobatchMaker:
             yield self._make(rows[first : first + plan.microbatch_rows], plan.row_tokens, plan.mask_rate)
 
     def _make(self, rows: tuple[Row, ...], row_tokens: int, mask_rate: float) -> Batch:
-        total = len(rows) * row_tokens
+        total, closing = len(rows) * row_tokens, self.objective.special_tokens - 1
         ids = np.full(total, self._vocabulary.pad_id, dtype=np.int64)
         boundaries = [0]
         starts: list[int] = []
@@ -59,35 +63,36 @@ class MicrobatchMaker:
             at = number * row_tokens
             for chunk in row:
                 text = self._streams.read(chunk.document)[chunk.start : chunk.start + chunk.length]
+                end = at + 1 + len(text)
                 ids[at] = self._vocabulary.cls_id
-                ids[at + 1 : at + 1 + len(text)] = text
-                ids[at + 1 + len(text)] = self._vocabulary.sep_id
+                ids[at + 1 : end] = text
+                ids[end : end + closing] = self._vocabulary.sep_id
                 starts.append(at + 1)
                 chunks.append(chunk)
-                at += len(text) + SPECIAL_TOKENS
+                at = end + closing
                 boundaries.append(at)
             if at < (number + 1) * row_tokens:
                 boundaries.append((number + 1) * row_tokens)
         lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
-        keys = self._streams.mask_keys(chunks)
-        masked = self._objective.corrupt(ids, np.array(starts, dtype=np.int64), lengths, keys, mask_rate)
+        packed_text = PackedText(ids, np.array(starts, dtype=np.int64), lengths, self._streams.mask_keys(chunks))
+        inputs = self.objective.make(packed_text, mask_rate)
 
         cu_seqlens = np.full(_next_power_of_two(len(boundaries)), total, dtype=np.int32)
         cu_seqlens[: len(boundaries)] = boundaries
-        sizes = np.diff(boundaries)
-        positions = np.arange(total) - np.repeat(boundaries[:-1], sizes)
-        bound = self._objective.max_predicted(mask_rate, total)
-        predicted = len(masked.labels_M)
-        assert predicted <= bound, f"{predicted} predicted positions exceed the bound of {bound}"
-        return Batch(
-            input_ids_T=_narrow(masked.input_ids_T),
+        positions = np.arange(total) - np.repeat(boundaries[:-1], np.diff(boundaries))
+        packed = Packed(
+            input_ids_T=_narrow(inputs.ids_T),
             position_ids_T=_narrow(positions),
             cu_seqlens_S=torch.from_numpy(cu_seqlens),
             max_seqlen=row_tokens,
-            positions_M=_narrow(np.pad(masked.positions_M, (0, bound - predicted))),
-            labels_M=_narrow(np.pad(masked.labels_M, (0, bound - predicted), constant_values=IGNORED_LABEL)),
-            num_tokens=int(lengths.sum()) + SPECIAL_TOKENS * len(chunks),
-            num_predicted=predicted,
+            segment_ids_T=None if inputs.segments_T is None else _narrow(inputs.segments_T),
+            order=inputs.order,
+        )
+        return Batch(
+            packed,
+            targets={name: _narrow(values) for name, values in inputs.targets.items()},
+            counts=inputs.counts,
+            num_tokens=int(lengths.sum()) + self.objective.special_tokens * len(chunks),
             num_rows=len(rows),
         )
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from modernbert_train.batch import IGNORED_LABEL
+from modernbert_train.batch import IGNORED_LABEL, Sums
 from modernbert_train.compute import Compute
 from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
@@ -29,7 +29,8 @@ from modernbert_train.data.open_shards import open_shards
 from modernbert_train.data.packing import GreedyPacker
 from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.errors import DataError
-from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.models.masked_lm import LABELS
+from modernbert_train.objectives import build_objective
 from modernbert_train.ranks.group import num_ranks, sum_over_ranks, this_rank
 
 MASK_SEED = 0  # masks of validation never change, whatever the run's seed
@@ -178,16 +179,16 @@ class Validation:
         for batch in self._maker.microbatches(rows[this_rank() :: ranks], plan):
             moved = batch.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=compute.bf16):
-                output = model(moved, keep_logits=True)
-            hits = (output.logits_MV.argmax(dim=-1) == moved.labels_M).sum()
-            labels_P = moved.labels_M[moved.labels_M != IGNORED_LABEL]
+                found: Sums = model(moved, figures=True)
+            labels_M = moved.targets[LABELS]
+            labels_P = labels_M[labels_M != IGNORED_LABEL]
             sums += torch.stack(
                 [
-                    output.loss.double() * batch.num_predicted,
-                    hits.double(),
+                    found.losses["mlm"].double(),
+                    found.figures["mlm/hits"].double(),
                     -log_probability_V[labels_P].sum().double(),
                     (labels_P == self._unigram.most_frequent).sum().double(),
-                    torch.tensor(float(batch.num_predicted), dtype=torch.float64, device=device),
+                    torch.tensor(float(batch.counts["mlm"]), dtype=torch.float64, device=device),
                 ]
             ).cpu()
         model.train(was_training)
@@ -216,7 +217,7 @@ def open_validation(config: RunConfig, facts: DataFacts) -> Validation:
     return Validation(
         config,
         MicrobatchMaker(
-            TokenStreams([Stream("validation", MASK_SEED, shards)]), MaskedLM(objective, vocabulary), vocabulary
+            TokenStreams([Stream("validation", MASK_SEED, shards)]), build_objective(objective, vocabulary), vocabulary
         ),
         shards.lengths,
         unigram_of(config, facts),

@@ -19,6 +19,7 @@ from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.errors import DataError
+from modernbert_train.objectives.mlm import LABELS, POSITIONS
 from modernbert_train.vocabulary import Vocabulary
 
 PLAIN, MASKED, RANDOM, KEPT = "plain", "masked", "random", "kept"
@@ -49,9 +50,10 @@ def marks(batch: Batch, mask_id: int) -> tuple[NDArray[np.int64], NDArray[np.str
         original_T: ids before masking. Padding that `masking: reference` has overwritten shows as the model reads it.
         kind_T: PLAIN for what is not predicted; else MASKED, RANDOM or KEPT.
     """
-    real = batch.labels_M.numpy() != IGNORED_LABEL
-    positions, labels = batch.positions_M.numpy()[real], batch.labels_M.numpy()[real]
-    original_T = batch.input_ids_T.numpy().copy()
+    positions_M, labels_M = batch.targets[POSITIONS].numpy(), batch.targets[LABELS].numpy()
+    real = labels_M != IGNORED_LABEL
+    positions, labels = positions_M[real], labels_M[real]
+    original_T = batch.packed.input_ids_T.numpy().copy()
     read = original_T[positions]
     kind_T = np.full(len(original_T), PLAIN, dtype="<U6")
     kind_T[positions] = np.where(read == labels, KEPT, np.where(read == mask_id, MASKED, RANDOM))
@@ -94,7 +96,7 @@ class RowWriter:
         numbered = iter(enumerate(plan.rows, start=1))
         for batch in batches:
             original_T, kind_T = marks(batch, self._vocabulary.mask_id)
-            input_T = batch.input_ids_T.numpy()
+            input_T = batch.packed.input_ids_T.numpy()
             for first in range(0, len(input_T), plan.row_tokens):
                 number, chunks = next(numbered)
                 title = f"row {number:,} of {plan.num_rows:,}"

@@ -23,7 +23,7 @@ from modernbert_train.data.planner import BatchPlan, BatchPlanner
 from modernbert_train.errors import ConfigError
 from modernbert_train.inspection.figures import length_histogram, mixture_table, packing_lines
 from modernbert_train.inspection.rows import Painter, RowWriter, count_marks, legend
-from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.objectives import build_objective
 
 MEASURED_ROWS = 400  # rows that packing and mixture are measured on
 
@@ -46,7 +46,7 @@ def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -
     """
     facts = check_data(config)
     vocabulary = facts.vocabulary
-    data = open_path(config, facts, MaskedLM(config.objective, vocabulary))
+    data = open_path(config, facts, build_objective(config.objective, vocabulary))
     plans = _plans_from(data.planned.planner, number)
     plan = next(plans)
     batches = first_microbatches(data.maker, plan, num_rows)

@@ -7,7 +7,6 @@ depend on the order of drawing, on the number of ranks, or on which other parame
 from __future__ import annotations
 
 import hashlib
-import math
 
 import torch
 from torch import nn
@@ -31,14 +30,13 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
     Raises:
         ValueError: a parameter is still on the meta device.
     """
-    out_std = config.init_std / math.sqrt(2 * config.num_layers)
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(f"{name} is on the meta device. Give the model memory first: model.to_empty(device=...).")
         if parameter.dim() == 1:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
-        std = out_std if name.endswith("Wo.weight") else config.init_std
+        std = model.model.init_std(name)
         cutoff = config.init_cutoff * std
         drawn = torch.empty(parameter.shape)
         nn.init.trunc_normal_(drawn, std=std, a=-cutoff, b=cutoff, generator=_generator(seed, name))

@@ -14,34 +14,22 @@ Shape legend: T packed tokens, M predicted positions (padded), D model width, V 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.batch import Packed
 from modernbert_train.config.schema import ComputeConfig, ModelConfig, PhaseConfig
 from modernbert_train.models.attention import choose_kernel
-from modernbert_train.models.heads import ChunkedLoss, PredictionHead, loss_and_gradient, masked_lm_loss_sum
+from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.heads import PredictionHead
 from modernbert_train.models.layers import EncoderLayer, compute_dtype, layer_norm, rotary_tables
+from modernbert_train.models.masked_lm import ForMaskedLM
 
 _PLAIN = ComputeConfig()
-
-
-@dataclass(frozen=True)
-class MlmOutput:
-    """What one microbatch gives.
-
-    Attributes:
-        loss: fp32 scalar, the mean over the microbatch's labels; 0 with a graph if it has none.
-        logits_MV: at batch.positions_M, in the precision of the forward pass; None if they were not asked for.
-    """
-
-    loss: Tensor
-    logits_MV: Tensor | None
 
 
 class Embeddings(nn.Module):
@@ -56,7 +44,7 @@ class Embeddings(nn.Module):
         return self.norm(self.tok_embeddings(input_ids_T))
 
 
-class Encoder(nn.Module):
+class ModernBert(Encoder):
     """Embeddings, layers and the final norm."""
 
     def __init__(self, config: ModelConfig, compute: ComputeConfig) -> None:
@@ -77,19 +65,34 @@ class Encoder(nn.Module):
             False: rotary_tables(position_ids_T, self.local_rope_theta, size, dtype),
         }
 
-    def forward(self, batch: Batch) -> Tensor:
+    def embedding(self) -> nn.Parameter:
+        """See `Encoder`."""
+        return self.embeddings.get_parameter("tok_embeddings.weight")
+
+    def prediction_head(self) -> nn.Module:
+        """See `Encoder`."""
+        return PredictionHead(self.config)
+
+    def init_std(self, name: str) -> float:
+        """See `Encoder`; the output projections are smaller by sqrt(2 num_layers)."""
+        std = self.config.init_std
+        return std / math.sqrt(2 * self.config.num_layers) if name.endswith("Wo.weight") else std
+
+    def forward(self, packed: Packed) -> Tensor:
+        """See `Encoder`."""
         config, compute = self.config, self.compute
-        hidden_TD = self.embeddings(batch.input_ids_T)
-        device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
-        local = choose_kernel(compute.attention, device, dtype)
-        attention = dict.fromkeys((True, False), (local, local.prepare(batch, config.half_window)))
+        hidden_TD = self.embeddings(packed.input_ids_T)
+        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
+        visible = Visible.around(config.half_window, order)
+        local = choose_kernel(compute.attention, device, dtype, order=order)
+        attention = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
         if compute.global_attention is not None:
-            whole = choose_kernel(compute.global_attention, device, dtype, "compute.global_attention")
-            if whole is not local:
-                attention[True] = (whole, whole.prepare(batch, config.half_window))
+            wide = choose_kernel(compute.global_attention, device, dtype, "compute.global_attention", order)
+            if wide is not local:
+                attention[True] = (wide, wide.prepare(packed, visible))
         # its length follows the number of documents; nothing compiled depends on it, so no graph should
-        torch._dynamo.maybe_mark_dynamic(batch.cu_seqlens_S, 0)
-        rotary = self.rotary(batch.position_ids_T, dtype)
+        torch._dynamo.maybe_mark_dynamic(packed.cu_seqlens_S, 0)
+        rotary = self.rotary(packed.position_ids_T, dtype)
         recompute = compute.activation_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
             is_global = config.is_global(index)
@@ -98,8 +101,8 @@ class Encoder(nn.Module):
         return self.final_norm(hidden_TD)
 
 
-class ModernBertForMaskedLM(nn.Module):
-    """Encoder, head and tied decoder. Fresh weights are meaningless until `models.init.initialize` or a checkpoint.
+class ModernBertForMaskedLM(ForMaskedLM):
+    """The encoder with its masked-LM head, under the names of transformers.
 
     Args:
         config: the architecture.
@@ -107,15 +110,10 @@ class ModernBertForMaskedLM(nn.Module):
         z_loss: see `masked_lm_loss_sum`.
     """
 
+    model: ModernBert
+
     def __init__(self, config: ModelConfig, compute: ComputeConfig = _PLAIN, *, z_loss: float = 0.0) -> None:
-        super().__init__()
-        self.config = config
-        self.model = Encoder(config, compute)
-        self.z_loss = z_loss
-        self.head = PredictionHead(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=True)
-        self.decoder.weight = self.model.embeddings.tok_embeddings.weight
-        self._loss_and_gradient = loss_and_gradient
+        super().__init__(ModernBert(config, compute), z_loss=z_loss)
 
     def set_global_rope_theta(self, theta: float) -> None:
         """Set the RoPE base of global layers; the next forward pass computes its angles from it.
@@ -128,55 +126,6 @@ class ModernBertForMaskedLM(nn.Module):
     def set_local_rope_theta(self, theta: float) -> None:
         """The same for local layers, which begin with the configuration's."""
         self.model.local_rope_theta = _checked_theta("local_rope_theta", theta)
-
-    def compile_layers(self, **options: Any) -> None:
-        """torch.compile each layer, and the loss, in place; parameter names stay. Call it once, before sharding.
-
-        Shapes are static within a phase, whatever the number of documents, so each (kind of layer, train or eval,
-        shape) is one graph: first, local and global layers make 6 graphs for each shape, more than dynamo's limit of 8
-        allows over a run with several phases.
-
-        Args:
-            options: for torch.compile, such as mode="max-autotune-no-cudagraphs".
-        """
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        for layer in self.model.layers:
-            layer.compile(dynamic=False, **options)
-        self._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False, **options)
-
-    def encode(self, batch: Batch) -> Tensor:
-        """Final hidden states, hidden_TD, of every token (pad tokens too).
-
-        Under FSDP2 make it an entry first: torch.distributed.fsdp.register_fsdp_forward_method(model, "encode").
-        """
-        return self.model(batch)
-
-    def forward(self, batch: Batch, keep_logits: bool = False) -> MlmOutput:
-        """Predict the microbatch's masked tokens; see `MlmOutput`. Nothing is read back from the device.
-
-        Args:
-            batch: on the model's device.
-            keep_logits: compute the loss from all logits at once, in the plain way, and return them.
-
-        Raises:
-            ConfigError: compute.attention names a kernel that cannot serve this device and precision.
-        """
-        # index_select: its backward pass adds rows where they belong, that of an index sorts the positions first
-        hidden_MD = self.head(self.encode(batch).index_select(0, batch.positions_M))
-        logits_MV = None
-        if keep_logits:
-            logits_MV = self.decoder(hidden_MD)
-            loss_sum = masked_lm_loss_sum(logits_MV, batch.labels_M, self.z_loss)
-        else:
-            weight_VD, bias_V = self.decoder.weight, self.decoder.bias
-            size = compute_dtype(hidden_MD).itemsize
-            chunk = self.config.logit_chunk(on_gpu=hidden_MD.is_cuda, bytes_per_logit=size)
-            loss_sum = ChunkedLoss.apply(
-                hidden_MD, weight_VD, bias_V, batch.labels_M, self.z_loss, chunk, self._loss_and_gradient
-            )
-        # counted on the device, not taken from the host, so that one CUDA graph serves microbatches of any content
-        predicted = (batch.labels_M != IGNORED_LABEL).sum().clamp(min=1)
-        return MlmOutput(loss_sum / predicted, logits_MV)
 
 
 def _checked_theta(name: str, theta: float) -> float:

@@ -20,21 +20,40 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.batch import Masked
+from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
 from modernbert_train.config.schema import ObjectiveConfig
 from modernbert_train.keyed_random import Keys, hash64, uniform
 from modernbert_train.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from modernbert_train.models.encoder import Encoder
+
 log = logging.getLogger(__name__)
+
+POSITIONS, LABELS = "positions_M", "labels_M"  # names of the targets: indices into T, and ids; IGNORED_LABEL pads
 
 _COUNT, _SELECT, _KIND, _TOKEN = (np.uint64(n) for n in (0xC0, 0x5E, 0x1D, 0x70))
 _SLACK = 32  # see max_predicted
 _SURPRISE = 45.0  # the bound of independent draws fails with a probability below e^-45, once in 10^19 microbatches
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A masked buffer: inputs (T), and the predicted positions (M) with their labels (M)."""
+
+    input_ids_T: NDArray[np.int64]
+    positions_M: NDArray[np.int64]
+    labels_M: NDArray[np.int64]
 
 
 class MaskedLM:
@@ -45,6 +64,9 @@ class MaskedLM:
         vocabulary: the tokenizer's ids.
     """
 
+    terms: Mapping[str, float] = MappingProxyType({"mlm": 1.0})
+    special_tokens = 2
+
     def __init__(self, config: ObjectiveConfig, vocabulary: Vocabulary) -> None:
         self._config = config
         self._mask_id = vocabulary.mask_id
@@ -52,6 +74,23 @@ class MaskedLM:
         if config.masking == "reference":
             special = (vocabulary.cls_id, vocabulary.sep_id, vocabulary.pad_id, vocabulary.mask_id)
             self._random_ids = np.arange(max(*special, int(vocabulary.ordinary.max())) + 1)
+
+    def make(self, text: PackedText, mask_rate: float) -> Inputs:
+        """See `Objective.make`."""
+        masked = self.corrupt(text.ids_T, text.starts_Q, text.lengths_Q, text.keys_Q, mask_rate)
+        bound, predicted = self.max_predicted(mask_rate, len(text.ids_T)), len(masked.labels_M)
+        assert predicted <= bound, f"{predicted} predicted positions exceed the bound of {bound}"
+        targets = {
+            POSITIONS: np.pad(masked.positions_M, (0, bound - predicted)),
+            LABELS: np.pad(masked.labels_M, (0, bound - predicted), constant_values=IGNORED_LABEL),
+        }
+        return Inputs(masked.input_ids_T, targets, {"mlm": predicted})
+
+    def module(self, encoder: Encoder) -> nn.Module:
+        """See `Objective.module`."""
+        from modernbert_train.models.masked_lm import ForMaskedLM
+
+        return ForMaskedLM(encoder, z_loss=self._config.z_loss)
 
     def corrupt(
         self,

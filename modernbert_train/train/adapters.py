@@ -1,16 +1,15 @@
 """Composer's shapes around our parts: a ComposerModel, a DataSpec, FSDP2 wrapping. Thin, no ideas of their own.
 
-What the Trainer does with them: the loss of a microbatch (a mean over its predicted tokens) is weighted by that
-microbatch's share of the predicted tokens of the global batch, because `loss_generating` tokens are reported below
-and it accumulates on tokens. So a step's gradient is the mean over the global batch's predicted tokens,
-however it was cut into microbatches and ranks.
+What the Trainer does with them: a microbatch gives sums, which `loss` divides by the counts of the global batch. So a
+step's gradient is that of the means over the global batch, however it was cut into microbatches and ranks. Composer
+would weigh microbatches itself; it is told that each weighs 1.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,25 +20,32 @@ from composer.utils.parallelism import ParallelismConfig
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from modernbert_train.batch import Batch
+from modernbert_train.batch import Batch, Sums
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.errors import RunError
 from modernbert_train.keyed_random import derive
-from modernbert_train.models.layers import EncoderLayer
-from modernbert_train.models.modernbert import MlmOutput, ModernBertForMaskedLM
+from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.ranks.heartbeat import passed
 from modernbert_train.train.composer_internals import Sharding
 
 
-class ComposerMaskedLM(ComposerModel):
-    """A masked-language model as Composer trains it."""
+class ComposerObjective(ComposerModel):
+    """An objective's module as Composer trains it.
 
-    def __init__(self, model: ModernBertForMaskedLM) -> None:
+    Args:
+        model: forward(batch, figures) gives Sums.
+        terms: loss term -> weight.
+    """
+
+    def __init__(self, model: ForMaskedLM, terms: Mapping[str, float]) -> None:
         super().__init__()
         self.model = model
-        # FSDP2 units: each layer on its own, and the rest (embeddings, tied decoder, head) together
-        vars(model)["fsdp_wrap_fn"] = lambda module: isinstance(module, EncoderLayer)
+        self.terms = terms
+        # FSDP2 units: each layer on its own, and the rest (embeddings, tied decoder, heads) together
+        layers = {*model.model.layers}
+        vars(model)["fsdp_wrap_fn"] = lambda module: module in layers
+        self._counts: Mapping[str, float | Tensor] = dict.fromkeys(terms, 1.0)
         self._step_key: int | None = None
         self._microbatch = 0
 
@@ -52,17 +58,31 @@ class ComposerMaskedLM(ComposerModel):
         """
         self._step_key, self._microbatch = key, dist.get_global_rank()
 
-    def forward(self, batch: Batch, keep_logits: bool = False) -> MlmOutput:
+    def divide_by(self, counts: Mapping[str, float | Tensor]) -> None:
+        """Set what the sums of the step's microbatches are divided by: the mean over ranks of each term's count.
+
+        The mean and not the sum, because DDP and FSDP2 divide gradients by the number of ranks.
+        """
+        self._counts = counts
+
+    def forward(self, batch: Batch, figures: bool = False) -> Sums:
         if self.training and self._step_key is not None:
-            _generator(batch.input_ids_T.device).manual_seed(derive(self._step_key, self._microbatch) >> 1)
+            _generator(batch.packed.input_ids_T.device).manual_seed(derive(self._step_key, self._microbatch) >> 1)
             self._microbatch += dist.get_world_size()
-        return self.model(batch, keep_logits)
+        return self.model(batch, figures)
 
-    def loss(self, outputs: MlmOutput, batch: Batch, *args: Any, **kwargs: Any) -> Tensor:
-        return outputs.loss
+    def loss(self, outputs: Sums, batch: Batch, *args: Any, **kwargs: Any) -> Tensor:
+        """What this microbatch adds to the loss of the step, times the number of ranks."""
+        return weighted(outputs.losses, self.terms, self._counts)
 
-    def eval_forward(self, batch: Batch, outputs: MlmOutput | None = None) -> MlmOutput:
-        return self.forward(batch, keep_logits=True) if outputs is None else outputs
+    def eval_forward(self, batch: Batch, outputs: Sums | None = None) -> Sums:
+        return self.forward(batch, figures=True) if outputs is None else outputs
+
+
+def weighted(sums: Mapping[str, Tensor], terms: Mapping[str, float], counts: Mapping[str, float | Tensor]) -> Tensor:
+    """The loss: each term's sum over its count, times its weight, added up."""
+    first, *others = (sums[term] / counts[term] * weight for term, weight in terms.items())
+    return sum(others, start=first)
 
 
 def _generator(device: torch.device) -> torch.Generator:
@@ -73,14 +93,14 @@ def _generator(device: torch.device) -> torch.Generator:
     return torch.default_generator
 
 
-def adapter_of(model: nn.Module) -> ComposerMaskedLM:
+def adapter_of(model: nn.Module) -> ComposerObjective:
     """What was given to the Trainer, inside the wrapper it may have put around it."""
     adapter = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    assert isinstance(adapter, ComposerMaskedLM)
+    assert isinstance(adapter, ComposerObjective)
     return adapter
 
 
-def inner_model(model: nn.Module) -> ModernBertForMaskedLM:
+def inner_model(model: nn.Module) -> ForMaskedLM:
     """Our model inside Composer's wrappers, whose parameter names are the published ones."""
     return adapter_of(model).model
 
@@ -98,10 +118,7 @@ def data_spec(loader: PackedLoader, device: torch.device) -> DataSpec:
         return batch.microbatches if isinstance(batch, StepBatch) else (batch,)
 
     def num_tokens(batch: StepBatch | Batch) -> dict[str, int]:
-        return {
-            "total": sum(part.num_tokens for part in parts(batch)),
-            "loss_generating": sum(part.num_predicted for part in parts(batch)),
-        }
+        return {"total": sum(part.num_tokens for part in parts(batch)), "loss_generating": 1}
 
     return DataSpec(
         dataloader=_Noted(loader),
@@ -151,7 +168,7 @@ def assert_sharded(model: nn.Module, shard_ranks: int | None) -> None:
     """
     from torch.distributed.fsdp import FSDPModule
 
-    layers = [module for module in model.modules() if isinstance(module, EncoderLayer)]
+    layers = inner_model(model).model.layers
     plain = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
     if plain or not layers or not all(isinstance(layer, FSDPModule) for layer in layers):
         raise RunError(

@@ -40,7 +40,7 @@ from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.path import DataPath, open_path
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import build_optimizer
 from modernbert_train.ranks.group import num_ranks, this_rank
 from modernbert_train.ranks.save_requests import Requests
@@ -48,7 +48,7 @@ from modernbert_train.run.progress import Progress, stage
 from modernbert_train.run.record import Record
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.train.accumulation import accumulation
-from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded, data_spec, is_sharded, parallelism
+from modernbert_train.train.adapters import ComposerObjective, assert_sharded, data_spec, is_sharded, parallelism
 from modernbert_train.train.callbacks import Measure, PlanAhead, SafeReport, SetClock, Trace, Validate, key_dropout
 from modernbert_train.train.checkpointing import Save
 from modernbert_train.train.composer_internals import PlannedTrainer, composer_device
@@ -97,13 +97,14 @@ def build(
     rank, ranks = this_rank(), num_ranks()
     stage("reading the lengths of the documents")
     data = build_data(config, facts)
+    terms = data.maker.objective.terms
     loader = data.loader(rank, ranks)
     stage("building the model")
     model = build_model(config, sharded=is_sharded(config, ranks))
     progress = Progress(config, visible=rank == 0)
     record = Record(folder if rank == 0 else None, progress)
-    adapter = ComposerMaskedLM(model)
-    step = CurrentStep(requests)
+    adapter = ComposerObjective(model, terms)
+    step = CurrentStep(requests, terms)
     guard = Guard(config, data.streams, folder, progress, partial(key_dropout, config, adapter), step)
     measure = Measure(config, compute, step, record, progress)
     save = Save(config, loader, folder, fingerprint, guard.memory, record, step, requests)
@@ -159,4 +160,4 @@ def build_model(config: RunConfig, *, sharded: bool) -> ModernBertForMaskedLM:
 
 def build_data(config: RunConfig, facts: DataFacts) -> DataPath:
     """The way from the training text to batches."""
-    return open_path(config, facts, MaskedLM(config.objective, facts.vocabulary))
+    return open_path(config, facts, build_objective(config.objective, facts.vocabulary))

@@ -28,7 +28,7 @@ from modernbert_train.run.async_scalar import Reading
 from modernbert_train.run.progress import Progress
 from modernbert_train.run.record import Record
 from modernbert_train.run.throughput import Meter
-from modernbert_train.train.adapters import ComposerMaskedLM, adapter_of, inner_model, step_tokens
+from modernbert_train.train.adapters import ComposerObjective, adapter_of, inner_model, step_tokens
 from modernbert_train.train.step_numbers import CurrentStep
 
 _DROPOUT = 4
@@ -61,8 +61,8 @@ class SetClock(Callback):
         key_dropout(self._config, adapter_of(state.model), state.timestamp.batch.value)
 
 
-def key_dropout(config: RunConfig, adapter: ComposerMaskedLM, steps: int) -> None:
-    """Let the next microbatches be those of the step after so many; see `ComposerMaskedLM.begin_step`."""
+def key_dropout(config: RunConfig, adapter: ComposerObjective, steps: int) -> None:
+    """Let the next microbatches be those of the step after so many; see `ComposerObjective.begin_step`."""
     adapter.begin_step(derive(config.seed, _DROPOUT, steps))
 
 
@@ -107,7 +107,7 @@ class Measure(Callback):
         seconds = time.perf_counter() - self._started
         optimizer, plan = state.optimizers[0], batch.plan
         update_norm: Tensor | None = getattr(optimizer, "last_update_norm", None)
-        predicted = sum(microbatch.num_predicted for microbatch in batch.microbatches)
+        predicted = sum(next(iter(microbatch.counts.values())) for microbatch in batch.microbatches)
         entry: dict[str, Any] = {
             "kind": "step",
             "step": state.timestamp.batch.value,
@@ -117,6 +117,7 @@ class Measure(Callback):
             "row_tokens": plan.row_tokens,
             "predicted": numbers.predicted,
             "loss": numbers.loss,
+            **({f"loss/{term}": loss for term, loss in numbers.losses.items()} if len(numbers.losses) > 1 else {}),
             "lr": optimizer.param_groups[0]["lr"],
             "grad_norm": numbers.grad_norm,
             "update_norm": None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -185,28 +185,31 @@ class PlannedTrainer(Trainer):
         self.first_train_batch_complete = True
 
     def _make_gradients(self, microbatches: Sequence[Batch]) -> None:
-        """Gradients of the mean over the predicted tokens of the global batch, in the optimizers' parameters."""
+        """Gradients of the means over the global batch, in the optimizers' parameters."""
         self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
         for optimizer in self.state.optimizers:
             optimizer.zero_grad(set_to_none=True)
         batch: StepBatch = self.state.batch
-        mean_predicted = self._mean_over_ranks(sum(part.num_predicted for part in microbatches))
+        adapter = self._original_model
+        counts = {term: sum(part.counts[term] for part in microbatches) for term in adapter.terms}
+        adapter.divide_by(self._means_over_ranks(counts))
         for number, part in enumerate(microbatches, start=1):
             self.state.batch = self._train_data_spec.microbatch_transforms(part)
-            self._train_microbatch(False, mean_predicted, number == len(microbatches))
+            self._train_microbatch(False, 1, number == len(microbatches))
         self.state.batch = batch
         self.engine.run_event(Event.AFTER_TRAIN_BATCH)
 
-    def _mean_over_ranks(self, number: int) -> float | Tensor:
-        """DDP and FSDP2 divide gradients by the number of ranks; of several ranks it is fp64 and on the device.
+    def _means_over_ranks(self, counts: Mapping[str, int]) -> Mapping[str, float | Tensor]:
+        """What each rank has of each loss term on average; of several ranks it is fp64 and on the device.
 
-        Where there is no label on any rank, all losses are 0 and so are their gradients, whatever they are divided by.
+        Where there is nothing on any rank, the sum is 0 and so are its gradients, whatever they are divided by.
         """
         if dist.get_world_size() == 1:
-            return float(max(1, number))
-        total = self.state.device.tensor_to_device(torch.tensor(number, dtype=torch.float64))
-        dist.all_reduce(total)
-        return total.clamp(min=1) / dist.get_world_size()
+            return {term: float(max(1, count)) for term, count in counts.items()}
+        totals = self.state.device.tensor_to_device(torch.tensor([*counts.values()], dtype=torch.float64))
+        dist.all_reduce(totals)
+        means = totals.clamp(min=1) / dist.get_world_size()
+        return dict(zip(counts, means.unbind(), strict=True))
 
     def _accumulate_time_across_ranks(
         self, num_samples: int | float, num_tokens: int, batch_time: timedelta

@@ -26,6 +26,7 @@ from modernbert_train.batch import Batch
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
 from modernbert_train.data.planner import Row
+from modernbert_train.models.masked_lm import POSITIONS
 from modernbert_train.train.adapters import adapter_of, inner_model
 
 LOSS = "the loss"
@@ -72,7 +73,7 @@ def find_non_finite(state: State, reseed: Callable[[], None]) -> list[Finding]:
             moved = part.to(next(model.parameters()).device)
             with _watched(model) as watch:
                 with get_precision_context(state.precision, state.precision_config):
-                    loss = adapter.loss(adapter(moved, keep_logits=True), moved)  # the decoder is watched too
+                    loss = adapter.loss(adapter(moved, figures=True), moved)  # the decoder is watched too
                 if not _is_finite(loss):
                     watch.note(LOSS, "forward", loss)
                 if watch.source is not None:
@@ -123,10 +124,11 @@ def _chunks_of(tensor: Tensor, batch: Batch, rows: Sequence[Row], row_tokens: in
     """The chunks at whose positions a tensor (T or M first) is not finite; all chunks if it has no positions."""
     everything = [chunk for row in rows for chunk in row]
     bad = ~torch.isfinite(tensor)
-    if tensor.ndim and len(tensor) == len(batch.input_ids_T):
+    targets = batch.targets.get(POSITIONS)
+    if tensor.ndim and len(tensor) == len(batch.packed.input_ids_T):
         positions = bad.flatten(1).any(dim=1).nonzero().flatten()
-    elif tensor.ndim and len(tensor) == len(batch.positions_M):
-        positions = batch.positions_M[bad.flatten(1).any(dim=1)]
+    elif tensor.ndim and targets is not None and len(tensor) == len(targets):
+        positions = targets[bad.flatten(1).any(dim=1)]
     else:
         return everything
     hit = set(positions.tolist())

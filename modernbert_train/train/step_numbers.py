@@ -8,7 +8,7 @@ save_requests.py travel with it. The guard, the recorder and the saver read them
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,29 +27,44 @@ class StepNumbers:
     """Numbers of the global batch, equal on all ranks.
 
     Attributes:
-        loss: mean over the predicted tokens, in nats.
+        losses: mean of each loss term over its count; in nats for predicted tokens.
+        counts: of each loss term. A batch without any is a step of loss 0, which says nothing of the losses before
+            and after it.
+        loss: of both, each term with its weight.
         grad_norm: L2 norm of its gradient.
-        predicted: labels in it. A batch without one is a step of loss 0, which says nothing of the losses before and
-            after it.
         asked: what any rank asks for.
     """
 
+    losses: Mapping[str, float]
+    counts: Mapping[str, int]
     loss: float
     grad_norm: float
-    predicted: int
     asked: SaveRequest
 
     @classmethod
     def of(
-        cls, loss_sum: float, squared_gradient: float, predicted: float, ranks_that_stop: float, ranks_overdue: float
+        cls,
+        terms: Mapping[str, float],
+        sums: Sequence[float],
+        counts: Sequence[float],
+        squared_gradient: float,
+        ranks_that_stop: float,
+        ranks_overdue: float,
     ) -> StepNumbers:
-        """Out of sums over the ranks. One rank that asks is enough."""
+        """Out of sums over the ranks, those of the terms in their order. One rank that asks is enough."""
+        losses = {term: each / max(1.0, count) for term, each, count in zip(terms, sums, counts, strict=True)}
         return cls(
-            loss=loss_sum / max(1.0, predicted),
+            losses=losses,
+            counts={term: round(count) for term, count in zip(terms, counts, strict=True)},
+            loss=sum(weight * losses[term] for term, weight in terms.items()),
             grad_norm=math.sqrt(squared_gradient),
-            predicted=round(predicted),
             asked=SaveRequest(stop=ranks_that_stop > 0, overdue=ranks_overdue > 0),
         )
+
+    @property
+    def predicted(self) -> int:
+        """Count of the first term: of an objective that predicts tokens, how many."""
+        return next(iter(self.counts.values()))
 
     @property
     def finite(self) -> bool:
@@ -61,15 +76,17 @@ class CurrentStep(Callback):
 
     Args:
         requests: this rank's requests, which are made known to all.
+        terms: of the objective, with their weights.
 
     Attributes:
         skipped: its update is not applied; set by the guard.
         rolled_back: weights and moments were taken from a checkpoint, so a new one is due; set by the guard.
     """
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: Requests, terms: Mapping[str, float]) -> None:
         self._requests = requests
-        self._losses: list[tuple[Tensor, int]] = []  # of the microbatches on this rank, with their weights
+        self._terms = terms
+        self._sums: list[tuple[dict[str, Tensor], Mapping[str, int]]] = []  # of this rank's microbatches, their counts
         self._numbers: StepNumbers | None = None
         self.skipped = self.rolled_back = False
 
@@ -81,25 +98,31 @@ class CurrentStep(Callback):
 
     def microbatch_losses(self) -> list[float]:
         """Mean loss of each microbatch on this rank. Waits for the device: for a step in which something is wrong."""
-        return [loss.item() for loss, _ in self._losses]
+        return [
+            sum(w * float(sums[term]) / max(1, counts[term]) for term, w in self._terms.items())
+            for sums, counts in self._sums
+        ]
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        self._losses, self._numbers = [], None
+        self._sums, self._numbers = [], None
         self.skipped = self.rolled_back = False
 
     def after_loss(self, state: State, logger: Logger) -> None:
-        assert isinstance(state.loss, Tensor)
-        self._losses.append((state.loss.detach(), state.batch.num_predicted))
+        losses: Mapping[str, Tensor] = state.outputs.losses
+        self._sums.append(({term: losses[term].detach() for term in self._terms}, state.batch.counts))
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        total = sum(loss.double() * weight for loss, weight in self._losses)
-        assert isinstance(total, Tensor)
+        found = [torch.stack([sums[term].double() for sums, _ in self._sums]).sum() for term in self._terms]
         request = self._requests.of_this_rank()
-        known = (sum(weight for _, weight in self._losses), float(request.stop), float(request.overdue))
+        counts = [sum(each[term] for _, each in self._sums) for term in self._terms]
+        known = [*counts, float(request.stop), float(request.overdue)]
         squared = squared_gradient(state.model.parameters(), dist.get_world_size())
-        sums = torch.stack([total, squared, *(torch.full_like(total, number) for number in known)])
-        dist.all_reduce(sums)
-        self._numbers = StepNumbers.of(*sums.tolist())
+        told = torch.stack([*found, squared, *(torch.full_like(squared, number) for number in known)])
+        dist.all_reduce(told)
+        numbers, split = told.tolist(), len(self._terms)
+        self._numbers = StepNumbers.of(
+            self._terms, numbers[:split], numbers[split + 1 : 2 * split + 1], numbers[split], *numbers[-2:]
+        )
         state.total_loss_dict = {"loss/train/total": self._numbers.loss}
 
 

@@ -63,14 +63,14 @@ def meshes() -> list[tuple[int, ...]]:
 
     from modernbert_train.config.schema import DistributedConfig, ModelConfig, RunConfig, StableAdamWConfig
     from modernbert_train.models.modernbert import ModernBertForMaskedLM
-    from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded, parallelism
+    from modernbert_train.train.adapters import ComposerObjective, assert_sharded, parallelism
 
     size = ModelConfig(vocab_size=64, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
     asked = DistributedConfig(strategy="hsdp", shard_ranks=2)
     ours = parallelism(RunConfig(model=size, optim=StableAdamWConfig(lr=1.0), distributed=asked), 4)
     shapes = []
     for config in (ParallelismConfig(fsdp2=FSDP2Config(device_mesh=init_device_mesh("cpu", (2, 2)))), ours):
-        model = ComposerMaskedLM(ModernBertForMaskedLM(size))
+        model = ComposerObjective(ModernBertForMaskedLM(size))
         state = State(
             model=model, rank_zero_seed=0, run_name="x", device=DeviceCPU(), parallelism_config=config, precision="fp32"
         )

@@ -18,7 +18,7 @@ from composer.utils import dist
 from torch import Tensor
 
 from modernbert_train.models.layers import GeGLU
-from modernbert_train.train.adapters import ComposerMaskedLM
+from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.callbacks import Measure, SetClock
 
 LAYER = 2  # whose mlp is at fault
@@ -59,7 +59,7 @@ def at_fault(*faults: Fault, kill_at: int | None = None) -> Iterator[None]:
     active: Fault | None = None
     spent: set[tuple[int, int]] = set()
     real_start, real_end = SetClock.batch_start, Measure.batch_end
-    real_forward, real_mlp, real_loss = ComposerMaskedLM.forward, GeGLU.forward, ComposerMaskedLM.loss
+    real_forward, real_mlp, real_loss = ComposerObjective.forward, GeGLU.forward, ComposerObjective.loss
 
     def batch_start(self: SetClock, state: Any, logger: Any) -> None:
         nonlocal step, forwards, microbatches
@@ -71,7 +71,7 @@ def at_fault(*faults: Fault, kill_at: int | None = None) -> Iterator[None]:
         if step == kill_at:
             raise Killed
 
-    def forward(self: ComposerMaskedLM, batch: Any, keep_logits: bool = False) -> Any:
+    def forward(self: ComposerObjective, batch: Any, keep_logits: bool = False) -> Any:
         nonlocal forwards, mlps, active
         number, active, mlps = forwards % microbatches, None, 0
         forwards += 1
@@ -93,15 +93,15 @@ def at_fault(*faults: Fault, kill_at: int | None = None) -> Iterator[None]:
         mlps += 1
         return out_TD
 
-    def loss(self: ComposerMaskedLM, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def loss(self: ComposerObjective, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
         found = real_loss(self, outputs, batch)
         return found * 10 if active is not None and active.kind == "spike" else found
 
     with (
         patch.object(SetClock, "batch_start", batch_start),
         patch.object(Measure, "batch_end", batch_end),
-        patch.object(ComposerMaskedLM, "forward", forward),
-        patch.object(ComposerMaskedLM, "loss", loss),
+        patch.object(ComposerObjective, "forward", forward),
+        patch.object(ComposerObjective, "loss", loss),
         patch.object(GeGLU, "forward", mlp),
     ):
         yield

@@ -25,7 +25,7 @@ from modernbert_train.config.schema import DistributedConfig, ModelConfig, RunCo
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.train.adapters import ComposerMaskedLM, parallelism
+from modernbert_train.train.adapters import ComposerObjective, parallelism
 from modernbert_train.train.composer_internals import composer_device
 from modernbert_train.train.stability import Guard
 from tests.conftest import TinyRun
@@ -164,7 +164,7 @@ def gradient_in_bf16(sharding: Any) -> dict[str, torch.Tensor]:
     from composer.distributed.fsdp2_utils import generate_composer_model_policy
 
     config = ModelConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=24)
-    adapter = ComposerMaskedLM(ModernBertForMaskedLM(config))
+    adapter = ComposerObjective(ModernBertForMaskedLM(config))
     if sharding is not None:
         policy = generate_composer_model_policy(adapter)
         prepare_fully_shard(adapter, sharding, Precision("amp_bf16"), policy)

@@ -15,7 +15,7 @@ import torch
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.train.adapters import ComposerMaskedLM
+from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.callbacks import SetClock
 from modernbert_train.weights.source import Origin, open_source
 from tests.conftest import TinyRun
@@ -38,7 +38,7 @@ def test_the_clock_sets_the_angles_of_local_layers(tiny_run: TinyRun) -> None:
     for tokens, local, whole in ((0, 5_000, 10_000), (4_100, 40_000, 160_000), (3_000, 5_000, 10_000)):
         token, batch = SimpleNamespace(value=tokens), SimpleNamespace(value=1)
         state = SimpleNamespace(
-            model=ComposerMaskedLM(model),
+            model=ComposerObjective(model),
             batch=SimpleNamespace(plan=SimpleNamespace(tokens_before=tokens)),
             timestamp=SimpleNamespace(token=token, batch=batch),
             optimizers=[torch.optim.SGD(parameters)],

@@ -21,7 +21,7 @@ from modernbert_train.errors import DataError, RunError
 from modernbert_train.evals import heldout as evaluating
 from modernbert_train.evals.heldout import Evaluation, TokenCounts, Unigram, open_validation
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.train.adapters import ComposerMaskedLM, assert_sharded
+from modernbert_train.train.adapters import ComposerObjective, assert_sharded
 from modernbert_train.train.loggers import Harmless
 from tests.conftest import TinyRun
 
@@ -156,4 +156,4 @@ def test_an_unsharded_model_is_not_taken_for_a_sharded_one(tiny_run: TinyRun) ->
     """Composer ignores an FSDP2 setting it does not understand and trains with DDP."""
     config = read_run(tiny_run())
     with pytest.raises(RunError, match=r"fsdp2: not in force; \d+ parameters are whole"):
-        assert_sharded(ComposerMaskedLM(ModernBertForMaskedLM(config.model)), None)
+        assert_sharded(ComposerObjective(ModernBertForMaskedLM(config.model)), None)

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from modernbert_train.batch import Packed
+from modernbert_train.batch import Order, Packed
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import flash, flex, sdpa, varlen
-from modernbert_train.models.attention.visible import Order, Visible
+from modernbert_train.models.attention.visible import Visible
 
 log = logging.getLogger(__name__)
 

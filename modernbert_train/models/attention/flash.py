@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modernbert_train.batch import Packed
+from modernbert_train.batch import Order, Packed
 from modernbert_train.models.attention import varlen
 from modernbert_train.models.attention.varlen import gpu_support
-from modernbert_train.models.attention.visible import Order, Visible
+from modernbert_train.models.attention.visible import Visible
 
 # OSError: built for another torch or CUDA
 MISSING: list[str] = []

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from modernbert_train.batch import Packed
+from modernbert_train.batch import Order, Packed
 from modernbert_train.models.attention.varlen import gpu_support
-from modernbert_train.models.attention.visible import Order, Visible
+from modernbert_train.models.attention.visible import Visible
 
 name = "flex"
 traits = "window; backward, deterministic; compiled by Triton"

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modernbert_train.batch import Packed
-from modernbert_train.models.attention.visible import Order, Visible
+from modernbert_train.batch import Order, Packed
+from modernbert_train.models.attention.visible import Visible
 
 name = "sdpa"
 traits = "any device and precision; window; backward, deterministic on CPUs"

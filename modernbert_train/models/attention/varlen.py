@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from modernbert_train.batch import Packed
-from modernbert_train.models.attention.visible import Order, Visible
+from modernbert_train.batch import Order, Packed
+from modernbert_train.models.attention.visible import Visible
 
 try:
     from torch.nn.attention import varlen as torch_varlen

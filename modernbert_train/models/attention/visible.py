@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Order = Literal["all", "causal"]  # all: on both sides; causal: itself and what stands before it
-ORDERS: tuple[Order, ...] = ("all", "causal")
+from modernbert_train.batch import Order
 
 
 @dataclass(frozen=True)
