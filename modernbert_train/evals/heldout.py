@@ -212,7 +212,7 @@ def open_validation(config: RunConfig, vocabulary: Vocabulary) -> Validation:
     """The held-out text, with the unigram baseline of the training text."""
     assert config.data.validation is not None
     shards = open_shards(config.data.validation, config.data, vocabulary)
-    objective = replace(config.objective, masking="exact")  # whatever training does: figures of all runs compare
+    objective = replace(config.mlm, masking="exact")  # whatever training does: figures of all runs compare
     return Validation(
         config,
         MicrobatchMaker(

@@ -47,7 +47,7 @@ def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -
     check_data(config)
     vocabulary = read_vocabulary(config.data.tokenizer)
     streams = open_streams(config, vocabulary)
-    maker = MicrobatchMaker(streams, MaskedLM(config.objective, vocabulary), vocabulary)
+    maker = MicrobatchMaker(streams, MaskedLM(config.mlm, vocabulary), vocabulary)
     chunks = streams.shuffled(config.data)
     plans = _plans_from(BatchPlanner(config, chunks), number)
     plan = next(plans)
@@ -108,6 +108,6 @@ def _heading(config: RunConfig, plan: BatchPlan, number: int, batches: list[Batc
     return (
         f"{config.name}: batch {number:,}, phase {plan.phase}, after {plan.tokens_before:,} tokens: "
         f"{plan.num_rows:,} rows of {plan.row_tokens:,}\n"
-        f"masking {config.objective.masking}, rate {plan.mask_rate:.0%}: {predicted:,} of {tokens:,} tokens in "
+        f"masking {config.mlm.masking}, rate {plan.mask_rate:.0%}: {predicted:,} of {tokens:,} tokens in "
         f"{len(batches)} microbatch{'es' if len(batches) != 1 else ''}, {shares}"
     )

@@ -12,12 +12,12 @@ import math
 import torch
 from torch import nn
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.sharding import like
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
+def initialize(model: nn.Module, config: ModernBertConfig, seed: int) -> None:
     """Fill every parameter in place: matrices truncated normal, norms one, biases zero.
 
     Matrices have mean 0 and standard deviation init_std before truncation at init_cutoff of it; the output projections

@@ -5,15 +5,14 @@ nothing is padded inside the model. Hidden states are gathered at the predicted 
 logits, the largest tensor by far, to the masked share of the tokens, and in training to a chunk of them at a time.
 
 Names of modules and parameters are those of transformers' ModernBertForMaskedLM: state dicts pass both ways as they
-are. There are no buffers; the RoPE bases are plain numbers, so a change of phase cannot be lost in a cache or a
-checkpoint.
+are. There are no buffers; the RoPE bases are plain numbers of the configuration, so a change of phase cannot be lost in
+a cache or a checkpoint.
 
 Shape legend: T packed tokens, M predicted positions (padded), D model width, V vocabulary, E rotated pairs of a head.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import IGNORED_LABEL, Batch
-from modernbert_train.config.schema import ComputeConfig, ModelConfig, PhaseConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.models.attention import choose_kernel
 from modernbert_train.models.heads import ChunkedLoss, PredictionHead, loss_and_gradient, masked_lm_loss_sum
 from modernbert_train.models.layers import EncoderLayer, compute_dtype, layer_norm, rotary_tables
@@ -47,7 +46,7 @@ class MlmOutput:
 class Embeddings(nn.Module):
     """Token embedding and its norm; positions enter in the attention."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = layer_norm(config)
@@ -59,22 +58,20 @@ class Embeddings(nn.Module):
 class Encoder(nn.Module):
     """Embeddings, layers and the final norm."""
 
-    def __init__(self, config: ModelConfig, compute: ComputeConfig) -> None:
+    def __init__(self, config: ModernBertConfig, compute: ComputeConfig) -> None:
         super().__init__()
         self.config = config
         self.compute = compute
-        self.global_rope_theta: float = PhaseConfig.global_rope_theta
-        self.local_rope_theta = config.local_rope_theta
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_layers))
         self.final_norm = layer_norm(config)
 
     def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> dict[bool, tuple[Tensor, Tensor]]:
-        """cos_TE and sin_TE of global (True) and local (False) layers, from the present bases."""
-        size = self.config.head_size
+        """cos_TE and sin_TE of global (True) and local (False) layers, from the bases of the present phase."""
+        config, size = self.config, self.config.head_size
         return {
-            True: rotary_tables(position_ids_T, self.global_rope_theta, size, dtype),
-            False: rotary_tables(position_ids_T, self.local_rope_theta, size, dtype),
+            True: rotary_tables(position_ids_T, config.global_rope_theta, size, dtype),
+            False: rotary_tables(position_ids_T, config.local_rope_theta, size, dtype),
         }
 
     def forward(self, batch: Batch) -> Tensor:
@@ -107,7 +104,7 @@ class ModernBertForMaskedLM(nn.Module):
         z_loss: see `masked_lm_loss_sum`.
     """
 
-    def __init__(self, config: ModelConfig, compute: ComputeConfig = _PLAIN, *, z_loss: float = 0.0) -> None:
+    def __init__(self, config: ModernBertConfig, compute: ComputeConfig = _PLAIN, *, z_loss: float = 0.0) -> None:
         super().__init__()
         self.config = config
         self.model = Encoder(config, compute)
@@ -117,17 +114,9 @@ class ModernBertForMaskedLM(nn.Module):
         self.decoder.weight = self.model.embeddings.tok_embeddings.weight
         self._loss_and_gradient = loss_and_gradient
 
-    def set_global_rope_theta(self, theta: float) -> None:
-        """Set the RoPE base of global layers; the next forward pass computes its angles from it.
-
-        Raises:
-            ValueError: theta is not a positive finite number.
-        """
-        self.model.global_rope_theta = _checked_theta("global_rope_theta", theta)
-
-    def set_local_rope_theta(self, theta: float) -> None:
-        """The same for local layers, which begin with the configuration's."""
-        self.model.local_rope_theta = _checked_theta("local_rope_theta", theta)
+    def set_phase(self, config: ModernBertConfig) -> None:
+        """Go on with the architecture as it is in a phase, which may have other RoPE bases; before every step."""
+        self.config = self.model.config = config
 
     def compile_layers(self, **options: Any) -> None:
         """torch.compile each layer, and the loss, in place; parameter names stay. Call it once, before sharding.
@@ -177,9 +166,3 @@ class ModernBertForMaskedLM(nn.Module):
         # counted on the device, not taken from the host, so that one CUDA graph serves microbatches of any content
         predicted = (batch.labels_M != IGNORED_LABEL).sum().clamp(min=1)
         return MlmOutput(loss_sum / predicted, logits_MV)
-
-
-def _checked_theta(name: str, theta: float) -> float:
-    if not (math.isfinite(theta) and theta > 0):
-        raise ValueError(f"{name}={theta}: a RoPE base must be positive and finite.")
-    return theta

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.batch import Masked
-from modernbert_train.config.schema import ObjectiveConfig
+from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.keyed_random import Keys, hash64, uniform
 from modernbert_train.vocabulary import Vocabulary
 
@@ -45,7 +45,7 @@ class MaskedLM:
         vocabulary: the tokenizer's ids.
     """
 
-    def __init__(self, config: ObjectiveConfig, vocabulary: Vocabulary) -> None:
+    def __init__(self, config: MaskedLmConfig, vocabulary: Vocabulary) -> None:
         self._config = config
         self._mask_id = vocabulary.mask_id
         self._random_ids = vocabulary.ordinary

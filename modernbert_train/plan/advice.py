@@ -49,7 +49,7 @@ def phase_memory(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: 
     """
     tokens = microbatch_rows * phase.config.row_tokens
     return memory(
-        plan.config.model,
+        plan.config.modernbert,
         plan.config.compute,
         plan.parameters,
         optimizer=plan.config.optim.name,

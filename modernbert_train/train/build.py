@@ -152,7 +152,7 @@ def build_model(config: RunConfig, *, sharded: bool) -> ModernBertForMaskedLM:
         sharded: build it without memory, on the meta device; FSDP2 gives each rank memory for its share.
     """
     with torch.device("meta") if sharded else nullcontext():
-        model = ModernBertForMaskedLM(config.model, config.compute, z_loss=config.objective.z_loss)
+        model = ModernBertForMaskedLM(config.modernbert, config.compute, z_loss=config.objective.z_loss)
     if config.compute.compile:
         model.compile_layers()
     return model
@@ -165,7 +165,7 @@ def build_loader(config: RunConfig, vocabulary: Vocabulary, rank: int, num_ranks
     streams = open_streams(config, vocabulary)
     return PackedLoader(
         BatchPlanner(config, streams.shuffled(data)),
-        MicrobatchMaker(streams, MaskedLM(config.objective, vocabulary), vocabulary),
+        MicrobatchMaker(streams, MaskedLM(config.mlm, vocabulary), vocabulary),
         rank=rank,
         num_ranks=num_ranks,
         num_workers=data.num_workers,

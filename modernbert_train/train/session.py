@@ -160,7 +160,7 @@ def _fill(config: RunConfig, built: Built, start: Start, origin: Origin | None) 
         stage(f"reading the first weights from {origin.source.folder}")
         origin.fill(built.model)
     else:
-        initialize(built.model, config.model, config.seed)
+        initialize(built.model, config.modernbert, config.seed)
 
 
 def _record_start(folder: RunFolder, start: Start, origin: Origin | None) -> None:
