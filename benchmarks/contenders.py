@@ -20,6 +20,7 @@ from torch.optim import AdamW
 from benchmarks.measure import Mark, between, mark
 from benchmarks.reference import transformers_model
 from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.clock import at
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.loader import StepBatch
@@ -113,8 +114,7 @@ class Ours(Contender):
     def __init__(self, model: ModernBertForMaskedLM, config: RunConfig, device: torch.device) -> None:
         super().__init__(device.type == "cuda")
         self._model, self._config, self._device = model, config, device
-        (phase,) = config.phases.values()
-        model.set_global_rope_theta(phase.global_rope_theta)
+        model.set_phase(at(config, 0).modernbert)
         self._optimizer = StableAdamW(model.parameters(), 1e-4, weight_decay=1e-5, **ADAM)  # type: ignore[arg-type]
         endless = _endless(config)
         self._batches = iter(build_data(endless, check_data(endless)).loader(0, 1))
@@ -188,7 +188,7 @@ class Theirs(Contender):
         vocabulary = read_vocabulary(config.data.tokenizer)
         self._pad = vocabulary.pad_id
         (phase,) = config.phases.values()
-        self._model = transformers_model(config.model, phase, vocabulary, sparse=sparse)
+        self._model = transformers_model(at(config, 0).modernbert, phase.row_tokens, vocabulary, sparse=sparse)
         self._model.load_state_dict(model.state_dict())
         self._model.to(device).train()  # type: ignore[arg-type]
         self._optimizer = AdamW(self._model.parameters(), 1e-4, fused=True, **ADAM)  # type: ignore[arg-type]
@@ -293,7 +293,7 @@ def _record(who: Contender, batches: Sequence[StepBatch], config: RunConfig, sec
     """Add a round of steps over these batches."""
     parts = [part for batch in batches for part in batch.microbatches]
     flops = sum(
-        training_flops(batch.rows, sum(part.num_predicted for part in batch.microbatches), config.model)
+        training_flops(batch.rows, sum(part.counts["mlm"] for part in batch.microbatches), config.modernbert)
         for batch in batches
     )
     who.rates.append(sum(part.num_tokens for part in parts) / seconds)

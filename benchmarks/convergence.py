@@ -40,6 +40,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.reference import transformers_model
 from modernbert_train.batch import Batch
+from modernbert_train.clock import at
 from modernbert_train.compute import Compute
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
@@ -155,8 +156,8 @@ def plain(config: RunConfig, reverse: bool) -> Curve:
     facts = check_data(config)
     vocabulary = facts.vocabulary
     first = build_model(config, sharded=False)
-    initialize(first, config.model, config.seed)
-    model = transformers_model(config.model, config.phases["stable"], vocabulary)
+    initialize(first, config.modernbert, config.seed)
+    model = transformers_model(at(config, 0).modernbert, config.phases["stable"].row_tokens, vocabulary)
     model.load_state_dict(first.state_dict())
     model.train()
     parameters = list(model.parameters())

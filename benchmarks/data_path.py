@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.write.shards import ShardWriter
-from modernbert_train.config.schema import DataConfig, ObjectiveConfig, OptimConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import DataConfig, MaskedLmConfig, OptimConfig, PhaseConfig, RunConfig
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.microbatches import MicrobatchMaker
@@ -147,7 +147,7 @@ def load(folder: Path, row_tokens: int, num_workers: int = 0) -> Rate:
     streams = TokenStreams([Stream("train", 17, shards)])
     loader = PackedLoader(
         plans(shards.lengths, row_tokens, shards.shard_documents),
-        MicrobatchMaker(streams, MaskedLM(ObjectiveConfig(), vocabulary), vocabulary),
+        MicrobatchMaker(streams, MaskedLM(MaskedLmConfig(), vocabulary), vocabulary),
         rank=0,
         num_ranks=1,
         num_workers=num_workers,

@@ -454,8 +454,8 @@ FAULTS = (
     Fault(
         "thetas-swapped",
         "modernbert_train/weights/formats/modernbert.py",
-        '{"full_attention": global_theta, "sliding_attention": config.local_rope_theta}',
-        '{"full_attention": config.local_rope_theta, "sliding_attention": global_theta}',
+        '{"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}',
+        '{"full_attention": config.local_rope_theta, "sliding_attention": config.global_rope_theta}',
         "exports that compute what was trained, in transformers 5",
         ("tests/weights/test_hf_folder.py",),
     ),

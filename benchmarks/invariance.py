@@ -147,7 +147,7 @@ def weights(run: Path) -> dict[str, Tensor]:
 def first_weights(words: Sequence[str]) -> dict[str, Tensor]:
     config = load_run(words[:1], words[1:])
     model = build_model(config, sharded=False)
-    initialize(model, config.model, config.seed)
+    initialize(model, config.modernbert, config.seed)
     return dict(model.named_parameters())
 
 

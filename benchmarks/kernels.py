@@ -30,10 +30,12 @@ from benchmarks.attention import Sizes, attention_groups
 from benchmarks.measure import Group, Line, Rates, measure_rates, reason, take_turns
 from benchmarks.model_parts import head_groups, layer_groups
 from benchmarks.optimizer import optimizer_groups
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 
-SMALL = ModelConfig(vocab_size=8192, hidden_size=192, num_layers=7, num_heads=3, intermediate_size=288)  # quickstart
-BASE = ModelConfig()
+SMALL = ModernBertConfig(
+    vocab_size=8192, hidden_size=192, num_layers=7, num_heads=3, intermediate_size=288
+)  # quickstart
+BASE = ModernBertConfig()
 HOST_PARTS = ("packing", "loader")  # which have one case for each kind of work, and no use for a GPU
 HOST_MATRIX, HOST_COPY = 1024, 1 << 26  # what floors are made of on a CPU
 
@@ -54,8 +56,8 @@ class Preset:
     """
 
     attention: Sizes
-    model: ModelConfig
-    optimized: dict[str, ModelConfig]
+    model: ModernBertConfig
+    optimized: dict[str, ModernBertConfig]
     rounds: int
     compile: bool
     planned_batches: int
@@ -79,7 +81,10 @@ PRESETS = {
     "gpu": Preset(
         Sizes(98_304, ((300, 1024), (300, 8192), (4096, 8192)), heads=(12, 16), half_window=64, padded_documents=64),
         BASE,
-        {"base": BASE, "large": ModelConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)},
+        {
+            "base": BASE,
+            "large": ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624),
+        },
         rounds=8,
         compile=True,
         planned_batches=50,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks.attention import BACKWARD, attention_flops, draw_lengths, line_of
 from benchmarks.measure import Case, Group, Stage, Unusable, Work
 from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.attention import choose_kernel
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.heads import ChunkedLoss, PredictionHead, loss_and_gradient, masked_lm_loss_sum
@@ -58,7 +58,7 @@ def passes(
 
 
 def layer_groups(
-    model: ModelConfig, tokens: int, device: torch.device, dtype: torch.dtype, compile: bool
+    model: ModernBertConfig, tokens: int, device: torch.device, dtype: torch.dtype, compile: bool
 ) -> Iterator[Group]:
     """Elementwise parts of a layer, then a whole global and a whole local layer with the kernel that `auto` gives."""
     width, hidden, heads, size = model.hidden_size, model.intermediate_size, model.num_heads, model.head_size
@@ -129,7 +129,7 @@ def layer_groups(
 
 
 def head_groups(
-    model: ModelConfig, tokens: int, device: torch.device, dtype: torch.dtype, compile: bool
+    model: ModernBertConfig, tokens: int, device: torch.device, dtype: torch.dtype, compile: bool
 ) -> Iterator[Group]:
     """Dense, norm, decoder and cross-entropy, in every form that there is; chunked ones do all in the forward pass."""
     width, vocab = model.hidden_size, model.vocab_size

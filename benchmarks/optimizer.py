@@ -14,14 +14,14 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from benchmarks.measure import Case, Group, Stage, Work
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.optim.stable_adamw import StableAdamW
 
 LR = 1e-4
 SETTINGS: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 1e-5}
 
 
-def optimizer_groups(models: dict[str, ModelConfig], device: torch.device) -> Iterator[Group]:
+def optimizer_groups(models: dict[str, ModernBertConfig], device: torch.device) -> Iterator[Group]:
     """A group for each model's weights."""
     for name, model in models.items():
         params = [nn.Parameter(0.02 * torch.randn(shape, device=device)) for shape in parameter_shapes(model)]
@@ -79,7 +79,7 @@ def _steps(
     return build
 
 
-def parameter_shapes(model: ModelConfig) -> list[tuple[int, ...]]:
+def parameter_shapes(model: ModernBertConfig) -> list[tuple[int, ...]]:
     """The weights of the encoder and its masked-LM head, the decoder tied to the embedding."""
     width, hidden = model.hidden_size, model.intermediate_size
     layer: list[tuple[int, ...]] = [(3 * width, width), (width, width), (2 * hidden, width), (width, hidden), (width,)]

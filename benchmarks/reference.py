@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from transformers import ModernBertConfig, ModernBertForMaskedLM
+import transformers
 
-from modernbert_train.config.schema import ModelConfig, PhaseConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.vocabulary import Vocabulary
 
 
 def transformers_model(
-    model: ModelConfig, phase: PhaseConfig, vocabulary: Vocabulary, *, sparse: bool = True
-) -> ModernBertForMaskedLM:
+    model: ModernBertConfig, row_tokens: int, vocabulary: Vocabulary, *, sparse: bool = True
+) -> transformers.ModernBertForMaskedLM:
     """Build it with random weights, in evaluation, with torch's scaled_dot_product_attention.
 
     Args:
-        model: the architecture.
-        phase: whose row length and RoPE bases it has.
+        model: the architecture, as it is in a phase.
+        row_tokens: of that phase.
         vocabulary: ids of the special tokens.
         sparse: its switch `sparse_prediction`, which computes logits only where something is predicted.
     """
-    thetas = {"full_attention": phase.global_rope_theta, "sliding_attention": phase.local_theta(model)}
-    return ModernBertForMaskedLM(
-        ModernBertConfig(
+    thetas = {"full_attention": model.global_rope_theta, "sliding_attention": model.local_rope_theta}
+    return transformers.ModernBertForMaskedLM(
+        transformers.ModernBertConfig(
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
             intermediate_size=model.intermediate_size,
             num_hidden_layers=model.num_layers,
             num_attention_heads=model.num_heads,
-            max_position_embeddings=phase.row_tokens,
+            max_position_embeddings=row_tokens,
             local_attention=model.local_attention,
             norm_eps=model.norm_eps,
             rope_parameters={kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},  # type: ignore[misc]

@@ -152,7 +152,7 @@ def print_tables(gpus: Sequence[str], shapes: Sequence[str] = SHAPES, scales: Se
         for plan in plans:
             (phase, *_) = plan.phases
             measured = (
-                find_measurement(gpu, plan.config.model, plan.config.compute, phase.config.row_tokens) is not None
+                find_measurement(gpu, plan.config.modernbert, plan.config.compute, phase.config.row_tokens) is not None
             )
             basis = "published rate" if measured else "predicted rate"
             print(f"\n{title(plan)}, {basis}, {alone(plan, phase, gpu):,.0f} tokens/s of one GPU alone")

@@ -39,7 +39,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from modernbert_train.batch import Batch
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.plan.communication import Transfer, transfer_seconds, transfers
@@ -59,15 +59,15 @@ CLOCKS = {
 }  # of everything, and of this process with all its threads
 
 
-def model_of(width: int) -> ModelConfig:
+def model_of(width: int) -> ModernBertConfig:
     """Small enough that a step on a CPU is not all computation."""
-    return ModelConfig(
+    return ModernBertConfig(
         vocab_size=8192, hidden_size=width, num_layers=4, num_heads=width // 32, intermediate_size=width * 3 // 2,
         attention_out_dropout=0.0,
     )  # fmt: skip
 
 
-def wrap(strategy: Strategy, shards: int, config: ModelConfig) -> nn.Module:
+def wrap(strategy: Strategy, shards: int, config: ModernBertConfig) -> nn.Module:
     """A model as a run would wrap it; a test counts that Composer's wrapping sends the same.
 
     Args:
@@ -242,7 +242,7 @@ class Comparison:
         return cells
 
 
-def compare(ranks: int, seconds: dict[str, Times], config: ModelConfig) -> list[Comparison]:
+def compare(ranks: int, seconds: dict[str, Times], config: ModernBertConfig) -> list[Comparison]:
     """What was timed on so many processes, beside what `plan` says."""
     found, wall = [], seconds["wall"]
     for strategy, shards in SHARDS[ranks].items():

@@ -45,7 +45,7 @@ from modernbert_train.config.schema import (
     DataConfig,
     EvalConfig,
     LoggingConfig,
-    ModelConfig,
+    ModernBertConfig,
     PhaseConfig,
     RunConfig,
     StableAdamWConfig,
@@ -54,10 +54,10 @@ from modernbert_train.models.init import initialize
 from modernbert_train.run.throughput import peak_flops
 from modernbert_train.train.build import build_model
 
-SMALL = ModelConfig(
+SMALL = ModernBertConfig(
     vocab_size=8192, hidden_size=192, num_layers=7, num_heads=3, intermediate_size=288, attention_out_dropout=0.0
 )
-BASE = ModelConfig(attention_out_dropout=0.0)
+BASE = ModernBertConfig(attention_out_dropout=0.0)
 LARGE = replace(BASE, hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 ON_GPU = ComputeConfig(attention="varlen", compile=True)
 
@@ -84,7 +84,7 @@ class Case:
         compile_mode: of torch.compile, for ours in the bare loop; None is its default where compute.compile is on.
     """
 
-    model: ModelConfig
+    model: ModernBertConfig
     row_tokens: int
     microbatch_tokens: int
     batch_tokens: int
@@ -125,7 +125,7 @@ def run_config(case: Case, folder: Path, data: Path, device: torch.device, worke
         row_tokens=case.row_tokens,
         batch_rows=case.batch_tokens // case.row_tokens,
         microbatch_tokens=case.microbatch_tokens,
-        global_rope_theta=160_000.0 if case.row_tokens > 1024 else 10_000.0,
+        model={"global_rope_theta": 160_000.0} if case.row_tokens > 1024 else {},
     )
     return RunConfig(
         name="benchmark",

@@ -83,7 +83,8 @@ class Packed:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Packed:
         """The same on a device, ready for an encoder."""
         moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.tensors().items()}
-        return replace(self, **{name: t if name == "cu_seqlens_S" else t.long() for name, t in moved.items()})
+        ready: dict[str, Any] = {name: t if name == "cu_seqlens_S" else t.long() for name, t in moved.items()}
+        return replace(self, **ready)
 
     def tensors(self) -> dict[str, Tensor]:
         """Those it has, by name."""

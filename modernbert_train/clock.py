@@ -51,6 +51,11 @@ def position_at(config: RunConfig, tokens: int) -> Position:
     raise ValueError("a run needs at least one phase")
 
 
+def at(config: RunConfig, tokens: int) -> RunConfig:
+    """The run as it is now: with what the phase that holds a token count overrides, in the run's own keys."""
+    return config.in_phase[position_at(config, tokens).name]
+
+
 def ends_phase(config: RunConfig, before: int, after: int) -> bool:
     """Whether a step from one token count to another ended a phase or the run."""
     return after >= config.total_tokens or position_at(config, before).index != position_at(config, after).index

@@ -1,4 +1,4 @@
-"""Lets Composer and Streaming be imported where torchvision or mosaicml-cli is absent or does not fit torch, and sooner.
+"""Lets Composer and Streaming be imported where torchvision or mosaicml-cli is absent or fits not torch, and sooner.
 
 Both libraries import torchvision, and Composer imports mosaicml-cli, at their top, and use neither for anything that
 we call. There is no CPU build of torchvision on the package index, and one built for CUDA does not load on a CPU

@@ -58,7 +58,7 @@ phases:
     row_tokens: 128
     batch_rows: 4
     microbatch_tokens: 128
-    global_rope_theta: 160_000
+    model: {{global_rope_theta: 160_000}}
     schedule: {{decay_tokens: 1000}}
 checkpoint:
   interval_seconds: null

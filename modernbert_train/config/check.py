@@ -1,4 +1,5 @@
-"""Rules that span several fields, one small function each; `check` runs them all and reports every broken one.
+"""Rules, one small function each; `check` runs them all and reports every broken one. What bounds a single field stands
+beside it, see knob.py; all others span several fields.
 
 A rule yields messages of three parts: the keys with their values, why they cannot be, what to change. Rules see only
 the configuration (and the number of ranks when it is known), never a file, a GPU or torch.
@@ -8,10 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 
+from modernbert_train.config.knob import facts_of, knobs
 from modernbert_train.config.launch import launch_mistakes
 from modernbert_train.config.plugins import GPU_ONLY
-from modernbert_train.config.schema import BatchWarmupConfig, ModelConfig, PhaseConfig, RunConfig, StableAdamWConfig
+from modernbert_train.config.schema import (
+    BatchWarmupConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ModernBertConfig,
+    PhaseConfig,
+    RunConfig,
+)
 from modernbert_train.config.stream_rules import one_source, phase_shares, stream_shares
 from modernbert_train.errors import ConfigError
 
@@ -39,8 +49,9 @@ def check_model(model: ModelConfig) -> None:
     Raises:
         ConfigError: one line for each broken rule.
     """
-    config = RunConfig(model=model, optim=StableAdamWConfig(lr=1.0))
-    messages = [message for rule in (ranges, model_shape) for message in rule(config, 1)]
+    config = RunConfig(model=model)
+    messages = [text for key, value, knob in knobs(model, ("model",)) for text in knob.mistakes(key, value)]
+    messages += model_shape(config, 1)
     if messages:
         raise ConfigError("\n".join(messages))
 
@@ -50,92 +61,49 @@ def run_name(config: RunConfig, num_ranks: int) -> Iterator[str]:
         yield f"name={config.name!r}: a run's name becomes its folder. Use letters, digits, '.', '_' and '-'."
 
 
-def ranges(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    model, data, optim, objective = config.model, config.data, config.optim, config.objective
-    positive = {
-        "model.vocab_size": model.vocab_size,
-        "model.hidden_size": model.hidden_size,
-        "model.num_layers": model.num_layers,
-        "model.num_heads": model.num_heads,
-        "model.intermediate_size": model.intermediate_size,
-        "model.global_attn_every_n_layers": model.global_attn_every_n_layers,
-        "model.local_attention": model.local_attention,
-        "model.local_rope_theta": model.local_rope_theta,
-        "model.norm_eps": model.norm_eps,
-        "model.init_std": model.init_std,
-        "model.init_cutoff": model.init_cutoff,
-        "data.packing_window": data.packing_window,
-        "data.max_wait_rows": data.max_wait_rows,
-        "data.shuffle_block_shards": data.shuffle_block_shards,
-        "data.prefetch_batches": data.prefetch_batches,
-        "data.worker_timeout_seconds": data.worker_timeout_seconds,
-        "data.cache_limit_bytes": data.cache_limit_bytes,
-        "data.download_timeout_seconds": data.download_timeout_seconds,
-        "optim.lr": optim.lr,
-        "optim.eps": optim.eps,
-        "checkpoint.keep": config.checkpoint.keep,
-        "checkpoint.interval_seconds": config.checkpoint.interval_seconds,
-        "checkpoint.interval_steps": config.checkpoint.interval_steps,
-        "checkpoint.interval_tokens": config.checkpoint.interval_tokens,
-        "eval.times_per_phase": config.eval.times_per_phase,
-        "eval.interval_tokens": config.eval.interval_tokens,
-        "eval.max_tokens": config.eval.max_tokens,
-        "distributed.timeout_seconds": config.distributed.timeout_seconds,
-        "stability.spike_deviations": config.stability.spike_deviations,
-        "stability.spike_min_rise": config.stability.spike_min_rise,
-        "logging.line_seconds": config.logging.line_seconds,
-        "profile.steps": None if config.profile is None else config.profile.steps,
-        "profile.skip": None if config.profile is None else config.profile.skip,
-    }
-    for key, value in positive.items():
-        if value is not None and not value > 0:
-            yield f"{key}={value}: must be above 0."
-    for key, value in {
-        "data.num_workers": data.num_workers,
-        "optim.weight_decay": optim.weight_decay,
-        "objective.z_loss": objective.z_loss,
-        "stability.spike_roll_back_batches": config.stability.spike_roll_back_batches,
-        "stability.max_skips": config.stability.max_skips,
-        "stability.max_roll_backs": config.stability.max_roll_backs,
-    }.items():
-        if value < 0:
-            yield f"{key}={value}: must not be negative."
-    if not 0 <= config.seed < 1 << 31:
-        yield f"seed={config.seed}: must be at least 0 and below 2,147,483,648, which Composer asks for."
-    for key, value, top in (
-        ("objective.mask_rate", objective.mask_rate, 1.0),
-        ("objective.eval_mask_rate", objective.eval_mask_rate, 1.0),
-    ):
-        if not 0 < value <= top:
-            yield f"{key}={value}: a share of the tokens, above 0 and at most 1. The published recipe uses 0.3."
-    if not 0 <= model.attention_out_dropout < 1:
-        yield f"model.attention_out_dropout={model.attention_out_dropout}: must be at least 0 and below 1."
+def bounds(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """Every number against what stands beside its field; see knob.py."""
+    for key, value, knob in knobs(config):
+        yield from knob.mistakes(key, value)
+    for name, phase in config.phases.items():
+        for section in phase.overridden:
+            facts = {field.name: facts_of(field) for field in fields(getattr(config, section))}
+            for key, value in getattr(phase, section).items():
+                yield from facts[key].mistakes(f"phases.{name}.{section}.{key}", value)
+
+
+def mask_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    objective = config.objective
+    if not isinstance(objective, MaskedLmConfig):
+        return
     shares = (objective.mask_token_share, objective.random_token_share)
-    if min(shares) < 0 or sum(shares) > 1:
+    if sum(shares) > 1:
         yield (
             f"objective.mask_token_share={shares[0]} and objective.random_token_share={shares[1]}: "
             "both are shares of the predicted tokens. Their sum must lie between 0 and 1."
         )
-    for index, beta in enumerate(optim.betas):
-        if not 0 <= beta < 1:
-            yield f"optim.betas[{index}]={beta}: must be at least 0 and below 1."
 
 
 def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
     model = config.model
-    if min(model.hidden_size, model.num_heads, model.global_attn_every_n_layers) < 1:
+    if min(model.hidden_size, model.num_heads) < 1:
         return
     if model.hidden_size % model.num_heads:
         yield (
             f"model.hidden_size={model.hidden_size} is not a multiple of model.num_heads={model.num_heads}. "
             f"Change one of them; heads of 64 are usual: model.num_heads={max(1, model.hidden_size // 64)}."
         )
-    elif model.head_size % 2:
+    elif isinstance(model, ModernBertConfig):
+        yield from _modernbert_shape(model)
+
+
+def _modernbert_shape(model: ModernBertConfig) -> Iterator[str]:
+    if model.head_size % 2:
         yield f"model.hidden_size/num_heads={model.head_size}: rotary embeddings turn pairs. Make it even."
     if model.local_attention % 2:
         yield f"model.local_attention={model.local_attention}: half the window lies on each side. Make it even."
     every = model.global_attn_every_n_layers
-    if (model.num_layers - 1) % every:
+    if every > 0 and (model.num_layers - 1) % every:
         below = (model.num_layers - 1) // every * every + 1
         yield (
             f"model.num_layers={model.num_layers} with model.global_attn_every_n_layers={every} ends in a local layer, "
@@ -163,27 +131,9 @@ def phases_present(config: RunConfig, num_ranks: int) -> Iterator[str]:
         yield "phases: empty, so there is nothing to train. Add one; yamls/quickstart.yaml shows three."
 
 
-def phase_numbers(config: RunConfig, num_ranks: int) -> Iterator[str]:
+def phase_microbatch(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for name, phase in config.phases.items():
         here = f"phases.{name}"
-        numbers = {
-            "tokens": phase.tokens,
-            "batch_rows": phase.batch_rows,
-            "microbatch_tokens": phase.microbatch_tokens,
-            "global_rope_theta": phase.global_rope_theta,
-            "lr_ratio": phase.lr_ratio,
-        }
-        for key, value in numbers.items():
-            if value <= 0:
-                yield f"{here}.{key}={value}: must be above 0."
-        if phase.local_rope_theta is not None and not phase.local_rope_theta > 0:
-            yield f"{here}.local_rope_theta={phase.local_rope_theta}: must be above 0. Remove it for the model's."
-        if phase.row_tokens < 8:
-            yield f"{here}.row_tokens={phase.row_tokens}: at least 8, for text between [CLS] and [SEP]."
-        if phase.weight_decay is not None and phase.weight_decay < 0:
-            yield f"{here}.weight_decay={phase.weight_decay}: must not be negative."
-        if phase.mask_rate is not None and not 0 < phase.mask_rate <= 1:
-            yield f"{here}.mask_rate={phase.mask_rate}: a share of the tokens, above 0 and at most 1."
         if phase.row_tokens >= 8 and phase.microbatch_tokens % phase.row_tokens:
             near = max(1, phase.microbatch_tokens // phase.row_tokens) * phase.row_tokens
             yield (
@@ -195,15 +145,11 @@ def phase_numbers(config: RunConfig, num_ranks: int) -> Iterator[str]:
 def phase_schedule(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for name, phase in config.phases.items():
         schedule, here = phase.schedule, f"phases.{name}"
-        if min(schedule.warmup_tokens, schedule.decay_tokens) < 0:
-            yield f"{here}.schedule: warmup_tokens and decay_tokens must not be negative."
-        elif schedule.warmup_tokens + schedule.decay_tokens > phase.tokens:
+        if schedule.warmup_tokens + schedule.decay_tokens > phase.tokens:
             yield (
                 f"{here}.schedule: warmup_tokens={schedule.warmup_tokens} and decay_tokens={schedule.decay_tokens} "
                 f"do not fit into {here}.tokens={phase.tokens}. Shorten them or lengthen the phase."
             )
-        if not 0 <= schedule.final_lr_ratio <= 1:
-            yield f"{here}.schedule.final_lr_ratio={schedule.final_lr_ratio}: must lie between 0 and 1."
         if schedule.plateau == "inverse_sqrt" and schedule.warmup_tokens < 1:
             yield (
                 f"{here}.schedule.plateau=inverse_sqrt: falls from the end of the warmup on, and "
@@ -224,7 +170,6 @@ def phase_batch(config: RunConfig, num_ranks: int) -> Iterator[str]:
         warmup = phase.batch_warmup
         if warmup is not None:
             if min(warmup.start_rows, warmup.step_rows, warmup.tokens) < 1:
-                yield f"{here}.batch_warmup: start_rows, step_rows and tokens must be above 0."
                 continue
             if warmup.start_rows >= phase.batch_rows:
                 yield (
@@ -253,9 +198,6 @@ def _divisible(here: str, phase: PhaseConfig, warmup: BatchWarmupConfig | None, 
 
 
 def validation_rows(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    rows = config.eval.row_tokens
-    if rows is not None and rows < 8:
-        yield f"eval.row_tokens={rows}: at least 8, for text between [CLS] and [SEP]."
     for key in ("times_per_phase", "interval_tokens"):
         if getattr(config.eval, key) is not None and config.data.validation is None:
             yield f"eval.{key} is set but data.validation is not. Name the held-out shards or remove eval.{key}."
@@ -310,23 +252,18 @@ def sharding(config: RunConfig, num_ranks: int) -> Iterator[str]:
         yield f"{here} does not divide {num_ranks} ranks into equal groups. Use a divisor of {num_ranks}, or fsdp2."
 
 
-def stability(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    window = config.stability.spike_window_batches
-    if window < 8:
-        yield f"stability.spike_window_batches={window}: a spread of so few losses means nothing. Use at least 8."
-
-
 def launch(config: RunConfig, num_ranks: int) -> Iterator[str]:
     yield from launch_mistakes(config.launch)
 
 
 RULES: tuple[Rule, ...] = (
     run_name,
-    ranges,
+    bounds,
+    mask_shares,
     model_shape,
     one_origin,
     phases_present,
-    phase_numbers,
+    phase_microbatch,
     phase_schedule,
     phase_batch,
     one_source,
@@ -337,5 +274,4 @@ RULES: tuple[Rule, ...] = (
     precision_and_device,
     sharding,
     launch,
-    stability,
 )

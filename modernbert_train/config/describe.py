@@ -39,7 +39,7 @@ def _row(config: RunConfig, name: str, phase: PhaseConfig) -> tuple[str, ...]:
         f"about {expected_steps(phase):,}",
         f"{config.optim.lr * phase.lr_ratio:.2e}",
         decay,
-        f"{phase.global_rope_theta:,.0f}",
+        f"{config.in_phase[name].modernbert.global_rope_theta:,.0f}",
     )
 
 

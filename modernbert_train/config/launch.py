@@ -9,20 +9,28 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from modernbert_train.config.knob import knob
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
     """Machines of the run, and what a job file asks a scheduler for; see docs/clusters.md."""
 
-    nodes: int = 1  # machines
-    ranks_per_node: int | None = None  # processes on each; None: one per GPU, or one. A job file needs the number
+    nodes: int = knob(1, above=0)  # machines
+    # processes on each; None: one per GPU, or one. A job file needs the number
+    ranks_per_node: int | None = knob(None, above=0)
     rendezvous: str | None = None  # HOST:PORT of the first machine, where the others meet it
-    rendezvous_seconds: float = 600.0  # a machine that has not come for so long ends the start
-    save_seconds: int = 120  # so long before the time limit the run saves and ends; longer than a step and a save
-    time_limit_minutes: int | None = None  # of one job, which then ends with code 75; the next one goes on
-    retries: int = 3  # new starts after failures, where the scheduler counts; after code 75 it always starts again
-    cpus_per_rank: int = 8  # cores that a job file asks for: for the rank, its data workers and torch's threads
-    memory_gib: int | None = None  # of one machine; None: what the scheduler gives
+    rendezvous_seconds: float = knob(600.0, above=0)  # a machine that has not come for so long ends the start
+    # so long before the time limit the run saves and ends; longer than a step and a save
+    save_seconds: int = knob(120, low=1, why="since a step and a checkpoint take time")
+    time_limit_minutes: int | None = knob(
+        None, above=0
+    )  # of one job, which then ends with code 75; the next one goes on
+    # new starts after failures, where the scheduler counts; after code 75 it always starts again
+    retries: int = knob(3, low=0)
+    # cores that a job file asks for: for the rank, its data workers and torch's threads
+    cpus_per_rank: int = knob(8, above=0)
+    memory_gib: int | None = knob(None, above=0)  # of one machine; None: what the scheduler gives
     gpu: str | None = None  # kind of GPU, as the scheduler calls it; on kubernetes h100, say, or the node's label
     image: str | None = None  # container with this project, see Dockerfile; docker and kubernetes need it
     partition: str | None = None  # slurm
@@ -38,14 +46,6 @@ class LaunchConfig:
 
 def launch_mistakes(launch: LaunchConfig) -> Iterator[str]:
     """One message for each value that cannot be."""
-    for key in ("nodes", "ranks_per_node", "rendezvous_seconds", "time_limit_minutes", "cpus_per_rank", "memory_gib"):
-        value = getattr(launch, key)
-        if value is not None and not value > 0:
-            yield f"launch.{key}={value}: must be above 0."
-    if launch.retries < 0:
-        yield f"launch.retries={launch.retries}: must not be negative."
-    if launch.save_seconds < 1:
-        yield f"launch.save_seconds={launch.save_seconds}: a step and a checkpoint take time. Use at least 1."
     limit = launch.time_limit_minutes
     if limit is not None and 0 < 60 * limit <= launch.save_seconds:
         yield (

@@ -2,7 +2,8 @@
 
 Files merge left to right, then the overrides; later wins. The merged tree is then written leaf by leaf into an
 OmegaConf structured config, so that each leaf is checked against its dataclass and one wrong key does not hide the
-next. A section that carries `name` (see schema.VARIANTS) takes the dataclass of that name as its schema.
+next. A section that carries `name` (see schema.VARIANTS) takes the dataclass of that name as its schema. What a phase
+overrides of another section is checked against that section's schema, and must be marked `phased` there.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from modernbert_train.config.interpolations import interpolation_mistake
+from modernbert_train.config.knob import facts_of, phased_keys
 from modernbert_train.config.plugins import PLUGINS, REFUSED
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
-from modernbert_train.config.schema import VARIANTS, RunConfig
+from modernbert_train.config.renamed import new_name
+from modernbert_train.config.schema import VARIANTS, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
 
 T = TypeVar("T")
@@ -81,7 +84,9 @@ def differences(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
     """Dotted keys whose values differ between two configurations, with both values (None where a key is absent)."""
     before, after = flat(old), flat(new)
     keys = [*before, *(key for key in after if key not in before)]
-    return [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+    changed = [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+    # a section that is empty on one side: what stands in it on the other is there key by key
+    return [each for each in changed if {} not in each or not any(key.startswith(f"{each[0]}.") for key in keys)]
 
 
 def flat(config: Any) -> dict[str, Any]:
@@ -130,14 +135,18 @@ def _set_editable(config: Any) -> None:
 def _fill(config: Any, schema: type, tree: Any, path: tuple[str, ...], origins: Origins, errors: list[str]) -> None:
     hints = typing.get_type_hints(schema)
     names = [f.name for f in dataclasses.fields(schema)]
-    for key, value in tree.items():
+    facts = {f.name: facts_of(f) for f in dataclasses.fields(schema)}
+    for key, value in sorted(tree.items(), key=lambda item: item[0] == "phases"):  # after what they override
         here = (*path, key)
         if key not in names:
-            errors.append(_unknown(here, names, origins))
+            of_the_run = schema is PhaseConfig and key in RunConfig.__dataclass_fields__ and new_name(here) is None
+            errors.append(_unphased(here, key, [], origins) if of_the_run else _unknown(here, names, origins))
             continue
         hint = _strip_optional(hints[key])
         inner: type | None = _dataclass_in_dict(hint)
-        if not path and key in PLUGINS:
+        if facts[key].overrides:
+            _fill_overrides(config, key, value, here, origins, errors)
+        elif not path and key in PLUGINS:
             _fill_plugins(config, key, value, origins, errors)
         elif inner is not None:
             if not isinstance(value, Mapping):
@@ -173,6 +182,39 @@ def _fill_section(
         errors.append(_bad(here, value, f"a section with keys {known}", origins))
         return
     _fill(config[key], schema, value, here, origins, errors)
+
+
+def _fill_overrides(
+    config: Any, section: str, value: Any, here: tuple[str, ...], origins: Origins, errors: list[str]
+) -> None:
+    """What a phase changes of a section of the run, as typed as it is there; null takes a change back."""
+    schema = OmegaConf.get_type(config._get_root(), section)
+    assert schema is not None
+    allowed, known = phased_keys(schema), [field.name for field in dataclasses.fields(schema)]
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        errors.append(_bad(here, value, f"a section with keys {', '.join(allowed)}", origins))
+        return
+    typed = _structured(schema)
+    for key, item in value.items():
+        if key not in known:
+            errors.append(_unknown((*here, key), allowed, origins))
+        elif key not in allowed:
+            errors.append(_unphased((*here, key), section, allowed, origins))
+        elif item is not None:
+            mistakes = len(errors)
+            _set_leaf(
+                typed, key, item, _strip_optional(typing.get_type_hints(schema)[key]), (*here, key), origins, errors
+            )
+            if len(errors) == mistakes:
+                config[section][key] = typed._get_node(key)
+
+
+def _unphased(here: tuple[str, ...], section: str, allowed: list[str], origins: Origins) -> str:
+    may = ", ".join(f"{section}.{name}" for name in allowed) or f"nothing of {section}"
+    instead = f" Its peak rate follows from {'.'.join(here[:2])}.lr_ratio." if here[2:] == ("optim", "lr") else ""
+    return f"{'.'.join(here)} ({_origin(here, origins)}): the same in all phases. A phase may change {may}.{instead}"
 
 
 def _fill_plugins(config: Any, section: str, value: Any, origins: Origins, errors: list[str]) -> None:
@@ -267,6 +309,9 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _unknown(here: tuple[str, ...], names: list[str], origins: Origins) -> str:
+    renamed = new_name(here)
+    if renamed is not None:
+        return f"{'.'.join(here)} ({_origin(here, origins)}): is {renamed} now. Rename it."
     near = _nearest(here[-1], names, ".".join(here[:-1])) or f" Known here: {', '.join(names) or 'none'}."
     return f"{'.'.join(here)} ({_origin(here, origins)}): unknown key.{near}"
 

@@ -1,18 +1,24 @@
 """Every knob of a run, as one tree of frozen dataclasses.
 
-A field's comment gives its meaning, unit and source. `MISSING` marks what the user must choose. Numbers that follow
-from others are properties, never keys. Only the standard library and omegaconf are imported here, so that a login
-node without torch can check a run.
+A field's comment gives its meaning, unit and source; `knob` says what bounds it and what may change it. `MISSING`, or a
+`knob` without a default, marks what the user must choose. Numbers that follow from others are properties, never keys.
+Only the standard library and omegaconf are imported here, so that a login node without torch can check a run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from omegaconf import MISSING
 
+from modernbert_train.config.knob import facts_of, knob
 from modernbert_train.config.launch import LaunchConfig
+from modernbert_train.config.model import ModelConfig as ModelConfig  # importers of the schema take all of it here
+from modernbert_train.config.model import ModernBertConfig as ModernBertConfig
+from modernbert_train.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,37 +28,51 @@ class StreamConfig:
     All streams have `proportion`, or none has. Without it a stream weighs `tokens`, or `repeat` times its own size.
     """
 
-    path: str = MISSING  # folder of shards, local or in a store
-    proportion: float | None = None  # share of the training text; all shares add up to 1, and 0 keeps for later phases
-    repeat: float | None = None  # passes over it while a stream of repeat 1 is read once; None: 1
-    tokens: int | None = None  # tokens of it in a run as long as the tokens of all streams together
+    path: str = knob(restart=True, local=True)  # folder of shards, local or in a store
+    # share of the training text; all shares add up to 1, and 0 keeps for later phases
+    proportion: float | None = knob(None, low=0, why="0 leaves it to phases that name it")
+    # passes over it while a stream of repeat 1 is read once; None: 1
+    repeat: float | None = knob(None, low=0, why="0 leaves it to phases that name it")
+    # tokens of it in a run as long as the tokens of all streams together
+    tokens: int | None = knob(None, low=0, why="0 leaves it to phases that name it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseStreamConfig:
     """What a phase changes about a stream."""
 
-    proportion: float = MISSING  # share of the phase's text
+    proportion: float = knob(low=0, why="0 leaves the stream out")  # share of the phase's text
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Tokenised MDS shards, and how they become rows."""
 
-    train: str | None = None  # folder of training shards, as written by data_prep/prepare.py; or else:
+    # folder of training shards, as written by data_prep/prepare.py; or else `streams`. The folders may move: their
+    # fingerprints are compared with the checkpoint's
+    train: str | None = knob(None, restart=True, local=True)
     streams: dict[str, StreamConfig] = field(default_factory=dict)  # several of them, by names of your choice
     mix_by: Literal["tokens", "documents"] = "tokens"  # what the shares of the streams are shares of
-    validation: str | None = None  # folder of held-out shards; None trains without validation
-    tokenizer: str = MISSING  # folder that AutoTokenizer loads; its hash must be the one recorded beside the shards
-    packing_window: int = 128  # chunks of text that wait for a row they fill well; more pack tighter
-    max_wait_rows: int = 2048  # a chunk waits while at most so many rows, and packing_window more, are made
-    shuffle_block_shards: int = 16  # documents are shuffled within blocks of this many shuffled shards
-    num_workers: int = 1  # processes per rank that read and mask; 0 reads in the training process
-    prefetch_batches: int = 2  # batches each worker prepares ahead
-    worker_timeout_seconds: float = 300.0  # a batch that a worker does not deliver for so long ends the run
-    cache_folder: str | None = None  # local disk for copies of remote shards; None: ~/.cache/modernbert_train
-    cache_limit_bytes: int | None = None  # shards read longest ago make room beyond it; None keeps all
-    download_timeout_seconds: float = 60.0  # a file of which nothing new arrives for so long, retries included, is lost
+    # folder of held-out shards; None trains without validation
+    validation: str | None = knob(None, restart=True, local=True)
+    # folder that AutoTokenizer loads; its hash must be the one recorded beside the shards
+    tokenizer: str = knob(restart=True, local=True)
+    packing_window: int = knob(128, above=0)  # chunks of text that wait for a row they fill well; more pack tighter
+    max_wait_rows: int = knob(
+        2048, above=0
+    )  # a chunk waits while at most so many rows, and packing_window more, are made
+    shuffle_block_shards: int = knob(16, above=0)  # documents are shuffled within blocks of this many shuffled shards
+    # processes per rank that read and mask; 0 reads in the training process
+    num_workers: int = knob(1, low=0, restart=True)
+    prefetch_batches: int = knob(2, above=0, restart=True)  # batches each worker prepares ahead
+    # a batch that a worker does not deliver for so long ends the run
+    worker_timeout_seconds: float = knob(300.0, above=0, restart=True)
+    # local disk for copies of remote shards; None: ~/.cache/modernbert_train
+    cache_folder: str | None = knob(None, restart=True, local=True)
+    # shards read longest ago make room beyond it; None keeps all
+    cache_limit_bytes: int | None = knob(None, above=0, restart=True)
+    # a file of which nothing new arrives for so long, retries included, is lost
+    download_timeout_seconds: float = knob(60.0, above=0, restart=True)
 
     @property
     def all_streams(self) -> dict[str, StreamConfig]:
@@ -60,41 +80,6 @@ class DataConfig:
         if self.train is not None:
             return {"train": StreamConfig(path=self.train)}
         return dict(sorted(self.streams.items()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The encoder. The defaults are ModernBERT-base (arXiv 2412.13663, table 4)."""
-
-    vocab_size: int = 50368  # rows of the embedding, at least the tokenizer's entries; multiples of 64 are faster
-    hidden_size: int = 768
-    num_layers: int = 22
-    num_heads: int = 12
-    intermediate_size: int = 1152  # width after the gate; the GeGLU input projection is twice as wide
-    global_attn_every_n_layers: int = 3  # layers 0, n, 2n, ... attend globally, the others within local_attention
-    local_attention: int = 128  # window of local layers in tokens, half on each side, both ends included
-    local_rope_theta: float = 10_000.0  # RoPE base of local layers, unless the phase has its own
-    norm_eps: float = 1e-5
-    attention_out_dropout: float = 0.1  # after the attention's output projection, in training only
-    init_std: float = 0.02  # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
-    init_cutoff: float = 2.0  # truncation, in standard deviations
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_heads
-
-    @property
-    def half_window(self) -> int:
-        """Keys visible on each side of a query in local layers: distance 64 attends, 65 does not."""
-        return self.local_attention // 2
-
-    def is_global(self, layer: int) -> bool:
-        return layer % self.global_attn_every_n_layers == 0
-
-    def logit_chunk(self, *, on_gpu: bool, bytes_per_logit: int) -> int:
-        """Predicted positions whose logits exist at the same time in training: as many as keep products efficient."""
-        budget = 1 << 30 if on_gpu else 1 << 26
-        return max(1, budget // (self.vocab_size * bytes_per_logit * 128)) * 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,25 +95,40 @@ class WeightsConfig:
 class ComputeConfig:
     """How the model is computed: where, in which precision, with which kernels. What it computes stays the same."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", restart=True)
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast over fp32 weights, or fp32 without bf16
-    attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] = "auto"  # kernel; auto chooses and says so
-    global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = None  # global layers; None: same
-    compile: bool = False  # torch.compile the layers
-    activation_checkpointing: bool = False  # recompute each layer in the backward pass
+    # kernel; auto chooses and says so
+    attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] = knob("auto", restart=True)
+    # kernel of global layers; None: the same
+    global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = knob(None, restart=True)
+    compile: bool = knob(False, restart=True)  # torch.compile the layers
+    activation_checkpointing: bool = knob(False, restart=True)  # recompute each layer in the backward pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
+    """Keys that every objective has."""
+
+    name: str = MISSING
+    # share of the tokens that may be predicted that are, in training
+    mask_rate: float = knob(
+        0.3, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.3", phased=True
+    )
+    # the same in validation, whose masking is always exact and never changes
+    eval_mask_rate: float = knob(0.15, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.15")
+    # weight of the squared log-partition added to the loss; the release used none
+    z_loss: float = knob(0.0, low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLmConfig(ObjectiveConfig):
     """Masked-language modelling."""
 
-    name: Literal["mlm"] = "mlm"
+    name: str = "mlm"
     masking: Literal["exact", "bernoulli", "reference"] = "exact"  # which tokens in training; see objectives/mlm.py
-    mask_rate: float = 0.3  # share of the maskable tokens that are predicted in training
-    eval_mask_rate: float = 0.15  # the same in validation, whose masking is always exact and never changes
-    mask_token_share: float = 0.8  # of the predicted positions: replaced by [MASK]
-    random_token_share: float = 0.1  # of the predicted positions: replaced by a random token; the rest stay
-    z_loss: float = 0.0  # weight of the squared log-partition added to the loss; the release used none
+    mask_token_share: float = knob(0.8, low=0)  # of the predicted positions: replaced by [MASK]
+    # of the predicted positions: replaced by a random token; the rest stay
+    random_token_share: float = knob(0.1, low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +136,10 @@ class OptimConfig:
     """Keys that every optimizer has."""
 
     name: str = MISSING
-    lr: float = MISSING  # peak learning rate; a phase multiplies it by its lr_ratio
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-6
-    weight_decay: float = 0.0  # norms and biases are never decayed
+    lr: float = knob(above=0)  # peak learning rate; a phase multiplies it by its lr_ratio
+    betas: tuple[float, float] = knob((0.9, 0.98), low=0, below=1)
+    eps: float = knob(1e-6, above=0)
+    weight_decay: float = knob(0.0, low=0, phased=True)  # norms and biases are never decayed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class StableAdamWConfig(OptimConfig):
     """
 
     name: str = "stable_adamw"
-    weight_decay: float = 1e-5
+    weight_decay: float = knob(1e-5, low=0, phased=True)
     fused: bool = False  # one Triton kernel for each half of a step, on GPUs; equal up to fp32 rounding
 
 
@@ -160,47 +160,57 @@ class AdamWConfig(OptimConfig):
     """torch's AdamW, for comparison: decay is multiplied by the learning rate."""
 
     name: str = "adamw"
-    weight_decay: float = 0.01
+    weight_decay: float = knob(0.01, low=0, phased=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """Learning rate over one phase: linear warmup, a plateau, then a decay that ends with the phase."""
 
-    warmup_tokens: int = 0
+    warmup_tokens: int = knob(0, low=0)
     plateau: Literal["constant", "inverse_sqrt"] = "constant"  # inverse_sqrt: falls as sqrt(warmup_tokens / tokens)
-    decay_tokens: int = 0  # length of the decay at the end of the phase; 0 is a constant rate
+    decay_tokens: int = knob(0, low=0)  # length of the decay at the end of the phase; 0 is a constant rate
     decay: Literal["one_minus_sqrt", "linear", "cosine"] = "one_minus_sqrt"
-    final_lr_ratio: float = 0.0  # rate at the end of the decay over the phase's peak rate
+    final_lr_ratio: float = knob(0.0, low=0, high=1)  # rate at the end of the decay over the phase's peak rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchWarmupConfig:
     """Growth of the global batch: every size from start_rows to batch_rows, step_rows apart, for equally many steps."""
 
-    start_rows: int = MISSING
-    step_rows: int = MISSING
-    tokens: int = MISSING  # the full batch is reached when the phase has seen this many tokens
+    start_rows: int = knob(above=0)
+    step_rows: int = knob(above=0)
+    tokens: int = knob(above=0)  # the full batch is reached when the phase has seen this many tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseConfig:
-    """A range of training. Position in it is counted in tokens; weights and moments carry over from the last."""
+    """A range of training. Position in it is counted in tokens; weights and moments carry over from the last.
 
-    tokens: int = MISSING  # length of the phase, in tokens that are not padding
-    row_tokens: int = MISSING  # capacity of a packed row, which is also the longest sequence (the context length)
-    batch_rows: int = MISSING  # rows in one optimizer step over all ranks
-    microbatch_tokens: int = MISSING  # tokens, padding included, in one forward pass on one rank
-    lr_ratio: float = 1.0  # peak rate of the phase over optim.lr
+    In `model`, `objective` and `optim` stand keys of the run's sections of those names, with the values that they have
+    in this phase; a key that is not given, or null, is the run's. Which keys can be given is said where they are.
+    """
+
+    tokens: int = knob(above=0)  # length of the phase, in tokens that are not padding
+    # capacity of a packed row, which is also the longest sequence (the context length)
+    row_tokens: int = knob(low=8, why="for text between [CLS] and [SEP]")
+    batch_rows: int = knob(above=0)  # rows in one optimizer step over all ranks
+    # tokens, padding included, in one forward pass on one rank
+    microbatch_tokens: int = knob(above=0, restart=True)
+    lr_ratio: float = knob(1.0, above=0)  # peak rate of the phase over optim.lr
+    model: dict[str, Any] = knob(factory=dict, overrides=True)  # as `{global_rope_theta: 160_000}`
+    objective: dict[str, Any] = knob(factory=dict, overrides=True)  # as `{mask_rate: 0.15}`
+    optim: dict[str, Any] = knob(factory=dict, overrides=True)  # as `{weight_decay: 0}`
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     batch_warmup: BatchWarmupConfig | None = None
-    global_rope_theta: float = 10_000.0  # RoPE base of global layers; 160,000 for 8,192 tokens
-    local_rope_theta: float | None = None  # the same of local layers; None: model.local_rope_theta
-    mask_rate: float | None = None  # None: objective.mask_rate
-    weight_decay: float | None = None  # None: optim.weight_decay
     reset_moments: bool = False  # start the phase with an empty optimizer; otherwise moments carry over
     restart_data: bool = False  # start the phase with a new pass over the data; otherwise it goes on where it stands
     streams: dict[str, PhaseStreamConfig] = field(default_factory=dict)  # other shares; a stream not named has none
+
+    @property
+    def overridden(self) -> list[str]:
+        """Sections of the run of which the phase changes something."""
+        return [each.name for each in fields(self) if facts_of(each).overrides and getattr(self, each.name)]
 
     @property
     def microbatch_rows(self) -> int:
@@ -213,10 +223,6 @@ class PhaseConfig:
         if warmup is None or warmup.step_rows < 1:
             return [self.batch_rows]
         return [*range(warmup.start_rows, self.batch_rows, warmup.step_rows), self.batch_rows]
-
-    def local_theta(self, model: ModelConfig) -> float:
-        """RoPE base of local layers in this phase."""
-        return model.local_rope_theta if self.local_rope_theta is None else self.local_rope_theta
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,20 +243,27 @@ class StartConfig:
 class EvalConfig:
     """Validation during training: evenly spread over each phase, the last time at its end; see docs/watching.md."""
 
-    times_per_phase: int | None = None  # None: 15, or fewer, so that all of them cost at most 5 % of the phase
-    interval_tokens: int | None = None  # instead: every so many tokens of the run, and at the end of each phase
-    max_tokens: int | None = 200_000  # tokens of data.validation used each time; None uses all of it
-    row_tokens: int | None = None  # None: the row length of the phase being evaluated
+    # None: 15, or fewer, so that all of them cost at most 5 % of the phase
+    times_per_phase: int | None = knob(None, above=0)
+    # instead: every so many tokens of the run, and at the end of each phase
+    interval_tokens: int | None = knob(None, above=0)
+    max_tokens: int | None = knob(200_000, above=0)  # tokens of data.validation used each time; None uses all of it
+    # None: the row length of the phase being evaluated
+    row_tokens: int | None = knob(None, low=8, why="for text between [CLS] and [SEP]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When the state of the run is saved, besides the end of each phase, and how many of the saved states are kept."""
 
-    interval_seconds: float | None = 900.0  # a checkpoint when this much time has passed; None by steps only
-    interval_steps: int | None = None  # a checkpoint every so many optimizer steps
-    interval_tokens: int | None = None  # a checkpoint every so many tokens, kept for good: to average, to branch from
-    keep: int = 3  # newest checkpoints kept; those at the end of a phase or of interval_tokens are always kept
+    # a checkpoint when this much time has passed; None by steps only
+    interval_seconds: float | None = knob(900.0, above=0)
+    interval_steps: int | None = knob(None, above=0)  # a checkpoint every so many optimizer steps
+    # a checkpoint every so many tokens, kept for good: to average, to branch from
+    interval_tokens: int | None = knob(None, above=0)
+    keep: int = knob(
+        3, above=0
+    )  # newest checkpoints kept; those at the end of a phase or of interval_tokens are always kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,12 +276,15 @@ class StabilityConfig:
 
     non_finite: Literal["stop", "skip", "roll_back"] = "stop"  # the loss or a gradient is NaN or infinite
     spike: Literal["ignore", "stop", "skip", "roll_back"] = "ignore"  # the loss jumps; ignore only records it
-    spike_window_batches: int = 128  # batches of the phase that a loss is compared with; no spike is seen before
-    spike_deviations: float = 8.0  # a spike is so many robust standard deviations above their median ...
-    spike_min_rise: float = 0.5  # ... and at least so many nats above it
-    spike_roll_back_batches: int = 0  # roll back from a spike by at least so many batches; PaLM: about 100
-    max_skips: int = 20  # skipped batches over the whole run; the next one stops it
-    max_roll_backs: int = 3  # the same for rolling back
+    # batches of the phase that a loss is compared with; no spike is seen before
+    spike_window_batches: int = knob(128, low=8, why="since a spread of fewer losses means nothing")
+    # a spike is so many robust standard deviations above their median ...
+    spike_deviations: float = knob(8.0, above=0)
+    spike_min_rise: float = knob(0.5, above=0)  # ... and at least so many nats above it
+    # roll back from a spike by at least so many batches; PaLM: about 100
+    spike_roll_back_batches: int = knob(0, low=0)
+    max_skips: int = knob(20, low=0)  # skipped batches over the whole run; the next one stops it
+    max_roll_backs: int = knob(3, low=0)  # the same for rolling back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +293,7 @@ class DistributedConfig:
 
     strategy: Literal["ddp", "fsdp2", "hsdp"] = "ddp"  # with several ranks; hsdp: whole copies, each sharded by FSDP2
     shard_ranks: int | None = None  # hsdp only: ranks that share one copy of the weights, usually those of one machine
-    timeout_seconds: float = 300.0  # a collective that waits longer ends the job
+    timeout_seconds: float = knob(300.0, above=0)  # a collective that waits longer ends the job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,15 +301,15 @@ class LoggingConfig:
     """What a run shows of its progress; loggers besides it stand in `loggers`."""
 
     progress_bar: bool = True  # on a terminal one line that is redrawn; elsewhere, or if false, a line now and then
-    line_seconds: float = 10.0  # time between those lines
+    line_seconds: float = knob(10.0, above=0)  # time between those lines
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
     """Where the time of a few steps goes: a trace and a table in <run folder>/profile; see docs/watching.md."""
 
-    steps: int = 3  # optimizer steps that are recorded, of rank 0
-    skip: int = 10  # steps of each start before them, at least 1: compilation and caches settle meanwhile
+    steps: int = knob(3, above=0)  # optimizer steps that are recorded, of rank 0
+    skip: int = knob(10, above=0)  # steps of each start before them: compilation and caches settle meanwhile
     stacks: bool = False  # with the lines of Python that called; the recorded steps get slower
     memory: bool = False  # with what is allocated and freed
 
@@ -302,28 +318,30 @@ class ProfileConfig:
 class RunConfig:
     """A run: everything that decides its weights, and where they go."""
 
-    name: str = MISSING  # letters, digits, '.', '_' and '-'
-    runs_folder: str = "runs"  # the run lives in <runs_folder>/<name>
-    seed: int = 17
+    name: str = knob(restart=True)  # letters, digits, '.', '_' and '-'
+    runs_folder: str = knob("runs", restart=True)  # the run lives in <runs_folder>/<name>
+    seed: int = knob(17, low=0, below=1 << 31, why="which Composer asks for")
     data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig = field(default_factory=ModernBertConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    objective: ObjectiveConfig = field(default_factory=MaskedLmConfig)
     optim: OptimConfig = field(default_factory=StableAdamWConfig)
-    phases: dict[str, PhaseConfig] = field(default_factory=dict)  # in order; at least one
+    # in order; at least one. What was trained stays: run/trained_phases.py compares it with the checkpoint's
+    phases: dict[str, PhaseConfig] = knob(factory=dict, restart=True)
     start: StartConfig | None = None  # None: from scratch, or from weights.init_from or weights.grow_from
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    stability: StabilityConfig = field(default_factory=StabilityConfig)
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
-    launch: LaunchConfig = field(default_factory=LaunchConfig)
-    logging: LoggingConfig = field(default_factory=LoggingConfig)
-    profile: ProfileConfig | None = None  # None: off, and nothing of it is even built
+    eval: EvalConfig = knob(factory=EvalConfig, restart=True)
+    checkpoint: CheckpointConfig = knob(factory=CheckpointConfig, restart=True)
+    # it says what is done when something goes wrong, and that is recorded
+    stability: StabilityConfig = knob(factory=StabilityConfig, restart=True)
+    distributed: DistributedConfig = knob(factory=DistributedConfig, restart=True)
+    launch: LaunchConfig = knob(factory=LaunchConfig, restart=True, local=True)
+    logging: LoggingConfig = knob(factory=LoggingConfig, restart=True)
+    profile: ProfileConfig | None = knob(None, restart=True)  # None: off, and nothing of it is even built
     # Composer's callbacks, each with its arguments: lr_monitor, optimizer_monitor, ...; see docs/composer.md
-    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    callbacks: dict[str, dict[str, Any]] = knob(factory=dict, restart=True)
     # Composer's loggers, each with its arguments: wandb, tensorboard, mlflow, file, ...; see docs/composer.md
-    loggers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    loggers: dict[str, dict[str, Any]] = knob(factory=dict, restart=True)
 
     @property
     def folder(self) -> str:
@@ -333,8 +351,32 @@ class RunConfig:
     def total_tokens(self) -> int:
         return sum(phase.tokens for phase in self.phases.values())
 
+    @property
+    def modernbert(self) -> ModernBertConfig:
+        """The model, for what knows no other encoder; raises ConfigError if it is another."""
+        if not isinstance(self.model, ModernBertConfig):
+            raise ConfigError(f"model.name={self.model.name}: cannot be used here yet. Set model.name=modernbert.")
+        return self.model
+
+    @property
+    def mlm(self) -> MaskedLmConfig:
+        """The objective, for what knows no other; raises ConfigError if it is another."""
+        if not isinstance(self.objective, MaskedLmConfig):
+            raise ConfigError(f"objective.name={self.objective.name}: cannot be used here yet. Set objective.name=mlm.")
+        return self.objective
+
+    @cached_property
+    def in_phase(self) -> Mapping[str, RunConfig]:
+        """The run as it is in each phase: with what the phase overrides, in the run's own keys."""
+        return {
+            name: replace(self, **{key: replace(getattr(self, key), **getattr(phase, key)) for key in phase.overridden})
+            for name, phase in self.phases.items()
+        }
+
 
 # A section whose schema is chosen by its `name`: section -> name -> dataclass.
 VARIANTS: dict[str, dict[str, type]] = {
+    "model": {"modernbert": ModernBertConfig},
+    "objective": {"mlm": MaskedLmConfig},
     "optim": {"stable_adamw": StableAdamWConfig, "adamw": AdamWConfig},
 }

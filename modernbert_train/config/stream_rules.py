@@ -40,9 +40,6 @@ def stream_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"{here}: " + " and ".join(f"{key}={value}" for key, value in given.items()) + " are different ways to "
                 "say how much of it. Keep one."
             )
-        for key, value in given.items():
-            if not 0 <= value < math.inf:
-                yield f"{here}.{key}={value}: must not be negative. 0 leaves it to phases that name it."
         if stream.tokens is not None and config.data.mix_by == "documents":
             yield f"{here}.tokens={stream.tokens} with data.mix_by=documents: shares of documents. Use proportion."
         if stream.proportion is not None:
@@ -74,9 +71,6 @@ def phase_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 hint = f"Did you mean {here}.{near[0]}?" if near else f"Known: {', '.join(known)}."
                 yield f"{here}.{name}: no stream of data.streams. {hint}"
         proportions = {name: stream.proportion for name, stream in phase.streams.items()}
-        for name, proportion in proportions.items():
-            if not 0 <= proportion < math.inf:
-                yield f"{here}.{name}.proportion={proportion}: must not be negative. 0 leaves the stream out."
         if proportions:
             yield from _sum(here, proportions)
 

@@ -22,11 +22,8 @@ from modernbert_train.vocabulary import Vocabulary
 class Objective(Protocol):
     """What a maker needs of an objective; see objectives/."""
 
-    @property
-    def terms(self) -> Mapping[str, float]: ...
-
-    @property
-    def special_tokens(self) -> int: ...
+    terms: Mapping[str, float]
+    special_tokens: int
 
     def make(self, text: PackedText, mask_rate: float) -> Inputs: ...
 

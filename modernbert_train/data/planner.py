@@ -128,7 +128,7 @@ class BatchPlanner:
             num_rows=len(rows),
             row_tokens=phase.row_tokens,
             microbatch_rows=phase.microbatch_rows,
-            mask_rate=self._config.objective.mask_rate if phase.mask_rate is None else phase.mask_rate,
+            mask_rate=self._config.in_phase[position.name].objective.mask_rate,
             streams=streams,
             unused=sum(chunk.length for chunk in self._packer.waiting()) if last else 0,
         )

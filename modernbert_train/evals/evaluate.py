@@ -10,7 +10,8 @@ from modernbert_train.data.check import check_data
 from modernbert_train.data.fingerprint import data_fingerprint, differences
 from modernbert_train.errors import ConfigError
 from modernbert_train.evals.heldout import Evaluation, open_validation
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.models.encoders import build_encoder
+from modernbert_train.objectives import build_module
 from modernbert_train.ranks.group import joined
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.weights.gather import load_weights
@@ -34,16 +35,14 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     facts = check_data(config)
     found = checkpoint or newest_checkpoint(config)
     source = source_of(found)
-    check_same_architecture(source, config.model, str(found.folder))
+    check_same_architecture(source, config.modernbert, str(found.folder))
     check_same_tokenizer(source, config, str(found.folder))
     for each in differences(found.state.data, data_fingerprint(facts)):
         print(f"warning: other data than the run had when it was saved: {each}", file=sys.stderr)
     phase = last_phase(found)
     compute = Compute.of(config)
-    model = ModernBertForMaskedLM(config.model, config.compute, z_loss=config.objective.z_loss)
+    model = build_module(config.objective, build_encoder(source.model, config.compute))
     load_weights(model, found.weights())
-    model.set_global_rope_theta(phase.global_rope_theta)
-    model.set_local_rope_theta(source.model.local_rope_theta)
     with joined(compute.device, config.distributed.timeout_seconds):
         validation = open_validation(config, facts)
         result = validation.evaluate(model.to(compute.device), phase, compute)

@@ -213,7 +213,7 @@ def open_validation(config: RunConfig, facts: DataFacts) -> Validation:
     assert facts.validation is not None
     vocabulary = facts.vocabulary
     shards = open_shards(facts.validation, config.data, vocabulary)
-    objective = replace(config.objective, masking="exact")  # whatever training does: figures of all runs compare
+    objective = replace(config.mlm, masking="exact")  # whatever training does: figures of all runs compare
     return Validation(
         config,
         MicrobatchMaker(

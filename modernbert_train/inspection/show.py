@@ -106,6 +106,6 @@ def _heading(config: RunConfig, plan: BatchPlan, number: int, batches: list[Batc
     return (
         f"{config.name}: batch {number:,}, phase {plan.phase}, after {plan.tokens_before:,} tokens: "
         f"{plan.num_rows:,} rows of {plan.row_tokens:,}\n"
-        f"masking {config.objective.masking}, rate {plan.mask_rate:.0%}: {predicted:,} of {tokens:,} tokens in "
+        f"masking {config.mlm.masking}, rate {plan.mask_rate:.0%}: {predicted:,} of {tokens:,} tokens in "
         f"{len(batches)} microbatch{'es' if len(batches) != 1 else ''}, {shares}"
     )

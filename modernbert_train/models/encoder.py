@@ -41,5 +41,5 @@ class Encoder(nn.Module):
         """What stands between a hidden state and the decoder, new: [M, D] -> [M, E]."""
 
     @abstractmethod
-    def init_std(self, name: str) -> float:
-        """Standard deviation that a matrix of the whole model, by its name, is drawn with; see init.py."""
+    def set_phase(self, model: Any) -> None:
+        """Go on with the architecture as it is in a phase: other values of its `phased` fields; before every step."""

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.layers import compute_dtype, layer_norm
 
 
 class PredictionHead(nn.Module):
     """norm(gelu(dense(h))), without biases; the decoder that follows is tied to the embedding."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.norm = layer_norm(config)

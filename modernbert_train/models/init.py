@@ -19,9 +19,8 @@ from modernbert_train.models.sharding import like
 def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
     """Fill every parameter in place: matrices truncated normal, norms one, biases zero.
 
-    Matrices have mean 0 and standard deviation init_std before truncation at init_cutoff of it; the output projections
-    (attn.Wo, mlp.Wo) are divided by sqrt(2 num_layers). Truncation at 2 leaves 0.88 of the deviation, as in the
-    release. A tied parameter is drawn once, under its first name.
+    Matrices have mean 0 and the standard deviation that their name has by the configuration, before truncation at
+    init_cutoff of it. Truncation at 2 leaves 0.88 of the deviation, as in the release. A tied parameter is drawn once, under its first name.
 
     The parameters may be whole, on any device, or shards of FSDP2: a rank draws every tensor whole, one at a time, and
     keeps its share. So a model that is built on the meta device, sharded and only then given memory (`to_empty`) starts
@@ -36,7 +35,7 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
         if parameter.dim() == 1:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
-        std = model.model.init_std(name)
+        std = config.init_std_of(name)
         cutoff = config.init_cutoff * std
         drawn = torch.empty(parameter.shape)
         nn.init.trunc_normal_(drawn, std=std, a=-cutoff, b=cutoff, generator=_generator(seed, name))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.attention import Kernel
 
 
@@ -48,7 +48,7 @@ def rotate(x_TANH: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
     return turned.to(x_TANH.dtype)
 
 
-def layer_norm(config: ModelConfig) -> nn.LayerNorm:
+def layer_norm(config: ModernBertConfig) -> nn.LayerNorm:
     """ModernBERT's norm: LayerNorm without a bias."""
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=False)
 
@@ -56,7 +56,7 @@ def layer_norm(config: ModelConfig) -> nn.LayerNorm:
 class Attention(nn.Module):
     """Multi-head self-attention without biases; dropout only after the output projection."""
 
-    def __init__(self, config: ModelConfig, window: bool) -> None:
+    def __init__(self, config: ModernBertConfig, window: bool) -> None:
         super().__init__()
         self.window = window
         self.split = (3, config.num_heads, config.head_size)
@@ -74,7 +74,7 @@ class Attention(nn.Module):
 class GeGLU(nn.Module):
     """Gated feed-forward: exact GELU (erf) on the first half of Wi's output, the second half is the gate."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
         self.Wi = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.Wo = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
@@ -87,7 +87,7 @@ class GeGLU(nn.Module):
 class EncoderLayer(nn.Module):
     """Pre-norm: x + attn(norm(x)), then x + mlp(norm(x)). Layer 0 reads the embedding's norm, so it has none itself."""
 
-    def __init__(self, config: ModelConfig, index: int) -> None:
+    def __init__(self, config: ModernBertConfig, index: int) -> None:
         super().__init__()
         self.attn_norm = nn.Identity() if index == 0 else layer_norm(config)
         self.attn = Attention(config, window=not config.is_global(index))

@@ -43,6 +43,11 @@ class ForMaskedLM(nn.Module):
         self.decoder.weight = embedding_VD
         self._loss_and_gradient = loss_and_gradient
 
+    def set_phase(self, model: Any) -> None:
+        """Go on with the architecture as it is in a phase; before every step."""
+        self.config = model
+        self.model.set_phase(model)
+
     def compile_layers(self, **options: Any) -> None:
         """torch.compile each layer, and the loss, in place; parameter names stay. Call it once, before sharding.
 

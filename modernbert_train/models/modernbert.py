@@ -5,15 +5,13 @@ nothing is padded inside the model. Hidden states are gathered at the predicted 
 logits, the largest tensor by far, to the masked share of the tokens, and in training to a chunk of them at a time.
 
 Names of modules and parameters are those of transformers' ModernBertForMaskedLM: state dicts pass both ways as they
-are. There are no buffers; the RoPE bases are plain numbers, so a change of phase cannot be lost in a cache or a
-checkpoint.
+are. There are no buffers; the RoPE bases are plain numbers of the configuration, so a change of phase cannot be lost in
+a cache or a checkpoint.
 
 Shape legend: T packed tokens, M predicted positions (padded), D model width, V vocabulary, E rotated pairs of a head.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 import torch._dynamo
@@ -21,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modernbert_train.batch import Packed
-from modernbert_train.config.schema import ComputeConfig, ModelConfig, PhaseConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.models.attention import choose_kernel
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.encoder import Encoder
@@ -35,7 +33,7 @@ _PLAIN = ComputeConfig()
 class Embeddings(nn.Module):
     """Token embedding and its norm; positions enter in the attention."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = layer_norm(config)
@@ -47,22 +45,20 @@ class Embeddings(nn.Module):
 class ModernBert(Encoder):
     """Embeddings, layers and the final norm."""
 
-    def __init__(self, config: ModelConfig, compute: ComputeConfig) -> None:
+    def __init__(self, config: ModernBertConfig, compute: ComputeConfig) -> None:
         super().__init__()
         self.config = config
         self.compute = compute
-        self.global_rope_theta: float = PhaseConfig.global_rope_theta
-        self.local_rope_theta = config.local_rope_theta
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_layers))
         self.final_norm = layer_norm(config)
 
     def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> dict[bool, tuple[Tensor, Tensor]]:
-        """cos_TE and sin_TE of global (True) and local (False) layers, from the present bases."""
-        size = self.config.head_size
+        """cos_TE and sin_TE of global (True) and local (False) layers, from the bases of the present phase."""
+        config, size = self.config, self.config.head_size
         return {
-            True: rotary_tables(position_ids_T, self.global_rope_theta, size, dtype),
-            False: rotary_tables(position_ids_T, self.local_rope_theta, size, dtype),
+            True: rotary_tables(position_ids_T, config.global_rope_theta, size, dtype),
+            False: rotary_tables(position_ids_T, config.local_rope_theta, size, dtype),
         }
 
     def embedding(self) -> nn.Parameter:
@@ -73,10 +69,9 @@ class ModernBert(Encoder):
         """See `Encoder`."""
         return PredictionHead(self.config)
 
-    def init_std(self, name: str) -> float:
-        """See `Encoder`; the output projections are smaller by sqrt(2 num_layers)."""
-        std = self.config.init_std
-        return std / math.sqrt(2 * self.config.num_layers) if name.endswith("Wo.weight") else std
+    def set_phase(self, model: ModernBertConfig) -> None:
+        """See `Encoder`: a phase may have other RoPE bases."""
+        self.config = model
 
     def forward(self, packed: Packed) -> Tensor:
         """See `Encoder`."""
@@ -112,23 +107,5 @@ class ModernBertForMaskedLM(ForMaskedLM):
 
     model: ModernBert
 
-    def __init__(self, config: ModelConfig, compute: ComputeConfig = _PLAIN, *, z_loss: float = 0.0) -> None:
+    def __init__(self, config: ModernBertConfig, compute: ComputeConfig = _PLAIN, *, z_loss: float = 0.0) -> None:
         super().__init__(ModernBert(config, compute), z_loss=z_loss)
-
-    def set_global_rope_theta(self, theta: float) -> None:
-        """Set the RoPE base of global layers; the next forward pass computes its angles from it.
-
-        Raises:
-            ValueError: theta is not a positive finite number.
-        """
-        self.model.global_rope_theta = _checked_theta("global_rope_theta", theta)
-
-    def set_local_rope_theta(self, theta: float) -> None:
-        """The same for local layers, which begin with the configuration's."""
-        self.model.local_rope_theta = _checked_theta("local_rope_theta", theta)
-
-
-def _checked_theta(name: str, theta: float) -> float:
-    if not (math.isfinite(theta) and theta > 0):
-        raise ValueError(f"{name}={theta}: a RoPE base must be positive and finite.")
-    return theta

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
@@ -43,7 +43,9 @@ AXES = {
 }
 
 
-def grow(weights: Mapping[str, Tensor], old: ModelConfig, new: ModelConfig, mode: Mode = "fitted") -> dict[str, Tensor]:
+def grow(
+    weights: Mapping[str, Tensor], old: ModernBertConfig, new: ModernBertConfig, mode: Mode = "fitted"
+) -> dict[str, Tensor]:
     """The state dict of a larger model; load_state_dict(strict=True) takes it.
 
     Args:
@@ -59,7 +61,7 @@ def grow(weights: Mapping[str, Tensor], old: ModelConfig, new: ModelConfig, mode
 
 
 def grow_each(
-    weights: Mapping[str, Tensor], old: ModelConfig, new: ModelConfig, mode: Mode = "fitted"
+    weights: Mapping[str, Tensor], old: ModernBertConfig, new: ModernBertConfig, mode: Mode = "fitted"
 ) -> Iterator[tuple[str, Tensor]]:
     """Every parameter of the larger model, one after the other, so that it need not be held twice; tied ones once.
 
@@ -82,7 +84,7 @@ def grow_each(
         yield name, tensor
 
 
-def check_growth(old: ModelConfig, new: ModelConfig, mode: Mode = "fitted") -> None:
+def check_growth(old: ModernBertConfig, new: ModernBertConfig, mode: Mode = "fitted") -> None:
     """Whether one architecture can grow into another.
 
     Raises:
@@ -103,7 +105,7 @@ def check_growth(old: ModelConfig, new: ModelConfig, mode: Mode = "fitted") -> N
         raise ConfigError("growing a model:\n  " + "\n  ".join(wrong) + "\nName two models of one family that fit.")
 
 
-def _wrong(name: str, old: ModelConfig, new: ModelConfig, reason: str) -> str:
+def _wrong(name: str, old: ModernBertConfig, new: ModernBertConfig, reason: str) -> str:
     key = "hidden_size/num_heads" if name == "head_size" else name
     return f"model.{key}={getattr(new, name)}, grown from {getattr(old, name)}: {reason}"
 
@@ -123,7 +125,7 @@ def tiled_index(old_size: int, new_size: int, unit: int = 1) -> Tensor:
     return (units[:, None] * unit + torch.arange(unit)).flatten()
 
 
-def layer_sources(old: ModelConfig, new: ModelConfig, mode: Mode) -> list[int]:
+def layer_sources(old: ModernBertConfig, new: ModernBertConfig, mode: Mode) -> list[int]:
     """For each new layer the old one it is taken from, by depth; `fitted` goes by depth among layers of its kind."""
     if mode == "paper":
         return [round(layer * old.num_layers / new.num_layers) for layer in range(new.num_layers)]  # banker's rounding
@@ -148,7 +150,7 @@ def _source_name(name: str, sources: list[int]) -> str:
     return f"model.layers.{sources[int(layer)]}.{rest}"
 
 
-def _index(old: ModelConfig, new: ModelConfig, mode: Mode) -> dict[str, Tensor]:
+def _index(old: ModernBertConfig, new: ModernBertConfig, mode: Mode) -> dict[str, Tensor]:
     """What each axis of AXES copies from where."""
     heads = tiled_index(old.hidden_size, new.hidden_size, new.head_size if mode == "fitted" else 1)
     hidden = tiled_index(old.intermediate_size, new.intermediate_size)

@@ -1,49 +1,53 @@
 """What is trained: how text becomes inputs and targets, and what a model makes of them. One file an objective.
 
-A row in `OBJECTIVES` and a section in config/ add one; docs/extending.md shows it. Workers read this without models:
-`module` alone imports them.
+A row in `OBJECTIVES` and a dataclass in config/ add one. Workers read this without any model: `module` alone imports
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from modernbert_train.batch import Inputs, PackedText
-from modernbert_train.config.schema import ObjectiveConfig
+from modernbert_train.config.schema import MaskedLmConfig, ObjectiveConfig
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from modernbert_train.models.encoder import Encoder
+    from modernbert_train.models.masked_lm import ForMaskedLM
 
 
 class Objective(Protocol):
-    """One way to train an encoder.
+    """One way to train an encoder: Objective(config, vocabulary).
 
     Attributes:
-        special_tokens: that a chunk of text gets: [CLS] before it and the others after it; all that packing asks.
         terms: loss term -> weight.
+        special_tokens: that a chunk of text gets: [CLS] before it and the others after it; all that packing asks.
     """
 
-    @property
-    def terms(self) -> Mapping[str, float]: ...
+    terms: Mapping[str, float]
+    special_tokens: int
 
-    @property
-    def special_tokens(self) -> int: ...
+    def __init__(self, config: Any, vocabulary: Vocabulary) -> None: ...
 
     def make(self, text: PackedText, mask_rate: float) -> Inputs:
         """Inputs and targets of a microbatch: a pure function of the text and its keys, of static shapes."""
 
-    def module(self, encoder: Encoder) -> nn.Module:
+    @staticmethod
+    def module(config: Any, encoder: Encoder) -> ForMaskedLM:
         """The encoder with what stands on or beside it; its forward takes a Batch, and `figures`, and gives Sums."""
 
 
-OBJECTIVES = {ObjectiveConfig: MaskedLM}
+OBJECTIVES: dict[type[ObjectiveConfig], type[Objective]] = {MaskedLmConfig: MaskedLM}
 
 
 def build_objective(config: ObjectiveConfig, vocabulary: Vocabulary) -> Objective:
     """The objective of a section."""
     return OBJECTIVES[type(config)](config, vocabulary)
+
+
+def build_module(config: ObjectiveConfig, encoder: Encoder) -> ForMaskedLM:
+    """What an objective trains, around an encoder; the vocabulary's ids are in its targets."""
+    return OBJECTIVES[type(config)].module(config, encoder)

@@ -29,14 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
-from modernbert_train.config.schema import ObjectiveConfig
+from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.keyed_random import Keys, hash64, uniform
 from modernbert_train.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from modernbert_train.models.encoder import Encoder
+    from modernbert_train.models.masked_lm import ForMaskedLM
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class MaskedLM:
     terms: Mapping[str, float] = MappingProxyType({"mlm": 1.0})
     special_tokens = 2
 
-    def __init__(self, config: ObjectiveConfig, vocabulary: Vocabulary) -> None:
+    def __init__(self, config: MaskedLmConfig, vocabulary: Vocabulary) -> None:
         self._config = config
         self._mask_id = vocabulary.mask_id
         self._random_ids = vocabulary.ordinary
@@ -86,11 +85,12 @@ class MaskedLM:
         }
         return Inputs(masked.input_ids_T, targets, {"mlm": predicted})
 
-    def module(self, encoder: Encoder) -> nn.Module:
+    @staticmethod
+    def module(config: MaskedLmConfig, encoder: Encoder) -> ForMaskedLM:
         """See `Objective.module`."""
         from modernbert_train.models.masked_lm import ForMaskedLM
 
-        return ForMaskedLM(encoder, z_loss=self._config.z_loss)
+        return ForMaskedLM(encoder, z_loss=config.z_loss)
 
     def corrupt(
         self,

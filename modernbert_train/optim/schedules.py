@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from modernbert_train.clock import position_at
+from modernbert_train.clock import at, position_at
 from modernbert_train.config.schema import RunConfig, ScheduleConfig
 
 # Where a warmup starts, over the peak rate; the release's value. The first batch fills the moments and leaves the
@@ -66,7 +66,7 @@ def _plateau(schedule: ScheduleConfig, tokens: int) -> float:
 
 def max_lr_at(config: RunConfig, tokens: int) -> float:
     """The peak rate of the phase that holds a token count: optim.lr times the phase's lr_ratio."""
-    return config.optim.lr * position_at(config, tokens).phase.lr_ratio
+    return at(config, tokens).optim.lr * position_at(config, tokens).phase.lr_ratio
 
 
 def lr_at(config: RunConfig, tokens: int) -> float:
@@ -77,6 +77,5 @@ def lr_at(config: RunConfig, tokens: int) -> float:
 
 
 def weight_decay_at(config: RunConfig, tokens: int) -> float:
-    """The decay of the weights that decay, in the optimizer's own unit: the phase's, or else optim.weight_decay."""
-    of_phase = position_at(config, tokens).phase.weight_decay
-    return config.optim.weight_decay if of_phase is None else of_phase
+    """The decay of the weights that decay, in the optimizer's own unit."""
+    return at(config, tokens).optim.weight_decay

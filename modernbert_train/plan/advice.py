@@ -51,7 +51,7 @@ def phase_memory(
     """
     tokens = microbatch_rows * phase.config.row_tokens
     return memory(
-        plan.config.model,
+        plan.config.modernbert,
         plan.config.compute,
         plan.parameters,
         optimizer=plan.config.optim.name,

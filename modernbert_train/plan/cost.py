@@ -48,7 +48,7 @@ def bill_of(plan: Plan, gpu: str, prices: dict[str, float]) -> Bill:
     training = sum(plan.phase_seconds(gpu, phase) for phase in plan.phases)
     flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
     seconds = training + plan.validation_seconds(gpu)
-    shape = (plan.config.model, plan.config.compute)
+    shape = (plan.config.modernbert, plan.config.compute)
     measured = [find_measurement(gpu, *shape, phase.config.row_tokens) is not None for phase in plan.phases]
     return Bill(
         tokens_per_second=plan.tokens / training / plan.ranks,

@@ -138,7 +138,7 @@ def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig) -> RowT
         documents: what there is.
         phase: whose row length and shares of streams count.
     """
-    row, side = phase.row_tokens, config.model.half_window
+    row, side = phase.row_tokens, config.modernbert.half_window
     if documents.streams:
         own = {
             name: stream.documents if config.data.mix_by == "documents" else stream.tokens

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def mean_spans(lengths: Sequence[int] | NDArray[np.integer], half_window: int) -
     return Spans(float((n * n).sum() / tokens), float((n * n - beyond * (beyond + 1)).sum() / tokens))
 
 
-def flops_per_token(model: ModelConfig, spans: Spans, predicted_share: float) -> Flops:
+def flops_per_token(model: ModernBertConfig, spans: Spans, predicted_share: float) -> Flops:
     """FLOPs of the forward pass for one token.
 
     With D the model width, F the hidden width, V the vocabulary, L layers of which G are global:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modernbert_train.config.schema import ComputeConfig, ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 
 PRICE_DATE = "2026-11"
 MIB = 1 << 20
@@ -75,7 +75,7 @@ MEASUREMENTS = (
 )
 
 
-def find_measurement(gpu: str, model: ModelConfig, compute: ComputeConfig, row_tokens: int) -> Measurement | None:
+def find_measurement(gpu: str, model: ModernBertConfig, compute: ComputeConfig, row_tokens: int) -> Measurement | None:
     """What was measured with this GPU, this shape of the encoder and this length of rows, or None.
 
     All were measured with compiled layers, so a model that is not compiled has none.

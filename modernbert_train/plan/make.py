@@ -93,9 +93,8 @@ class Plan:
 
     def work(self, phase: PlannedPhase) -> Work:
         """What one rank computes in a phase."""
-        return Work(
-            self.config.model, self.config.compute, phase.config.row_tokens, phase.flops, phase.mask_rate, phase.fill
-        )
+        shape = (self.config.modernbert, self.config.compute)
+        return Work(*shape, phase.config.row_tokens, phase.flops, phase.mask_rate, phase.fill)
 
     def step(self, gpu: str, phase: PlannedPhase, rows: int) -> StepTime:
         """Time of a step of the run as it is configured.
@@ -152,7 +151,7 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
     return Plan(
         config=config,
         ranks=ranks,
-        parameters=count_parameters(config.model),
+        parameters=count_parameters(config.modernbert),
         documents=documents,
         phases=phases,
         exact=exact,
@@ -176,6 +175,8 @@ def _validation_tokens(config: RunConfig, facts: DataFacts | None) -> int | None
 def _phase(
     config: RunConfig, name: str, phase: PhaseConfig, text: RowText, ranges: Sequence[StepRange]
 ) -> PlannedPhase:
-    rate = config.objective.mask_rate if phase.mask_rate is None else phase.mask_rate
+    rate = config.in_phase[name].objective.mask_rate
     predicted = rate * (1 - SPECIAL_TOKENS / text.sequence_tokens)
-    return PlannedPhase(name, phase, text, flops_per_token(config.model, text.spans, predicted), rate, tuple(ranges))
+    return PlannedPhase(
+        name, phase, text, flops_per_token(config.modernbert, text.spans, predicted), rate, tuple(ranges)
+    )

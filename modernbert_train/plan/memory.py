@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from modernbert_train.config.schema import ComputeConfig, ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.plan.gpus import Gpu
 from modernbert_train.plan.parameters import Parameters
 
@@ -66,7 +66,7 @@ def usable_bytes(gpu: Gpu) -> int:
     return int((1 - RESERVED_SHARE) * gpu.memory_bytes) - RESERVED_BYTES
 
 
-def layer_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool) -> int:
+def layer_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool) -> int:
     """Bytes per token that one layer keeps for its backward pass; c is 2 in bf16 and 4 in fp32.
 
     Attention: the residual 4D and its norm's statistics 8; the norm's output cD; q, k and v as projected 3cD, q and k
@@ -83,7 +83,7 @@ def layer_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool) -> int:
     return common + 4 * width + c * 4 * hidden + (4 * model.head_size if bf16 else 0)
 
 
-def layers_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, tokens: int) -> int:
+def layers_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, tokens: int) -> int:
     """What autograd keeps of all layers; with activation checkpointing their inputs alone. The first has no norm."""
     residual = 4 * model.hidden_size
     if compute.activation_checkpointing:
@@ -92,7 +92,7 @@ def layers_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, tokens:
     return (model.num_layers * layer_bytes(model, compute, bf16) - first) * tokens
 
 
-def outside_bytes(model: ModelConfig, bf16: bool, tokens: int, predicted: int) -> int:
+def outside_bytes(model: ModernBertConfig, bf16: bool, tokens: int, predicted: int) -> int:
     """What autograd keeps outside the layers.
 
     Per token the inputs and statistics of the first and the last norm, the id, and in fp32 the rotary tables; per
@@ -105,7 +105,7 @@ def outside_bytes(model: ModelConfig, bf16: bool, tokens: int, predicted: int) -
     return per_token * tokens + per_prediction * predicted + 4 * model.vocab_size * (width + 1)
 
 
-def head_peak_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, predicted: int) -> int:
+def head_peak_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, predicted: int) -> int:
     """What the loss needs while it works on a chunk of logits, beyond what `outside_bytes` has of it.
 
     The gradient of a chunk's logits cV, and in bf16 beside it the logits, 4V in fp32 or, compiled, cV; and the head's
@@ -118,7 +118,7 @@ def head_peak_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, pred
 
 
 def memory(
-    model: ModelConfig,
+    model: ModernBertConfig,
     compute: ComputeConfig,
     parameters: Parameters,
     *,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Parameters:
         return self.embedding + self.rest
 
 
-def count_parameters(model: ModelConfig) -> Parameters:
+def count_parameters(model: ModernBertConfig) -> Parameters:
     """Count a model's parameters: 149,655,232 for ModernBERT-base, 395,881,664 for large."""
     width, hidden = model.hidden_size, model.intermediate_size
     matrices = 4 * width**2 + 3 * width * hidden  # Wqkv, attn.Wo; Wi, mlp.Wo

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 
-from modernbert_train.clock import position_at
+from modernbert_train.clock import at, position_at
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.optim.schedules import lr_at
@@ -39,15 +39,11 @@ def quantities(config: RunConfig) -> tuple[Quantity, ...]:
         position = position_at(config, tokens)
         return batch_rows_at(position.phase, position.tokens)
 
-    def masking(tokens: int) -> float:
-        of_phase = position_at(config, tokens).phase.mask_rate
-        return config.objective.mask_rate if of_phase is None else of_phase
-
     return (
         Quantity("learning rate", lambda tokens: lr_at(config, tokens), rate),
         Quantity("batch size, rows", rows, whole),
         Quantity("context length, tokens", lambda tokens: position_at(config, tokens).phase.row_tokens, whole),
-        Quantity("masking rate", masking, percent(1)),
+        Quantity("masking rate", lambda tokens: at(config, tokens).objective.mask_rate, percent(1)),
     )
 
 

@@ -65,7 +65,7 @@ def dollars(amount: float) -> str:
 
 
 def _model(plan: Plan) -> Section:
-    counts, model = plan.parameters, plan.config.model
+    counts, model = plan.parameters, plan.config.modernbert
     num_global = sum(model.is_global(index) for index in range(model.num_layers))
     return Section(
         "Model",
@@ -115,7 +115,7 @@ def _phases(plan: Plan) -> Section:
 
 def _dropout(plan: Plan) -> Iterator[str]:
     """Where dropout would be another on another number of ranks; see `share_of_rank` of data/microbatches.py."""
-    if plan.config.model.attention_out_dropout == 0:
+    if plan.config.modernbert.attention_out_dropout == 0:
         return
     for phase in plan.phases:
         shared = phase.config.microbatch_rows * plan.ranks
@@ -249,7 +249,7 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
         f"rate, {compiled}; against the published averages on H100 this is from -6 to +21 %. Prices are assumptions of "
         f"{PRICE_DATE}; --price NAME=DOLLARS sets yours."
     ]
-    shape = (plan.config.model, plan.config.compute)
+    shape = (plan.config.modernbert, plan.config.compute)
     sources = {
         found.source
         for name in shown

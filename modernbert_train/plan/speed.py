@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from modernbert_train.config.schema import ComputeConfig, ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.plan.communication import Exchange, exchange, transfers
 from modernbert_train.plan.flops import Flops
 from modernbert_train.plan.gpus import GPUS, find_measurement
@@ -60,7 +60,7 @@ class Work:
         fill: share of a line that is not padding.
     """
 
-    model: ModelConfig
+    model: ModernBertConfig
     compute: ComputeConfig
     row_tokens: int
     flops: Flops

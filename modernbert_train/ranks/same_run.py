@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import modernbert_train
+from modernbert_train.config.knob import may
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
@@ -21,7 +22,6 @@ from modernbert_train.ranks.group import gather_from_all
 from modernbert_train.text import table
 
 _PACKAGES = ("torch", "mosaicml", "mosaicml-streaming", "numpy", "tokenizers")
-_MAY_DIFFER = ("launch.", "data.train", "data.validation", "data.tokenizer", "data.cache_folder")
 _ABSENT = "absent"
 
 
@@ -46,7 +46,7 @@ def require_agreement(config: RunConfig, fingerprint: Mapping[str, str]) -> None
 
 def identity(config: RunConfig, fingerprint: Mapping[str, str]) -> dict[str, str]:
     """All that must be equal on every rank, by name."""
-    keys = {key: str(value) for key, value in flat(config).items() if not key.startswith(_MAY_DIFFER)}
+    keys = {key: str(value) for key, value in flat(config).items() if not may("local", RunConfig, key)}
     versions = {name: version(name) for name in _PACKAGES}
     data = {f"hash of {name}": text[:12] for name, text in fingerprint.items()}
     python = ".".join(platform.python_version_tuple()[:2])

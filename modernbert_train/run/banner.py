@@ -44,7 +44,7 @@ def banner(
     """
     plan = make_plan(config, ranks, facts=facts)
     about = "" if plan.exact else "about "
-    parameters, model = plan.parameters, config.model
+    parameters, model = plan.parameters, config.modernbert
     flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
     whole = sum(model.is_global(index) for index in range(model.num_layers))
     lines = [

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.config.load import load_run
-from modernbert_train.config.schema import ModelConfig, RunConfig
+from modernbert_train.config.schema import ModernBertConfig, RunConfig
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.files import publish
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -166,7 +166,7 @@ def verify(folder: Path) -> Checkpoint:
     state = _checked(folder / STATE, lambda path: read_state(path, config, manifest.step))
     weights = _checked(folder / WEIGHTS, read_shapes)
     moments = _checked(folder / OPTIMIZER, partial(read_shapes, floating=False))
-    _check_shapes(folder, config.model, weights, moments)
+    _check_shapes(folder, config.modernbert, weights, moments)
     return Checkpoint(folder, state, config, manifest.phase_end)
 
 
@@ -178,7 +178,7 @@ def _checked(path: Path, read: Callable[[Path], T]) -> T:
         raise StorageError(f"{path}: damaged, though its hash is right; {error}") from None
 
 
-def _check_shapes(folder: Path, config: ModelConfig, weights: Shapes, moments: Shapes) -> None:
+def _check_shapes(folder: Path, config: ModernBertConfig, weights: Shapes, moments: Shapes) -> None:
     with torch.device("meta"):
         model = ModernBertForMaskedLM(config)
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

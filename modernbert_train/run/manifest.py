@@ -23,7 +23,7 @@ OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 CONFIG_YAML = "config.yaml"
 FILES = (WEIGHTS, OPTIMIZER, STATE, CONFIG_YAML)  # that every checkpoint has beside it
-SCHEMA = 3  # of the manifest and of all files of a checkpoint
+SCHEMA = 4  # of the manifest and of all files of a checkpoint
 _MOST_BYTES = 1 << 20
 _STEP = re.compile(r"step-(\d+)")
 

@@ -19,45 +19,12 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.files import lock_now, write_whole
 from modernbert_train.read_json import Count, as_type, is_count, read_lines
-
-# Keys that may change between the starts of one run: they decide how fast and how visibly it trains, not what.
-CHANGEABLE = (
-    "runs_folder",
-    "name",
-    "data.num_workers",
-    "data.prefetch_batches",
-    "data.worker_timeout_seconds",
-    "data.cache_folder",
-    "data.cache_limit_bytes",
-    "data.download_timeout_seconds",
-    "data.train",  # the folders may move; their fingerprints are compared with the checkpoint's
-    "data.validation",
-    "data.tokenizer",
-    "compute.device",
-    "compute.attention",
-    "compute.global_attention",
-    "compute.compile",
-    "compute.activation_checkpointing",
-    "eval.",
-    "checkpoint.",
-    "distributed.",
-    "launch.",
-    "stability.",  # decides what is done when something goes wrong, and that is recorded
-    "logging.",
-    "profile",
-    "profile.",
-    "callbacks",
-    "callbacks.",
-    "loggers",
-    "loggers.",
-    "phases",  # those that were trained are compared with the checkpoint's; see trained_phases.py
-    "phases.",
-)
 
 _RECORDS = ("config.yaml", "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
 
@@ -174,7 +141,13 @@ class RunFolder:
         saved = self.path / "config.yaml"
         if not saved.exists():
             return []
-        last = load_run([saved])
+        try:
+            last = load_run([saved])
+        except ConfigError as error:
+            raise ConfigError(
+                f"{saved}: not written by this version, which has other keys:\n{error}\nGo on with the version that "
+                "wrote it, give this run another name=, or start over with --fresh (the old run is kept beside it)."
+            ) from None
         changed = differences(last, self.config)
         before, after = list(last.phases), list(self.config.phases)
         if before != after and sorted(before) == sorted(after):
@@ -293,6 +266,6 @@ def _change(key: str, old: Any, new: Any) -> str:
 
 
 def _may_change(key: str, old: Any, new: Any) -> bool:
-    if key.startswith("data.streams.") and key.endswith(".path"):
-        return None not in (old, new)  # a stream's folder may move; no stream may come or go
-    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in CHANGEABLE)
+    if key.startswith("data.streams.") and None in (old, new):
+        return False  # a stream's folder may move; no stream may come or go
+    return may("restart", RunConfig, key)

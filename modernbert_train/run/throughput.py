@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from modernbert_train.compute import Compute
-from modernbert_train.config.schema import ModelConfig, RunConfig
+from modernbert_train.config.schema import ModernBertConfig, RunConfig
 from modernbert_train.data.packing import SPECIAL_TOKENS
 from modernbert_train.data.planner import BatchPlan, Row, StreamCount
 from modernbert_train.plan.flops import flops_per_token, mean_spans
@@ -39,7 +39,7 @@ _SLOWEST_PARTS = 20  # one in so many of them, at least one, is left out: it com
 _SETTLED_SECONDS = 600.0  # before, the time between steps (validations, checkpoints) is a share of this
 
 
-def training_flops(rows: Sequence[Row], predicted: int, model: ModelConfig) -> float:
+def training_flops(rows: Sequence[Row], predicted: int, model: ModernBertConfig) -> float:
     """FLOPs of a forward and a backward pass over some rows, by the true length of each sequence in them.
 
     Padding, recomputation and what a kernel computes beyond a window do not count; see plan/flops.py.
@@ -116,7 +116,7 @@ class Meter:
             peak_memory_bytes: see `peak_memory_bytes`.
             seconds_left: to the end of the run; see `_seconds_left`.
         """
-        speed = training_flops(rows, predicted, self._config.model) / seconds
+        speed = training_flops(rows, predicted, self._config.modernbert) / seconds
         found = _streams(plan.streams) | {
             "tokens_per_second": plan.tokens / seconds,
             "packing_efficiency": plan.tokens / (plan.num_rows * plan.row_tokens),

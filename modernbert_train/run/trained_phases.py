@@ -8,9 +8,11 @@ run_folder.py.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modernbert_train.config.knob import facts_of
 from modernbert_train.config.load import differences
 from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
@@ -94,7 +96,8 @@ def past_changes(then: RunConfig, now: RunConfig, last: str, tokens: int) -> lis
     end_is_open = all(_decay_lies_ahead(plan.phases[last], seen) for plan in (then, now)) and (
         now.phases[last].tokens >= min(seen, then.phases[last].tokens)
     )
-    changeable = {f"phases.{name}.microbatch_tokens" for name in trained}
+    free = [field.name for field in fields(PhaseConfig) if facts_of(field).restart]
+    changeable = {f"phases.{name}.{key}" for name in trained for key in free}
     if end_is_open:
         changeable |= {f"phases.{last}.{key}" for key in _ITS_END}
     return [

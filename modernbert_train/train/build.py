@@ -39,8 +39,9 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.path import DataPath, open_path
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.objectives import build_objective
+from modernbert_train.models.encoders import build_encoder
+from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.objectives import build_module, build_objective
 from modernbert_train.optim.build import build_optimizer
 from modernbert_train.ranks.group import num_ranks, this_rank
 from modernbert_train.ranks.save_requests import Requests
@@ -63,7 +64,7 @@ class Built:
     """A trainer, and those of its parts that its start and its end deal with. The model is without its weights."""
 
     trainer: Trainer
-    model: ModernBertForMaskedLM
+    model: ForMaskedLM
     loader: PackedLoader
     guard: Guard
     save: Save
@@ -144,7 +145,7 @@ def build(
     return Built(trainer, model, loader, guard, save, validate, progress)
 
 
-def build_model(config: RunConfig, *, sharded: bool) -> ModernBertForMaskedLM:
+def build_model(config: RunConfig, *, sharded: bool) -> ForMaskedLM:
     """The model without its weights: they come when it stands where it will be trained.
 
     Args:
@@ -152,7 +153,7 @@ def build_model(config: RunConfig, *, sharded: bool) -> ModernBertForMaskedLM:
         sharded: build it without memory, on the meta device; FSDP2 gives each rank memory for its share.
     """
     with torch.device("meta") if sharded else nullcontext():
-        model = ModernBertForMaskedLM(config.model, config.compute, z_loss=config.objective.z_loss)
+        model = build_module(config.objective, build_encoder(config.model, config.compute))
     if config.compute.compile:
         model.compile_layers()
     return model

@@ -14,7 +14,7 @@ from composer.core import Callback, Event, State
 from composer.loggers import Logger
 from torch import Tensor
 
-from modernbert_train.clock import position_at, validates
+from modernbert_train.clock import at, position_at, validates
 from modernbert_train.compute import Compute
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import DataFacts
@@ -55,9 +55,7 @@ class SetClock(Callback):
                 state.optimizers[0].state.clear()
             self._phase = position.name
         apply_clock(state.optimizers[0], self._config, tokens)
-        model = inner_model(state.model)
-        model.set_global_rope_theta(position.phase.global_rope_theta)
-        model.set_local_rope_theta(position.phase.local_theta(self._config.model))
+        inner_model(state.model).set_phase(at(self._config, tokens).modernbert)
         key_dropout(self._config, adapter_of(state.model), state.timestamp.batch.value)
 
 

@@ -109,7 +109,7 @@ def find_branch(config: RunConfig) -> Start | None:
             f"{name}: holds weights alone, so there is nothing to go on from. Name a run or a checkpoint of this "
             "program, or use weights.init_from for weights."
         )
-    check_same_architecture(source, config.model, name)
+    check_same_architecture(source, config.modernbert, name)
     check_same_tokenizer(source, config, name)
     there, tokens = source.checkpoint.config.optim.name, source.checkpoint.state.tokens
     if config.start.moments == "keep" and there != config.optim.name:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.layers import GeGLU, layer_norm
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.trials.attention import TOLERANCES, require_equal, usual
@@ -24,7 +24,7 @@ def try_compile() -> str:
     """
     device, dtype = usual()
     torch.manual_seed(0)
-    config = ModelConfig(hidden_size=64, num_heads=1, intermediate_size=32)
+    config = ModernBertConfig(hidden_size=64, num_heads=1, intermediate_size=32)
     plain = nn.Sequential(layer_norm(config), GeGLU(config)).to(device)
     compiled = copy.deepcopy(plain)
     compiled.compile(dynamic=False)

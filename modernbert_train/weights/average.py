@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from modernbert_train.config.knob import phased_keys
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.files import write_whole
@@ -169,9 +170,9 @@ def _parts(sources: Sequence[Source], weights: Sequence[float] | None) -> list[P
 
 def _check_same(one: Source, other: Source) -> None:
     """Weights that mean different things have no mean."""
-    keys = [key for key in (*GROWING, *EQUAL, "local_rope_theta") if key != "head_size"]  # it follows from two others
+    keys = [key for key in (*GROWING, *EQUAL) if key != "head_size"]  # it follows from two others
+    keys += phased_keys(one.model)
     pairs = {f"model.{key}": (getattr(one.model, key), getattr(other.model, key)) for key in keys}
-    pairs["global_rope_theta"] = (one.global_rope_theta, other.global_rope_theta)
     pairs["sha256 of the tokenizer"] = (one.tokenizer_sha256, other.tokenizer_sha256)
     wrong = [f"{key}: {here} and {there}" for key, (here, there) in pairs.items() if here != there]
     if wrong:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import DataError
 from modernbert_train.weights.formats.modernbert import CONFIG_JSON, architecture, max_tokens_of, read_object
 from modernbert_train.weights.hf_folder import SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG, complete
@@ -72,7 +72,6 @@ class ComposerFile:
     Attributes:
         path: the file.
         model: the architecture.
-        global_rope_theta: RoPE base of global layers.
         max_tokens: longest sequence; FlexBERT's configuration does not say it, which leaves transformers' default.
         tokenizer_files: name -> text of the tokenizer's files; empty if none are in the file.
         described_by: where the architecture is from, for messages.
@@ -80,8 +79,7 @@ class ComposerFile:
     """
 
     path: Path
-    model: ModelConfig
-    global_rope_theta: float
+    model: ModernBertConfig
     max_tokens: int
     tokenizer_files: dict[str, str]
     described_by: str
@@ -126,12 +124,11 @@ def open_composer(path: Path) -> ComposerFile:
     elif not raw.get("architectures"):  # transformers only writes it when a model is saved
         raw = raw | {"architectures": [str(_dig(wrapper, "model", "config", "class")).rpartition(".")[2]]}
     is_flexbert = "bert_layer" in raw
-    model, theta = architecture(_from_flexbert(raw, where) if is_flexbert else raw, where)
+    model = architecture(_from_flexbert(raw, where) if is_flexbert else raw, where)
     files = {name: _dig(wrapper, "tokenizer", name, "content") for name in _TOKENIZER_FILES}
     return ComposerFile(
         path=path,
         model=model,
-        global_rope_theta=theta,
         max_tokens=max_tokens_of({} if is_flexbert else raw),  # FlexBERT has bert-base's 512 there, which nothing reads
         tokenizer_files={name: json.dumps(parsed, ensure_ascii=False) for name, parsed in files.items() if parsed},
         described_by=described_by,

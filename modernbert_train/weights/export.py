@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from modernbert_train.config.schema import RunConfig
@@ -10,7 +9,7 @@ from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.model_card import model_card, run_card
-from modernbert_train.weights.source import check_same_tokenizer, last_phase, open_source, source_of
+from modernbert_train.weights.source import check_same_tokenizer, open_source, source_of
 
 
 def export_run(
@@ -32,20 +31,18 @@ def export_run(
         StorageError: there is no checkpoint, or the folder cannot be written.
     """
     found = checkpoint or newest_checkpoint(config)
-    check_same_tokenizer(source_of(found), config, str(found.folder))
-    trained = found.config  # the architecture is the checkpoint's, whatever the YAML says today
-    phase = last_phase(found)
+    source = source_of(found)
+    check_same_tokenizer(source, config, str(found.folder))
     folder = out or Path(config.folder) / ("hf" if checkpoint is None else f"hf-{found.folder.name}")
     streams, metrics = config.data.all_streams, RunFolder(config).read_metrics()
     export(
         found.weights(),
-        replace(trained.model, local_rope_theta=phase.local_theta(trained.model)),
-        global_rope_theta=phase.global_rope_theta,
-        max_tokens=phase.row_tokens,
+        source.model,  # the architecture is the checkpoint's, whatever the YAML says today
+        max_tokens=source.max_tokens,
         tokenizer_folder=Path(config.data.tokenizer),
         out=folder,
         card=run_card(
-            trained,
+            found.config,
             streams,
             step=found.step,
             tokens=found.state.tokens,
@@ -84,7 +81,6 @@ def convert_model(name: str, out: Path, licence: str | None = None) -> Path:
         export(
             source.weights(),
             source.model,
-            global_rope_theta=source.global_rope_theta,
             max_tokens=source.max_tokens,
             tokenizer_folder=tokenizer,
             out=out,

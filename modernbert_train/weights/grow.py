@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.tiling import GROWING, Mode, grow
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.model_card import model_card
 from modernbert_train.weights.source import Source, open_source
 
 
-def grow_model(name: str, model: ModelConfig, mode: Mode, out: Path, licence: str | None = None) -> Path:
+def grow_model(name: str, model: ModernBertConfig, mode: Mode, out: Path, licence: str | None = None) -> Path:
     """Write a larger model, with the tokenizer, RoPE bases and length of the smaller one.
 
     Args:
@@ -34,8 +34,11 @@ def grow_model(name: str, model: ModelConfig, mode: Mode, out: Path, licence: st
     with source.tokenizer_folder() as tokenizer:
         export(
             grow(source.weights(), source.model, model, mode),
-            replace(model, local_rope_theta=source.model.local_rope_theta),
-            global_rope_theta=source.global_rope_theta,
+            replace(
+                model,
+                global_rope_theta=source.model.global_rope_theta,
+                local_rope_theta=source.model.local_rope_theta,
+            ),
             max_tokens=source.max_tokens,
             tokenizer_folder=tokenizer,
             out=out,
@@ -45,7 +48,7 @@ def grow_model(name: str, model: ModelConfig, mode: Mode, out: Path, licence: st
     return out
 
 
-def _card(name: str, source: Source, model: ModelConfig, mode: Mode, licence: str | None) -> str:
+def _card(name: str, source: Source, model: ModernBertConfig, mode: Mode, licence: str | None) -> str:
     sizes = "\n".join(f"| {key} | {getattr(source.model, key):,} | {getattr(model, key):,} |" for key in GROWING)
     sections = {
         "": f"The weights of {name}, enlarged by center tiling (mode {mode}) and not trained since: a start "

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.files import publish
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -46,9 +46,8 @@ PREFIXES = {
 
 def export(
     model_state: Mapping[str, Tensor],
-    config: ModelConfig,
+    config: ModernBertConfig,
     *,
-    global_rope_theta: float,
     max_tokens: int,
     tokenizer_folder: Path,
     out: Path,
@@ -59,8 +58,7 @@ def export(
     Args:
         model_state: whole tensors under the model's own names; written in fp32, without the tied decoder.weight, which
             may be left out here too.
-        config: the architecture of these weights.
-        global_rope_theta: RoPE base of global layers in the phase that the weights come from.
+        config: the architecture of these weights, with the RoPE bases of the phase that they come from.
         max_tokens: longest sequence the weights were trained on; becomes the tokenizer's and the model's limit.
         tokenizer_folder: the tokenizer that made the training shards; special ids are read from it.
         out: the folder; an earlier export there is replaced, anything else refused.
@@ -72,9 +70,10 @@ def export(
         DataError: the tokenizer folder is damaged.
         StorageError: the folder cannot be written.
     """
-    for key, theta in (("global_rope_theta", global_rope_theta), ("model.local_rope_theta", config.local_rope_theta)):
+    for key in ("global_rope_theta", "local_rope_theta"):
+        theta = getattr(config, key)
         if not (math.isfinite(theta) and theta > 0):
-            raise ConfigError(f"{key}={theta}: not exported, the model would give NaN. Set a positive RoPE base.")
+            raise ConfigError(f"model.{key}={theta}: not exported, the model would give NaN. Set a positive RoPE base.")
     weights = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in model_state.items()}
     if EMBEDDING in weights:
         weights.setdefault(DECODER, weights[EMBEDDING])
@@ -89,7 +88,7 @@ def export(
     tokenizer_config = read_object(tokenizer_folder / TOKENIZER_CONFIG) | {"model_max_length": max_tokens}
     if tokenizer_config.get("tokenizer_class") == "TokenizersBackend":  # transformers 5's name, unknown to version 4
         tokenizer_config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    described = hf_config(config, global_rope_theta, max_tokens, vocabulary)
+    described = hf_config(config, max_tokens, vocabulary)
     if out.exists() and not _is_export(out):
         raise ConfigError(f"{out} exists and is not an export of this program. Remove it or name another folder.")
 
@@ -122,7 +121,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     Raises:
         DataError: a file is missing, damaged or cut short, or the weights do not fit config.json; names the file.
     """
-    config, _ = model_config_from_hf(folder)
+    config = model_config_from_hf(folder)
     stored: dict[str, Tensor] = {}
     for name in _weight_files(folder):
         try:
@@ -134,7 +133,9 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     return complete(stored, config, str(folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)), CONFIG_JSON)
 
 
-def complete(stored: Mapping[str, Tensor], config: ModelConfig, where: str, described_by: str) -> dict[str, Tensor]:
+def complete(
+    stored: Mapping[str, Tensor], config: ModernBertConfig, where: str, described_by: str
+) -> dict[str, Tensor]:
     """Tensors under our names, in fp32, with the tied decoder.weight; load_state_dict(strict=True) takes them.
 
     Args:
@@ -184,7 +185,7 @@ def _hf_name(name: str) -> str:
     return name
 
 
-def _check_weights(weights: Mapping[str, Tensor], config: ModelConfig, mistake: Callable[[str], RunError]) -> None:
+def _check_weights(weights: Mapping[str, Tensor], config: ModernBertConfig, mistake: Callable[[str], RunError]) -> None:
     with torch.device("meta"):
         expected = {name: tuple(t.shape) for name, t in ModernBertForMaskedLM(config).state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}

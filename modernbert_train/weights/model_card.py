@@ -105,7 +105,7 @@ def run_card(
         licence: see `model_card`.
         average: the checkpoints whose mean the weights are, as average.py records them.
     """
-    parameters = count_parameters(ModernBertForMaskedLM(trained.model))
+    parameters = count_parameters(ModernBertForMaskedLM(trained.modernbert))
     introduction = (
         f"A ModernBERT encoder ([arXiv 2412.13663](https://arxiv.org/abs/2412.13663)) with {parameters:,} parameters, "
         f"pretrained by masked-language modelling with modernbert-train {__version__}."
@@ -181,7 +181,7 @@ def _data(card: DatasetCard | None, report: dict[str, Any]) -> str:
 
 
 def _training(trained: RunConfig, step: int, tokens: int) -> str:
-    optim, model, objective = trained.optim, trained.model, trained.objective
+    optim, model, objective = trained.optim, trained.modernbert, trained.mlm
     origin = "drawn at random (truncated normal)"
     for key in ("init_from", "grow_from"):
         if getattr(trained.weights, key):
@@ -213,10 +213,10 @@ def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
     if schedule.decay_tokens:
         parts.append(f"{schedule.decay} to {schedule.final_lr_ratio:g} over {schedule.decay_tokens:,} tokens")
     size = f"{phase.batch_rows:,}" if warmup is None else f"{warmup.start_rows:,} to {phase.batch_rows:,}"
-    mask_rate = trained.objective.mask_rate if phase.mask_rate is None else phase.mask_rate
-    bases = f"{phase.global_rope_theta:,.0f} / {phase.local_theta(trained.model):,.0f}"
-    cells = (name, f"{phase.tokens:,}", f"{phase.row_tokens:,}", size, f"{mask_rate:.0%}")
-    return "| " + " | ".join((*cells, f"{trained.optim.lr * phase.lr_ratio:.2e}", ", ".join(parts), bases)) + " |"
+    now = trained.in_phase[name]
+    bases = f"{now.modernbert.global_rope_theta:,.0f} / {now.modernbert.local_rope_theta:,.0f}"
+    cells = (name, f"{phase.tokens:,}", f"{phase.row_tokens:,}", size, f"{now.objective.mask_rate:.0%}")
+    return "| " + " | ".join((*cells, f"{now.optim.lr * phase.lr_ratio:.2e}", ", ".join(parts), bases)) + " |"
 
 
 def _averaging(average: Sequence[Averaged]) -> str:

@@ -10,13 +10,13 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from modernbert_train.config.schema import ModelConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.sharding import like
 from modernbert_train.models.tiling import EQUAL, GROWING, check_growth, grow_each
@@ -38,8 +38,7 @@ class Source:
     Attributes:
         folder: a checkpoint or a Hugging Face model; of Composer, the file.
         checkpoint: the checkpoint, if it is one.
-        model: the architecture, with the RoPE base of local layers that the weights were last trained with.
-        global_rope_theta: the same of global layers.
+        model: the architecture, with the RoPE bases that the weights were last trained with.
         max_tokens: longest sequence they were trained on.
         tokenizer: folder of the tokenizer; None where it is in Composer's file, or nowhere.
         tokenizer_sha256: its hash; None where there is none.
@@ -47,8 +46,7 @@ class Source:
 
     folder: Path
     checkpoint: Checkpoint | None
-    model: ModelConfig
-    global_rope_theta: float
+    model: ModernBertConfig
     max_tokens: int
     tokenizer: Path | None
     tokenizer_sha256: str | None
@@ -109,14 +107,14 @@ def open_source(name: str | Path) -> Source:
     folder = local_model(str(name))
     require_own_files(folder)
     raw = modernbert.read_object(folder / modernbert.CONFIG_JSON)
-    model, theta = modernbert.architecture(raw, str(folder / modernbert.CONFIG_JSON))
-    return Source(folder, None, model, theta, modernbert.max_tokens_of(raw), *_tokenizer_in(folder))
+    model = modernbert.architecture(raw, str(folder / modernbert.CONFIG_JSON))
+    return Source(folder, None, model, modernbert.max_tokens_of(raw), *_tokenizer_in(folder))
 
 
 def _from_composer(file: ComposerFile) -> Source:
     text = file.tokenizer_files.get(TOKENIZER)
     tokenizer = (None, hashlib.sha256(text.encode()).hexdigest()) if text else _tokenizer_in(file.path.parent)
-    return Source(file.path, None, file.model, file.global_rope_theta, file.max_tokens, *tokenizer)
+    return Source(file.path, None, file.model, file.max_tokens, *tokenizer)
 
 
 def _tokenizer_in(folder: Path) -> tuple[Path | None, str | None]:
@@ -130,11 +128,9 @@ def last_phase(found: Checkpoint) -> PhaseConfig:
 
 def source_of(found: Checkpoint) -> Source:
     """A checkpoint as a source of weights."""
-    config, phase = found.config, last_phase(found)
-    model = replace(config.model, local_rope_theta=phase.local_theta(config.model))
-    tokenizer = Path(config.data.tokenizer)
-    sha256 = found.state.data["tokenizer"]
-    return Source(found.folder, found, model, phase.global_rope_theta, phase.row_tokens, tokenizer, sha256)
+    now, max_tokens = found.config.in_phase[found.state.phase], last_phase(found).row_tokens
+    tokenizer, sha256 = Path(now.data.tokenizer), found.state.data["tokenizer"]
+    return Source(found.folder, found, now.modernbert, max_tokens, tokenizer, sha256)
 
 
 @dataclass(frozen=True)
@@ -151,7 +147,7 @@ class Origin:
 
     def describe(self) -> str:
         """One line for the banner."""
-        model, weights, old = self.config.model, self.config.weights, self.source.model
+        model, weights, old = self.config.modernbert, self.config.weights, self.source.model
         text = f"weights.init_from={self.source.folder}"
         if weights.grow_from is not None:
             text = f"weights.grow_from={self.source.folder} ({weights.grow_mode}): " + ", ".join(
@@ -159,10 +155,10 @@ class Origin:
             )
         if self.source.tokenizer_sha256 is None:
             text += "; no tokenizer comes with it, so nobody could tell whether it is yours"
-        phase = next(iter(self.config.phases.values()))
+        first = next(iter(self.config.in_phase.values())).modernbert
         bases = {
-            "global": (self.source.global_rope_theta, phase.global_rope_theta),
-            "local": (old.local_rope_theta, phase.local_theta(model)),
+            "global": (old.global_rope_theta, first.global_rope_theta),
+            "local": (old.local_rope_theta, first.local_rope_theta),
         }
         return text + "".join(
             f"; {kind} RoPE base {there:,.0f} there, {here:,.0f} here"
@@ -177,7 +173,7 @@ class Origin:
         Raises:
             DataError: see `Source.weights`.
         """
-        stored, new, weights = self.source.weights(), self.config.model, self.config.weights
+        stored, new, weights = self.source.weights(), self.config.modernbert, self.config.weights
         tensors: Iterable[tuple[str, Tensor]] = stored.items()
         if weights.grow_from is not None:
             tensors = grow_each(stored, self.source.model, new, weights.grow_mode)
@@ -196,7 +192,7 @@ def find_origin(config: RunConfig) -> Origin | None:
         ConfigError: the architecture or the tokenizer is not the run's; names both values.
         DataError, StorageError: see `open_source` and `Source.weights`.
     """
-    model, weights = config.model, config.weights
+    model, weights = config.modernbert, config.weights
     key, name = ("grow_from", weights.grow_from) if weights.grow_from is not None else ("init_from", weights.init_from)
     if name is None:
         return None
@@ -211,7 +207,7 @@ def find_origin(config: RunConfig) -> Origin | None:
     return Origin(source, config)
 
 
-def check_same_architecture(source: Source, model: ModelConfig, key: str) -> None:
+def check_same_architecture(source: Source, model: ModernBertConfig, key: str) -> None:
     """Compare the architecture of weights with the run's; `key` is what named them.
 
     Raises:

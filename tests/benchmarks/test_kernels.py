@@ -18,13 +18,13 @@ from benchmarks.attention import Sizes, attention_flops, attention_groups, draw_
 from benchmarks.kernels import Preset
 from benchmarks.measure import Case, Rates, Stage, Work, take_turns
 from benchmarks.optimizer import parameter_shapes
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.attention import KERNELS
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
-MODEL = ModelConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=8)
+MODEL = ModernBertConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=8)
 TINY = Preset(
     Sizes(256, documents=((60, 128),), heads=(1,), half_window=8, padded_documents=2),
     MODEL,

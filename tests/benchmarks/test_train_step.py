@@ -14,12 +14,12 @@ from benchmarks.corpus import write_corpus
 from benchmarks.documents import ROW_TOKENS, draw_rows, pack
 from benchmarks.train_step import Case, report, run, run_config
 from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.data.facts import read_facts
 from modernbert_train.train.build import build_data
 
 TINY = Case(
-    ModelConfig(
+    ModernBertConfig(
         vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=8, attention_out_dropout=0.0
     ),
     row_tokens=128,

@@ -15,41 +15,7 @@ from hypothesis import strategies as st
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.schema import AdamWConfig, RunConfig, StableAdamWConfig
 from modernbert_train.errors import ConfigError
-
-BASE = """\
-name: base
-data: {train: shards/train, tokenizer: shards/tokenizer}
-optim: {lr: 1.0e-3}
-phases:
-  stable: {tokens: 1_000_000, row_tokens: 64, batch_rows: 4, microbatch_tokens: 64}
-  decay: {tokens: 500_000, row_tokens: 64, batch_rows: 4, microbatch_tokens: 64}
-"""
-Load = Callable[..., RunConfig]
-
-
-@pytest.fixture
-def load(tmp_path: Path) -> Load:
-    """Load BASE, then a second file with the given text, then overrides."""
-
-    def call(text: str = "", *overrides: str) -> RunConfig:
-        base, extra = tmp_path / "base.yaml", tmp_path / "extra.yaml"
-        base.write_text(BASE, encoding="utf-8")
-        extra.write_text(text, encoding="utf-8")
-        return load_run([base, extra], overrides)
-
-    return call
-
-
-@pytest.fixture
-def refused(load: Load, tmp_path: Path) -> Callable[..., list[str]]:
-    """The lines of the error that loading ends with, the folder of the files left out."""
-
-    def call(text: str = "", *overrides: str) -> list[str]:
-        with pytest.raises(ConfigError) as error:
-            load(text, *overrides)
-        return str(error.value).replace(f"{tmp_path}/", "").splitlines()
-
-    return call
+from tests.config.conftest import BASE, Load
 
 
 def test_the_files_and_the_defaults_make_a_typed_tree(load: Load) -> None:
@@ -112,7 +78,7 @@ def test_a_key_like_no_other_lists_the_known_ones(refused: Callable[..., list[st
         ("name: '010'", "name", "010"),
         ("eval: {max_tokens: null}", "eval.max_tokens", None),
         ("eval: {max_tokens:}", "eval.max_tokens", None),
-        ("phases: {stable: {mask_rate: 1}}", "phases.stable.mask_rate", 1.0),
+        ("phases: {stable: {objective: {mask_rate: 1}}}", "phases.stable.objective.mask_rate", 1.0),
         ("compute: {device: cuda}", "compute.device", "cuda"),
         ("loggers: {wandb: {tags: [a, 1e-3]}}", "loggers.wandb.tags", ["a", 1e-3]),
         ("callbacks: {speed_monitor: {window_size: 10}}", "callbacks.speed_monitor.window_size", 10),
@@ -345,7 +311,7 @@ def test_no_secret_of_the_environment_reaches_the_configuration(
 def test_the_resolved_configuration_is_a_runnable_yaml_that_loads_to_itself(load: Load, tmp_path: Path) -> None:
     config = load(
         "name: '1e3'\ndata: {validation: on, num_workers: 0}\noptim: {name: adamw, betas: [0.8, 0.9], eps: 1e-12}\n"
-        "phases: {stable: {batch_warmup: {start_rows: 2, step_rows: 2, tokens: 1e4}, mask_rate: 0.2}}\n"
+        "phases: {stable: {batch_warmup: {start_rows: 2, step_rows: 2, tokens: 1e4}, objective: {mask_rate: 0.2}}}\n"
         "loggers: {wandb: {tags: ['true', '010']}}\ncallbacks: {lr_monitor: {}}\n"
         "eval: {max_tokens: null}\nruns_folder: ${name}/x\n"
     )

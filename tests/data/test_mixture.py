@@ -26,7 +26,7 @@ from modernbert_train.batch import Batch
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
     DataConfig,
-    ObjectiveConfig,
+    MaskedLmConfig,
     PhaseConfig,
     PhaseStreamConfig,
     RunConfig,
@@ -296,7 +296,7 @@ def test_a_later_phase_reads_what_the_first_left_aside() -> None:
 
 
 def loaders(config: RunConfig, mixture: Mixture, num_ranks: int) -> list[PackedLoader]:
-    maker = MicrobatchMaker(streams_of(config, mixture), MaskedLM(ObjectiveConfig(), VOCABULARY), VOCABULARY)
+    maker = MicrobatchMaker(streams_of(config, mixture), MaskedLM(MaskedLmConfig(), VOCABULARY), VOCABULARY)
     settings = {"num_workers": 0, "prefetch_batches": 1}
     return [
         PackedLoader(planner(config, mixture), maker, rank=rank, num_ranks=num_ranks, **settings)

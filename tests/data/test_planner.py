@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
     DataConfig,
-    ObjectiveConfig,
+    MaskedLmConfig,
     PhaseConfig,
     RunConfig,
     StableAdamWConfig,
@@ -236,9 +236,9 @@ def test_a_later_phase_warms_up_by_its_own_tokens() -> None:
 
 def test_a_phase_may_have_a_mask_rate_of_its_own() -> None:
     config = run(64, 64)
-    changed = PhaseConfig(**{**vars(config.phases["p1"]), "mask_rate": 0.15})
+    changed = PhaseConfig(**{**vars(config.phases["p1"]), "objective": {"mask_rate": 0.15}})
     config = RunConfig(
-        **{**vars(config), "objective": ObjectiveConfig(mask_rate=0.4), "phases": {**config.phases, "p1": changed}}
+        **{**vars(config), "objective": MaskedLmConfig(mask_rate=0.4), "phases": {**config.phases, "p1": changed}}
     )
     rates = {plan.phase: plan.mask_rate for plan in planner(config, [[30] * 40])}
     assert rates == {"p0": 0.4, "p1": 0.15}

@@ -14,13 +14,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from modernbert_train.batch import Batch
-from modernbert_train.config.schema import ModelConfig, PhaseConfig, RunConfig, StableAdamWConfig
+from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig, StableAdamWConfig
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from tests.distributed.gloo import run_ranks
 
 # widths that 4 ranks cannot share evenly
-MODEL = ModelConfig(
+MODEL = ModernBertConfig(
     vocab_size=192,
     hidden_size=36,
     num_layers=4,

@@ -27,7 +27,7 @@ import data_prep.tokenizer
 import launch.run
 import launch.sweep
 import modernbert_train.__main__
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from tests.config.tools.test_import_config import THEIRS
 from tests.conftest import RANK_VARIABLES
 from tests.data.make_shards import make_texts
@@ -180,7 +180,7 @@ def weights(home: Path) -> Iterator[None]:
     as_step((home / "copy").rename(checkpoints / "copy"), 733)
     shutil.copytree(home / "runs/quickstart/hf", home / "base")
     sizes = {key: int(value) for key, value in re.findall(r"model\.(\w+)=(\d+)", WIDTH)}
-    written, _ = write_reference_checkpoint(home / "there", ModelConfig(vocab_size=8192, **sizes), home / "base")
+    written, _ = write_reference_checkpoint(home / "there", ModernBertConfig(vocab_size=8192, **sizes), home / "base")
     written.rename(home / "ep0-ba4000-rank0.pt")
     phase = {"tokens": 2_000, "row_tokens": 128, "batch_rows": 4, "microbatch_tokens": 512}
     folders = {name: f"data/for-base/{name}" for name in ("train", "validation", "tokenizer")}

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 pytest.importorskip("omegaconf", reason="the configuration needs omegaconf")
 
 from modernbert_train.batch import IGNORED_LABEL, Batch
-from modernbert_train.config.schema import ComputeConfig, ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.models.attention import KERNELS
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -36,16 +36,16 @@ PAD = 1
 Seen = tuple[Tensor, Tensor, dict[str, Tensor]]  # hidden states, loss, gradients
 
 
-def small(**changes: Any) -> ModelConfig:
+def small(**changes: Any) -> ModernBertConfig:
     """A narrow encoder with the real pattern of layers and, on a GPU, the real width of heads; no dropout."""
     size = {"hidden_size": 256, "num_heads": 4, "intermediate_size": 384, "num_layers": 7}
     if not ON_GPU:
         size = {"hidden_size": 64, "num_heads": 2, "intermediate_size": 96, "num_layers": 4}
     given: dict[str, Any] = {"vocab_size": 512, "init_std": 0.05, "attention_out_dropout": 0.0, **size}
-    return ModelConfig(**(given | changes))
+    return ModernBertConfig(**(given | changes))
 
 
-def build(config: ModelConfig, **compute: Any) -> ModernBertForMaskedLM:
+def build(config: ModernBertConfig, **compute: Any) -> ModernBertForMaskedLM:
     """A model on the device with weights that follow from the configuration alone, in training mode."""
     model = ModernBertForMaskedLM(config, ComputeConfig(**compute))
     initialize(model, config, seed=3)
@@ -134,7 +134,7 @@ def transformers_twin(model: ModernBertForMaskedLM, row_tokens: int) -> Any:
     """transformers' model with the same weights and torch's own attention, on the device."""
     transformers = pytest.importorskip("transformers")
     config = model.config
-    thetas = {"full_attention": model.model.global_rope_theta, "sliding_attention": config.local_rope_theta}
+    thetas = {"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}
     twin = transformers.ModernBertForMaskedLM(
         transformers.ModernBertConfig(
             vocab_size=config.vocab_size,

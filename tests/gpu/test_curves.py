@@ -21,7 +21,7 @@ from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU, PAD, build, precision, sma
 
 pytestmark = GPU_TEST
 
-from modernbert_train.config.schema import ObjectiveConfig
+from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.keyed_random import derive
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
@@ -62,7 +62,7 @@ def masked(line: Lines, reverse: bool) -> Batch:
     if reverse:
         documents, keys = documents[::-1], keys[::-1]
     vocabulary = Vocabulary(VOCAB, cls_id=2, sep_id=3, pad_id=PAD, mask_id=4, ordinary=np.arange(5, VOCAB), sha256="")
-    objective = MaskedLM(ObjectiveConfig(), vocabulary)
+    objective = MaskedLM(MaskedLmConfig(), vocabulary)
     lengths = [len(document) for document in documents]
     boundaries = np.cumsum([0, *lengths])
     used = int(boundaries[-1])

@@ -10,7 +10,7 @@ from tests.gpu.parts import GPU_TEST, build, make_batch, need_kernel, needs_gpu,
 
 pytestmark = [*GPU_TEST, needs_gpu]
 
-from modernbert_train.config.schema import ComputeConfig, ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.optim.groups import decay_groups
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.plan.memory import memory
@@ -35,7 +35,7 @@ def test_a_step_takes_the_memory_that_plan_says(compiled: bool) -> None:
     the wrong GPU; compiled it must fit one of 80 GB."""
     need_kernel("varlen", bf16=True)
     torch._dynamo.reset()
-    config, compute = ModelConfig(), ComputeConfig(compile=compiled)
+    config, compute = ModernBertConfig(), ComputeConfig(compile=compiled)
     rows = MICROBATCH // ROW
     batch = make_batch(documents_of(rows), ROW, config.vocab_size, boundaries=1024, rows=rows)
     told = memory(

@@ -64,9 +64,8 @@ def test_the_model_equals_transformers(bf16: bool) -> None:
     computed one by one in transformers: what we train is what users load. In bf16 ours may be as far from fp32 as
     theirs is, half as much again for another order of sums."""
     shape = {"hidden_size": 768, "num_heads": 12, "intermediate_size": 1152, "num_layers": 22, "init_std": 0.02}
-    config = small(local_attention=128, **(shape if ON_GPU else {}))
+    config = small(local_attention=128, global_rope_theta=160_000.0, **(shape if ON_GPU else {}))
     model = build(config)
-    model.set_global_rope_theta(160_000.0)
     batch = make_batch(DOCUMENTS, 1024, config.vocab_size)
     twin = transformers_twin(model, 1024)
     exact = see_twin(twin, batch, DOCUMENTS, bf16=False)

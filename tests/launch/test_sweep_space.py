@@ -87,7 +87,8 @@ def test_keys_keep_their_kind_and_drawn_values_reach_the_run(tiny_run: TinyRun, 
             tiny_run(),
             tmp_path,
             space="{optim.lr: {low: 1e-4, high: 1, log: true}, model.num_layers: {low: 1, high: 7, step: 3}, "
-            f"phases.short.batch_warmup: {{choices: [null, {warmup}]}}, phases.long.mask_rate: {{low: 0.1, high: 1}}}}",
+            f"phases.short.batch_warmup: {{choices: [null, {warmup}]}}, "
+            "phases.long.objective.mask_rate: {low: 0.1, high: 1}}",
         )
     )
     assert space.distributions == {
@@ -96,11 +97,11 @@ def test_keys_keep_their_kind_and_drawn_values_reach_the_run(tiny_run: TinyRun, 
         "phases.short.batch_warmup": CategoricalDistribution(
             [None, '{"start_rows": 2, "step_rows": 2, "tokens": 400}']
         ),
-        "phases.long.mask_rate": FloatDistribution(0.1, 1),
+        "phases.long.objective.mask_rate": FloatDistribution(0.1, 1),
     }
-    drawn = {"optim.lr": 1.5e-5, "model.num_layers": 4, "phases.long.mask_rate": 0.5}
+    drawn = {"optim.lr": 1.5e-5, "model.num_layers": 4, "phases.long.objective.mask_rate": 0.5}
     config = space.run_config(3, drawn | {"phases.short.batch_warmup": None})
-    assert (config.optim.lr, config.model.num_layers, config.phases["long"].mask_rate) == (1.5e-5, 4, 0.5)
+    assert (config.optim.lr, config.model.num_layers, config.in_phase["long"].objective.mask_rate) == (1.5e-5, 4, 0.5)
     assert config.phases["short"].batch_warmup is None and config.folder == f"{tmp_path}/home/sweep/trial-0003"
     label = '{"start_rows": 2, "step_rows": 2, "tokens": 400}'
     found = space.run_config(3, {"phases.short.batch_warmup": label}).phases["short"].batch_warmup

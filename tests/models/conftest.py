@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from transformers.initialization import no_init_weights
 
 from modernbert_train.batch import IGNORED_LABEL, Batch
-from modernbert_train.config.schema import ComputeConfig, ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
@@ -19,10 +20,10 @@ PAD = 1
 
 
 @pytest.fixture
-def small() -> Callable[..., ModelConfig]:
+def small() -> Callable[..., ModernBertConfig]:
     """A narrow encoder with the real pattern of layers; weights large enough for attention to matter."""
 
-    def make(**changes: object) -> ModelConfig:
+    def make(**changes: object) -> ModernBertConfig:
         defaults: dict[str, object] = {
             "vocab_size": 160,
             "hidden_size": 64,
@@ -32,7 +33,7 @@ def small() -> Callable[..., ModelConfig]:
             "local_attention": 16,
             "init_std": 0.15,
         }
-        return ModelConfig(**(defaults | changes))  # type: ignore[arg-type]
+        return ModernBertConfig(**(defaults | changes))  # type: ignore[arg-type]
 
     return make
 
@@ -40,16 +41,15 @@ def small() -> Callable[..., ModelConfig]:
 @pytest.fixture
 def build() -> Callable[..., ModernBertForMaskedLM]:
     def make(
-        config: ModelConfig, theta: float = 10_000.0, z_loss: float = 0.0, **compute: object
+        config: ModernBertConfig, theta: float = 10_000.0, z_loss: float = 0.0, **compute: object
     ) -> ModernBertForMaskedLM:
         settings = ComputeConfig(**({"attention": "sdpa"} | compute))  # type: ignore[arg-type]
-        model = ModernBertForMaskedLM(config, settings, z_loss=z_loss)
+        model = ModernBertForMaskedLM(replace(config, global_rope_theta=theta), settings, z_loss=z_loss)
         initialize(model, config, seed=3)
         generator = torch.Generator().manual_seed(4)
         for parameter in model.parameters():  # norms and biases that parity could miss at one and zero
             if parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
-        model.set_global_rope_theta(theta)
         return model.eval()
 
     return make

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.init import count_parameters, initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
@@ -17,7 +17,7 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 TRUNCATED_AT_2 = 0.8796
 
 
-def fresh(config: ModelConfig, seed: int = 17) -> ModernBertForMaskedLM:
+def fresh(config: ModernBertConfig, seed: int = 17) -> ModernBertForMaskedLM:
     model = ModernBertForMaskedLM(config)
     initialize(model, config, seed)
     return model
@@ -25,7 +25,7 @@ def fresh(config: ModelConfig, seed: int = 17) -> ModernBertForMaskedLM:
 
 @pytest.fixture(scope="module")
 def model() -> ModernBertForMaskedLM:
-    return fresh(ModelConfig(vocab_size=1024, hidden_size=256, num_layers=4, num_heads=4, intermediate_size=384))
+    return fresh(ModernBertConfig(vocab_size=1024, hidden_size=256, num_layers=4, num_heads=4, intermediate_size=384))
 
 
 def test_matrices_have_the_published_deviations(model: ModernBertForMaskedLM) -> None:
@@ -55,10 +55,10 @@ def test_norms_are_one_and_biases_zero(model: ModernBertForMaskedLM) -> None:
 def test_a_weight_depends_on_its_name_and_the_seed_alone() -> None:
     """Adding layers, another order, or drawing elsewhere in the process must not change a single weight."""
     shape: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_heads": 1, "intermediate_size": 32}
-    four, same = (fresh(ModelConfig(num_layers=4, **shape)).state_dict() for _ in range(2))
+    four, same = (fresh(ModernBertConfig(num_layers=4, **shape)).state_dict() for _ in range(2))
     torch.manual_seed(123)
-    seven = fresh(ModelConfig(num_layers=7, **shape)).state_dict()
-    other = fresh(ModelConfig(num_layers=4, **shape), seed=18).state_dict()
+    seven = fresh(ModernBertConfig(num_layers=7, **shape)).state_dict()
+    other = fresh(ModernBertConfig(num_layers=4, **shape), seed=18).state_dict()
     for name, weight in four.items():
         assert torch.equal(weight, same[name])
         if not name.endswith("Wo.weight"):  # whose deviation depends on the depth
@@ -72,13 +72,13 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     """Initialising must not shift dropout or data on the ranks that do it."""
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    model = ModernBertForMaskedLM(ModelConfig(vocab_size=8, hidden_size=8, num_layers=1, num_heads=1))
+    model = ModernBertForMaskedLM(ModernBertConfig(vocab_size=8, hidden_size=8, num_layers=1, num_heads=1))
     torch.set_rng_state(before)
     initialize(model, model.config, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_meta_parameters_are_refused(small: Callable[..., ModelConfig]) -> None:
+def test_meta_parameters_are_refused(small: Callable[..., ModernBertConfig]) -> None:
     """Filling them would do nothing, and training would start from garbage."""
     with torch.device("meta"):
         model = ModernBertForMaskedLM(small())
@@ -89,11 +89,11 @@ def test_meta_parameters_are_refused(small: Callable[..., ModelConfig]) -> None:
 @pytest.mark.parametrize(
     ("config", "count"),
     [
-        (ModelConfig(), 149_655_232),
-        (ModelConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624), 395_881_664),
+        (ModernBertConfig(), 149_655_232),
+        (ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624), 395_881_664),
     ],
 )
-def test_parameter_counts_are_those_of_the_released_models(config: ModelConfig, count: int) -> None:
+def test_parameter_counts_are_those_of_the_released_models(config: ModernBertConfig, count: int) -> None:
     """One bias or norm too many or too few is another architecture."""
     with torch.device("meta"):
         assert count_parameters(ModernBertForMaskedLM(config)) == count

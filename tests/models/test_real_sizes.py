@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.attention import sdpa
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.init import initialize
@@ -18,8 +19,8 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 Make = Callable[..., Any]
 THETA = 160_000.0
-BASE = ModelConfig()
-LARGE = ModelConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
+BASE = ModernBertConfig()
+LARGE = ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 
 
 def compare(
@@ -76,17 +77,16 @@ def compare(
         assert error < 1e-4, f"{name}: {error}"
 
 
-def quickly_drawn(config: ModelConfig) -> ModernBertForMaskedLM:
+def quickly_drawn(config: ModernBertConfig) -> ModernBertForMaskedLM:
     """A model with plain normal weights, drawn in place: the published initialisation takes seconds at this size."""
     with torch.device("meta"):
-        model = ModernBertForMaskedLM(config)
+        model = ModernBertForMaskedLM(replace(config, global_rope_theta=THETA))
     model.to_empty(device="cpu")
     model.decoder.weight = model.model.embeddings.tok_embeddings.weight
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
         matrix = parameter.dim() == 2
         torch.nn.init.normal_(parameter, 0.0 if matrix else 1.0, 0.02 if matrix else 0.2, generator=generator)
-    model.set_global_rope_theta(THETA)
     return model.eval()
 
 
@@ -101,7 +101,7 @@ def test_base_equals_transformers(sequences: Make, pack: Make, reference: Make) 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("config", [BASE, LARGE], ids=["base", "large"])
 def test_real_sizes_equal_transformers(
-    build: Make, sequences: Make, pack: Make, reference: Make, config: ModelConfig
+    build: Make, sequences: Make, pack: Make, reference: Make, config: ModernBertConfig
 ) -> None:
     """Every length at which windows and blocks begin and end, in packed rows of the first phase's length."""
     model = build(config, theta=THETA)

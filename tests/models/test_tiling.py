@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from modernbert_train.batch import Batch
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.models.tiling import Mode, check_growth, grow, layer_sources, tiled_index
 
-BASE = ModelConfig()
-LARGE = ModelConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
+BASE = ModernBertConfig()
+LARGE = ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 # the published rows of base -> large: for each of 28 layers, the layer of base
 PAPER_LAYERS = [0, 1, 2, 2, 3, 4, 5, 6, 6, 7, 8, 9, 9, 10, 11, 12, 13, 13, 14, 15, 16, 16, 17, 18, 19, 20, 20, 21]
 
-Small = Callable[..., ModelConfig]
+Small = Callable[..., ModernBertConfig]
 Build = Callable[..., ModernBertForMaskedLM]
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.config.schema import ComputeConfig, ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models import modernbert
 from modernbert_train.models.attention import choose_kernel, sdpa, varlen
@@ -96,7 +96,7 @@ def test_the_loss_by_chunks_is_the_loss(chunk: int, z_loss: float, bf16: bool) -
 
 def test_training_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, pack: Make) -> None:
     """They would be the largest tensor of a step, with their gradient twice that."""
-    monkeypatch.setattr(ModelConfig, "logit_chunk", lambda *_, **__: 128)
+    monkeypatch.setattr(ModernBertConfig, "logit_chunk", lambda *_, **__: 128)
     batch = pack([[torch.arange(600) % 100 + 5]], row_tokens=600, predict_every=1)
     with Allocations() as seen:
         build(small(vocab_size=163))(batch).loss.backward()
@@ -119,7 +119,7 @@ class Allocations(TorchDispatchMode):
         return out
 
 
-def local_layer_sizes(config: ModelConfig, pack: Make, num_tokens: int) -> list[int]:
+def local_layer_sizes(config: ModernBertConfig, pack: Make, num_tokens: int) -> list[int]:
     """Bytes of every tensor of a forward and backward pass through a local layer, over one document."""
     layer = EncoderLayer(config, index=1)
     batch = pack([[torch.full((num_tokens,), 5)]], row_tokens=num_tokens)

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from modernbert_train.batch import Masked
-from modernbert_train.config.schema import ObjectiveConfig
+from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.keyed_random import derive, derive_each
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.vocabulary import Vocabulary
@@ -27,7 +27,7 @@ VOCABULARY = Vocabulary(
 )
 # as the released tokenizer: special entries last, unused ones after them
 LAST = Vocabulary(num_entries=110, cls_id=91, sep_id=92, pad_id=93, mask_id=94, ordinary=np.arange(90), sha256="")
-BERNOULLI, REFERENCE = (ObjectiveConfig(masking=name) for name in ("bernoulli", "reference"))
+BERNOULLI, REFERENCE = (MaskedLmConfig(masking=name) for name in ("bernoulli", "reference"))
 Line = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -47,7 +47,7 @@ def keys(numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint64]:
     return derive_each(derive(17, 3), np.asarray(numbers, np.int64))
 
 
-def corrupt(config: ObjectiveConfig, at: Line, rate: float = 0.3, vocabulary: Vocabulary = VOCABULARY) -> Masked:
+def corrupt(config: MaskedLmConfig, at: Line, rate: float = 0.3, vocabulary: Vocabulary = VOCABULARY) -> Masked:
     return MaskedLM(config, vocabulary).corrupt(*at, keys(range(len(at[1]))), rate)
 
 
@@ -65,7 +65,7 @@ def test_bernoulli_counts_are_binomial_where_exact_ones_are_all_equal() -> None:
     at = line([20] * 4000)
     counts = {}
     for name in ("exact", "bernoulli"):
-        found = corrupt(ObjectiveConfig(masking=name), at)  # type: ignore[arg-type]
+        found = corrupt(MaskedLmConfig(masking=name), at)  # type: ignore[arg-type]
         counts[name] = np.bincount(found.positions_M // 22, minlength=4000)
     assert (counts["exact"] == 6).all()
     binomial = np.array([math.comb(20, k) * 0.3**k * 0.7 ** (20 - k) for k in range(21)]) * 4000
@@ -124,7 +124,7 @@ def test_reference_overwrites_padding_and_never_predicts_it() -> None:
 
 
 @pytest.mark.parametrize("config", [BERNOULLI, REFERENCE], ids=["bernoulli", "reference"])
-def test_eighty_ten_ten(config: ObjectiveConfig) -> None:
+def test_eighty_ten_ten(config: MaskedLmConfig) -> None:
     """A random id is [MASK] or the original itself in one of 100 draws (reference) or the original in one of 95."""
     masked = corrupt(config, line([400] * 500))
     inputs, number = masked.input_ids_T[masked.positions_M], len(masked.labels_M)
@@ -145,7 +145,7 @@ def test_reference_draws_any_id_up_to_the_largest_that_occurs(vocabulary: Vocabu
 
 
 @pytest.mark.parametrize("config", [BERNOULLI, REFERENCE], ids=["bernoulli", "reference"])
-def test_a_sequence_is_masked_the_same_wherever_it_lies(config: ObjectiveConfig) -> None:
+def test_a_sequence_is_masked_the_same_wherever_it_lies(config: MaskedLmConfig) -> None:
     """Its padding too: so masks depend on neither ranks nor workers."""
     objective = MaskedLM(config, VOCABULARY)
     ids, starts, lengths = line([40, 1, 17, 90], tail=6)
@@ -207,7 +207,7 @@ def test_more_predictions_than_fit_are_left_out_and_counted(name: str, caplog: p
         def max_predicted(self, mask_rate: float, tokens: int) -> int:
             return 16
 
-    config = ObjectiveConfig(masking=name)  # type: ignore[arg-type]
+    config = MaskedLmConfig(masking=name)  # type: ignore[arg-type]
     at = line([60, 60], tail=5)
     whole = corrupt(config, at)
     with caplog.at_level(logging.WARNING):
@@ -223,7 +223,7 @@ def test_more_predictions_than_fit_are_left_out_and_counted(name: str, caplog: p
 
 
 @pytest.mark.parametrize("config", [BERNOULLI, REFERENCE], ids=["bernoulli", "reference"])
-def test_a_line_without_sequences_predicts_nothing(config: ObjectiveConfig) -> None:
+def test_a_line_without_sequences_predicts_nothing(config: MaskedLmConfig) -> None:
     nothing = np.zeros(0, np.int64)
     ids = np.full(16, PAD, np.int64)
     masked = MaskedLM(config, VOCABULARY).corrupt(ids, nothing, nothing, nothing.astype(np.uint64), 0.3)

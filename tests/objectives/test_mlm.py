@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from modernbert_train.batch import Masked
-from modernbert_train.config.schema import ObjectiveConfig
+from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.keyed_random import derive, derive_each
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.vocabulary import Vocabulary
@@ -23,7 +23,7 @@ PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY = Vocabulary(
     num_entries=100, cls_id=CLS, sep_id=SEP, pad_id=PAD, mask_id=MASK, ordinary=np.arange(5, 100), sha256=""
 )
-ONLY_KEPT = ObjectiveConfig(mask_token_share=0.0, random_token_share=0.0)
+ONLY_KEPT = MaskedLmConfig(mask_token_share=0.0, random_token_share=0.0)
 Line = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -42,8 +42,8 @@ def keys(number: int, first: int = 0) -> NDArray[np.uint64]:
     return derive_each(derive(17, 3), np.arange(first, first + number))
 
 
-def corrupt(lengths: Sequence[int], rate: float, config: ObjectiveConfig | None = None, tail: int = 0) -> Masked:
-    return MaskedLM(config or ObjectiveConfig(), VOCABULARY).corrupt(*line(lengths, tail), keys(len(lengths)), rate)
+def corrupt(lengths: Sequence[int], rate: float, config: MaskedLmConfig | None = None, tail: int = 0) -> Masked:
+    return MaskedLM(config or MaskedLmConfig(), VOCABULARY).corrupt(*line(lengths, tail), keys(len(lengths)), rate)
 
 
 def counts_of(masked: Masked, at: Line) -> NDArray[np.int64]:
@@ -88,7 +88,7 @@ def test_labels_are_the_originals_and_everything_else_stays() -> None:
 
 def test_special_tokens_are_never_predicted_and_never_drawn() -> None:
     for rate in (0.3, 1.0):
-        masked = corrupt([1, 2, 50, 400], rate, ObjectiveConfig(mask_token_share=0.0, random_token_share=1.0), tail=5)
+        masked = corrupt([1, 2, 50, 400], rate, MaskedLmConfig(mask_token_share=0.0, random_token_share=1.0), tail=5)
         assert masked.labels_M.min() >= 5
         assert masked.input_ids_T[masked.positions_M].min() >= 5
 
@@ -107,7 +107,7 @@ def test_eighty_ten_ten() -> None:
 
 
 def test_random_tokens_are_drawn_evenly() -> None:
-    masked = corrupt([200] * 300, 0.5, ObjectiveConfig(mask_token_share=0.0, random_token_share=1.0))
+    masked = corrupt([200] * 300, 0.5, MaskedLmConfig(mask_token_share=0.0, random_token_share=1.0))
     counts = np.bincount(masked.input_ids_T[masked.positions_M], minlength=100)[5:]
     expected = len(masked.positions_M) / 95
     assert ((counts - expected) ** 2 / expected).sum() < 94 + 6 * np.sqrt(2 * 94)
@@ -124,7 +124,7 @@ def test_every_place_in_a_sequence_is_equally_likely() -> None:
 def test_the_shares_can_be_all_or_nothing() -> None:
     kept = corrupt([30, 8], 0.3, ONLY_KEPT)
     assert (kept.input_ids_T == line([30, 8])[0]).all() and len(kept.labels_M) > 0
-    masked = corrupt([30, 8], 0.3, ObjectiveConfig(mask_token_share=1.0, random_token_share=0.0))
+    masked = corrupt([30, 8], 0.3, MaskedLmConfig(mask_token_share=1.0, random_token_share=0.0))
     assert (masked.input_ids_T[masked.positions_M] == MASK).all()
 
 
@@ -132,7 +132,7 @@ def test_the_shares_can_be_all_or_nothing() -> None:
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.permutations(range(12)), st.floats(0.05, 1.0))
 def test_a_sequence_is_masked_the_same_wherever_it_lies(lengths: list[int], order: list[int], rate: float) -> None:
     """Alone on a line, or among others in any order: so masks do not depend on ranks, workers or rows."""
-    objective = MaskedLM(ObjectiveConfig(), VOCABULARY)
+    objective = MaskedLM(MaskedLmConfig(), VOCABULARY)
     ids, starts, _ = line(lengths)
     texts = [ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]
     alone = [
@@ -153,7 +153,7 @@ def test_a_sequence_is_masked_the_same_wherever_it_lies(lengths: list[int], orde
 
 
 def test_other_keys_give_other_masks() -> None:
-    objective = MaskedLM(ObjectiveConfig(), VOCABULARY)
+    objective = MaskedLM(MaskedLmConfig(), VOCABULARY)
     found = {tuple(objective.corrupt(*line([60]), keys(1, first=n), 0.3).positions_M.tolist()) for n in range(50)}
     assert len(found) == 50
 
@@ -161,7 +161,7 @@ def test_other_keys_give_other_masks() -> None:
 def test_pinned_mask_never_changes() -> None:
     """A change here changes the masks of every run that is under way."""
     ids = np.array([CLS, *range(10, 22), SEP, CLS, *range(30, 35), SEP])
-    masked = MaskedLM(ObjectiveConfig(), VOCABULARY).corrupt(ids, np.array([1, 15]), np.array([12, 5]), keys(2), 0.3)
+    masked = MaskedLM(MaskedLmConfig(), VOCABULARY).corrupt(ids, np.array([1, 15]), np.array([12, 5]), keys(2), 0.3)
     assert masked.positions_M.tolist() == [4, 5, 6, 12, 16]
     assert masked.labels_M.tolist() == [13, 14, 15, 21, 31]
     assert masked.input_ids_T[masked.positions_M].tolist() == [MASK, 14, 65, MASK, MASK]  # one kept, one random
@@ -174,7 +174,7 @@ def test_pinned_mask_never_changes() -> None:
     st.integers(0, 1000),
 )
 def test_the_number_of_predicted_positions_stays_within_its_bound(lengths: list[int], rate: float, first: int) -> None:
-    objective = MaskedLM(ObjectiveConfig(), VOCABULARY)
+    objective = MaskedLM(MaskedLmConfig(), VOCABULARY)
     ids, starts, sizes = line(lengths)
     masked = objective.corrupt(ids, starts, sizes, keys(len(lengths), first), rate)
     assert len(masked.positions_M) <= objective.max_predicted(rate, len(ids))
@@ -183,7 +183,7 @@ def test_the_number_of_predicted_positions_stays_within_its_bound(lengths: list[
 @pytest.mark.parametrize("rate", [0.15, 0.3])
 def test_the_bound_holds_for_thousands_of_the_shortest_sequences(rate: float) -> None:
     """One token each: all of them lucky would pass the bound, and their fair rounding keeps them far from it."""
-    objective = MaskedLM(ObjectiveConfig(), VOCABULARY)
+    objective = MaskedLM(MaskedLmConfig(), VOCABULARY)
     for number in (1, 10, 100, 2000):
         ids, starts, lengths = line([1] * number)
         worst = max(
@@ -194,7 +194,7 @@ def test_the_bound_holds_for_thousands_of_the_shortest_sequences(rate: float) ->
 
 
 def test_the_bound_is_a_multiple_of_eight_and_not_wasteful() -> None:
-    objective = MaskedLM(ObjectiveConfig(), VOCABULARY)
+    objective = MaskedLM(MaskedLmConfig(), VOCABULARY)
     assert objective.max_predicted(0.3, 4096) == 1264  # 1229 and 32 are 1261
     assert objective.max_predicted(1.0, 64) == 96
 
@@ -203,5 +203,5 @@ def test_a_line_without_sequences_predicts_nothing() -> None:
     """A rank may get an empty row in validation."""
     nothing = np.zeros(0, np.int64)
     ids = np.full(16, PAD, np.int64)
-    masked = MaskedLM(ObjectiveConfig(), VOCABULARY).corrupt(ids, nothing, nothing, nothing.astype(np.uint64), 0.3)
+    masked = MaskedLM(MaskedLmConfig(), VOCABULARY).corrupt(ids, nothing, nothing, nothing.astype(np.uint64), 0.3)
     assert (masked.input_ids_T == ids).all() and len(masked.positions_M) == len(masked.labels_M) == 0

@@ -94,12 +94,12 @@ def make_run() -> RunConfig:
         optim=StableAdamWConfig(lr=8e-4, weight_decay=1e-5),
         phases={
             "stable": replace(phase, schedule=ScheduleConfig(warmup_tokens=100)),
-            "context": replace(phase, tokens=200, lr_ratio=0.375, weight_decay=2e-5),
+            "context": replace(phase, tokens=200, lr_ratio=0.375, optim={"weight_decay": 2e-5}),
             "decay": replace(
                 phase,
                 tokens=400,
                 lr_ratio=0.375,
-                weight_decay=0.0,
+                optim={"weight_decay": 0.0},
                 schedule=ScheduleConfig(decay_tokens=400, final_lr_ratio=0.001),
             ),
         },

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.plan.communication import COLLECTIVES, Transfer, exchange, transfer_seconds, transfers
 from modernbert_train.plan.gpus import Gpu
 from modernbert_train.plan.memory import Strategy
@@ -102,7 +102,7 @@ def test_waiting_grows_with_ranks_for_rings_and_with_their_logarithm_for_trees()
     assert tree[2] - tree[1] == pytest.approx(2 * 3 * 8e-6)
 
 
-BASE = count_parameters(ModelConfig())
+BASE = count_parameters(ModernBertConfig())
 ROOT, LAYERS = 4e-9 * BASE.root, 4e-9 * BASE.layers  # GB
 
 

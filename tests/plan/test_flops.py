@@ -9,18 +9,18 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.attention import sdpa
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.plan.flops import Spans, flops_per_token, mean_spans
 from tests.plan.batches import make_batch
 
-BASE = ModelConfig(vocab_size=2048, num_layers=4, attention_out_dropout=0.0)  # two layers of a kind
+BASE = ModernBertConfig(vocab_size=2048, num_layers=4, attention_out_dropout=0.0)  # two layers of a kind
 TINY = replace(BASE, vocab_size=512, hidden_size=32, num_heads=2, intermediate_size=48, local_attention=16)
-LARGE = ModelConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
+LARGE = ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 
 
-def counted(config: ModelConfig, lengths: list[int], predicted: int) -> tuple[float, float]:
+def counted(config: ModernBertConfig, lengths: list[int], predicted: int) -> tuple[float, float]:
     """What torch counts per token: forward, and forward with backward. The plain attention formula, which does not
     compute scores again in its backward pass, is what torch has counts for on every device."""
     model, batch = ModernBertForMaskedLM(config), make_batch(lengths, predicted)
@@ -33,7 +33,7 @@ def counted(config: ModelConfig, lengths: list[int], predicted: int) -> tuple[fl
 
 @pytest.mark.runs
 @pytest.mark.parametrize("config", [BASE, TINY], ids=["base", "tiny"])
-def test_flops_equal_torchs_counter(config: ModelConfig) -> None:
+def test_flops_equal_torchs_counter(config: ModernBertConfig) -> None:
     """Documents that fill the kernel's blocks, so that it computes nothing for padding. In local layers it computes a
     block of queries with all keys around it and throws away what the window hides; those keys are put in."""
     lengths, predicted = [128, 64, 192], 115
@@ -69,13 +69,13 @@ def test_spans_equal_masks_written_out() -> None:
 @pytest.mark.parametrize(
     ("config", "length", "gflop"),
     [
-        (ModelConfig(), 1024, 0.8241),
-        (ModelConfig(), 8192, 1.3530),
+        (ModernBertConfig(), 1024, 0.8241),
+        (ModernBertConfig(), 8192, 1.3530),
         (LARGE, 1024, 2.3071),
         (LARGE, 8192, 3.1887),
     ],
 )
-def test_the_published_sizes_by_hand(config: ModelConfig, length: int, gflop: float) -> None:
+def test_the_published_sizes_by_hand(config: ModernBertConfig, length: int, gflop: float) -> None:
     """Worked out by hand once: base and large, one document a row, 30 % predicted."""
     flops = flops_per_token(config, mean_spans([length], config.half_window), 0.3)
     assert flops.training / 1e9 == pytest.approx(gflop, abs=1e-4)

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 
-from modernbert_train.config.schema import ComputeConfig, ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.models import modernbert
 from modernbert_train.models.attention import varlen
 from modernbert_train.models.heads import loss_and_gradient
@@ -31,8 +31,8 @@ from tests.distributed.gloo import run_ranks
 from tests.plan.batches import make_batch
 
 PLAIN, RECOMPUTED = ComputeConfig(), ComputeConfig(activation_checkpointing=True)
-BASE = ModelConfig(attention_out_dropout=0.0)
-SMALL = ModelConfig(
+BASE = ModernBertConfig(attention_out_dropout=0.0)
+SMALL = ModernBertConfig(
     vocab_size=8192, hidden_size=192, num_layers=5, num_heads=3, intermediate_size=288, attention_out_dropout=0.0
 )
 
@@ -101,12 +101,12 @@ def saved(model: nn.Module, batch: Any, bf16: bool) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-def decoded(config: ModelConfig) -> int:
+def decoded(config: ModernBertConfig) -> int:
     """Weights whose copies in bf16 autograd keeps: all matrices but the decoder's."""
     return count_parameters(config).matrices - config.vocab_size * config.hidden_size
 
 
-def norm_on_cpu(config: ModelConfig, bf16: bool, predicted: int) -> int:
+def norm_on_cpu(config: ModernBertConfig, bf16: bool, predicted: int) -> int:
     """What a CPU's autocast saves in the head: its norm is in bf16, input and output, where a GPU's is in fp32."""
     return 2 * 2 * config.hidden_size * predicted if bf16 else 0
 
@@ -156,7 +156,12 @@ def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def planned(
-    config: ModelConfig, bf16: bool, tokens: int = 0, predicted: int = 0, compute: ComputeConfig = PLAIN, **more: Any
+    config: ModernBertConfig,
+    bf16: bool,
+    tokens: int = 0,
+    predicted: int = 0,
+    compute: ComputeConfig = PLAIN,
+    **more: Any,
 ) -> Memory:
     settings: dict[str, Any] = {"optimizer": "stable_adamw", "strategy": "ddp", "shards": 1, "ranks": 1}
     counts = count_parameters(config)
@@ -176,7 +181,12 @@ def planned(
     ids=["bf16", "fp32", "small head", "checkpointed", "checkpointed, small head"],
 )
 def test_the_highest_point_of_a_step_is_what_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: ModelConfig, compute: ComputeConfig, bf16: bool, rel: float
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    config: ModernBertConfig,
+    compute: ComputeConfig,
+    bf16: bool,
+    rel: float,
 ) -> None:
     """The allocator's own record of a second forward and backward pass, when gradients exist."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _Attend.apply(q, k, v))

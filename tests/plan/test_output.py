@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_said_with_a_remedy(capsys: pytest.CaptureFixture[s
 
 def test_the_picture_in_the_terminal_is_the_schedule(tiny_run: TinyRun) -> None:
     """Each column is the value where it begins; phases stand where they begin."""
-    config = read_run(tiny_run("objective.mask_rate=0.2", "phases.long.mask_rate=0.1"))
+    config = read_run(tiny_run("objective.mask_rate=0.2", "phases.long.objective.mask_rate=0.1"))
     lines = picture_text(config).splitlines()
     assert lines[0] == "learning rate: up to 5e-3"
     rows = [line[2:].ljust(COLUMNS) for line in lines[1:4]]

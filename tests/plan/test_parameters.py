@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.modernbert import EncoderLayer, ModernBertForMaskedLM
 from modernbert_train.plan.parameters import count_parameters
 
-LARGE = ModelConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
-TINY = ModelConfig(vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48)
+LARGE = ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
+TINY = ModernBertConfig(vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48)
 
 
-@pytest.mark.parametrize("config", [ModelConfig(), LARGE, TINY], ids=["base", "large", "tiny"])
-def test_counts_equal_the_real_model(config: ModelConfig) -> None:
+@pytest.mark.parametrize("config", [ModernBertConfig(), LARGE, TINY], ids=["base", "large", "tiny"])
+def test_counts_equal_the_real_model(config: ModernBertConfig) -> None:
     """Every part, because memory of shards and what is gathered follow from the parts."""
     with torch.device("meta"):
         model = ModernBertForMaskedLM(config)
@@ -34,5 +34,5 @@ def test_counts_equal_the_real_model(config: ModelConfig) -> None:
 
 
 def test_the_published_sizes() -> None:
-    assert count_parameters(ModelConfig()).total == 149_655_232
+    assert count_parameters(ModernBertConfig()).total == 149_655_232
     assert count_parameters(LARGE).total == 395_881_664

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.config.schema import ComputeConfig, ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.plan import gpus
 from modernbert_train.plan.advice import fits, phase_memory, settings
 from modernbert_train.plan.flops import flops_per_token, mean_spans
@@ -29,7 +29,7 @@ def base(*overrides: str, ranks: int = 8) -> Plan:
 @pytest.mark.parametrize("found", MEASUREMENTS, ids=lambda m: f"{m.gpu}-{m.hidden_size}-{m.row_tokens}")
 def test_the_roofline_is_near_what_was_measured(found: Measurement, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no measurement the roofline stands alone; the plan says -6 to +21 %."""
-    model = ModelConfig(
+    model = ModernBertConfig(
         hidden_size=found.hidden_size,
         num_layers=found.num_layers,
         num_heads=found.hidden_size // 64,
@@ -131,7 +131,7 @@ def test_the_configured_ranks_of_a_shard_are_respected() -> None:
 
 def test_a_measurement_is_for_one_shape_only() -> None:
     """Half the layers must not be given the speed of all."""
-    shape, compiled, eager = ModelConfig(), ComputeConfig(compile=True), ComputeConfig()
+    shape, compiled, eager = ModernBertConfig(), ComputeConfig(compile=True), ComputeConfig()
     assert gpus.find_measurement("h100", shape, compiled, 1024) is not None
     assert gpus.find_measurement("h100", replace(shape, num_layers=10), compiled, 1024) is None
     assert gpus.find_measurement("h100", shape, eager, 1024) is None

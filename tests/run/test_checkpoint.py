@@ -36,12 +36,12 @@ def test_a_checkpoint_of_another_schema_says_what_to_do(tmp_path: Path) -> None:
     """Of an older version, which had no hash in the manifest, and of a newer one, which has; not "damaged"."""
     write(tmp_path, 6)
     folder = write(tmp_path, 7)
-    sign(folder, lambda content: content.update(schema=4))
-    with pytest.raises(StorageError, match=r"step-00000007: of schema 4, this version reads 3\. Go on with"):
+    sign(folder, lambda content: content.update(schema=5))
+    with pytest.raises(StorageError, match=r"step-00000007: of schema 5, this version reads 4\. Go on with"):
         verify(folder)
     old = {"schema": 1, "step": 7, "phase_end": False, "milestone": False, "files": {}}
     (folder / MANIFEST).write_text(json.dumps(old))
-    with pytest.raises(StorageError, match=r"step-00000007: of schema 1, this version reads 3\. Go on .* export it"):
+    with pytest.raises(StorageError, match=r"step-00000007: of schema 1, this version reads 4\. Go on .* export it"):
         verify(folder)
     found, passed_over = newest_valid(tmp_path)
     assert found is not None and found.step == 6 and "of schema 1" in passed_over[0]

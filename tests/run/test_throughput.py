@@ -10,14 +10,16 @@ import torch
 
 from modernbert_train.compute import Compute
 from modernbert_train.config.load import load_run
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
 from modernbert_train.data.planner import BatchPlan, StreamCount
 from modernbert_train.run import throughput
 from modernbert_train.run.throughput import Meter, peak_flops, training_flops
 from tests.conftest import TinyRun
 
-MODEL = ModelConfig(vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16)
+MODEL = ModernBertConfig(
+    vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16
+)
 ROWS = ((Chunk(0, 0, 0, 5), Chunk(0, 1, 0, 40)), (Chunk(0, 2, 0, 61),))
 
 

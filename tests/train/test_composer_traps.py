@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.batch import Batch
 from modernbert_train.compute import resolve_precision
-from modernbert_train.config.schema import DistributedConfig, ModelConfig, RunConfig, StableAdamWConfig
+from modernbert_train.config.schema import DistributedConfig, ModernBertConfig, RunConfig, StableAdamWConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -163,8 +163,8 @@ def gradient_in_bf16(sharding: Any) -> dict[str, torch.Tensor]:
     from composer.distributed.fsdp2 import prepare_fully_shard
     from composer.distributed.fsdp2_utils import generate_composer_model_policy
 
-    config = ModelConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=24)
-    adapter = ComposerObjective(ModernBertForMaskedLM(config))
+    config = ModernBertConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=24)
+    adapter = ComposerObjective(ModernBertForMaskedLM(config), {"mlm": 1.0})
     if sharding is not None:
         policy = generate_composer_model_policy(adapter)
         prepare_fully_shard(adapter, sharding, Precision("amp_bf16"), policy)

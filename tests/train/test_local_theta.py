@@ -20,7 +20,7 @@ from modernbert_train.train.callbacks import SetClock
 from modernbert_train.weights.source import Origin, open_source
 from tests.conftest import TinyRun
 
-LONG = "phases.long.local_rope_theta=40_000"
+LONG = "phases.long.model.local_rope_theta=40_000"
 
 
 def first_angles(model: ModernBertForMaskedLM) -> dict[bool, list[float]]:
@@ -64,5 +64,5 @@ def test_export_and_a_later_run_take_the_base_of_the_last_phase(tiny_run: TinyRu
         source = open_source(tmp_path / place)
         assert source.model.local_rope_theta == 40_000
         assert "local RoPE base 40,000 there, 10,000 here" in Origin(source, read_run(tiny_run())).describe()
-        kept = read_run(tiny_run("phases.short.local_rope_theta=40_000"))
+        kept = read_run(tiny_run("phases.short.model.local_rope_theta=40_000"))
         assert "local RoPE base" not in Origin(source, kept).describe()

@@ -11,12 +11,12 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.hf_folder import export
 
-CONFIG = ModelConfig(
+CONFIG = ModernBertConfig(
     vocab_size=64,
     hidden_size=64,
     num_layers=5,
@@ -24,6 +24,7 @@ CONFIG = ModelConfig(
     intermediate_size=48,
     global_attn_every_n_layers=2,
     local_attention=8,
+    global_rope_theta=80_000.0,
     local_rope_theta=5_000.0,
     norm_eps=1e-4,
     init_std=0.2,
@@ -39,7 +40,6 @@ def model() -> ModernBertForMaskedLM:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter += 0.2 * torch.randn(parameter.shape)
-    model.set_global_rope_theta(80_000.0)
     return model.eval()
 
 
@@ -63,9 +63,11 @@ def exported(model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Pat
     return write(model, tokenizer_folder, tmp_path / "hf")
 
 
-def write(model: ModernBertForMaskedLM, tokenizer_folder: Path, out: Path, **changes: Any) -> Path:
-    arguments: dict[str, Any] = {"global_rope_theta": 80_000.0, "max_tokens": 512, "card": "# A model\n"}
-    export(model.state_dict(), CONFIG, tokenizer_folder=tokenizer_folder, out=out, **(arguments | changes))
+def write(
+    model: ModernBertForMaskedLM, tokenizer_folder: Path, out: Path, config: ModernBertConfig = CONFIG, **changes: Any
+) -> Path:
+    arguments: dict[str, Any] = {"max_tokens": 512, "card": "# A model\n"}
+    export(model.state_dict(), config, tokenizer_folder=tokenizer_folder, out=out, **(arguments | changes))
     return out
 
 

@@ -13,12 +13,12 @@ import transformers
 from torch import Tensor, nn
 
 from modernbert_train import import_stubs
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 
-def flexbert_settings(config: ModelConfig, theta: float, local_theta: float) -> dict[str, Any]:
+def flexbert_settings(config: ModernBertConfig, theta: float, local_theta: float) -> dict[str, Any]:
     """What that code's model_config says about one of our architectures, and what it inherits from bert-base."""
     return {
         "vocab_size": config.vocab_size,
@@ -96,7 +96,7 @@ class FlexBertForMaskedLM(transformers.PreTrainedModel):
 
 
 def write_reference_checkpoint(
-    folder: Path, config: ModelConfig, tokenizer: Path | None, *, theta: float = 10_000.0, local_theta: float = -1
+    folder: Path, config: ModernBertConfig, tokenizer: Path | None, *, theta: float = 10_000.0, local_theta: float = -1
 ) -> tuple[Path, dict[str, Tensor]]:
     """Train two batches with Composer and let it save.
 

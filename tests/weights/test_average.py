@@ -98,7 +98,7 @@ def test_what_has_no_mean_is_refused_with_both_values(
     run: Path, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another architecture, another RoPE base, another tokenizer, damage, too few; and nothing is written."""
-    other = ("model.local_attention=8", "phases.short.global_rope_theta=1e5", "name=other", *DECAY)
+    other = ("model.local_attention=8", "phases.short.model.global_rope_theta=1e5", "name=other", *DECAY)
     assert main(["train", *tiny_run(*other)]) == 0
     newest = checkpoints(tmp_path / "runs/other")[-1].folder
     state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
@@ -115,7 +115,7 @@ def test_what_has_no_mean_is_refused_with_both_values(
     assert "damaged" in refused(str(run), str(newest))
     sign(newest)
     said = refused(str(run), str(newest))
-    assert "model.local_attention: 16 and 8" in said and "global_rope_theta: 10000.0 and 100000.0" in said
+    assert "model.local_attention: 16 and 8" in said and "model.global_rope_theta: 10000.0 and 100000.0" in said
     assert "sha256 of the tokenizer: " in said and "0" * 64 in said
 
     assert "4 whole checkpoints of its decay, which begins at 1,000 tokens" in refused(str(run), "--last", "5")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import DataError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.vocabulary import token_ids
@@ -21,7 +21,7 @@ from modernbert_train.weights.composer_file import open_composer
 from modernbert_train.weights.hf_folder import DECODER, EMBEDDING
 from tests.weights.reference_checkpoint import write_reference_checkpoint
 
-CONFIG = ModelConfig(
+CONFIG = ModernBertConfig(
     vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16, norm_eps=1e-4
 )
 
@@ -67,7 +67,7 @@ def test_the_file_is_what_composer_writes(reference: Reference) -> None:
 def test_weights_and_architecture_are_read(reference: Reference, tiny_data: Path) -> None:
     """Every tensor, bit for bit, under our names; the architecture from the file itself; and its tokenizer."""
     file = open_composer(reference[0])
-    assert file.model == replace(CONFIG, local_rope_theta=10_000.0) and file.global_rope_theta == 10_000.0
+    assert file.model == replace(CONFIG, global_rope_theta=10_000.0, local_rope_theta=10_000.0)
     weights = file.weights()
     assert weights.keys() == reference[1].keys() | {DECODER}
     assert all(torch.equal(weights[name], tensor) for name, tensor in reference[1].items())
@@ -87,7 +87,7 @@ def test_a_local_base_of_minus_one_is_the_global_one(
 ) -> None:
     """The reference's own converter took it for a base, and the converted model gave NaN."""
     file = open_composer(edited(lambda s: settings(s).update(rotary_emb_base=theta, local_attn_rotary_emb_base=local)))
-    assert (file.global_rope_theta, file.model.local_rope_theta) == (theta, expected)
+    assert (file.model.global_rope_theta, file.model.local_rope_theta) == (theta, expected)
 
 
 def test_what_the_file_leaves_to_torch_is_torchs(edited: Edit) -> None:
@@ -135,8 +135,8 @@ def test_transformers_own_model_under_composer_is_read(edited: Edit, reference: 
         }
 
     file = open_composer(edited(rename))
-    assert file.model == replace(CONFIG, local_rope_theta=5_000.0)
-    assert (file.global_rope_theta, file.max_tokens) == (40_000.0, 1024)
+    assert file.model == replace(CONFIG, global_rope_theta=40_000.0, local_rope_theta=5_000.0)
+    assert file.max_tokens == 1024
     weights = file.weights()
     assert all(torch.equal(weights[name], tensor) for name, tensor in reference[1].items())
 
@@ -157,7 +157,7 @@ def test_without_its_configuration_a_config_beside_it_counts(
     (tmp_path / "config.json").write_text(json.dumps(config))
     for file in (path, bare):
         opened = open_composer(file)
-        assert opened.model == CONFIG and opened.global_rope_theta == 20_000.0 and not opened.tokenizer_files
+        assert opened.model == replace(CONFIG, global_rope_theta=20_000.0) and not opened.tokenizer_files
         found = opened.weights()
         assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 7}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,12 @@ def test_transformers_computes_the_same(
     model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path, theta: float
 ) -> None:
     """The whole point: AutoModelForMaskedLM and AutoModel, without remote code, compute what we trained."""
-    exported = write(model, tokenizer_folder, tmp_path / "hf", global_rope_theta=theta)
+    config = replace(CONFIG, global_rope_theta=theta)
+    exported = write(model, tokenizer_folder, tmp_path / "hf", config)
     ids = torch.randint(0, 8, (100,), generator=torch.Generator().manual_seed(0))
     twin = transformers.AutoModelForMaskedLM.from_pretrained(exported).eval()
     encoder = transformers.AutoModel.from_pretrained(exported).eval()
-    model.set_global_rope_theta(theta)
+    model.set_phase(config)
     with torch.no_grad():
         logits_MV = model(one_sequence(ids), keep_logits=True).logits_MV
         torch.testing.assert_close(twin(ids[None]).logits[0], logits_MV, atol=1e-5, rtol=1e-5)
@@ -115,20 +117,18 @@ def test_the_tied_decoder_is_stored_once(exported: Path) -> None:
 
 def test_the_way_back_is_exact(model: ModernBertForMaskedLM, exported: Path) -> None:
     """Continuing from an export must continue from the same weights, bit for bit, and the same architecture."""
-    config, theta = model_config_from_hf(exported)
-    assert config == CONFIG and theta == 80_000.0
+    assert model_config_from_hf(exported) == CONFIG
     weights = load_weights(exported)
     original = model.state_dict()
     assert weights.keys() == original.keys()
     assert all(torch.equal(weights[name], original[name]) for name in original)
-    ModernBertForMaskedLM(config).load_state_dict(weights, strict=True)
+    ModernBertForMaskedLM(CONFIG).load_state_dict(weights, strict=True)
 
 
 def test_what_transformers_saves_can_be_read(exported: Path, tmp_path: Path, model: ModernBertForMaskedLM) -> None:
     """Models that others published with transformers 5 are starting points too."""
     transformers.AutoModelForMaskedLM.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
-    config, theta = model_config_from_hf(tmp_path / "theirs")
-    assert config == CONFIG and theta == 80_000.0
+    assert model_config_from_hf(tmp_path / "theirs") == CONFIG
     weights = load_weights(tmp_path / "theirs")
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -136,14 +136,13 @@ def test_what_transformers_saves_can_be_read(exported: Path, tmp_path: Path, mod
 def test_an_old_config_can_be_read(exported: Path) -> None:
     """The released models carry only the keys of transformers 4; a null local base means the global one."""
     edit(exported, rope_parameters="absent", layer_types="absent", local_rope_theta=None)
-    config, theta = model_config_from_hf(exported)
-    assert (theta, config.local_rope_theta, config.global_attn_every_n_layers) == (80_000.0, 80_000.0, 2)
+    assert model_config_from_hf(exported) == replace(CONFIG, local_rope_theta=80_000.0)
 
 
 def test_a_new_config_without_the_old_keys_can_be_read(exported: Path) -> None:
     """The period of global layers is then only in layer_types."""
     edit(exported, global_attn_every_n_layers="absent", global_rope_theta="absent", local_rope_theta="absent")
-    assert model_config_from_hf(exported) == (CONFIG, 80_000.0)
+    assert model_config_from_hf(exported) == CONFIG
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -189,7 +188,7 @@ def test_a_senseless_theta_is_not_exported(
 ) -> None:
     """The reference converter wrote -1, and the published model gave NaN."""
     with pytest.raises(ConfigError, match="global_rope_theta="):
-        write(model, tokenizer_folder, tmp_path / "hf", global_rope_theta=theta)
+        write(model, tokenizer_folder, tmp_path / "hf", replace(CONFIG, global_rope_theta=theta))
     assert not list(tmp_path.iterdir())
 
 
@@ -319,7 +318,6 @@ def test_a_state_of_another_model_is_not_exported(
         export(
             state,
             CONFIG,
-            global_rope_theta=1e4,
             max_tokens=8,
             tokenizer_folder=tokenizer_folder,
             out=tmp_path / "hf",

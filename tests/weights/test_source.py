@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modernbert_train.__main__ import main
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.tiling import grow
 from modernbert_train.run.checkpoint import newest_valid, verify
 from modernbert_train.weights.formats.modernbert import model_config_from_hf
@@ -24,7 +24,7 @@ from tests.conftest import TINY_YAML, TinyRun
 from tests.data.make_shards import make_texts, make_tokenizer
 from tests.weights.reference_checkpoint import write_reference_checkpoint
 
-MODEL = ModelConfig(
+MODEL = ModernBertConfig(
     vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16, init_std=0.1
 )
 # one step that changes nothing, so that its checkpoint holds the first weights
@@ -78,8 +78,8 @@ def test_each_checkpoint_is_exported_with_the_bases_of_its_own_phase(trained: Pa
     assert verify(end_of_short).state.tokens > 4000
     assert main(["export", str(end_of_short)]) == 0 and main(["export", str(trained)]) == 0
     for folder, theta, tokens in ((trained / f"hf-{end_of_short.name}", 1e4, 64), (trained / "hf", 1.6e5, 128)):
-        model, found = model_config_from_hf(folder)
-        assert (found, model.local_rope_theta) == (theta, 10_000.0)
+        model = model_config_from_hf(folder)
+        assert (model.global_rope_theta, model.local_rope_theta) == (theta, 10_000.0)
         config = transformers.AutoConfig.from_pretrained(folder)
         assert config.max_position_embeddings == tokens
         assert config.rope_parameters["full_attention"]["rope_theta"] == theta
@@ -87,7 +87,7 @@ def test_each_checkpoint_is_exported_with_the_bases_of_its_own_phase(trained: Pa
     assert same(load_weights(trained / "hf"), _with_decoder(verify(end_of_long).weights()))
     words = ["--to", str(trained / "config.yaml"), *LARGER, "--out", str(tmp_path / "grown")]
     assert main(["grow", "--from", str(end_of_short), *words]) == 0
-    assert model_config_from_hf(tmp_path / "grown")[1] == 10_000.0
+    assert model_config_from_hf(tmp_path / "grown").global_rope_theta == 10_000.0
 
 
 def _with_decoder(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -116,7 +116,7 @@ def test_the_base_is_kept_or_changed_as_the_first_phase_says(
     losses = {}
     for theta in (160_000, 10_000):
         name = f"theta{theta}"
-        bases = (f"phases.short.global_rope_theta={theta}", "eval.row_tokens=128")
+        bases = (f"phases.short.model.global_rope_theta={theta}", "eval.row_tokens=128")
         assert main(["train", *tiny_run(*STILL, f"name={name}", f"weights.init_from={trained}", *bases)]) == 0
         said = capsys.readouterr().out
         assert ("global RoPE base 160,000 there, 10,000 here" in said) is (theta == 10_000)
@@ -134,7 +134,7 @@ def test_a_checkpoint_of_the_reference_is_a_start(
     found = first_weights(tiny_run(*STILL, f"weights.init_from={path}"), tmp_path / "runs/tiny")
     assert same(found, expected)
     grown = first_weights(tiny_run(*STILL, *LARGER, "name=grown", f"weights.grow_from={path}"), tmp_path / "runs/grown")
-    larger = ModelConfig(
+    larger = ModernBertConfig(
         vocab_size=512, hidden_size=48, num_layers=7, num_heads=3, intermediate_size=64, local_attention=16
     )
     assert same(_with_decoder(grown), grow(expected, MODEL, larger))

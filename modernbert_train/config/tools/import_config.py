@@ -96,7 +96,7 @@ LEFT = {
     "count_padding_tokens": "padding is never counted",
     "callbacks": "speed, memory, norms and packing are always measured; Composer's own go into callbacks",
     "algorithms.gradient_clipping": "StableAdamW clips each tensor's update instead",
-    "algorithms.rope_schedule": "did nothing; global_rope_theta belongs to the phase",
+    "algorithms.rope_schedule": "did nothing; a phase may have model.global_rope_theta of its own",
     "global_eval_batch_size": "validation has the training's microbatch",
     "device_eval_batch_size": "validation has the training's microbatch",
     "device_eval_microbatch_size": "validation has the training's microbatch",
@@ -142,7 +142,7 @@ def import_config(file: Path) -> tuple[str, list[str]]:
     _put(ours, "data.tokenizer", "data/my_text/tokenizer")
     _architecture(theirs)
     _optimizer(theirs, ours)
-    _put(ours, "phases.main", _phase(theirs))
+    _put(ours, "phases.main", _phase(theirs, ours))
     _start(theirs, ours)
     _rest(theirs, ours)
     if theirs.problems:
@@ -233,7 +233,7 @@ def _optimizer(theirs: _Keys, ours: dict[str, Any]) -> None:
     ours["optim"] = {"name": known.get(name, name), **ours.get("optim", {})}
 
 
-def _phase(theirs: _Keys) -> dict[str, Any]:
+def _phase(theirs: _Keys, ours: dict[str, Any]) -> dict[str, Any]:
     row_tokens = theirs.take("max_seq_len", 1024)
     tokens = theirs.whole("max_duration", "tok")
     if tokens is _ABSENT:
@@ -257,8 +257,8 @@ def _phase(theirs: _Keys) -> dict[str, Any]:
     phase["schedule"] = _schedule(theirs, tokens)
     theta = theirs.take("model.model_config.rotary_emb_base", 10_000.0)
     local = theirs.take("model.model_config.local_attn_rotary_emb_base", -1)
-    phase["global_rope_theta"] = theta
-    phase["local_rope_theta"] = theta if local in (-1, None) else local
+    _put(ours, "model.global_rope_theta", theta)
+    _put(ours, "model.local_rope_theta", theta if local in (-1, None) else local)
     return phase
 
 

@@ -1,4 +1,4 @@
-"""Every key of runs, data preparation and sweeps as Markdown, read from the dataclasses and their comments.
+"""Every key of runs, data preparation and sweeps as Markdown, read from the dataclasses, their comments and facts.
 
     python -m modernbert_train.config.tools.reference > docs/config.md
 
@@ -21,6 +21,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from modernbert_train.config.knob import Knob, facts_of, phased_keys
+from modernbert_train.config.renamed import RENAMED
 from modernbert_train.config.schema import VARIANTS, RunConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.config.tools.sweep import SweepConfig
@@ -72,7 +74,9 @@ def reference() -> str:
         parts.append("Sections: " + ",\n".join(f"[{title}](#{slug(title)})" for title in titles) + ".\n")
         for section in found:
             parts += _written(section)
-    return "\n".join(parts)
+    parts.append("## Keys that have another name now\n\n| old | new |\n| --- | --- |")
+    parts += [f"| `{old}` | `{new}` |" for old, new in _named(RENAMED).items()]
+    return "\n".join(parts) + "\n"
 
 
 def slug(title: str) -> str:
@@ -86,7 +90,9 @@ def _sections(section: _Section) -> Iterator[_Section]:
     comments, hints = _comments(section.schema), typing.get_type_hints(section.schema)
     for field in dataclasses.fields(section.schema):
         here = _join(section.path, field.name)
-        note = f"`{here}`: {comments[field.name]}" if field.name in comments else ""
+        about = [comments.get(field.name, ""), ", ".join(_changes(facts_of(field)))]
+        note = "; ".join(text for text in about if text)
+        note = f"`{here}`: {note}" if note else ""
         inner = _dataclass(hints[field.name])
         if here in VARIANTS:
             for name, schema in VARIANTS[here].items():
@@ -110,7 +116,12 @@ def _written(section: _Section) -> Iterator[str]:
             continue
         yield f"#### {section.title(path)}\n"
         meaning = _prose(comments.get(field.name, ""))
-        about = f"{_kind(hints[field.name])}; {_default(field)}"
+        facts = facts_of(field)
+        told = [_kind(hints[field.name]), _default(field), facts.bounds(), *_changes(facts)]
+        about = "; ".join(text for text in told if text)
+        if facts.overrides:
+            keys = dict.fromkeys(f"`{key}`" for schema in VARIANTS[field.name].values() for key in phased_keys(schema))
+            about = f"what the phase changes of the run's `{field.name}`: {', '.join(keys)}"
         if section.variant and field.name == "name":
             about = f"`{section.variant}` chooses these keys"
         yield f"{about}<br>\n{meaning}\n" if meaning else f"{about}\n"
@@ -186,6 +197,20 @@ _WORDS: dict[Any, tuple[str, str]] = {
     str: ("text", "texts"),
     Any: ("any value", "any values"),
 }
+
+
+def _changes(facts: Knob) -> Iterator[str]:
+    """What may change the key, in words."""
+    if facts.phased:
+        yield "a phase may have its own"
+    if facts.restart:
+        yield "may change at a restart"
+    if facts.local:
+        yield "may differ between machines"
+
+
+def _named(renamed: dict[str, str]) -> dict[str, str]:
+    return {old.replace("*", "<name>"): new.replace("*", "<name>") for old, new in renamed.items()}
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from modernbert_train import __version__
 from modernbert_train.config.read import shown
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_files
 from modernbert_train.read_json import read_json
@@ -37,7 +37,7 @@ FIXED = {
     "tie_word_embeddings": True,
 }
 
-# ModelConfig -> config.json, where one number is one key.
+# ModernBertConfig -> config.json, where one number is one key.
 KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -51,9 +51,9 @@ KEYS = {
 }
 
 
-def hf_config(config: ModelConfig, global_theta: float, max_tokens: int, vocabulary: Vocabulary) -> dict[str, Any]:
+def hf_config(config: ModernBertConfig, max_tokens: int, vocabulary: Vocabulary) -> dict[str, Any]:
     """The content of config.json; see `export` for the arguments."""
-    thetas = {"full_attention": global_theta, "sliding_attention": config.local_rope_theta}
+    thetas = {"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}
     return {
         "architectures": ["ModernBertForMaskedLM"],
         "model_type": "modernbert",
@@ -65,7 +65,7 @@ def hf_config(config: ModelConfig, global_theta: float, max_tokens: int, vocabul
         "layer_types": _layer_types(config.global_attn_every_n_layers, config.num_layers),
         "global_attn_every_n_layers": config.global_attn_every_n_layers,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": float(t)} for kind, t in thetas.items()},
-        "global_rope_theta": float(global_theta),
+        "global_rope_theta": float(config.global_rope_theta),
         "local_rope_theta": float(config.local_rope_theta),
         "attention_dropout": 0.0,
         "embedding_dropout": 0.0,
@@ -80,7 +80,7 @@ def hf_config(config: ModelConfig, global_theta: float, max_tokens: int, vocabul
     }
 
 
-def model_config_from_hf(folder: Path) -> tuple[ModelConfig, float]:
+def model_config_from_hf(folder: Path) -> ModernBertConfig:
     """Read config.json of a masked-LM ModernBERT, ours or any other; see `architecture`.
 
     Raises:
@@ -91,7 +91,7 @@ def model_config_from_hf(folder: Path) -> tuple[ModelConfig, float]:
     return architecture(read_object(path), str(path))
 
 
-def architecture(raw: dict[str, Any], where: str) -> tuple[ModelConfig, float]:
+def architecture(raw: dict[str, Any], where: str) -> ModernBertConfig:
     """What a config.json says.
 
     Args:
@@ -99,8 +99,8 @@ def architecture(raw: dict[str, Any], where: str) -> tuple[ModelConfig, float]:
         where: how messages name it.
 
     Returns:
-        The architecture, and the RoPE base of its global layers. What only concerns training (dropout, z-loss, kernel)
-        is not in the file and has the schema's defaults.
+        The architecture, RoPE bases included. What only concerns training (dropout) is not in the file and has the
+        schema's default.
 
     Raises:
         DataError: it describes another architecture, or none; names what differs.
@@ -116,7 +116,7 @@ def architecture(raw: dict[str, Any], where: str) -> tuple[ModelConfig, float]:
             raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
     given = {ours: raw[theirs] for ours, theirs in KEYS.items() if raw.get(theirs) is not None}
     for ours, value in given.items():
-        kinds = (int,) if isinstance(getattr(ModelConfig, ours), int) else (int, float)
+        kinds = (int,) if isinstance(getattr(ModernBertConfig, ours), int) else (int, float)
         limit = _MAX_LAYERS if ours == "num_layers" else _MAX_WIDTH
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= limit:
             raise DataError(
@@ -124,14 +124,14 @@ def architecture(raw: dict[str, Any], where: str) -> tuple[ModelConfig, float]:
                 "from a copy."
             )
     global_theta, local_theta = _rope_thetas(raw, where)
-    config = ModelConfig(**given, local_rope_theta=local_theta)
+    config = ModernBertConfig(**given, global_rope_theta=global_theta, local_rope_theta=local_theta)
     if config.hidden_size % config.num_heads:
         raise DataError(
             f"{where}: hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}. "
             "Restore the file from a copy."
         )
     every_n = _global_attn_every_n_layers(raw, config.num_layers, where)
-    return replace(config, global_attn_every_n_layers=every_n), global_theta
+    return replace(config, global_attn_every_n_layers=every_n)
 
 
 def max_tokens_of(raw: dict[str, Any]) -> int:
@@ -167,7 +167,7 @@ def _global_attn_every_n_layers(raw: dict[str, Any], num_layers: int, where: str
         )
     types = raw.get("layer_types")
     if types is None:
-        return stated or ModelConfig.global_attn_every_n_layers
+        return stated or ModernBertConfig.global_attn_every_n_layers
     if not isinstance(types, list):
         raise DataError(f"{where}: layer_types={shown(types)}, not a list. Restore the file from a copy.")
     for every_n in [stated] if stated else range(1, num_layers + 1):

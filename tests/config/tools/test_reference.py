@@ -13,7 +13,7 @@ from modernbert_train.config.schema import (
     VARIANTS,
     AdamWConfig,
     DataConfig,
-    ModelConfig,
+    ModernBertConfig,
     RunConfig,
     StableAdamWConfig,
 )
@@ -36,10 +36,11 @@ def test_every_key_is_on_it_with_its_meaning_and_default() -> None:
     assert {f"data.{field.name}" for field in dataclasses.fields(DataConfig)} <= {*keys, "data.streams"}
     assert {"phases.<name>.row_tokens", "phases.<name>.schedule.decay_tokens", "start.checkpoint", "out"} <= {*keys}
     assert keys.count("optim.lr") == len(VARIANTS["optim"]) and keys.count("compute.compile") == 1
-    assert "#### `seed`\n\nwhole number; default `17`\n" in page
-    assert f"#### `optim.weight_decay` (adamw)\n\nnumber; default `{AdamWConfig.weight_decay}`<br>\nnorms" in page
+    assert "#### `seed`\n\nwhole number; default `17`; at least 0 and below 2,147,483,648\n" in page
+    facts = f"number; default `{AdamWConfig.weight_decay}`; at least 0; a phase may have its own"
+    assert f"#### `optim.weight_decay` (adamw)\n\n{facts}<br>\nnorms" in page
     assert "#### `optim.name` (adamw)\n\n`adamw` chooses these keys\n" in page
-    assert "#### `name`\n\ntext; must be set<br>\nletters, digits" in page
+    assert "#### `name`\n\ntext; must be set; may change at a restart<br>\nletters, digits" in page
     assert "`start`: null: from scratch" in page  # what stands beside a section is said too
     sections = {field.name for root in (RunConfig, PrepareConfig) for field in dataclasses.fields(root)}
     assert all(re.search(rf"^###+ `{name}\b", page, re.MULTILINE) for name in sections)
@@ -56,8 +57,8 @@ def test_values_are_as_yaml_has_them() -> None:
     """A reader copies them: null and not None, a number without a comma, no signature of a class."""
     page = reference()
     assert not re.search(r"\bNone\b|Literal|\w+Config\(|\d,\d{3}`|<class", page)
-    defaults = dict(re.findall(r"^#### `([\w.<>]+)`.*\n\n.*; default `(.*)`(?:<br>)?$", page, re.MULTILINE))
-    assert yaml.safe_load(defaults["model.vocab_size"]) == ModelConfig.vocab_size == 50368
+    defaults = dict(re.findall(r"^#### `([\w.<>]+)`.*\n\n.*; default `([^`]*)`", page, re.MULTILINE))
+    assert yaml.safe_load(defaults["model.vocab_size"]) == ModernBertConfig.vocab_size == 50368
     assert yaml.safe_load(defaults["data.cache_folder"]) is None
     assert yaml.safe_load(defaults["optim.betas"]) == list(StableAdamWConfig.betas)
 

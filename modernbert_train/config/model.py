@@ -1,0 +1,79 @@
+"""The architecture: keys that every encoder has, and ModernBERT's. Another encoder is another file of this kind and a
+row in schema.VARIANTS. What a phase may change of it is marked `phased`; everything else is the shape of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from modernbert_train.config.knob import knob
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Keys that every encoder has."""
+
+    name: str = MISSING
+    vocab_size: int = knob(above=0)
+    hidden_size: int = knob(above=0)
+    num_layers: int = knob(above=0)
+    num_heads: int = knob(above=0)
+    intermediate_size: int = knob(above=0)
+    norm_eps: float = knob(above=0)
+    init_std: float = knob(above=0)
+    init_cutoff: float = knob(above=0)
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def init_std_of(self, name: str) -> float:
+        """Standard deviation that a matrix is drawn with, by its parameter's name, before truncation."""
+        return self.init_std
+
+    def logit_chunk(self, *, on_gpu: bool, bytes_per_logit: int) -> int:
+        """Predicted positions whose logits exist at the same time in training: as many as keep products efficient."""
+        budget = 1 << 30 if on_gpu else 1 << 26
+        return max(1, budget // (self.vocab_size * bytes_per_logit * 128)) * 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernBertConfig(ModelConfig):
+    """ModernBERT. The defaults are ModernBERT-base (arXiv 2412.13663, table 4)."""
+
+    name: str = "modernbert"
+    # rows of the embedding, at least the tokenizer's entries; multiples of 64 are faster
+    vocab_size: int = knob(50368, above=0)
+    hidden_size: int = knob(768, above=0)
+    num_layers: int = knob(22, above=0)
+    num_heads: int = knob(12, above=0)
+    # width after the gate; the GeGLU input projection is twice as wide
+    intermediate_size: int = knob(1152, above=0)
+    # layers 0, n, 2n, ... attend globally, the others within local_attention
+    global_attn_every_n_layers: int = knob(3, above=0)
+    # window of local layers in tokens, half on each side, both ends included
+    local_attention: int = knob(128, above=0)
+    # RoPE base of global layers; 160,000 for 8,192 tokens
+    global_rope_theta: float = knob(10_000.0, above=0, phased=True)
+    local_rope_theta: float = knob(10_000.0, above=0, phased=True)  # the same of local layers
+    norm_eps: float = knob(1e-5, above=0)
+    # after the attention's output projection, in training only
+    attention_out_dropout: float = knob(0.1, low=0, below=1)
+    # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
+    init_std: float = knob(0.02, above=0)
+    init_cutoff: float = knob(2.0, above=0)  # truncation, in standard deviations
+
+    def init_std_of(self, name: str) -> float:
+        """See `ModelConfig`; output projections are smaller."""
+        return self.init_std / math.sqrt(2 * self.num_layers) if name.endswith("Wo.weight") else self.init_std
+
+    @property
+    def half_window(self) -> int:
+        """Keys visible on each side of a query in local layers: distance 64 attends, 65 does not."""
+        return self.local_attention // 2
+
+    def is_global(self, layer: int) -> bool:
+        return layer % self.global_attn_every_n_layers == 0

@@ -1,0 +1,47 @@
+"""A small run, a second file laid over it, and the lines of the error that loading ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.errors import ConfigError
+
+BASE = """\
+name: base
+data: {train: shards/train, tokenizer: shards/tokenizer}
+optim: {lr: 1.0e-3}
+phases:
+  stable: {tokens: 1_000_000, row_tokens: 64, batch_rows: 4, microbatch_tokens: 64}
+  decay: {tokens: 500_000, row_tokens: 64, batch_rows: 4, microbatch_tokens: 64}
+"""
+Load = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Load BASE, then a second file with the given text, then overrides."""
+
+    def call(text: str = "", *overrides: str) -> RunConfig:
+        base, extra = tmp_path / "base.yaml", tmp_path / "extra.yaml"
+        base.write_text(BASE, encoding="utf-8")
+        extra.write_text(text, encoding="utf-8")
+        return load_run([base, extra], overrides)
+
+    return call
+
+
+@pytest.fixture
+def refused(load: Load, tmp_path: Path) -> Callable[..., list[str]]:
+    """The lines of the error that loading ends with, the folder of the files left out."""
+
+    def call(text: str = "", *overrides: str) -> list[str]:
+        with pytest.raises(ConfigError) as error:
+            load(text, *overrides)
+        return str(error.value).replace(f"{tmp_path}/", "").splitlines()
+
+    return call

@@ -1,0 +1,85 @@
+"""The facts of a key stand beside it. If this breaks, a senseless value trains, or a restart is refused for nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from modernbert_train.config.knob import Knob, knob, knobs, may, phased_keys
+from modernbert_train.config.schema import VARIANTS, ModelConfig, OptimConfig, RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    share: float = knob(0.5, above=0, high=1, why="as a share", phased=True)
+    pair: tuple[float, float] = knob((0.1, 0.2), low=0, below=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    part: Part | None = knob(None, restart=True)
+    parts: dict[str, Part] = knob(factory=dict)
+    folder: str = knob("a", local=True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "value", "message"),
+    [
+        (Knob(above=0), 0, "key=0: must be above 0."),
+        (Knob(low=8, why="for a reason"), 7, "key=7: must be at least 8, for a reason."),
+        (Knob(above=0, high=1), 1.5, "key=1.5: must be above 0 and at most 1."),
+        (Knob(low=0, below=1 << 31), 1 << 31, "key=2147483648: must be at least 0 and below 2,147,483,648."),
+        (Knob(low=0, below=1), (0.5, 1.0), "key[1]=1.0: must be at least 0 and below 1."),
+        (Knob(above=0), float("nan"), "key=nan: must be above 0."),
+    ],
+)
+def test_a_value_outside_its_bounds_is_told_with_them(facts: Knob, value: object, message: str) -> None:
+    assert [*facts.mistakes("key", value)] == [message]
+
+
+def test_values_inside_and_absent_ones_are_no_mistake() -> None:
+    for facts, value in ((Knob(above=0, high=1), 1), (Knob(low=0), 0), (Knob(above=0), None), (Knob(), -1e9)):
+        assert not [*facts.mistakes("key", value)]
+
+
+def test_every_value_is_reached_with_its_dotted_key() -> None:
+    """In sections, in optional ones and in those that stand under names of the user's choice."""
+    found = {key: value for key, value, _ in knobs(Whole(part=Part(), parts={"a": Part(share=0.1)}))}
+    assert found == {
+        "part.share": 0.5, "part.pair": (0.1, 0.2), "parts.a.share": 0.1, "parts.a.pair": (0.1, 0.2), "folder": "a",
+    }  # fmt: skip
+    assert next(knobs(Whole()))[:2] == ("part", None)
+
+
+def test_a_fact_of_a_section_holds_within_it() -> None:
+    assert may("restart", Whole, "part") and may("restart", Whole, "part.share")
+    assert not may("restart", Whole, "parts.a.share") and not may("restart", Whole, "folder")
+    assert may("local", Whole, "folder") and not may("local", Whole, "gone")
+    assert phased_keys(Part) == phased_keys(Part()) == ["share"]
+
+
+def test_what_may_change_is_what_trains_nothing_else() -> None:
+    """The list that was kept by hand before, in samples."""
+    changeable = (
+        "name",
+        "compute.attention",
+        "eval.max_tokens",
+        "launch.env.A",
+        "data.streams.web.path",
+        "profile.steps",
+    )
+    fixed = ("seed", "optim.lr", "optim.fused", "model.num_layers", "data.streams.web.tokens", "compute.precision")
+    assert all(may("restart", RunConfig, key) for key in changeable)
+    assert not any(may("restart", RunConfig, key) for key in fixed)
+    assert all(may("local", RunConfig, key) for key in ("launch.nodes", "data.train", "data.cache_folder"))
+    assert not any(may("local", RunConfig, key) for key in ("runs_folder", "data.num_workers", "data.mix_by"))
+
+
+@pytest.mark.parametrize(("section", "base"), [("model", ModelConfig), ("optim", OptimConfig)])
+def test_a_variant_keeps_the_bounds_of_the_keys_that_all_have(section: str, base: type) -> None:
+    """A variant writes a key again to give it a default; without its bounds a rate of -1 would train."""
+    common = {key: facts for key, _, facts in knobs(base())}
+    for schema in VARIANTS[section].values():
+        own = {key: facts for key, _, facts in knobs(schema())}
+        assert {key: own[key] for key in common} == common

@@ -1,0 +1,102 @@
+"""A phase overrides the run in the run's own keys. If this breaks, a phase trains with values that nobody wrote, or a
+file of an earlier version is read as if half of it were not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from modernbert_train.clock import at
+from modernbert_train.config.load import differences, to_yaml
+from modernbert_train.config.renamed import RENAMED
+from tests.config.conftest import Load
+
+OWN = "phases: {decay: {model: {global_rope_theta: 160_000}, objective: {mask_rate: 0.1}, optim: {weight_decay: 0}}}"
+
+
+def test_the_run_is_in_each_phase_what_the_phase_says(load: Load) -> None:
+    config = load(OWN, "model.local_rope_theta=5_000")
+    first, last = config.in_phase["stable"], config.in_phase["decay"]
+    assert (first.model, first.objective, first.optim) == (config.model, config.objective, config.optim)
+    assert (last.modernbert.global_rope_theta, last.modernbert.local_rope_theta) == (160_000.0, 5_000.0)
+    assert (last.objective.mask_rate, last.optim.weight_decay) == (0.1, 0.0)
+    assert last.modernbert.num_layers == config.modernbert.num_layers and last.optim.lr == config.optim.lr
+    assert last.in_phase["decay"] == last, "asked twice it is the same"
+
+
+def test_the_clock_says_which_phase_is_now(load: Load) -> None:
+    """Up to the first token of a phase the one before it holds; past the end the last."""
+    config = load(OWN)
+    found = [at(config, tokens).modernbert.global_rope_theta for tokens in (0, 999_999, 1_000_000, 9_999_999)]
+    assert found == [10_000.0, 10_000.0, 160_000.0, 160_000.0]
+
+
+def test_a_phase_takes_values_as_the_run_does(load: Load) -> None:
+    """Later files win, null takes a change back, references are resolved, whole numbers become what the key is."""
+    config = load(OWN, "phases.decay.model.global_rope_theta=null", "phases.stable.optim.weight_decay=${optim.eps}")
+    assert config.in_phase["decay"].model == config.model and config.in_phase["decay"].objective.mask_rate == 0.1
+    assert config.in_phase["stable"].optim.weight_decay == 1e-6
+    rate = config.in_phase["decay"].optim.weight_decay
+    assert rate == 0.0 and isinstance(rate, float)
+    assert load("phases: {decay: {model: null}}").phases["decay"].model == {}
+    assert load(OWN, "optim.name=adamw").in_phase["decay"].optim.name == "adamw"
+
+
+def test_what_is_saved_is_what_was_loaded(load: Load) -> None:
+    config = load(OWN)
+    assert "global_rope_theta: 160000.0" in to_yaml(config)
+    assert differences(load(), config) == [
+        ("phases.decay.model.global_rope_theta", None, 160_000.0),
+        ("phases.decay.objective.mask_rate", None, 0.1),
+        ("phases.decay.optim.weight_decay", None, 0.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "phases: {decay: {model: {num_layers: 4}}}",
+            "phases.decay.model.num_layers (extra.yaml:1): the same in all phases. A phase may change "
+            "model.global_rope_theta, model.local_rope_theta.",
+        ),
+        (
+            "phases: {decay: {optim: {lr: 1.0e-4}}}",
+            "phases.decay.optim.lr (extra.yaml:1): the same in all phases. A phase may change optim.weight_decay. Its "
+            "peak rate follows from phases.decay.lr_ratio.",
+        ),
+        (
+            "phases: {decay: {compute: {compile: true}}}",
+            "phases.decay.compute (extra.yaml:1): the same in all phases. A phase may change nothing of compute.",
+        ),
+        (
+            "phases: {decay: {objective: {mask_rat: 0.1}}}",
+            "phases.decay.objective.mask_rat (extra.yaml:1): unknown key. Did you mean "
+            "phases.decay.objective.mask_rate?",
+        ),
+        (
+            "phases: {decay: {objective: {mask_rate: often}}}",
+            "phases.decay.objective.mask_rate='often' (extra.yaml:1): expected a number.",
+        ),
+        (
+            "phases: {decay: {model: 3}}",
+            "phases.decay.model=3 (extra.yaml:1): expected a section with keys global_rope",
+        ),
+        (
+            "phases: {decay: {objective: {mask_rate: '${name}'}}}",
+            "an interpolation cannot be resolved: While dereferencing interpolation '${name}'",
+        ),
+    ],
+)
+def test_what_a_phase_cannot_have_is_told(refused: Callable[..., list[str]], text: str, message: str) -> None:
+    (line,) = refused(text)
+    assert line.startswith(message)
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_key_is_answered_with_the_new_one(refused: Callable[..., list[str]], old: str, new: str) -> None:
+    """And the new one exists."""
+    old, new = old.replace("*", "decay"), new.replace("*", "decay")
+    assert refused("", f"{old}=1") == [f"{old} (command line): is {new} now. Rename it."]
+    assert "unknown key" not in refused("", f"{new}={{x: 1}}")[0]
