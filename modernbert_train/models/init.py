@@ -20,7 +20,8 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
     """Fill every parameter in place: matrices truncated normal, norms one, biases zero.
 
     Matrices have mean 0 and the standard deviation that their name has by the configuration, before truncation at
-    init_cutoff of it. Truncation at 2 leaves 0.88 of the deviation, as in the release. A tied parameter is drawn once, under its first name.
+    init_cutoff of it. Truncation at 2 leaves 0.88 of the deviation, as in the release. A tied parameter is drawn once,
+    under its first name.
 
     The parameters may be whole, on any device, or shards of FSDP2: a rank draws every tensor whole, one at a time, and
     keeps its share. So a model that is built on the meta device, sharded and only then given memory (`to_empty`) starts
