@@ -30,18 +30,18 @@ class StreamConfig:
 
     path: str = knob(restart=True, local=True)  # folder of shards, local or in a store
     # share of the training text; all shares add up to 1, and 0 keeps for later phases
-    proportion: float | None = knob(None, low=0, why="0 leaves it to phases that name it")
+    proportion: float | None = knob(None, low=0, why="which leaves it to phases that name it")
     # passes over it while a stream of repeat 1 is read once; None: 1
-    repeat: float | None = knob(None, low=0, why="0 leaves it to phases that name it")
+    repeat: float | None = knob(None, low=0, why="which leaves it to phases that name it")
     # tokens of it in a run as long as the tokens of all streams together
-    tokens: int | None = knob(None, low=0, why="0 leaves it to phases that name it")
+    tokens: int | None = knob(None, low=0, why="which leaves it to phases that name it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseStreamConfig:
     """What a phase changes about a stream."""
 
-    proportion: float = knob(low=0, why="0 leaves the stream out")  # share of the phase's text
+    proportion: float = knob(low=0, why="which leaves it out")  # share of the phase's text
 
 
 @dataclass(frozen=True, kw_only=True)

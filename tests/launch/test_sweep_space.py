@@ -31,7 +31,7 @@ READY = sorted((Path(__file__).parents[2] / "yamls/sweeps").glob("*.yaml"))
     [
         ([], "{optim.lrr: {low: 1, high: 2}}", r"optim\.lrr \(overrides and space.*Did you mean optim\.lr\?"),
         ([], "{optim.lr: {low: 1, high: 2}, optim.betaz: {choices: [1]}}", r"Did you mean optim\.betas"),
-        ([], "{compute.attention: {choices: [sdpa, sdpaa]}}", r"model\.attention='sdpaa'.*Did you mean sdpa\?"),
+        ([], "{compute.attention: {choices: [sdpa, sdpaa]}}", r"compute\.attention='sdpaa'.*Did you mean sdpa\?"),
         ([], "{model.num_layers: {low: 1.5, high: 4}}", r"model\.num_layers=1\.5.*whole number"),
         ([], "{model.num_layers: {low: 1, high: 4, step: 0.5}}", "step must be whole, as model.num_layers is"),
         ([], "{}", "space: empty"),

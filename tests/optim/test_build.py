@@ -44,7 +44,7 @@ def make_run(optim: OptimConfig) -> RunConfig:
         optim=optim,
         phases={
             "first": replace(phase, schedule=ScheduleConfig(warmup_tokens=100)),
-            "second": replace(phase, lr_ratio=0.5, weight_decay=0.25),
+            "second": replace(phase, lr_ratio=0.5, optim={"weight_decay": 0.25}),
         },
     )
 

@@ -103,8 +103,8 @@ def test_fill_runs_no_code_of_the_folder_and_asks_nothing(exported: Path, capsys
 
 def test_whatever_a_configuration_says_it_is_read_or_refused(tiny_data: Path) -> None:
     """Every value in turn, of every wrong kind; a number of layers of 10^30 must not be built before it is refused."""
-    good = hf_config(CONFIG, 8e4, 512, read_vocabulary(tiny_data / "tokenizer"))
-    assert architecture(good, "here")[0] == CONFIG
+    good = hf_config(CONFIG, 512, read_vocabulary(tiny_data / "tokenizer"))
+    assert architecture(good, "here") == CONFIG
     refused = 0
     for key in [*good, "rope_scaling"]:
         for value in WEIRD:
@@ -125,7 +125,7 @@ def test_whatever_a_configuration_of_the_reference_says_it_is_read_or_refused() 
         "decoder_bias": True, "init_std": 0.02, "init_cutoff_factor": 2.0, "local_attn_rotary_emb_base": -1,
         "rotary_emb_dim": None, "attn_qkv_bias": False, "norm_kwargs": {"eps": 1e-5, "bias": False},
     }  # fmt: skip
-    assert architecture(_from_flexbert(good, "here"), "here")[0].num_layers == 4
+    assert architecture(_from_flexbert(good, "here"), "here").num_layers == 4
     refused = 0
     for key in good:
         for value in WEIRD:
