@@ -16,6 +16,9 @@ from modernbert_train.own_files import require_own_files
 from modernbert_train.read_json import parse_json
 from modernbert_train.read_once import read_once
 
+# as texts of tokens; Ċ is a line break, and the last three are full-width marks, in byte-level vocabularies
+_SENTENCE_ENDS = (".", "!", "?", "\n", "。", "！", "？", "Ċ", "ãĢĤ", "ï¼ģ", "ï¼Ł")
+_CLOSING = "\"'”’»)]"
 _LARGEST_ID = (1 << 31) - 1  # what the shards' ids can be
 
 
@@ -27,6 +30,8 @@ class Vocabulary:
         num_entries: entries of the tokenizer, which is one more than its largest id.
         cls_id, sep_id, pad_id, mask_id: ids of the special tokens.
         ordinary: int64 ids that a random replacement is drawn from: every entry but special and unused ones.
+        sentence_ends: int64 ids of those whose text ends as a sentence does: ., !, ? and their full-width forms, with
+            or without a closing quote or bracket, or a line break.
         sha256: hash of tokenizer.json, the tokenizer's identity.
     """
 
@@ -36,6 +41,7 @@ class Vocabulary:
     pad_id: int
     mask_id: int
     ordinary: NDArray[np.int64]
+    sentence_ends: NDArray[np.int64]
     sha256: str
 
 
@@ -82,7 +88,10 @@ def _vocabulary(path: Path) -> Vocabulary:
         )
     reserved = {i for text, i in ids.items() if added.get(text, {}).get("special") or text.startswith("[unused")}
     ordinary = np.array(sorted(set(ids.values()) - reserved), dtype=np.int64)
-    ordinary.setflags(write=False)  # shared by all who ask
+    ends = [i for text, i in ids.items() if i not in reserved and text.rstrip(_CLOSING).endswith(_SENTENCE_ENDS)]
+    sentence_ends = np.array(sorted(ends), dtype=np.int64)
+    for shared in (ordinary, sentence_ends):
+        shared.setflags(write=False)
     return Vocabulary(
         num_entries=max(ids.values()) + 1,
         cls_id=ids["[CLS]"],
@@ -90,6 +99,7 @@ def _vocabulary(path: Path) -> Vocabulary:
         pad_id=ids["[PAD]"],
         mask_id=ids["[MASK]"],
         ordinary=ordinary,
+        sentence_ends=sentence_ends,
         sha256=sha256,
     )
 

@@ -84,6 +84,19 @@ def mask_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
         )
 
 
+def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """Phases may change what is trained, as long as text is packed alike and the same heads stand on the encoder."""
+    own = config.objective
+    for name, now in config.in_phase.items():
+        other = now.objective
+        if other.special_tokens != own.special_tokens or other.heads != own.heads:
+            yield (
+                f"phases.{name}.objective.name={other.name}: cannot follow objective.name={own.name} in one run, since "
+                f"it has {other.special_tokens} special tokens a sequence and the heads {', '.join(other.heads)}, not "
+                f"{own.special_tokens} and {', '.join(own.heads)}. Make it a run of its own with weights.init_from."
+            )
+
+
 def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
     model = config.model
     if min(model.hidden_size, model.num_heads) < 1:
@@ -260,6 +273,7 @@ RULES: tuple[Rule, ...] = (
     run_name,
     bounds,
     mask_shares,
+    objectives_of_phases,
     model_shape,
     one_origin,
     phases_present,

@@ -26,7 +26,7 @@ from modernbert_train.config.knob import facts_of, phased_keys
 from modernbert_train.config.plugins import PLUGINS, REFUSED
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
 from modernbert_train.config.renamed import new_name
-from modernbert_train.config.schema import VARIANTS, PhaseConfig, RunConfig
+from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
 
 T = TypeVar("T")
@@ -196,6 +196,12 @@ def _fill_overrides(
     if not isinstance(value, Mapping):
         errors.append(_bad(here, value, f"a section with keys {', '.join(allowed)}", origins))
         return
+    if section in CHANGED_WHOLE and value.get("name", None) not in (None, config._get_root()[section].name):
+        variant = _variant(section, (), value, schema, config._get_root(), origins, errors)
+        if variant is None:
+            return
+        schema, allowed = variant, [field.name for field in dataclasses.fields(variant)]
+        known = allowed
     typed = _structured(schema)
     for key, item in value.items():
         if key not in known:

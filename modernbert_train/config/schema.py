@@ -18,6 +18,10 @@ from modernbert_train.config.knob import facts_of, knob
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.config.model import ModelConfig as ModelConfig  # importers of the schema take all of it here
 from modernbert_train.config.model import ModernBertConfig as ModernBertConfig
+from modernbert_train.config.objective import CausalLmConfig as CausalLmConfig
+from modernbert_train.config.objective import MaskedLmConfig as MaskedLmConfig
+from modernbert_train.config.objective import ObjectiveConfig as ObjectiveConfig
+from modernbert_train.config.objective import SentenceOrderConfig as SentenceOrderConfig
 from modernbert_train.errors import ConfigError
 
 
@@ -103,32 +107,6 @@ class ComputeConfig:
     global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = knob(None, restart=True)
     compile: bool = knob(False, restart=True)  # torch.compile the layers
     activation_checkpointing: bool = knob(False, restart=True)  # recompute each layer in the backward pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectiveConfig:
-    """Keys that every objective has."""
-
-    name: str = MISSING
-    # share of the tokens that may be predicted that are, in training
-    mask_rate: float = knob(
-        0.3, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.3", phased=True
-    )
-    # the same in validation, whose masking is always exact and never changes
-    eval_mask_rate: float = knob(0.15, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.15")
-    # weight of the squared log-partition added to the loss; the release used none
-    z_loss: float = knob(0.0, low=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskedLmConfig(ObjectiveConfig):
-    """Masked-language modelling."""
-
-    name: str = "mlm"
-    masking: Literal["exact", "bernoulli", "reference"] = "exact"  # which tokens in training; see objectives/mlm.py
-    mask_token_share: float = knob(0.8, low=0)  # of the predicted positions: replaced by [MASK]
-    # of the predicted positions: replaced by a random token; the rest stay
-    random_token_share: float = knob(0.1, low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,14 +347,25 @@ class RunConfig:
     def in_phase(self) -> Mapping[str, RunConfig]:
         """The run as it is in each phase: with what the phase overrides, in the run's own keys."""
         return {
-            name: replace(self, **{key: replace(getattr(self, key), **getattr(phase, key)) for key in phase.overridden})
+            name: replace(
+                self, **{key: _overridden(key, getattr(self, key), getattr(phase, key)) for key in phase.overridden}
+            )
             for name, phase in self.phases.items()
         }
 
 
+def _overridden(section: str, value: Any, overrides: Mapping[str, Any]) -> Any:
+    """A section with what a phase overrides; of another variant, what the phase gives is all there is."""
+    name = overrides.get("name", value.name)
+    return replace(value, **overrides) if name == value.name else VARIANTS[section][name](**overrides)
+
+
+# Sections of which a phase may take another variant.
+CHANGED_WHOLE = ("objective",)
+
 # A section whose schema is chosen by its `name`: section -> name -> dataclass.
 VARIANTS: dict[str, dict[str, type]] = {
     "model": {"modernbert": ModernBertConfig},
-    "objective": {"mlm": MaskedLmConfig},
+    "objective": {"mlm": MaskedLmConfig, "causal": CausalLmConfig, "sop": SentenceOrderConfig},
     "optim": {"stable_adamw": StableAdamWConfig, "adamw": AdamWConfig},
 }

@@ -91,7 +91,7 @@ def few_predictions(config: RunConfig, facts: DataFacts) -> str | None:
         return None
     there, most = facts.validation.card.tokens, config.eval.max_tokens
     tokens = there if most is None else min(there, most)
-    predictions = max(1, round(tokens * config.objective.eval_mask_rate))
+    predictions = max(1, round(tokens * config.objective.for_validation().predicted_share))
     if predictions >= FEW_PREDICTIONS:
         return None
     cause = f"data.validation={config.data.validation} has" if tokens == there else f"eval.max_tokens={most} leaves"

@@ -5,7 +5,7 @@ Which rows are a rank's own is decided here too, so that microbatches are the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from modernbert_train.batch import Batch, Inputs, Packed, PackedText
+from modernbert_train.config.schema import ObjectiveConfig
 from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan, Row
@@ -22,10 +23,7 @@ from modernbert_train.vocabulary import Vocabulary
 class Objective(Protocol):
     """What a maker needs of an objective; see objectives/."""
 
-    terms: Mapping[str, float]
-    special_tokens: int
-
-    def make(self, text: PackedText, mask_rate: float) -> Inputs: ...
+    def make(self, text: PackedText, settings: Any) -> Inputs: ...
 
 
 class MicrobatchMaker:
@@ -33,25 +31,25 @@ class MicrobatchMaker:
 
     Args:
         streams: where the tokens are; masks are keyed by the seeds of the streams.
-        objective: what is predicted.
+        build_objective: what is made of the text, by its section of the configuration.
         vocabulary: ids of the special tokens.
-
-    Attributes:
-        objective: as given.
     """
 
-    def __init__(self, streams: TokenStreams, objective: Objective, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, streams: TokenStreams, build_objective: Callable[[ObjectiveConfig], Objective], vocabulary: Vocabulary
+    ) -> None:
         self._streams = streams
-        self.objective = objective
+        self._build_objective = build_objective
+        self._objectives: dict[str, Objective] = {}
         self._vocabulary = vocabulary
 
     def microbatches(self, rows: tuple[Row, ...], plan: BatchPlan) -> Iterator[Batch]:
         """The given rows in order, plan.microbatch_rows at a time."""
         for first in range(0, len(rows), plan.microbatch_rows):
-            yield self._make(rows[first : first + plan.microbatch_rows], plan.row_tokens, plan.mask_rate)
+            yield self._make(rows[first : first + plan.microbatch_rows], plan.row_tokens, plan.objective)
 
-    def _make(self, rows: tuple[Row, ...], row_tokens: int, mask_rate: float) -> Batch:
-        total, closing = len(rows) * row_tokens, self.objective.special_tokens - 1
+    def _make(self, rows: tuple[Row, ...], row_tokens: int, settings: ObjectiveConfig) -> Batch:
+        total, closing = len(rows) * row_tokens, settings.special_tokens - 1
         ids = np.full(total, self._vocabulary.pad_id, dtype=np.int64)
         boundaries = [0]
         starts: list[int] = []
@@ -72,7 +70,9 @@ class MicrobatchMaker:
                 boundaries.append((number + 1) * row_tokens)
         lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
         packed_text = PackedText(ids, np.array(starts, dtype=np.int64), lengths, self._streams.mask_keys(chunks))
-        inputs = self.objective.make(packed_text, mask_rate)
+        if settings.name not in self._objectives:
+            self._objectives[settings.name] = self._build_objective(settings)
+        inputs = self._objectives[settings.name].make(packed_text, settings)
 
         cu_seqlens = np.full(_next_power_of_two(len(boundaries)), total, dtype=np.int32)
         cu_seqlens[: len(boundaries)] = boundaries
@@ -89,7 +89,7 @@ class MicrobatchMaker:
             packed,
             targets={name: _narrow(values) for name, values in inputs.targets.items()},
             counts=inputs.counts,
-            num_tokens=int(lengths.sum()) + self.objective.special_tokens * len(chunks),
+            num_tokens=int(lengths.sum()) + settings.special_tokens * len(chunks),
             num_rows=len(rows),
         )
 

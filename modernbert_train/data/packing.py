@@ -54,8 +54,7 @@ class PackerState(TypedDict):
     waiting: list[tuple[Count, ChunkState]]
 
 
-SPECIAL_TOKENS = 2  # [CLS] before and [SEP] after each sequence
-SMALLEST_SEQUENCE = 1 + SPECIAL_TOKENS
+SPECIAL_TOKENS = 2  # of most objectives: [CLS] before and [SEP] after each sequence
 WINDOW = 128  # chunks that wait, unless the configuration says otherwise
 _BULK = 3  # a row is filled in order of arrival while it has room for more than this many average chunks
 _SERIALS = 1 << 40  # lengths and arrival numbers share an integer, so that sorting by it sorts by length, then age
@@ -96,10 +95,13 @@ class GreedyPacker:
         window: chunks kept waiting; more of them pack tighter.
         max_wait: a row is made as soon as the oldest chunk has seen so many rows go by. Chunks that fill a row alone
             never wait, so without this bound a stream of them could hold up the others for ever.
+        special_tokens: that each chunk gets; see `ObjectiveConfig`.
     """
 
-    def __init__(self, row_tokens: int, window: int, max_wait: int) -> None:
+    def __init__(self, row_tokens: int, window: int, max_wait: int, special_tokens: int = SPECIAL_TOKENS) -> None:
         self.row_tokens = row_tokens
+        self._special = special_tokens
+        self._smallest = 1 + special_tokens  # sequence
         self.ready: deque[tuple[Chunk, ...]] = deque()
         self._window = window
         self._max_wait = max_wait
@@ -113,12 +115,12 @@ class GreedyPacker:
 
     def add(self, epoch: int, document: int, length: int) -> None:
         """Cut the first `length` tokens of a document into chunks that fit a row, and place them."""
-        for chunk in Chunk(epoch, document, 0, length).cut(self.row_tokens - SPECIAL_TOKENS):
+        for chunk in Chunk(epoch, document, 0, length).cut(self.row_tokens - self._special):
             self.place(chunk)
 
     def place(self, chunk: Chunk) -> None:
         """Take one chunk, no longer than a row; finish rows as they fall due."""
-        if chunk.length + SPECIAL_TOKENS + SMALLEST_SEQUENCE > self.row_tokens:
+        if chunk.length + self._special + self._smallest > self.row_tokens:
             self.ready.append((chunk,))
             self._num_finished += 1
         else:
@@ -147,13 +149,13 @@ class GreedyPacker:
 
     def load_state_dict(self, state: PackerState) -> None:
         """Take over a state made with the same settings."""
-        self.__init__(state["row_tokens"], self._window, self._max_wait)  # type: ignore[misc]
+        self.__init__(state["row_tokens"], self._window, self._max_wait, self._special)  # type: ignore[misc]
         self.ready.extend(tuple(Chunk(*chunk) for chunk in row) for row in state["ready"])
         for age, chunk in state["waiting"]:
             self._wait(Chunk(*chunk), -age)
 
     def _wait(self, chunk: Chunk, born: int) -> None:
-        need = chunk.length + SPECIAL_TOKENS
+        need = chunk.length + self._special
         code = need * _SERIALS + self._next_serial
         self._next_serial += 1
         self._waiting[code] = (chunk, born)
@@ -170,7 +172,7 @@ class GreedyPacker:
         """Make one row of waiting chunks, the oldest first."""
         row: list[Chunk] = []
         room = self._take(self._in_order(), row, self.row_tokens)
-        while room >= SMALLEST_SEQUENCE and (found := self._best_fit(room)):
+        while room >= self._smallest and (found := self._best_fit(room)):
             room = self._take(found, row, room)
         self.ready.append(tuple(row))
         self._num_finished += 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import ObjectiveConfig, RunConfig
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mixture import TokenStreams, stream_seed
 from modernbert_train.data.planner import BatchPlanner
@@ -108,13 +108,13 @@ class DataPath:
         )
 
 
-def open_path(config: RunConfig, facts: DataFacts, objective: Objective) -> DataPath:
+def open_path(config: RunConfig, facts: DataFacts, build_objective: Callable[[ObjectiveConfig], Objective]) -> DataPath:
     """Open the training text of a run.
 
     Args:
         config: the run.
         facts: of its data.
-        objective: what is predicted.
+        build_objective: what is made of the text, by its section of the configuration.
 
     Raises:
         DataError: a folder cannot be read, or was made with another tokenizer.
@@ -127,4 +127,4 @@ def open_path(config: RunConfig, facts: DataFacts, objective: Objective) -> Data
     streams = open_streams(config, facts)
     next_block = cache_holds_next_block(streams.shards.values(), config.data)
     planned = plan_path(config, streams.shards, partial(shuffle_chunks, next_block=next_block))
-    return DataPath(config, streams, planned, MicrobatchMaker(streams, objective, facts.vocabulary))
+    return DataPath(config, streams, planned, MicrobatchMaker(streams, build_objective, facts.vocabulary))

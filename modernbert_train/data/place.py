@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, ChunkState, PackerState
+from modernbert_train.data.packing import ChunkState, PackerState
 from modernbert_train.data.shuffle import CursorState, ShuffledChunks
 from modernbert_train.read_json import Count
 
@@ -33,12 +33,13 @@ class PlannerState(TypedDict):
     packer: PackerState
 
 
-def check_place(state: PlannerState, streams: Mapping[str, ShuffledChunks]) -> None:
+def check_place(state: PlannerState, streams: Mapping[str, ShuffledChunks], special_tokens: int) -> None:
     """Make sure that the data have a place.
 
     Args:
         state: of the types that it declares.
         streams: the shuffled chunks of each stream, in the order in which their documents are numbered.
+        special_tokens: that each chunk gets.
 
     Raises:
         ValueError: they have not; names the field and its value.
@@ -50,27 +51,28 @@ def check_place(state: PlannerState, streams: Mapping[str, ShuffledChunks]) -> N
     weights, lag = state["weights"], state["lag"]
     _require(len(weights) == len(streams) and min(weights) >= 0 < max(weights), "weights", weights)
     _require(len(lag) == len(streams) and sum(lag) == 0, "lag", lag)
-    _check_packer(state["packer"], list(streams.values()))
+    _check_packer(state["packer"], list(streams.values()), special_tokens)
 
 
-def _check_packer(packer: PackerState, streams: Sequence[ShuffledChunks]) -> None:
+def _check_packer(packer: PackerState, streams: Sequence[ShuffledChunks], special_tokens: int) -> None:
     row_tokens = packer["row_tokens"]
-    _require(row_tokens >= SMALLEST_SEQUENCE, "packer.row_tokens", row_tokens)
+    _require(row_tokens > special_tokens, "packer.row_tokens", row_tokens)
     for number, row in enumerate(packer["ready"]):
         at = f"packer.ready[{number}]"
-        _require(0 < sum(_check_chunk(chunk, streams, at) for chunk in row) <= row_tokens, at, row)
+        taken = sum(special_tokens + _check_chunk(chunk, streams, at) for chunk in row)
+        _require(0 < taken <= row_tokens, at, row)
     for number, (_, chunk) in enumerate(packer["waiting"]):
         at = f"packer.waiting[{number}]"
-        _require(_check_chunk(chunk, streams, at) <= row_tokens, at, chunk)
+        _require(special_tokens + _check_chunk(chunk, streams, at) <= row_tokens, at, chunk)
 
 
 def _check_chunk(chunk: ChunkState, streams: Sequence[ShuffledChunks], at: str) -> int:
-    """Tokens of a row that a chunk takes."""
+    """Tokens of a chunk's text."""
     _, document, start, length = chunk
     for stream in streams:
         if document < stream.num_documents:
             _require(0 < length <= stream.length_of(document) - start, at, chunk)
-            return length + SPECIAL_TOKENS
+            return length
         document -= stream.num_documents
     raise _no_place(at, chunk)
 

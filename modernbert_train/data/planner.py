@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from modernbert_train.clock import Position, position_at
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import ObjectiveConfig, RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.mixing import FairQueue, phase_weights
-from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk, GreedyPacker
+from modernbert_train.data.packing import Chunk, GreedyPacker
 from modernbert_train.data.place import PlannerState, check_place
 from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
 
@@ -57,7 +57,7 @@ class BatchPlan:
         num_rows: their number.
         row_tokens: capacity of a row.
         microbatch_rows: rows in one forward on one rank.
-        mask_rate: share of maskable tokens to predict.
+        objective: what is made of its text.
         streams: what it has of each stream of the training data.
         unused: tokens that had been drawn and still waited for a row, if this is the run's last batch; else 0.
     """
@@ -69,7 +69,7 @@ class BatchPlan:
     num_rows: int
     row_tokens: int
     microbatch_rows: int
-    mask_rate: float
+    objective: ObjectiveConfig
     streams: tuple[StreamCount, ...] = ()
     unused: int = 0
 
@@ -87,6 +87,7 @@ class BatchPlanner:
 
     def __init__(self, config: RunConfig, streams: Mapping[str, ShuffledChunks]) -> None:
         self._config = config
+        self._special = config.objective.special_tokens  # the same in all phases
         self._names = list(streams)
         self._chunks = streams
         self._first: list[int] = []  # each stream's first document
@@ -118,7 +119,7 @@ class BatchPlanner:
         rows = tuple(self._packer.ready.popleft() for _ in range(wanted))
         chunks = [chunk for row in rows for chunk in row]
         streams = self._count(chunks)
-        tokens = sum(stream.tokens for stream in streams) + SPECIAL_TOKENS * len(chunks)
+        tokens = sum(stream.tokens for stream in streams) + self._special * len(chunks)
         last = self.tokens + tokens >= self._config.total_tokens
         plan = BatchPlan(
             phase=position.name,
@@ -128,7 +129,7 @@ class BatchPlanner:
             num_rows=len(rows),
             row_tokens=phase.row_tokens,
             microbatch_rows=phase.microbatch_rows,
-            mask_rate=self._config.in_phase[position.name].objective.mask_rate,
+            objective=self._config.in_phase[position.name].objective,
             streams=streams,
             unused=sum(chunk.length for chunk in self._packer.waiting()) if last else 0,
         )
@@ -152,7 +153,7 @@ class BatchPlanner:
         Raises:
             ValueError: there is no such place in the data; names the field.
         """
-        check_place(state, self._chunks)
+        check_place(state, self._chunks, self._special)
         self.tokens, self._phase = state["tokens"], state["phase"]
         for name, cursor in zip(self._names, self._cursors, strict=True):
             cursor.load_state_dict(state["streams"][name])
@@ -162,7 +163,8 @@ class BatchPlanner:
         self._packer.load_state_dict(state["packer"])
 
     def _new_packer(self, row_tokens: int) -> GreedyPacker:
-        return GreedyPacker(row_tokens, self._config.data.packing_window, self._config.data.max_wait_rows)
+        data = self._config.data
+        return GreedyPacker(row_tokens, data.packing_window, data.max_wait_rows, self._special)
 
     def _enter(self, position: Position) -> None:
         """Follow the phase that the next batch starts in: its passes, shares and row length."""
@@ -174,7 +176,7 @@ class BatchPlanner:
             self._phase = position.name
         if self._weights[position.index] != self._queue.weights:
             self._queue = FairQueue(self._weights[position.index])
-        most = phase.row_tokens - SPECIAL_TOKENS
+        most = phase.row_tokens - self._special
         for cursor in self._cursors:
             cursor.allow(most)
         if phase.row_tokens != self._packer.row_tokens:

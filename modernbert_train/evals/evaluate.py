@@ -45,15 +45,16 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     load_weights(model, found.weights())
     with joined(compute.device, config.distributed.timeout_seconds):
         validation = open_validation(config, facts)
-        result = validation.evaluate(model.to(compute.device), phase, compute)
-    print(describe(result, config.objective.eval_mask_rate, found.folder.name))
+        objective = found.config.in_phase[found.state.phase].objective
+        result = validation.evaluate(model.to(compute.device), phase, compute, objective)
+    print(describe(result, objective.for_validation().predicted_share, found.folder.name))
     return result
 
 
-def describe(result: Evaluation, mask_rate: float, checkpoint: str) -> str:
+def describe(result: Evaluation, predicted_share: float, checkpoint: str) -> str:
     """The figures as a small table."""
     return (
-        f"held-out text, {mask_rate:.0%} masked, {result.predicted:,} predictions, {checkpoint}\n"
+        f"held-out text, {predicted_share:.0%} predicted, {result.predicted:,} predictions, {checkpoint}\n"
         f"            loss (nats)  accuracy\n"
         f"  model     {result.loss:11.3f}  {result.accuracy:8.1%}\n"
         f"  unigram   {result.unigram_loss:11.3f}  {result.unigram_accuracy:8.1%}\n"

@@ -1,4 +1,4 @@
-"""Held-out masked-LM loss and accuracy, beside what knowing only the frequency of tokens would give.
+"""Held-out loss and accuracy of the objective, beside what knowing only the frequency of tokens would give.
 
 The validation documents, their rows and their masks depend on nothing but the configuration, so figures of different
 steps, runs and numbers of ranks compare.
@@ -6,8 +6,9 @@ steps, runs and numbers of ranks compare.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from modernbert_train.batch import IGNORED_LABEL, Sums
 from modernbert_train.compute import Compute
-from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.microbatches import MicrobatchMaker
@@ -105,12 +106,15 @@ class Evaluation:
     unigram_loss: float
     unigram_accuracy: float
     predicted: int
+    figures: Mapping[str, float] = field(default_factory=dict)  # loss and accuracy of the other terms, by name
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "figures"}
+        return {**own, **self.figures}
 
     def __str__(self) -> str:
-        return f"held-out loss {self.loss:.3f} (unigram {self.unigram_loss:.3f}), accuracy {self.accuracy:.1%}"
+        others = "".join(f", {name} {value:.3f}" for name, value in self.figures.items())
+        return f"held-out loss {self.loss:.3f} (unigram {self.unigram_loss:.3f}), accuracy {self.accuracy:.1%}{others}"
 
 
 class Validation:
@@ -136,10 +140,16 @@ class Validation:
         total, most = int(np.sum(lengths, dtype=np.int64)), config.eval.max_tokens
         self.tokens = total if most is None else min(total, most)
 
-    def plan(self, phase: PhaseConfig) -> BatchPlan:
-        """Documents in their order, up to eval.max_tokens, packed into rows of the phase's length."""
+    def plan(self, phase: PhaseConfig, objective: ObjectiveConfig | None = None) -> BatchPlan:
+        """Documents in their order, up to eval.max_tokens, packed into rows of the phase's length.
+
+        Args:
+            phase: of the run.
+            objective: in that phase; None: the run's.
+        """
         row_tokens = self._config.eval.row_tokens or phase.row_tokens
-        packer = GreedyPacker(row_tokens, self._config.data.packing_window, max_wait=1 << 62)
+        settings = (objective or self._config.objective).for_validation()
+        packer = GreedyPacker(row_tokens, self._config.data.packing_window, 1 << 62, settings.special_tokens)
         tokens = 0
         for document, length in enumerate(self._lengths):
             if self._config.eval.max_tokens is not None:
@@ -157,23 +167,28 @@ class Validation:
             num_rows=len(rows),
             row_tokens=row_tokens,
             microbatch_rows=max(1, phase.microbatch_tokens // row_tokens),
-            mask_rate=self._config.objective.eval_mask_rate,
+            objective=settings,
         )
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, phase: PhaseConfig, compute: Compute) -> Evaluation:
+    def evaluate(
+        self, model: nn.Module, phase: PhaseConfig, compute: Compute, objective: ObjectiveConfig | None = None
+    ) -> Evaluation:
         """Measure a model; every rank calls it and gets the same figures.
 
         Args:
             model: called with microbatches; its training mode is put back afterwards.
             phase: whose row length and microbatch size are used.
             compute: where the model is, and the precision to compute in.
+            objective: in that phase; None: the run's.
         """
-        plan, device = self.plan(phase), compute.device
+        plan, device = self.plan(phase, objective), compute.device
+        _, *others = plan.objective.terms
         ranks = num_ranks()
         rows: tuple[Row, ...] = plan.rows + ((),) * (-len(plan.rows) % ranks)  # the same number on every rank
         log_probability_V = torch.from_numpy(self._unigram.log_probability_V).to(device, torch.float32)
-        sums = torch.zeros(5, dtype=torch.float64)  # loss, hits, unigram loss, unigram hits, predicted
+        # unigram loss and hits; then of each term loss, hits and count
+        sums = torch.zeros(2 + 3 * len(plan.objective.terms), dtype=torch.float64)
         was_training = model.training
         model.eval()
         for batch in self._maker.microbatches(rows[this_rank() :: ranks], plan):
@@ -184,11 +199,17 @@ class Validation:
             labels_P = labels_M[labels_M != IGNORED_LABEL]
             sums += torch.stack(
                 [
-                    found.losses["mlm"].double(),
-                    found.figures["mlm/hits"].double(),
                     -log_probability_V[labels_P].sum().double(),
                     (labels_P == self._unigram.most_frequent).sum().double(),
-                    torch.tensor(float(batch.counts["mlm"]), dtype=torch.float64, device=device),
+                    *(
+                        number
+                        for term in plan.objective.terms
+                        for number in (
+                            found.losses[term].double(),
+                            found.figures[f"{term}/hits"].double(),
+                            torch.tensor(float(batch.counts[term]), dtype=torch.float64, device=device),
+                        )
+                    ),
                 ]
             ).cpu()
         model.train(was_training)
@@ -196,7 +217,7 @@ class Validation:
             model.reshard()  # without a backward pass what lies outside the layers stays gathered, on every rank
         sums = sums.to(device)
         sum_over_ranks(sums)
-        loss, hits, unigram_loss, unigram_hits, predicted = sums.tolist()
+        unigram_loss, unigram_hits, loss, hits, predicted, *rest = sums.tolist()
         if not predicted:
             raise DataError("data.validation: not one token to predict. Hold out more text, or raise eval.max_tokens.")
         return Evaluation(
@@ -205,6 +226,11 @@ class Validation:
             unigram_loss=unigram_loss / predicted,
             unigram_accuracy=unigram_hits / predicted,
             predicted=int(predicted),
+            figures={
+                f"{term}/{figure}": number / max(1.0, rest[3 * index + 2])
+                for index, term in enumerate(others)
+                for figure, number in (("loss", rest[3 * index]), ("accuracy", rest[3 * index + 1]))
+            },
         )
 
 
@@ -213,15 +239,9 @@ def open_validation(config: RunConfig, facts: DataFacts) -> Validation:
     assert facts.validation is not None
     vocabulary = facts.vocabulary
     shards = open_shards(facts.validation, config.data, vocabulary)
-    objective = replace(config.mlm, masking="exact")  # whatever training does: figures of all runs compare
-    return Validation(
-        config,
-        MicrobatchMaker(
-            TokenStreams([Stream("validation", MASK_SEED, shards)]), build_objective(objective, vocabulary), vocabulary
-        ),
-        shards.lengths,
-        unigram_of(config, facts),
-    )
+    streams = TokenStreams([Stream("validation", MASK_SEED, shards)])
+    maker = MicrobatchMaker(streams, partial(build_objective, vocabulary=vocabulary), vocabulary)
+    return Validation(config, maker, shards.lengths, unigram_of(config, facts))
 
 
 def unigram_of(config: RunConfig, facts: DataFacts) -> Unigram:

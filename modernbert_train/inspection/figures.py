@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.mixing import phase_weights
-from modernbert_train.data.packing import SPECIAL_TOKENS
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.text import table
 
 _BAR = 40  # characters of the longest bar
 
 
-def length_histogram(lengths: Mapping[str, NDArray[Any]], row_tokens: int) -> str:
+def length_histogram(lengths: Mapping[str, NDArray[Any]], row_tokens: int, special_tokens: int) -> str:
     """Documents of each stream by their tokens, in classes that double, with bars for all streams together.
 
     Args:
@@ -35,7 +34,7 @@ def length_histogram(lengths: Mapping[str, NDArray[Any]], row_tokens: int) -> st
         bar = "#" * int(np.ceil(_BAR * total[bits] / total.max()))
         span = f"{low:,} to {high:,}" if high > low else f"{low:,}"
         rows.append([span, *(f"{count[bits]:,}" for count in counts.values()), bar])
-    longer = (whole > row_tokens - SPECIAL_TOKENS).mean()
+    longer = (whole > row_tokens - special_tokens).mean()
     summary = (
         f"{len(whole):,} documents, {whole.sum():,} tokens; median {np.median(whole):,.0f}, longest {whole.max():,}; "
         f"{longer:.1%} are longer than a row of {row_tokens:,} and are cut"

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.data.mixture import TokenStreams
-from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
+from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.errors import DataError
 from modernbert_train.objectives.mlm import LABELS, POSITIONS
@@ -101,22 +101,24 @@ class RowWriter:
                 number, chunks = next(numbered)
                 title = f"row {number:,} of {plan.num_rows:,}"
                 span = slice(first, first + plan.row_tokens)
-                yield self._row(title, chunks, original_T[span], input_T[span], kind_T[span])
+                special = plan.objective.special_tokens
+                yield self._row(title, chunks, special, original_T[span], input_T[span], kind_T[span])
 
     def _row(
         self,
         title: str,
         chunks: Sequence[Chunk],
+        special: int,
         original: NDArray[np.int64],
         read: NDArray[np.int64],
         kinds: NDArray[np.str_],
     ) -> str:
-        used = sum(chunk.length + SPECIAL_TOKENS for chunk in chunks)
+        used = sum(chunk.length + special for chunk in chunks)
         count = "1 sequence" if len(chunks) == 1 else f"{len(chunks)} sequences"
         lines = [self._paint("heading", f"=== {title}: {count}, {used:,} of {len(original):,} tokens")]
         at = 0
         for chunk in chunks:
-            span = slice(at, at + chunk.length + SPECIAL_TOKENS)
+            span = slice(at, at + chunk.length + special)
             at = span.stop
             whole = f"tokens {chunk.start:,} to {chunk.start + chunk.length:,}"
             about = f"--- {self._streams.describe(chunk.document)}, {whole}, pass {chunk.epoch + 1}"

@@ -7,6 +7,7 @@ what is trained, on any number of ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.batch import Batch
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import MaskedLmConfig, ObjectiveConfig, RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.mixture import TokenStreams
@@ -46,7 +47,7 @@ def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -
     """
     facts = check_data(config)
     vocabulary = facts.vocabulary
-    data = open_path(config, facts, build_objective(config.objective, vocabulary))
+    data = open_path(config, facts, partial(build_objective, vocabulary=vocabulary))
     plans = _plans_from(data.planned.planner, number)
     plan = next(plans)
     batches = first_microbatches(data.maker, plan, num_rows)
@@ -61,7 +62,11 @@ def inspect_run(config: RunConfig, number: int, num_rows: int, *, color: bool) -
             _heading(config, plan, number, batches, vocabulary.mask_id),
             legend(paint),
             *shown,
-            length_histogram(_lengths(data.streams, [documents for _, documents in sizes.values()]), plan.row_tokens),
+            length_histogram(
+                _lengths(data.streams, [documents for _, documents in sizes.values()]),
+                plan.row_tokens,
+                plan.objective.special_tokens,
+            ),
             packing_lines(measured),
             mixture_table(config, measured, sizes),
         ]
@@ -98,6 +103,12 @@ def _lengths(streams: TokenStreams, documents: list[int]) -> dict[str, NDArray[A
     return dict(zip(streams.names, parts, strict=True))
 
 
+def _objective(objective: ObjectiveConfig) -> str:
+    if isinstance(objective, MaskedLmConfig):
+        return f"masking {objective.masking}, rate {objective.mask_rate:.0%}"
+    return f"objective {objective.name}"
+
+
 def _heading(config: RunConfig, plan: BatchPlan, number: int, batches: list[Batch], mask_id: int) -> str:
     counts = count_marks(batches, mask_id)
     predicted = sum(counts.values())
@@ -106,6 +117,6 @@ def _heading(config: RunConfig, plan: BatchPlan, number: int, batches: list[Batc
     return (
         f"{config.name}: batch {number:,}, phase {plan.phase}, after {plan.tokens_before:,} tokens: "
         f"{plan.num_rows:,} rows of {plan.row_tokens:,}\n"
-        f"masking {config.mlm.masking}, rate {plan.mask_rate:.0%}: {predicted:,} of {tokens:,} tokens in "
+        f"{_objective(plan.objective)}: {predicted:,} of {tokens:,} tokens in "
         f"{len(batches)} microbatch{'es' if len(batches) != 1 else ''}, {shares}"
     )

@@ -27,15 +27,13 @@ class ForMaskedLM(nn.Module):
 
     Args:
         encoder: of any architecture.
-        term: name of the loss, which targets and counts are kept under.
         z_loss: see `masked_lm_loss_sum`.
     """
 
-    def __init__(self, encoder: Encoder, *, term: str = "mlm", z_loss: float = 0.0) -> None:
+    def __init__(self, encoder: Encoder, *, z_loss: float = 0.0) -> None:
         super().__init__()
         self.config = encoder.config
         self.model = encoder
-        self.term = term
         self.z_loss = z_loss
         self.head = encoder.prediction_head()
         embedding_VD = encoder.embedding()
@@ -81,6 +79,9 @@ class ForMaskedLM(nn.Module):
             batch: on the model's device.
             figures: from all logits at once, in the plain way, with the number of hits (`mlm/hits`).
 
+        Returns:
+            The sum of the batch's first loss term: masked tokens or the next, the model is the same.
+
         Raises:
             ConfigError: compute.attention names a kernel that cannot serve this device and precision.
         """
@@ -88,20 +89,20 @@ class ForMaskedLM(nn.Module):
 
     def token_sums(self, hidden_TD: Tensor, batch: Batch, figures: bool) -> Sums:
         """What `forward` gives, of hidden states that are there already."""
-        positions_M, labels_M = batch.targets[POSITIONS], batch.targets[LABELS]
+        positions_M, labels_M, term = batch.targets[POSITIONS], batch.targets[LABELS], next(iter(batch.counts))
         hidden_MD = self._transformed(hidden_TD, positions_M)
         if figures:
             logits_MV = self.decoder(hidden_MD)
             loss_sum = masked_lm_loss_sum(logits_MV, labels_M, self.z_loss)
             hits = (logits_MV.argmax(dim=-1) == labels_M).sum()
-            return Sums({self.term: loss_sum}, {f"{self.term}/hits": hits})
+            return Sums({term: loss_sum}, {f"{term}/hits": hits})
         weight_VD, bias_V = self.decoder.weight, self.decoder.bias
         size = compute_dtype(hidden_MD).itemsize
         chunk = self.config.logit_chunk(on_gpu=hidden_MD.is_cuda, bytes_per_logit=size)
         loss_sum = ChunkedLoss.apply(
             hidden_MD, weight_VD, bias_V, labels_M, self.z_loss, chunk, self._loss_and_gradient
         )
-        return Sums({self.term: loss_sum}, {})
+        return Sums({term: loss_sum}, {})
 
     def _transformed(self, hidden_TD: Tensor, positions_M: Tensor) -> Tensor:
         # index_select: its backward pass adds rows where they belong, that of an index sorts the positions first

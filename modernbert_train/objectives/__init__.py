@@ -6,12 +6,13 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from modernbert_train.batch import Inputs, PackedText
-from modernbert_train.config.schema import MaskedLmConfig, ObjectiveConfig
+from modernbert_train.config.schema import CausalLmConfig, MaskedLmConfig, ObjectiveConfig, SentenceOrderConfig
+from modernbert_train.objectives.causal import CausalLM
 from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.objectives.sop import SentenceOrder
 from modernbert_train.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -22,25 +23,29 @@ if TYPE_CHECKING:
 class Objective(Protocol):
     """One way to train an encoder: Objective(config, vocabulary).
 
-    Attributes:
-        terms: loss term -> weight.
-        special_tokens: that a chunk of text gets: [CLS] before it and the others after it; all that packing asks.
+    What planning has to know of it, its special tokens and its loss terms, stands in its section of the configuration.
     """
-
-    terms: Mapping[str, float]
-    special_tokens: int
 
     def __init__(self, config: Any, vocabulary: Vocabulary) -> None: ...
 
-    def make(self, text: PackedText, mask_rate: float) -> Inputs:
-        """Inputs and targets of a microbatch: a pure function of the text and its keys, of static shapes."""
+    def make(self, text: PackedText, settings: Any) -> Inputs:
+        """Inputs and targets of a microbatch: a pure function of the text and its keys, of static shapes.
+
+        Args:
+            text: laid out.
+            settings: the section as it is now; what is `phased` may differ from what the objective was built with.
+        """
 
     @staticmethod
     def module(config: Any, encoder: Encoder) -> ForMaskedLM:
         """The encoder with what stands on or beside it; its forward takes a Batch, and `figures`, and gives Sums."""
 
 
-OBJECTIVES: dict[type[ObjectiveConfig], type[Objective]] = {MaskedLmConfig: MaskedLM}
+OBJECTIVES: dict[type[ObjectiveConfig], type[Objective]] = {
+    MaskedLmConfig: MaskedLM,
+    CausalLmConfig: CausalLM,
+    SentenceOrderConfig: SentenceOrder,
+}
 
 
 def build_objective(config: ObjectiveConfig, vocabulary: Vocabulary) -> Objective:

@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,9 +61,6 @@ class MaskedLM:
         vocabulary: the tokenizer's ids.
     """
 
-    terms: Mapping[str, float] = MappingProxyType({"mlm": 1.0})
-    special_tokens = 2
-
     def __init__(self, config: MaskedLmConfig, vocabulary: Vocabulary) -> None:
         self._config = config
         self._mask_id = vocabulary.mask_id
@@ -74,8 +69,9 @@ class MaskedLM:
             special = (vocabulary.cls_id, vocabulary.sep_id, vocabulary.pad_id, vocabulary.mask_id)
             self._random_ids = np.arange(max(*special, int(vocabulary.ordinary.max())) + 1)
 
-    def make(self, text: PackedText, mask_rate: float) -> Inputs:
+    def make(self, text: PackedText, settings: MaskedLmConfig) -> Inputs:
         """See `Objective.make`."""
+        mask_rate = settings.mask_rate
         masked = self.corrupt(text.ids_T, text.starts_Q, text.lengths_Q, text.keys_Q, mask_rate)
         bound, predicted = self.max_predicted(mask_rate, len(text.ids_T)), len(masked.labels_M)
         assert predicted <= bound, f"{predicted} predicted positions exceed the bound of {bound}"

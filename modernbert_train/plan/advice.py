@@ -60,7 +60,7 @@ def phase_memory(
         shards=sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu]),
         ranks=ranks,
         tokens=tokens,
-        predicted=math.ceil(phase.mask_rate * tokens) + 32,  # a bound as MaskedLM.max_predicted
+        predicted=math.ceil(phase.predicted_share * tokens) + 32,  # a bound as MaskedLM.max_predicted
     )
 
 

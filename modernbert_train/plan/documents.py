@@ -20,7 +20,7 @@ from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import INDEX, LENGTHS
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mixing import phase_weights
-from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, Chunk, GreedyPacker
+from modernbert_train.data.packing import Chunk, GreedyPacker
 from modernbert_train.errors import DataError
 from modernbert_train.plan.flops import Spans, mean_spans
 from modernbert_train.read_json import read_json
@@ -138,18 +138,18 @@ def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig) -> RowT
         documents: what there is.
         phase: whose row length and shares of streams count.
     """
-    row, side = phase.row_tokens, config.modernbert.half_window
+    row, side, special = phase.row_tokens, config.modernbert.half_window, config.objective.special_tokens
     if documents.streams:
         own = {
             name: stream.documents if config.data.mix_by == "documents" else stream.tokens
             for name, stream in documents.streams.items()
         }
         weights = {name: weight for name, weight in phase_weights(config, phase, own).items() if weight}
-        cut = {name: _sequences(documents.streams[name].lengths, row) for name in weights}
+        cut = {name: _sequences(documents.streams[name].lengths, row, special) for name in weights}
     else:
         weights = {"": 1}
         whole = np.array([row], dtype=np.int64)
-        cut = {"": whole if documents.assumed is None else _sequences(documents.assumed, row)}
+        cut = {"": whole if documents.assumed is None else _sequences(documents.assumed, row, special)}
     # tokens of each stream's documents weigh what the phase asks for; by documents, their mean length comes in
     by_documents = bool(documents.streams) and config.data.mix_by == "documents"
     asked = {
@@ -175,11 +175,11 @@ def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig) -> RowT
     )
 
 
-def _sequences(lengths: NDArray[np.integer], row_tokens: int) -> NDArray[np.int64]:
+def _sequences(lengths: NDArray[np.integer], row_tokens: int, special: int) -> NDArray[np.int64]:
     """Lengths of the sequences that documents are cut into, special tokens included."""
-    whole, rest = np.divmod(lengths.astype(np.int64), row_tokens - SPECIAL_TOKENS)
+    whole, rest = np.divmod(lengths.astype(np.int64), row_tokens - special)
     full: NDArray[np.int64] = np.full(int(whole.sum()), row_tokens, dtype=np.int64)
-    return np.concatenate([full, rest[rest > 0] + SPECIAL_TOKENS])
+    return np.concatenate([full, rest[rest > 0] + special])
 
 
 def _fill(
@@ -191,11 +191,12 @@ def _fill(
     drawn = np.concatenate(
         [rng.choice(lengths, math.ceil(_PACKED * sequences[name] / total)) for name, lengths in cut.items()]
     )
-    packer = GreedyPacker(row_tokens, config.data.packing_window, config.data.max_wait_rows)
+    special = config.objective.special_tokens
+    packer = GreedyPacker(row_tokens, config.data.packing_window, config.data.max_wait_rows, special)
     for index, length in enumerate(rng.permutation(drawn).tolist()):
-        if length >= SMALLEST_SEQUENCE:
-            packer.place(Chunk(0, index, 0, length - SPECIAL_TOKENS))
+        if length > special:
+            packer.place(Chunk(0, index, 0, length - special))
     if not packer.ready:
         packer.flush()
-    tokens = sum(chunk.length + SPECIAL_TOKENS for row in packer.ready for chunk in row)
+    tokens = sum(chunk.length + special for row in packer.ready for chunk in row)
     return tokens / (len(packer.ready) * row_tokens)

@@ -9,7 +9,6 @@ from pathlib import Path
 from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.facts import DataFacts
-from modernbert_train.data.packing import SPECIAL_TOKENS
 from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
 from modernbert_train.plan.flops import Flops, flops_per_token
 from modernbert_train.plan.parameters import Parameters, count_parameters
@@ -26,7 +25,7 @@ class PlannedPhase:
         config: its configuration.
         text: what its rows hold.
         flops: of a token that is not padding.
-        mask_rate: share of the maskable tokens that are predicted.
+        predicted_share: of the tokens of text.
         ranges: its steps.
     """
 
@@ -34,7 +33,7 @@ class PlannedPhase:
     config: PhaseConfig
     text: RowText
     flops: Flops
-    mask_rate: float
+    predicted_share: float
     ranges: tuple[StepRange, ...]
 
     @property
@@ -94,7 +93,7 @@ class Plan:
     def work(self, phase: PlannedPhase) -> Work:
         """What one rank computes in a phase."""
         shape = (self.config.modernbert, self.config.compute)
-        return Work(*shape, phase.config.row_tokens, phase.flops, phase.mask_rate, phase.fill)
+        return Work(*shape, phase.config.row_tokens, phase.flops, phase.predicted_share, phase.fill)
 
     def step(self, gpu: str, phase: PlannedPhase, rows: int) -> StepTime:
         """Time of a step of the run as it is configured.
@@ -175,8 +174,9 @@ def _validation_tokens(config: RunConfig, facts: DataFacts | None) -> int | None
 def _phase(
     config: RunConfig, name: str, phase: PhaseConfig, text: RowText, ranges: Sequence[StepRange]
 ) -> PlannedPhase:
-    rate = config.in_phase[name].objective.mask_rate
-    predicted = rate * (1 - SPECIAL_TOKENS / text.sequence_tokens)
+    objective = config.in_phase[name].objective
+    rate = objective.predicted_share
+    predicted = rate * (1 - objective.special_tokens / text.sequence_tokens)
     return PlannedPhase(
         name, phase, text, flops_per_token(config.modernbert, text.spans, predicted), rate, tuple(ranges)
     )

@@ -43,7 +43,7 @@ def quantities(config: RunConfig) -> tuple[Quantity, ...]:
         Quantity("learning rate", lambda tokens: lr_at(config, tokens), rate),
         Quantity("batch size, rows", rows, whole),
         Quantity("context length, tokens", lambda tokens: position_at(config, tokens).phase.row_tokens, whole),
-        Quantity("masking rate", lambda tokens: at(config, tokens).objective.mask_rate, percent(1)),
+        Quantity("predicted tokens", lambda tokens: at(config, tokens).objective.predicted_share, percent(1)),
     )
 
 

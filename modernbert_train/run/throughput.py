@@ -39,7 +39,9 @@ _SLOWEST_PARTS = 20  # one in so many of them, at least one, is left out: it com
 _SETTLED_SECONDS = 600.0  # before, the time between steps (validations, checkpoints) is a share of this
 
 
-def training_flops(rows: Sequence[Row], predicted: int, model: ModernBertConfig) -> float:
+def training_flops(
+    rows: Sequence[Row], predicted: int, model: ModernBertConfig, special_tokens: int = SPECIAL_TOKENS
+) -> float:
     """FLOPs of a forward and a backward pass over some rows, by the true length of each sequence in them.
 
     Padding, recomputation and what a kernel computes beyond a window do not count; see plan/flops.py.
@@ -48,8 +50,9 @@ def training_flops(rows: Sequence[Row], predicted: int, model: ModernBertConfig)
         rows: the chunks in each row.
         predicted: positions that are predicted in them.
         model: the encoder.
+        special_tokens: of each chunk.
     """
-    lengths = [chunk.length + SPECIAL_TOKENS for row in rows for chunk in row]
+    lengths = [chunk.length + special_tokens for row in rows for chunk in row]
     tokens = sum(lengths)
     return tokens * flops_per_token(model, mean_spans(lengths, model.half_window), predicted / tokens).training
 
@@ -116,7 +119,7 @@ class Meter:
             peak_memory_bytes: see `peak_memory_bytes`.
             seconds_left: to the end of the run; see `_seconds_left`.
         """
-        speed = training_flops(rows, predicted, self._config.modernbert) / seconds
+        speed = training_flops(rows, predicted, self._config.modernbert, plan.objective.special_tokens) / seconds
         found = _streams(plan.streams) | {
             "tokens_per_second": plan.tokens / seconds,
             "packing_efficiency": plan.tokens / (plan.num_rows * plan.row_tokens),

@@ -35,17 +35,16 @@ class ComposerObjective(ComposerModel):
 
     Args:
         model: forward(batch, figures) gives Sums.
-        terms: loss term -> weight.
     """
 
-    def __init__(self, model: ForMaskedLM, terms: Mapping[str, float]) -> None:
+    def __init__(self, model: ForMaskedLM) -> None:
         super().__init__()
         self.model = model
-        self.terms = terms
         # FSDP2 units: each layer on its own, and the rest (embeddings, tied decoder, heads) together
         layers = {*model.model.layers}
         vars(model)["fsdp_wrap_fn"] = lambda module: module in layers
-        self._counts: Mapping[str, float | Tensor] = dict.fromkeys(terms, 1.0)
+        self._terms: Mapping[str, float] = {}
+        self._counts: Mapping[str, float | Tensor] = {}
         self._step_key: int | None = None
         self._microbatch = 0
 
@@ -58,12 +57,14 @@ class ComposerObjective(ComposerModel):
         """
         self._step_key, self._microbatch = key, dist.get_global_rank()
 
-    def divide_by(self, counts: Mapping[str, float | Tensor]) -> None:
-        """Set what the sums of the step's microbatches are divided by: the mean over ranks of each term's count.
+    def divide_by(self, counts: Mapping[str, float | Tensor], terms: Mapping[str, float]) -> None:
+        """Set what the sums of the step's microbatches are divided by, and the weights of its loss terms.
 
-        The mean and not the sum, because DDP and FSDP2 divide gradients by the number of ranks.
+        Args:
+            counts: of each term the mean over ranks, because DDP and FSDP2 divide gradients by the number of ranks.
+            terms: of the step's objective: loss term -> weight.
         """
-        self._counts = counts
+        self._counts, self._terms = counts, terms
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
         if self.training and self._step_key is not None:
@@ -73,7 +74,7 @@ class ComposerObjective(ComposerModel):
 
     def loss(self, outputs: Sums, batch: Batch, *args: Any, **kwargs: Any) -> Tensor:
         """What this microbatch adds to the loss of the step, times the number of ranks."""
-        return weighted(outputs.losses, self.terms, self._counts)
+        return weighted(outputs.losses, self._terms, self._counts)
 
     def eval_forward(self, batch: Batch, outputs: Sums | None = None) -> Sums:
         return self.forward(batch, figures=True) if outputs is None else outputs

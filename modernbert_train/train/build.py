@@ -98,14 +98,13 @@ def build(
     rank, ranks = this_rank(), num_ranks()
     stage("reading the lengths of the documents")
     data = build_data(config, facts)
-    terms = data.maker.objective.terms
     loader = data.loader(rank, ranks)
     stage("building the model")
     model = build_model(config, sharded=is_sharded(config, ranks))
     progress = Progress(config, visible=rank == 0)
     record = Record(folder if rank == 0 else None, progress)
-    adapter = ComposerObjective(model, terms)
-    step = CurrentStep(requests, terms)
+    adapter = ComposerObjective(model)
+    step = CurrentStep(requests)
     guard = Guard(config, data.streams, folder, progress, partial(key_dropout, config, adapter), step)
     measure = Measure(config, compute, step, record, progress)
     save = Save(config, loader, folder, fingerprint, guard.memory, record, step, requests)
@@ -161,4 +160,4 @@ def build_model(config: RunConfig, *, sharded: bool) -> ForMaskedLM:
 
 def build_data(config: RunConfig, facts: DataFacts) -> DataPath:
     """The way from the training text to batches."""
-    return open_path(config, facts, build_objective(config.objective, facts.vocabulary))
+    return open_path(config, facts, partial(build_objective, vocabulary=facts.vocabulary))

@@ -191,8 +191,9 @@ class PlannedTrainer(Trainer):
             optimizer.zero_grad(set_to_none=True)
         batch: StepBatch = self.state.batch
         adapter = self._original_model
-        counts = {term: sum(part.counts[term] for part in microbatches) for term in adapter.terms}
-        adapter.divide_by(self._means_over_ranks(counts))
+        terms = batch.plan.objective.terms
+        counts = {term: sum(part.counts[term] for part in microbatches) for term in terms}
+        adapter.divide_by(self._means_over_ranks(counts), terms)
         for number, part in enumerate(microbatches, start=1):
             self.state.batch = self._train_data_spec.microbatch_transforms(part)
             self._train_microbatch(False, 1, number == len(microbatches))

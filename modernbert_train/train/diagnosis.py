@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor
 
 from modernbert_train.batch import Batch
 from modernbert_train.data.loader import StepBatch
-from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
-from modernbert_train.data.planner import Row
+from modernbert_train.data.packing import Chunk
+from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.models.masked_lm import POSITIONS
 from modernbert_train.train.adapters import adapter_of, inner_model
 
@@ -80,7 +80,7 @@ def find_non_finite(state: State, reseed: Callable[[], None]) -> list[Finding]:
                     torch.autograd.grad(loss, watch.source)
             if watch.found is not None:
                 name, direction, tensor = watch.found
-                chunks = _chunks_of(tensor, moved, part_rows, batch.plan.row_tokens)
+                chunks = _chunks_of(tensor, moved, part_rows, batch.plan)
                 findings.append(Finding(number, f"{name}, {direction}", chunks))
     return findings
 
@@ -120,7 +120,7 @@ def _watched(model: nn.Module) -> Iterator[_Watch]:
             handle.remove()
 
 
-def _chunks_of(tensor: Tensor, batch: Batch, rows: Sequence[Row], row_tokens: int) -> list[Chunk]:
+def _chunks_of(tensor: Tensor, batch: Batch, rows: Sequence[Row], plan: BatchPlan) -> list[Chunk]:
     """The chunks at whose positions a tensor (T or M first) is not finite; all chunks if it has no positions."""
     everything = [chunk for row in rows for chunk in row]
     bad = ~torch.isfinite(tensor)
@@ -134,9 +134,9 @@ def _chunks_of(tensor: Tensor, batch: Batch, rows: Sequence[Row], row_tokens: in
     hit = set(positions.tolist())
     found = []
     for number, row in enumerate(rows):
-        at = number * row_tokens
+        at = number * plan.row_tokens
         for chunk in row:
-            end = at + chunk.length + SPECIAL_TOKENS
+            end = at + chunk.length + plan.objective.special_tokens
             if not hit.isdisjoint(range(at, end)):
                 found.append(chunk)
             at = end

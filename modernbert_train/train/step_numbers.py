@@ -76,16 +76,15 @@ class CurrentStep(Callback):
 
     Args:
         requests: this rank's requests, which are made known to all.
-        terms: of the objective, with their weights.
 
     Attributes:
         skipped: its update is not applied; set by the guard.
         rolled_back: weights and moments were taken from a checkpoint, so a new one is due; set by the guard.
     """
 
-    def __init__(self, requests: Requests, terms: Mapping[str, float]) -> None:
+    def __init__(self, requests: Requests) -> None:
         self._requests = requests
-        self._terms = terms
+        self._terms: Mapping[str, float] = {}  # of the present step
         self._sums: list[tuple[dict[str, Tensor], Mapping[str, int]]] = []  # of this rank's microbatches, their counts
         self._numbers: StepNumbers | None = None
         self.skipped = self.rolled_back = False
@@ -105,6 +104,7 @@ class CurrentStep(Callback):
 
     def batch_start(self, state: State, logger: Logger) -> None:
         self._sums, self._numbers = [], None
+        self._terms = state.batch.plan.objective.terms
         self.skipped = self.rolled_back = False
 
     def after_loss(self, state: State, logger: Logger) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train import __version__
-from modernbert_train.config.schema import PhaseConfig, RunConfig, StreamConfig
+from modernbert_train.config.schema import MaskedLmConfig, ObjectiveConfig, PhaseConfig, RunConfig, StreamConfig
 from modernbert_train.data.dataset_card import DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.init import count_parameters
@@ -181,7 +181,7 @@ def _data(card: DatasetCard | None, report: dict[str, Any]) -> str:
 
 
 def _training(trained: RunConfig, step: int, tokens: int) -> str:
-    optim, model, objective = trained.optim, trained.modernbert, trained.mlm
+    optim, model = trained.optim, trained.modernbert
     origin = "drawn at random (truncated normal)"
     for key in ("init_from", "grow_from"):
         if getattr(trained.weights, key):
@@ -189,7 +189,6 @@ def _training(trained: RunConfig, step: int, tokens: int) -> str:
     if trained.start is not None:
         origin = f"`start.checkpoint={trained.start.checkpoint}`"
     every = model.global_attn_every_n_layers
-    rest = 1 - objective.mask_token_share - objective.random_token_share
     rows = "\n".join(_phase_row(name, phase, trained) for name, phase in trained.phases.items())
     return f"""{tokens:,} tokens of {trained.total_tokens:,} planned, in {step:,} steps, seed {trained.seed}.
 
@@ -197,13 +196,22 @@ def _training(trained: RunConfig, step: int, tokens: int) -> str:
 - Architecture: {model.num_layers} layers of width {model.hidden_size}, {model.num_heads} heads, hidden width
   {model.intermediate_size}; layers 0, {every}, {2 * every}, ... attend globally, the others within
   {model.local_attention} tokens; dropout {model.attention_out_dropout:g} after attention.
-- Objective: {objective.masking} masking; of the predicted tokens {objective.mask_token_share:.0%} become `{MASK}`,
-  {objective.random_token_share:.0%} a random token, {rest:.0%} stay.
+- Objective: {_objective(trained.objective)}.
 - Optimizer: {optim.name}, betas {tuple(optim.betas)}, epsilon {optim.eps:g}, weight decay {optim.weight_decay:g}.
 
-| phase | tokens | context | rows in a batch | masked | peak learning rate | schedule | RoPE base, global / local |
+| phase | tokens | context | rows in a batch | predicted | peak learning rate | schedule | RoPE base, global / local |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}"""
+
+
+def _objective(objective: ObjectiveConfig) -> str:
+    if not isinstance(objective, MaskedLmConfig):
+        return f"`{objective.name}`"
+    rest = 1 - objective.mask_token_share - objective.random_token_share
+    return (
+        f"{objective.masking} masking; of the predicted tokens {objective.mask_token_share:.0%} become `{MASK}`,\n"
+        f"  {objective.random_token_share:.0%} a random token, {rest:.0%} stay"
+    )
 
 
 def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
@@ -215,7 +223,7 @@ def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
     size = f"{phase.batch_rows:,}" if warmup is None else f"{warmup.start_rows:,} to {phase.batch_rows:,}"
     now = trained.in_phase[name]
     bases = f"{now.modernbert.global_rope_theta:,.0f} / {now.modernbert.local_rope_theta:,.0f}"
-    cells = (name, f"{phase.tokens:,}", f"{phase.row_tokens:,}", size, f"{now.objective.mask_rate:.0%}")
+    cells = (name, f"{phase.tokens:,}", f"{phase.row_tokens:,}", size, f"{now.objective.predicted_share:.0%}")
     return "| " + " | ".join((*cells, f"{now.optim.lr * phase.lr_ratio:.2e}", ", ".join(parts), bases)) + " |"
 
 
@@ -234,9 +242,10 @@ def _evaluation(trained: RunConfig, tokens: int, metrics: Sequence[dict[str, Any
     if not measured:
         return "Not measured: the run named no held-out text, or had not come to it."
     last = measured[-1]
+    share = trained.objective.for_validation().predicted_share
     return (
-        f"On {last['predicted']:,} predictions in held-out documents, {trained.objective.eval_mask_rate:.0%} of the "
-        f"tokens masked, after {last['tokens']:,} tokens of training:\n\n"
+        f"On {last['predicted']:,} predictions in held-out documents, {share:.0%} of the tokens predicted, "
+        f"after {last['tokens']:,} tokens of training:\n\n"
         "| | loss (nats) | accuracy |\n| --- | --- | --- |\n"
         f"| this model | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
         f"| unigram baseline | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"

@@ -1,0 +1,114 @@
+"""What is trained: keys that every objective has, and a dataclass for each.
+
+Another objective is one more here, a row in schema.VARIANTS and a file in objectives/. Properties say what planning has to know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from omegaconf import MISSING
+
+from modernbert_train.config.knob import knob
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """Keys that every objective has."""
+
+    name: str = MISSING
+    # weight of the squared log-partition added to the loss; the release used none
+    z_loss: float = knob(0.0, low=0)
+
+    @property
+    def special_tokens(self) -> int:
+        """That each chunk of text gets: [CLS] before it, [SEP] after it, and others."""
+        return 2
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """Loss term -> weight; the first is a mean over predicted tokens."""
+        raise NotImplementedError
+
+    @property
+    def predicted_share(self) -> float:
+        """Of the tokens of text, how many are predicted."""
+        raise NotImplementedError
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """What stands on the encoder; a run's phases may change between objectives with the same."""
+        return ("tokens",)
+
+    def for_validation(self) -> ObjectiveConfig:
+        """The same on held-out text, whatever training does: figures of all runs compare."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLmConfig(ObjectiveConfig):
+    """Masked-language modelling."""
+
+    name: str = "mlm"
+    masking: Literal["exact", "bernoulli", "reference"] = "exact"  # which tokens in training; see objectives/mlm.py
+    # share of the tokens that may be predicted that are, in training
+    mask_rate: float = knob(
+        0.3, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.3", phased=True
+    )
+    # the same in validation, whose masking is always exact and never changes
+    eval_mask_rate: float = knob(0.15, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.15")
+    mask_token_share: float = knob(0.8, low=0)  # of the predicted positions: replaced by [MASK]
+    # of the predicted positions: replaced by a random token; the rest stay
+    random_token_share: float = knob(0.1, low=0)
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return {"mlm": 1.0}
+
+    @property
+    def predicted_share(self) -> float:
+        return self.mask_rate
+
+    def for_validation(self) -> MaskedLmConfig:
+        return replace(self, masking="exact", mask_rate=self.eval_mask_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLmConfig(ObjectiveConfig):
+    """Causal language modelling: every token is predicted from those before it, and nothing sees what follows it.
+
+    Exported as a decoder. As a phase it may come before masked-language modelling in one run (arXiv 2507.00994).
+    """
+
+    name: str = "causal"
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return {"causal": 1.0}
+
+    @property
+    def predicted_share(self) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceOrderConfig(MaskedLmConfig):
+    """Masked-language modelling and the order of two halves of a text (ALBERT, arXiv 1909.11942, section 3.1)."""
+
+    name: str = "sop"
+    swapped_share: float = knob(0.5, above=0, below=1)  # of the pairs: the second half stands first
+    order_weight: float = knob(1.0, above=0)  # of the order's loss beside that of the masked tokens
+
+    @property
+    def special_tokens(self) -> int:
+        return 3
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return {"mlm": 1.0, "sop": self.order_weight}
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("tokens", "pair")

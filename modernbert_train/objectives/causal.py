@@ -1,0 +1,55 @@
+"""Causal language modelling: each token is predicted from those before it in its sequence.
+
+[CLS] stands first, seen by all, and predicts the first token of the text; [SEP] is predicted like any token and
+predicts nothing. The encoder is told that its order is causal; its weights and heads are those of masked-language
+modelling, so a run may do both, one phase after the other (arXiv 2507.00994).
+
+Shape legend: T packed tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
+from modernbert_train.config.schema import CausalLmConfig
+from modernbert_train.objectives.mlm import LABELS, POSITIONS
+from modernbert_train.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from modernbert_train.models.encoder import Encoder
+    from modernbert_train.models.masked_lm import ForMaskedLM
+
+
+class CausalLM:
+    """The next token, everywhere.
+
+    Args:
+        config: of the objective.
+        vocabulary: the tokenizer's ids.
+    """
+
+    def __init__(self, config: CausalLmConfig, vocabulary: Vocabulary) -> None:
+        pass
+
+    def make(self, text: PackedText, settings: CausalLmConfig) -> Inputs:
+        """See `Objective.make`; the targets have T places, since nearly all of them are used."""
+        ids_T, sizes_Q = text.ids_T, text.lengths_Q + 1  # a sequence predicts its text and [SEP]
+        total = int(sizes_Q.sum())
+        place = np.arange(total) - np.repeat(np.cumsum(sizes_Q) - sizes_Q, sizes_Q)
+        from_ = np.repeat(text.starts_Q - 1, sizes_Q) + place  # [CLS] stands before the text
+        spare = len(ids_T) - total
+        targets = {
+            POSITIONS: np.pad(from_, (0, spare)),
+            LABELS: np.pad(ids_T[from_ + 1], (0, spare), constant_values=IGNORED_LABEL),
+        }
+        return Inputs(ids_T, targets, {"causal": total}, order="causal")
+
+    @staticmethod
+    def module(config: CausalLmConfig, encoder: Encoder) -> ForMaskedLM:
+        """See `Objective.module`."""
+        from modernbert_train.models.masked_lm import ForMaskedLM
+
+        return ForMaskedLM(encoder, z_loss=config.z_loss)

@@ -1,0 +1,122 @@
+"""Sentence order: a text is cut in two, the halves may be swapped, and the model says whether they are.
+
+A chunk is taken as the packer gives it: `[CLS] a [SEP] b [SEP]`, one special token more than without. Where it is cut
+and whether it is swapped are drawn by its key. It is cut where a sentence ends, if one does in its middle half, and
+otherwise anywhere there. Right order is 0, swapped is 1 (ALBERT, arXiv 1909.11942, section 3.1). Its published code
+takes some second halves from another document; here both always are of one text. A text of one token has no order: it
+stays `[CLS] a [SEP] [SEP]` and counts for its masked tokens only.
+
+The masked tokens are those of mlm.py, drawn from the text as it is read, after the swap.
+
+Shape legend: T packed tokens, Q sequences of text, P pairs (padded).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
+from modernbert_train.config.schema import SentenceOrderConfig
+from modernbert_train.keyed_random import hash64, uniform
+from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from modernbert_train.models.encoder import Encoder
+    from modernbert_train.models.masked_lm import ForMaskedLM
+
+PAIRS, ORDER = "pairs_P", "swapped_P"  # names of the targets: index of each pair's [CLS], and 0 or 1
+_CUT, _SWAP = (np.uint64(n) for n in (0xC7, 0x5A))
+
+
+class SentenceOrder(MaskedLM):
+    """Masked tokens and the order of two halves.
+
+    Args:
+        config: of the objective.
+        vocabulary: the tokenizer's ids, and which of them end a sentence.
+    """
+
+    def __init__(self, config: SentenceOrderConfig, vocabulary: Vocabulary) -> None:
+        super().__init__(config, vocabulary)
+        self._sep_id = vocabulary.sep_id
+        self._ends = vocabulary.sentence_ends
+
+    def make(self, text: PackedText, settings: SentenceOrderConfig) -> Inputs:
+        """See `Objective.make`."""
+        ids_T, segments_T = text.ids_T.copy(), np.zeros_like(text.ids_T)
+        swapped_Q = uniform(hash64(text.keys_Q, np.broadcast_to(_SWAP, text.keys_Q.shape))) < settings.swapped_share
+        draws_Q = uniform(hash64(text.keys_Q, np.broadcast_to(_CUT, text.keys_Q.shape)))
+        pairs, labels = [], []
+        starts, lengths = [], []  # of the halves, which are masked as two texts under one key would be as one
+        for start, length, swapped, draw in zip(
+            text.starts_Q.tolist(), text.lengths_Q.tolist(), swapped_Q.tolist(), draws_Q.tolist(), strict=True
+        ):
+            if length < 2:
+                starts.append((start, start + length))
+                lengths.append((length, 0))
+                continue
+            own = text.ids_T[start : start + length]
+            cut = self._cut(own, draw)
+            first, second = (own[cut:], own[:cut]) if swapped else (own[:cut], own[cut:])
+            middle = start + len(first)
+            ids_T[start:middle], ids_T[middle] = first, self._sep_id
+            ids_T[middle + 1 : middle + 1 + len(second)] = second
+            segments_T[middle + 1 : start + length + 2] = 1  # the second half and its [SEP]
+            pairs.append(start - 1)
+            labels.append(int(swapped))
+            starts.append((start, middle + 1))
+            lengths.append((len(first), len(second)))
+        masked = self._mask(text, ids_T, np.array(starts).reshape(-1, 2), np.array(lengths).reshape(-1, 2), settings)
+        spare = len(text.ids_T) // 4 - len(pairs)  # a pair has at least five tokens
+        targets = {
+            **masked.targets,
+            PAIRS: np.pad(np.array(pairs, dtype=np.int64), (0, spare)),
+            ORDER: np.pad(np.array(labels, dtype=np.int64), (0, spare), constant_values=IGNORED_LABEL),
+        }
+        counts = {**masked.counts, "sop": len(pairs)}
+        return replace(masked, targets=targets, counts=counts, segments_T=segments_T)
+
+    def _mask(
+        self,
+        text: PackedText,
+        ids_T: NDArray[np.int64],
+        starts_Q2: NDArray[np.int64],
+        lengths_Q2: NDArray[np.int64],
+        settings: SentenceOrderConfig,
+    ) -> Inputs:
+        """Mask the halves as one text, without the [SEP] between them: laid end to end, masked, and put back."""
+        places = [
+            np.r_[start : start + size, other : other + rest]
+            for (start, other), (size, rest) in zip(starts_Q2.tolist(), lengths_Q2.tolist(), strict=True)
+        ]
+        # the same buffer with the text of each sequence in one piece, where mlm.py expects it
+        joined_T = text.ids_T.copy()
+        back_T = np.arange(len(joined_T))
+        for start, at in zip(text.starts_Q.tolist(), places, strict=True):
+            joined_T[start : start + len(at)] = ids_T[at]
+            back_T[start : start + len(at)] = at
+        inputs = super().make(replace(text, ids_T=joined_T), settings)
+        out_T = ids_T.copy()
+        changed = np.flatnonzero(inputs.ids_T != joined_T)
+        out_T[back_T[changed]] = inputs.ids_T[changed]
+        positions = back_T[inputs.targets["positions_M"]]
+        return replace(inputs, ids_T=out_T, targets={**inputs.targets, "positions_M": positions})
+
+    def _cut(self, own: NDArray[np.int64], draw: float) -> int:
+        """Tokens of the first half, at least one and not all."""
+        low, high = max(1, len(own) // 4), max(2, len(own) - len(own) // 4)
+        ends = low + np.flatnonzero(np.isin(own[low - 1 : high - 1], self._ends)) if len(self._ends) else np.empty(0)
+        places = ends if len(ends) else np.arange(low, high)
+        return int(places[int(draw * len(places))])
+
+    @staticmethod
+    def module(config: SentenceOrderConfig, encoder: Encoder) -> ForMaskedLM:  # type: ignore[override]
+        """See `Objective.module`."""
+        from modernbert_train.models.pairs import WithOrder
+
+        return WithOrder(encoder, z_loss=config.z_loss)
