@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ from modernbert_train.read_json import parse_json
 from modernbert_train.read_once import read_once
 
 # as texts of tokens; Ċ is a line break, and the last three are full-width marks, in byte-level vocabularies
-_SENTENCE_ENDS = (".", "!", "?", "\n", "。", "！", "？", "Ċ", "ãĢĤ", "ï¼ģ", "ï¼Ł")
-_CLOSING = "\"'”’»)]"
+_SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f", "Ċ", "ãĢĤ", "ï¼ģ", "ï¼Ł")
+_CLOSING = "\"'\u201d\u2019»)]"
 _LARGEST_ID = (1 << 31) - 1  # what the shards' ids can be
 
 
@@ -30,9 +30,9 @@ class Vocabulary:
         num_entries: entries of the tokenizer, which is one more than its largest id.
         cls_id, sep_id, pad_id, mask_id: ids of the special tokens.
         ordinary: int64 ids that a random replacement is drawn from: every entry but special and unused ones.
+        sha256: hash of tokenizer.json, the tokenizer's identity.
         sentence_ends: int64 ids of those whose text ends as a sentence does: ., !, ? and their full-width forms, with
             or without a closing quote or bracket, or a line break.
-        sha256: hash of tokenizer.json, the tokenizer's identity.
     """
 
     num_entries: int
@@ -41,8 +41,8 @@ class Vocabulary:
     pad_id: int
     mask_id: int
     ordinary: NDArray[np.int64]
-    sentence_ends: NDArray[np.int64]
     sha256: str
+    sentence_ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 class _Tokenizer(NamedTuple):

@@ -1,6 +1,7 @@
 """What is trained: keys that every objective has, and a dataclass for each.
 
-Another objective is one more here, a row in schema.VARIANTS and a file in objectives/. Properties say what planning has to know of it.
+Another objective is one more here, a row in schema.VARIANTS and a file in objectives/. Properties say what planning has
+to know of it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ PAIRS, ORDER = "pairs_P", "swapped_P"  # names of the targets: index of each pai
 _CUT, _SWAP = (np.uint64(n) for n in (0xC7, 0x5A))
 
 
-class SentenceOrder(MaskedLM):
+class SentenceOrder:
     """Masked tokens and the order of two halves.
 
     Args:
@@ -42,7 +42,7 @@ class SentenceOrder(MaskedLM):
     """
 
     def __init__(self, config: SentenceOrderConfig, vocabulary: Vocabulary) -> None:
-        super().__init__(config, vocabulary)
+        self._tokens = MaskedLM(config, vocabulary)
         self._sep_id = vocabulary.sep_id
         self._ends = vocabulary.sentence_ends
 
@@ -100,7 +100,7 @@ class SentenceOrder(MaskedLM):
         for start, at in zip(text.starts_Q.tolist(), places, strict=True):
             joined_T[start : start + len(at)] = ids_T[at]
             back_T[start : start + len(at)] = at
-        inputs = super().make(replace(text, ids_T=joined_T), settings)
+        inputs = self._tokens.make(replace(text, ids_T=joined_T), settings)
         out_T = ids_T.copy()
         changed = np.flatnonzero(inputs.ids_T != joined_T)
         out_T[back_T[changed]] = inputs.ids_T[changed]
@@ -115,7 +115,7 @@ class SentenceOrder(MaskedLM):
         return int(places[int(draw * len(places))])
 
     @staticmethod
-    def module(config: SentenceOrderConfig, encoder: Encoder) -> ForMaskedLM:  # type: ignore[override]
+    def module(config: SentenceOrderConfig, encoder: Encoder) -> ForMaskedLM:
         """See `Objective.module`."""
         from modernbert_train.models.pairs import WithOrder
 
