@@ -1,0 +1,96 @@
+"""Facts of the data: one start of any command hashes each file once and parses the tokenizer once.
+
+If this breaks, nothing is wrong but the time: a corpus of 1.6 billion documents has 6 GB of lengths, and a start that
+hashes them seven times keeps all GPUs waiting for minutes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modernbert_train import vocabulary
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.data.check import check_data
+from modernbert_train.data.fingerprint import data_fingerprint
+from modernbert_train.errors import DataError
+from tests.conftest import TINY_YAML, TinyRun
+
+SHORT = (
+    *("phases.long=null", "phases.short.tokens=200", "phases.short.batch_warmup=null"),
+    "phases.short.schedule.warmup_tokens=100",
+)
+CARDS = {"train/index.json", "train/lengths.npy", "validation/index.json", "validation/lengths.npy"}
+COUNTS = {"train/token_counts.npy"}
+HASHED = {"check": CARDS, "plan": CARDS, "inspect": CARDS, "train": CARDS | COUNTS, "eval": CARDS | COUNTS}
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each file of data was hashed, and each tokenizer was parsed."""
+    found = Counter[str]()
+    digest, parse = hashlib.file_digest, vocabulary.parse_json
+
+    def hashed(file: Any, *rest: Any) -> Any:
+        found["/".join(Path(file.name).parts[-2:])] += 1
+        return digest(file, *rest)
+
+    def parsed(content: bytes) -> Any:
+        found["tokenizer"] += 1
+        return parse(content)
+
+    monkeypatch.setattr(hashlib, "file_digest", hashed)
+    monkeypatch.setattr(vocabulary, "parse_json", parsed)
+    return found
+
+
+@pytest.mark.runs
+def test_a_start_hashes_each_file_once_and_parses_the_tokenizer_once(
+    tiny_data: Path, tmp_path: Path, read: Counter[str]
+) -> None:
+    """From the command line to the last step, in this process; each command has a copy that it has never seen."""
+    for verb in HASHED:
+        shutil.copytree(tiny_data, tmp_path / verb)
+    time.sleep(0.15)
+    for verb, expected in HASHED.items():
+        file = tmp_path / f"{verb}.yaml"
+        file.write_text(TINY_YAML.format(runs=tmp_path / "runs", data=tmp_path / verb), encoding="utf-8")
+        read.clear()
+        assert main([verb, str(file), *SHORT]) == 0
+        assert read == dict.fromkeys([*expected, "tokenizer"], 1), verb
+
+
+def test_data_exchanged_within_a_process_are_seen(tiny_data: Path, tmp_path: Path, tiny_run: TinyRun) -> None:
+    """A notebook lives long; a file of the same size and with the same time is another one all the same."""
+    data = Path(shutil.copytree(tiny_data, tmp_path / "data"))
+    config = read_run(tiny_run(*(f"data.{key}={data / key}" for key in ("train", "validation", "tokenizer"))))
+    time.sleep(0.15)
+    before = data_fingerprint(check_data(config))
+
+    change_last_byte(data / "train/token_counts.npy")
+    now = data_fingerprint(check_data(config))
+    assert {key for key in now if now[key] != before[key]} == {"token counts"}
+    change_last_byte(data / "train/lengths.npy")
+    with pytest.raises(DataError, match=r"train/lengths\.npy: sha256"):
+        check_data(config)
+    change_last_byte(data / "train/lengths.npy")
+    check_data(config)
+    tokenizer = data / "tokenizer/tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes() + b" ")
+    with pytest.raises(DataError, match="made with another tokenizer"):
+        check_data(config)
+
+
+def change_last_byte(file: Path) -> None:
+    """And put its time back."""
+    old, content = file.stat(), bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
