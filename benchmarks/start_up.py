@@ -27,7 +27,7 @@ from benchmarks.corpus import write_corpus
 ROOT = Path(__file__).parents[1]
 PARTS = {  # name -> what it is
     "check": "Python, configuration, data and folder checked",
-    "imports": "torch, Composer and all else that is imported",
+    "imports": "torch, Composer and the rest; the place to start from found",
     "data": "the lengths of the documents read",
     "model": "the model without its weights",
     "trainer": "trainer, banner, first weights",
@@ -38,7 +38,6 @@ HEAVY = ("transformers", "sympy", "torch._dynamo")
 # what the process runs: the program, with a mark at the end of each part; needs nothing of this tree
 PROBE = """\
 import json, os, sys, time
-from unittest.mock import patch
 
 marks = []
 
@@ -52,15 +51,10 @@ def marked(name, call):
         return found
     return marking
 
-from modernbert_train.__main__ import main
-from modernbert_train import preflight
-
-def imports(*args, **kwargs):
-    checked(*args, **kwargs)
-    mark("check")
-    from modernbert_train.train import build, session
-    from composer import Callback
+def ready():
     mark("imports")
+    from composer import Callback
+    from modernbert_train.train import build
 
     class Marks(Callback):
         def fit_start(self, state, logger):
@@ -79,7 +73,16 @@ def imports(*args, **kwargs):
     build.build_loader = marked("data", build.build_loader)
     build.build_model = marked("model", build.build_model)
 
-checked, preflight.preflight = preflight.preflight, imports
+def stage(text):
+    if text.startswith("loading torch"):
+        mark("check")
+    if text.startswith("reading the lengths"):
+        ready()
+
+from modernbert_train.__main__ import main
+from modernbert_train.run import progress
+
+progress.stage = stage
 sys.exit(main(["train", *sys.argv[3:]]))
 """
 Times = dict[str, tuple[float, float]]  # part -> seconds, and those of the processor

@@ -1,4 +1,4 @@
-"""Lets Composer and Streaming be imported where torchvision or mosaicml-cli is absent or fits not torch, and sooner.
+"""Lets Composer and Streaming be imported where torchvision or mosaicml-cli is absent or does not fit torch.
 
 Both libraries import torchvision, and Composer imports mosaicml-cli, at their top, and use neither for anything that
 we call. There is no CPU build of torchvision on the package index, and one built for CUDA does not load on a CPU
@@ -76,6 +76,7 @@ def _importable(name: str, modules: dict[str, tuple[str, ...]]) -> bool:
     if name == "torchvision":
         with transformers_later():
             import torchmetrics  # noqa: F401  it probes torchvision itself and must not find the stub
+        sys.meta_path.insert(0, _TransformersFinder())
     for module, attributes in modules.items():
         _add_stub(module, attributes)
     return False
@@ -92,6 +93,29 @@ def _add_stub(name: str, attributes: tuple[str, ...]) -> None:
     parent, _, child = name.rpartition(".")
     if parent:
         setattr(sys.modules[parent], child, module)
+
+
+class _TransformersFinder(importlib.abc.MetaPathFinder):
+    """Lets transformers find no torchvision where there is none: it looks once, and would import from the stand-in."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path) if fullname == "transformers" else None
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def run_without(module: ModuleType) -> None:
+            stubs = {name: sys.modules.pop(name) for name in _STUBS["torchvision"] if _is_stub(name)}
+            try:
+                run(module)
+                importlib.import_module("transformers.utils").is_torchvision_available()  # it remembers the answer
+            finally:
+                sys.modules.update(stubs)
+
+        spec.loader.exec_module = run_without  # type: ignore[method-assign]
+        return spec
 
 
 @contextmanager

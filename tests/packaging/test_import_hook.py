@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from importlib.machinery import PathFinder
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train import import_stubs
+from tests.conftest import TinyRun
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,3 +98,88 @@ def test_the_command_writes_it_beside_the_packages(monkeypatch: pytest.MonkeyPat
     import_stubs._main()
     [file] = tmp_path.iterdir()
     assert file.suffix == ".pth" and len(file.read_text(encoding="utf-8").splitlines()) == 1
+
+
+# what Composer, Streaming and torchmetrics would import where it is installed, and a run does not use
+UNUSED = (
+    "transformers", "tokenizers", "huggingface_hub", "sklearn", "scipy", "pandas", "pyarrow", "datasets", "matplotlib",
+    "wandb", "mlflow", "tensorboard", "boto3", "google.cloud", "azure.storage", "peft", "onnx", "rich", "optuna",
+)  # fmt: skip
+
+
+@pytest.mark.runs
+def test_a_run_imports_nothing_heavy_that_it_does_not_use(tiny_run: TinyRun) -> None:
+    """They are half of the time until the first step. torch itself imports sympy and torch._dynamo."""
+    words = tiny_run("phases.long=null", "phases.short={tokens: 500, batch_warmup: null}", "data.validation=null")
+    code = f"""\
+import sys
+from modernbert_train.__main__ import main
+code = main(["train", *{words!r}])
+print(code, *[name for name in {UNUSED!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.stdout.splitlines()[-1] == "0", done.stdout + done.stderr
+
+
+AFTERWARDS = """\
+import composer.algorithms, streaming, torchmetrics
+from composer.algorithms.gated_linear_units import apply_gated_linear_units
+from streaming.base.dataloader import BatchEncoding
+from streaming.text.c4 import AutoTokenizer
+from torchmetrics.functional.text import bert_score
+from torchmetrics.multimodal import CLIPScore
+from torchmetrics.text import BERTScore, InfoLM
+
+assert "transformers" not in sys.modules
+assert not isinstance({}, BatchEncoding)
+assert "transformers" not in sys.modules
+
+import torch, transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+assert transformers.__file__ and isinstance(transformers.AutoModel, type)
+assert isinstance(transformers.BatchEncoding({}), (list, BatchEncoding)) and not isinstance({}, BatchEncoding)
+
+words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "one": 5, "two": 6}
+tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained("tiny")
+config = transformers.BertConfig(
+    vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+)
+transformers.BertModel(config).save_pretrained("tiny")
+
+assert AutoTokenizer.from_pretrained("tiny").vocab_size == 7
+score = bert_score(["one two two one"], ["one two two one"], model_name_or_path="tiny", num_layers=1, max_length=8)
+assert abs(float(score["f1"]) - 1) < 1e-4, score
+model = transformers.BertForMaskedLM(config)
+apply_gated_linear_units(model, torch.optim.SGD(model.parameters(), lr=0.1))
+assert "BERTGatedFFOutput" in str(model)
+print("all there")
+"""
+
+
+@pytest.mark.runs
+def test_what_was_left_for_later_is_all_there(packages: Path) -> None:
+    """A user's own metric or callback may use transformers itself, or what torchmetrics and Composer make of it."""
+    done = run(packages, AFTERWARDS)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "all there", done.stderr
+
+
+def test_who_needs_transformers_at_once_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composer hands it on to peft, which derives classes from it; and a stand-in must not hide what is loaded."""
+    finders = list(sys.meta_path)
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    with import_stubs.transformers_later():
+        assert len(sys.meta_path) == len(finders) + 1
+        some = importlib.import_module("transformers.some.where")
+        assert type(some.Thing) is import_stubs._Later and "transformers.some" in sys.modules
+    assert sys.meta_path == finders and not [name for name in sys.modules if name.startswith("transformers.some")]
+    monkeypatch.setattr(import_stubs, "_NEED_TRANSFORMERS", ("pytest",))
+    with import_stubs.transformers_later():
+        assert sys.meta_path == finders
+    monkeypatch.setattr(import_stubs, "_NEED_TRANSFORMERS", ())
+    monkeypatch.setitem(sys.modules, "transformers", sys)
+    with import_stubs.transformers_later():
+        assert sys.meta_path == finders
