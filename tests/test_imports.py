@@ -51,7 +51,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "data.mixing", "data.shuffle", "errors", "optim.schedules", "read_json", "report", "text",
     ),
     "modernbert_train.run": (
-        "config", "data", "errors", "files", "models", "plan", "ranks", "read_json", "tensor_files", "text",
+        "clock", "config", "data", "errors", "files", "models", "plan", "ranks", "read_json", "tensor_files", "text",
     ),
     "modernbert_train.weights": (
         "config", "data.dataset_card", "errors", "files", "models", "own_files", "read_json", "run", "tensor_files",
