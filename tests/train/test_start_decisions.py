@@ -225,6 +225,12 @@ def test_fresh_starts_from_scratch_whatever_is_there(place: Place, there: Callab
     assert sorted(aside) == old and not (place.runs / "tiny/checkpoints").exists()
 
 
+def test_a_fresh_start_asks_again_for_what_a_first_start_begins_with(place: Place, other: Path) -> None:
+    """A checkpoint that is put aside must not count as one to go on from."""
+    place.has(steps=MIDDLE)
+    assert place.start(f"model.init_from={other}", fresh=True) == "scratch with the weights of other:9"
+
+
 # --- the data of a start -------------------------------------------------------------------------------------------
 
 THERE = {"tokenizer": "t", "shards": "s", "lengths": "l", "token counts": "c", "validation shards": "v"}
