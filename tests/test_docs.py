@@ -138,6 +138,7 @@ def test_modules_that_are_named_exist(page: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.runs
 def test_every_page_is_in_the_navigation_and_the_site_builds(tmp_path: Path) -> None:
     navigation = re.findall(r"([\w/-]+\.md)$", (ROOT / ".mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(navigation) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES)

@@ -52,7 +52,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "data.packing", "data.path", "errors", "optim.schedules", "read_json", "report", "text",
     ),
     "modernbert_train.run": (
-        "compute", "config", "data", "errors", "files", "models", "plan", "ranks", "read_json", "tensor_files", "text",
+        "clock", "compute", "config", "data", "errors", "files", "models", "plan", "ranks", "read_json", "tensor_files",
+        "text",
     ),
     "modernbert_train.weights": (
         "config", "data.dataset_card", "errors", "files", "models", "own_files", "read_json", "run", "tensor_files",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
@@ -13,7 +15,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.errors import UnstableRun
 from modernbert_train.ranks.group import on_rank_zero
-from modernbert_train.ranks.save_requests import Requests
+from modernbert_train.ranks.save_requests import Requests, SaveRequest
 from modernbert_train.read_json import as_type
 from modernbert_train.run import checkpoint
 from modernbert_train.run.record import Record
@@ -22,6 +24,32 @@ from modernbert_train.run.saved_state import Clock, GuardState, SavedState, Trai
 from modernbert_train.train.adapters import inner_model, step_tokens
 from modernbert_train.train.step_numbers import CurrentStep
 from modernbert_train.weights.gather import gather_optimizer, gather_weights
+
+
+@dataclass(frozen=True)
+class Due:
+    """A checkpoint to be written; `phase_end` and `milestone` keep it for good."""
+
+    phase_end: bool
+    milestone: bool
+
+
+def save_due(
+    config: RunConfig, asked: SaveRequest, step: int, before: int, after: int, *, rolled_back: bool
+) -> Due | None:
+    """Whether a checkpoint is written after a step, and what it is kept for.
+
+    Args:
+        config: the run.
+        asked: of this step, by a signal or by time.
+        step: number of the step, from 1.
+        before, after: global tokens seen before and after it.
+        rolled_back: its weights are those of an earlier checkpoint.
+    """
+    interval = config.checkpoint.interval_steps
+    due = Due(ends_phase(config, before, after), crosses(config.checkpoint.interval_tokens, before, after))
+    by_steps = interval is not None and step % interval == 0
+    return due if asked.stop or asked.overdue or by_steps or rolled_back or due.phase_end or due.milestone else None
 
 
 class Save(Callback):
@@ -63,16 +91,14 @@ class Save(Callback):
         self.stopped = False
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        settings = self._config.checkpoint
         step = state.timestamp.batch.value
         alone = dist.get_world_size() == 1
         asked = self._requests.of_this_rank() if alone else self._step.numbers.asked
-        phase_end = ends_phase(self._config, *step_tokens(state))
-        milestone = crosses(settings.interval_tokens, *step_tokens(state))
-        due = settings.interval_steps is not None and step % settings.interval_steps == 0
-        if asked.stop or asked.overdue or phase_end or milestone or due or self._step.rolled_back:
+        rolled_back = self._step.rolled_back
+        due = save_due(self._config, asked, step, *step_tokens(state), rolled_back=rolled_back)
+        if due is not None:
             self._record.flush()
-            self.save(state, phase_end, milestone)
+            self.save(state, due.phase_end, due.milestone)
         if asked.stop:
             self.stopped = True
             state.stop_training()

@@ -17,20 +17,20 @@ from typing import Any
 from composer.core import Callback, State
 from composer.loggers import Logger
 
-from modernbert_train.clock import position_at
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.errors import UnstableRun
 from modernbert_train.ranks.group import on_rank_zero
-from modernbert_train.run.checkpoint import Checkpoint, newest_valid
+from modernbert_train.run.checkpoint import Checkpoint
 from modernbert_train.run.progress import Progress
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.saved_state import GuardState, SkippedUpdate
 from modernbert_train.run.spikes import highest_normal_loss
+from modernbert_train.run.verdict import find_target, find_target_again, judge, why_stop
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.diagnosis import as_json, describe, diagnose
-from modernbert_train.train.step_numbers import CurrentStep, StepNumbers
+from modernbert_train.train.step_numbers import CurrentStep
 from modernbert_train.weights.gather import load_optimizer, load_weights
 
 
@@ -92,7 +92,14 @@ class Guard(Callback):
             if entry["action"] == "roll_back":
                 self._target = self._find_target(entry, entry["to"]) or self._find_target(entry)
             self._refuse(state, entry)
-        elif fault := self._judge(plan, numbers):
+        elif fault := judge(
+            self._config,
+            self.memory["losses"][-self._settings.spike_window_batches :],  # it may have been longer before a restart
+            tokens_before=plan.tokens_before,
+            predicted=numbers.predicted,
+            loss=numbers.loss,
+            grad_norm=numbers.grad_norm,
+        ):
             entry = {
                 "kind": "fault",
                 "fault": fault,
@@ -131,16 +138,6 @@ class Guard(Callback):
                 "rate or the batch if there are many."
             )
 
-    def _judge(self, plan: BatchPlan, numbers: StepNumbers) -> str | None:
-        if not numbers.finite:
-            return "non_finite"
-        position = position_at(self._config, plan.tokens_before)
-        warming_up = position.tokens < position.phase.schedule.warmup_tokens
-        few = len(self.memory["losses"]) < self._settings.spike_window_batches
-        if warming_up or numbers.predicted == 0 or few:
-            return None
-        return "spike" if numbers.loss > self._highest_normal_loss() else None
-
     def _highest_normal_loss(self) -> float:
         settings = self._settings
         losses = self.memory["losses"][-settings.spike_window_batches :]  # it may have been longer before a restart
@@ -157,12 +154,9 @@ class Guard(Callback):
             entry["highest_normal_loss"] = self._highest_normal_loss()
         done = sum(each["action"] == entry["action"] for each in self.memory["skipped_updates"])
         reason = f"stability.{entry['fault']}={entry['action']}"
-        if entry["action"] == "skip" and entry["damaged_weights"]:
-            reason, entry["action"] = "the weights themselves are not finite, so skipping cannot help", "stop"
-        elif entry["action"] == "skip" and done >= self._settings.max_skips:
-            reason, entry["action"] = f"stability.max_skips={self._settings.max_skips} is reached", "stop"
-        elif entry["action"] == "roll_back" and done >= self._settings.max_roll_backs:
-            reason, entry["action"] = f"stability.max_roll_backs={self._settings.max_roll_backs} is reached", "stop"
+        damaged = bool(entry["damaged_weights"])
+        if refusal := why_stop(self._settings, entry["action"], done=done, damaged_weights=damaged):
+            reason, entry["action"] = refusal, "stop"
         elif entry["action"] == "roll_back":
             self._target = self._find_target(entry)
             if self._target is None:
@@ -194,17 +188,11 @@ class Guard(Callback):
 
     def _find_target(self, entry: dict[str, Any], name: str | None = None) -> Checkpoint | None:
         """The checkpoint to go back to: one by name, else the newest of this phase that is old enough."""
-        distance = self._settings.spike_roll_back_batches if entry["fault"] == "spike" else 0
-        last_step = entry["step"] - 1 - distance
-
-        def find() -> Checkpoint | None:
-            found, _ = newest_valid(self._folder.checkpoints, last_step if name is None else int(name.split("-")[1]))
-            if found is None:
-                return None
-            tokens = (found.state.tokens, entry["tokens_before"])
-            return found if len({position_at(self._config, each).index for each in tokens}) == 1 else None
-
-        return on_rank_zero(find)
+        config, checkpoints, tokens = self._config, self._folder.checkpoints, entry["tokens_before"]
+        if name is not None:
+            return on_rank_zero(lambda: find_target_again(config, checkpoints, name=name, tokens_before=tokens))
+        fault, step = entry["fault"], entry["step"]
+        return on_rank_zero(lambda: find_target(config, checkpoints, fault=fault, step=step, tokens_before=tokens))
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._target is None:

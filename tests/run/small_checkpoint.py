@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from modernbert_train.config.load import load_run, to_yaml
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.run import manifest
 from modernbert_train.run.checkpoint import commit
@@ -28,9 +29,21 @@ CONFIG = load_run(
 WEIGHT = "model.layers.0.mlp.Wo.weight"
 
 
-def write(folder: Path, step: int, *, phase_end: bool = False, milestone: bool = False) -> Path:
-    """A whole checkpoint of `step` steps and ten times as many tokens; returns its folder."""
-    model = ModernBertForMaskedLM(CONFIG.model)
+def write(
+    folder: Path,
+    step: int,
+    *,
+    phase_end: bool = False,
+    milestone: bool = False,
+    config: RunConfig = CONFIG,
+    state: SavedState | None = None,
+) -> Path:
+    """A whole checkpoint of `step` steps and, if no state says otherwise, ten times as many tokens.
+
+    Returns:
+        Its folder.
+    """
+    model = ModernBertForMaskedLM(config.model)
     weights = {name: torch.full_like(parameter, step) for name, parameter in model.named_parameters()}
     moments = {f"exp_avg/{name}": tensor / 2 for name, tensor in weights.items()}
     counts = {f"step/{name}": torch.tensor(step) for name in weights}
@@ -38,34 +51,34 @@ def write(folder: Path, step: int, *, phase_end: bool = False, milestone: bool =
         folder,
         weights=weights,
         optimizer=moments | counts,
-        state=state_of(step),
-        config_yaml=to_yaml(CONFIG),
+        state=state_of(step) if state is None else state,
+        config_yaml=to_yaml(config),
         phase_end=phase_end,
         milestone=milestone,
     )
 
 
-def state_of(step: int) -> SavedState:
-    tokens = 10 * step
+def state_of(step: int, *, tokens: int | None = None, phase: str = "short", tokenizer: str = "0" * 64) -> SavedState:
+    tokens = 10 * step if tokens is None else tokens
     clock = dict.fromkeys(Clock.__annotations__, 0) | {"batch": step, "token": tokens}
     return SavedState(
         step=step,
         tokens=tokens,
-        phase="short",
-        data={"tokenizer": "0" * 64},
+        phase=phase,
+        data={"tokenizer": tokenizer},
         training=TrainingState(
             seconds=1.5,
             timestamp=Clock(**clock),  # type: ignore[typeddict-item]
             loader={
                 "tokens": tokens,
-                "phase": "short",
+                "phase": phase,
                 "streams": {"train": {"epoch": 0, "block": 0, "laid_out_for": 62, "taken": 3, "offset": 0}},
                 "weights": [1],
                 "lag": [0],
                 "packer": {"row_tokens": 64, "ready": [[(0, 1, 0, 9)]], "waiting": [(2, (0, 2, 0, 7))]},
             },
             stability={
-                "phase": "short",
+                "phase": phase,
                 "losses": [6.5, 6.25],
                 "skipped_updates": [{"step": 1, "fault": "non_finite", "action": "skip", "tokens": (0, 10)}],
                 "unlabelled_steps": 0,

@@ -157,6 +157,25 @@ def test_retention_keeps_the_newest_and_the_ends_of_phases_and_touches_nothing_e
     ]
 
 
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        pytest.param(1, {2, 4, 6}, id="the newest alone"),
+        pytest.param(2, {2, 4, 5, 6}, id="the newest two"),
+        pytest.param(3, {2, 4, 5, 6}, id="a milestone takes a place among the newest"),
+        pytest.param(5, {2, 3, 4, 5, 6}, id="the end of a phase as well"),
+        pytest.param(6, {1, 2, 3, 4, 5, 6}, id="as many as there are"),
+        pytest.param(99, {1, 2, 3, 4, 5, 6}, id="more than there are"),
+    ],
+)
+def test_which_checkpoints_are_kept(tmp_path: Path, keep: int, kept: set[int]) -> None:
+    """Of six, of which the second closes a phase and the fourth is a milestone."""
+    for step in range(1, 7):
+        write(tmp_path, step, phase_end=step == 2, milestone=step == 4)
+    clean(tmp_path, keep)
+    assert set(steps(tmp_path)) == kept
+
+
 def test_nothing_is_removed_on_the_word_of_a_damaged_manifest(tmp_path: Path) -> None:
     """A bit that turns the end of a phase into a checkpoint like all others, a copy, another schema: left alone, and
     none of them takes the place of one that is kept."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from modernbert_train.__main__ import main
 from modernbert_train.run.checkpoint import Checkpoint, newest_valid
-from tests.conftest import TinyRun
+from tests.conftest import TINY_YAML, TinyRun
 from tests.train.test_run import records
 
 PLAIN = ("phases.short.batch_warmup=null", "phases.long.row_tokens=64", "phases.long.batch_rows=8")
@@ -38,25 +38,37 @@ def phase_end(folder: Path) -> Path:
     return min((folder / "checkpoints").iterdir())
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
+    """Two finished runs that others go on from: `whole`, and `both` of PLAIN."""
+    folder = tmp_path_factory.mktemp("left")
+    (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder, data=tiny_data), encoding="utf-8")
+    assert train([str(folder / "tiny.yaml"), "name=whole"]) == 0
+    assert train([str(folder / "tiny.yaml"), *PLAIN, "name=both"]) == 0
+    return folder
+
+
 @pytest.mark.runs
-def test_a_rollback_that_keeps_clock_moments_and_data_equals_the_run_it_left(tiny_run: TinyRun, tmp_path: Path) -> None:
-    assert train(tiny_run("name=whole")) == 0
-    middle = phase_end(tmp_path / "runs/whole")
+def test_a_rollback_that_keeps_clock_moments_and_data_equals_the_run_it_left(
+    tiny_run: TinyRun, runs: Path, tmp_path: Path
+) -> None:
+    middle = phase_end(runs / "whole")
     assert train(tiny_run("name=again", f"start.checkpoint={middle}", "start.clock=keep")) == 0
-    whole, again = (records(tmp_path / "runs" / name) for name in ("whole", "again"))
+    whole, again = records(runs / "whole"), records(tmp_path / "runs/again")
     assert again and again == whole[-len(again) :] and len(again) < len(whole)
-    ends = [newest(tmp_path / "runs" / name) for name in ("whole", "again")]
+    ends = [newest(runs / "whole"), newest(tmp_path / "runs/again")]
     assert ends[0].folder.name == ends[1].folder.name
     assert same(ends[0].weights(), ends[1].weights()) and same(ends[0].optimizer(), ends[1].optimizer())
 
 
 @pytest.mark.runs
-def test_a_phase_as_a_run_of_its_own_goes_on_with_weights_moments_and_text(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_a_phase_as_a_run_of_its_own_goes_on_with_weights_moments_and_text(
+    tiny_run: TinyRun, runs: Path, tmp_path: Path
+) -> None:
     """The clock begins again at 0, and the first batch is the one that the run before would have taken next."""
-    assert train(tiny_run(*PLAIN, "name=both")) == 0
     alone = ("phases.short=null", "name=second")
-    assert train(tiny_run(*PLAIN, *alone, f"start.checkpoint={phase_end(tmp_path / 'runs/both')}")) == 0
-    both, second = (records(tmp_path / "runs" / name) for name in ("both", "second"))
+    assert train(tiny_run(*PLAIN, *alone, f"start.checkpoint={phase_end(runs / 'both')}")) == 0
+    both, second = records(runs / "both"), records(tmp_path / "runs/second")
     at = next(i for i, entry in enumerate(both) if entry["phase"] == "long")
     assert second[0]["step"] == 1 and second[0]["loss"] == both[at]["loss"]
     assert second[0]["tokens"] == both[at]["tokens"] - both[at - 1]["tokens"]
@@ -66,11 +78,10 @@ def test_a_phase_as_a_run_of_its_own_goes_on_with_weights_moments_and_text(tiny_
 
 
 @pytest.mark.runs
-def test_moments_and_data_begin_anew_where_asked(tiny_run: TinyRun, tmp_path: Path) -> None:
-    assert train(tiny_run(*PLAIN, "name=both")) == 0
-    start = f"start={{checkpoint: {tmp_path}/runs/both, moments: reset, data: restart}}"
+def test_moments_and_data_begin_anew_where_asked(tiny_run: TinyRun, runs: Path, tmp_path: Path) -> None:
+    start = f"start={{checkpoint: {runs}/both, moments: reset, data: restart}}"
     assert train(tiny_run(*PLAIN, "name=fresh", start)) == 0
-    both, fresh = (records(tmp_path / "runs" / name) for name in ("both", "fresh"))
+    both, fresh = records(runs / "both"), records(tmp_path / "runs/fresh")
     assert fresh[0]["tokens"] == both[0]["tokens"] and fresh[0]["loss"] < both[0]["loss"], "same text, trained weights"
     steps = newest(tmp_path / "runs/fresh").optimizer()["step/head.norm.weight"]
     assert int(steps) == len(fresh), "the moments have only seen this run"
@@ -103,10 +114,8 @@ def test_a_phase_empties_the_moments_once_even_if_it_dies_at_the_border(tiny_run
     ],
 )
 def test_what_cannot_go_on_from_a_checkpoint_is_refused_before_the_run_has_a_folder(
-    tiny_run: TinyRun, tmp_path: Path, override: str, message: str, capsys: pytest.CaptureFixture[str]
+    tiny_run: TinyRun, runs: Path, tmp_path: Path, override: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(tiny_run("name=first")) == 0
-    capsys.readouterr()
-    assert train(tiny_run("name=second", f"start.checkpoint={tmp_path}/runs/first", override)) != 0
+    assert train(tiny_run("name=second", f"start.checkpoint={runs}/whole", override)) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "runs/second").exists()

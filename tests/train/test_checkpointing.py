@@ -1,0 +1,80 @@
+"""When a checkpoint is written, case by case; which of them are kept stands in run/test_checkpoint.py.
+
+One that is missed is up to a phase of work lost, one too many in each step is a run that writes instead of training.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.ranks.save_requests import SaveRequest
+from modernbert_train.train.checkpointing import Due, save_due
+
+NOBODY = SaveRequest()
+PLAIN, PHASE_END = Due(phase_end=False, milestone=False), Due(phase_end=True, milestone=False)
+MILESTONE, BOTH = Due(phase_end=False, milestone=True), Due(phase_end=True, milestone=True)
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig:
+    """Phases of 100 and 60 tokens; a checkpoint every 4 steps and every 40 tokens."""
+    phase = "row_tokens: 8, batch_rows: 2, microbatch_tokens: 8"
+    return load_run(
+        [],
+        [
+            *("name=saving", "data.train=absent", "data.tokenizer=absent", "optim.lr=1"),
+            f"phases.short={{tokens: 100, {phase}}}",
+            f"phases.long={{tokens: 60, {phase}}}",
+            *("checkpoint.interval_steps=4", "checkpoint.interval_tokens=40", "checkpoint.interval_seconds=60"),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "step", "before", "after", "rolled_back", "due"),
+    [
+        pytest.param(NOBODY, 1, 0, 10, False, None, id="nothing asks for one"),
+        pytest.param(NOBODY, 3, 20, 30, False, None, id="a step before the interval of steps"),
+        pytest.param(NOBODY, 4, 25, 35, False, PLAIN, id="the interval of steps"),
+        pytest.param(NOBODY, 5, 35, 39, False, None, id="a step after it"),
+        pytest.param(NOBODY, 8, 60, 70, False, PLAIN, id="the interval of steps a second time"),
+        pytest.param(NOBODY, 5, 30, 39, False, None, id="a token before the interval of tokens"),
+        pytest.param(NOBODY, 5, 30, 40, False, MILESTONE, id="at the interval of tokens"),
+        pytest.param(NOBODY, 5, 30, 55, False, MILESTONE, id="beyond the interval of tokens"),
+        pytest.param(NOBODY, 5, 40, 50, False, None, id="the step that begins at the interval"),
+        pytest.param(NOBODY, 5, 30, 99, False, MILESTONE, id="two intervals in a step are one checkpoint"),
+        pytest.param(NOBODY, 9, 85, 99, False, None, id="a token before the end of a phase"),
+        pytest.param(NOBODY, 9, 90, 100, False, PHASE_END, id="at the end of a phase"),
+        pytest.param(NOBODY, 9, 90, 119, False, PHASE_END, id="past the end of a phase"),
+        pytest.param(NOBODY, 9, 100, 110, False, None, id="the first step of a phase"),
+        pytest.param(NOBODY, 17, 121, 159, False, None, id="a token before the end of the run"),
+        pytest.param(NOBODY, 17, 150, 165, False, BOTH, id="the end of the run, which is a milestone here"),
+        pytest.param(NOBODY, 8, 90, 120, False, BOTH, id="steps, tokens and the end of a phase are one checkpoint"),
+        pytest.param(NOBODY, 4, 30, 40, False, MILESTONE, id="steps and tokens at once are kept for good"),
+        pytest.param(SaveRequest(overdue=True), 1, 0, 10, False, PLAIN, id="too much time has passed"),
+        pytest.param(SaveRequest(stop=True), 1, 0, 10, False, PLAIN, id="a signal"),
+        pytest.param(SaveRequest(True, True), 1, 0, 10, False, PLAIN, id="a signal and the time at once"),
+        pytest.param(SaveRequest(stop=True), 5, 30, 40, False, MILESTONE, id="a signal at a milestone"),
+        pytest.param(NOBODY, 1, 0, 10, True, PLAIN, id="weights of an earlier checkpoint"),
+        pytest.param(NOBODY, 9, 90, 100, True, PHASE_END, id="rolled back at the end of a phase"),
+    ],
+)  # fmt: skip
+def test_when_a_checkpoint_is_due(
+    config: RunConfig, asked: SaveRequest, step: int, before: int, after: int, rolled_back: bool, due: Due | None
+) -> None:
+    assert save_due(config, asked, step, before, after, rolled_back=rolled_back) == due
+
+
+@pytest.mark.parametrize("step", [1, 4, 8])
+def test_without_intervals_only_ends_of_phases_are_due(step: int) -> None:
+    plain = load_run(
+        [],
+        [
+            *("name=saving", "data.train=absent", "data.tokenizer=absent", "optim.lr=1"),
+            "phases.short={tokens: 100, row_tokens: 8, batch_rows: 2, microbatch_tokens: 8}",
+        ],
+    )
+    assert save_due(plain, NOBODY, step, 30, 90, rolled_back=False) is None
+    assert save_due(plain, NOBODY, step, 30, 100, rolled_back=False) == PHASE_END
