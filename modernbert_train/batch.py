@@ -31,6 +31,27 @@ class Masked:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """What every encoder reads: sequences end to end, on the model's device.
+
+    Attributes:
+        input_ids_T: int64 token ids.
+        position_ids_T: int64 positions, starting at 0 in each sequence.
+        cu_seqlens_S: int32 boundaries of the sequences, from 0 to T; repeats of T pad it to a fixed length.
+        max_seqlen: longest sequence that can occur; a constant of the phase.
+        segment_ids_T: int64 token types, below the model's number of segments; None: one segment, 0.
+        order_T: what a token may see within its sequence; None: everything.
+    """
+
+    input_ids_T: Tensor
+    position_ids_T: Tensor
+    cu_seqlens_S: Tensor
+    max_seqlen: int
+    segment_ids_T: Tensor | None = None
+    order_T: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Batch:
     """One microbatch on one rank.
 

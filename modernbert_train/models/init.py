@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -16,32 +17,42 @@ from modernbert_train.config.schema import ModelConfig
 from modernbert_train.models.sharding import like
 
 
-@torch.no_grad()
 def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
+    """Fill a ModernBERT: see `draw`; the output projections (attn.Wo, mlp.Wo) are divided by sqrt(2 num_layers).
+
+    Truncation at 2 leaves 0.88 of the deviation, as in the release.
+    """
+    out_std = config.init_std / math.sqrt(2 * config.num_layers)
+    draw(model, lambda name: out_std if name.endswith("Wo.weight") else config.init_std, config.init_cutoff, seed)
+
+
+@torch.no_grad()
+def draw(model: nn.Module, init_std: Callable[[str], float], cutoff: float, seed: int) -> None:
     """Fill every parameter in place: matrices truncated normal, norms one, biases zero.
 
-    Matrices have mean 0 and standard deviation init_std before truncation at init_cutoff of it; the output projections
-    (attn.Wo, mlp.Wo) are divided by sqrt(2 num_layers). Truncation at 2 leaves 0.88 of the deviation, as in the
-    release. A tied parameter is drawn once, under its first name.
+    A tied parameter is drawn once, under its first name. The parameters may be whole, on any device, or shards of
+    FSDP2: a rank draws every tensor whole, one at a time, and keeps its share. So a model that is built on the meta
+    device, sharded and only then given memory (`to_empty`) starts with the same weights as any other, and no rank ever
+    holds all of it.
 
-    The parameters may be whole, on any device, or shards of FSDP2: a rank draws every tensor whole, one at a time, and
-    keeps its share. So a model that is built on the meta device, sharded and only then given memory (`to_empty`) starts
-    with the same weights as any other, and no rank ever holds all of it.
+    Args:
+        model: filled in place.
+        init_std: a matrix's name -> its standard deviation before truncation; the mean is 0.
+        cutoff: truncation, in standard deviations.
+        seed: of the run.
 
     Raises:
         ValueError: a parameter is still on the meta device.
     """
-    out_std = config.init_std / math.sqrt(2 * config.num_layers)
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(f"{name} is on the meta device. Give the model memory first: model.to_empty(device=...).")
         if parameter.dim() == 1:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
-        std = out_std if name.endswith("Wo.weight") else config.init_std
-        cutoff = config.init_cutoff * std
+        std = init_std(name)
         drawn = torch.empty(parameter.shape)
-        nn.init.trunc_normal_(drawn, std=std, a=-cutoff, b=cutoff, generator=_generator(seed, name))
+        nn.init.trunc_normal_(drawn, std=std, a=-cutoff * std, b=cutoff * std, generator=_generator(seed, name))
         parameter.copy_(like(drawn, parameter))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from modernbert_train.config.bert import BertConfig
 from modernbert_train.config.schema import ModelConfig
 
 
@@ -16,9 +17,10 @@ class Parameters:
 
     Attributes:
         embedding: V * D, the table that the decoder shares; a lookup in the input, a matrix product in the head.
-        layer: of one layer, its two norms included; the first layer has only one.
+        layer: of one layer, its two norms included; ModernBERT's first layer has only one.
         layers: of all layers.
-        rest: norms before and after the layers, the head's dense matrix and norm, the decoder's bias.
+        rest: norms before and after the layers, the head's dense matrix and norm, the decoder's bias; BERT's tables of
+            positions and segments.
         matrices: entries of all matrices that are multiplied with, the shared table included.
     """
 
@@ -53,5 +55,21 @@ def count_parameters(model: ModelConfig) -> Parameters:
         layer=matrices + 2 * width,
         layers=model.num_layers * (matrices + 2 * width) - width,
         rest=2 * width + width**2 + width + model.vocab_size,
+        matrices=model.num_layers * matrices + width**2 + embedding,
+    )
+
+
+def count_bert_parameters(model: BertConfig) -> Parameters:
+    """The same of BERT: 109,514,298 for base and 335,174,458 for large; of RoBERTa 124,697,433 and 355,412,057."""
+    width, hidden = model.hidden_size, model.intermediate_size
+    matrices = 4 * width**2 + 2 * width * hidden  # Wqkv, attn.Wo; Wi, mlp.Wo
+    layer = matrices + 5 * width + hidden + 4 * width  # biases; weights and biases of two norms
+    embedding = model.vocab_size * width
+    tables = (model.max_positions + model.position_offset + model.segments) * width
+    return Parameters(
+        embedding=embedding,
+        layer=layer,
+        layers=model.num_layers * layer,
+        rest=tables + 2 * width + width**2 + 3 * width + model.vocab_size,
         matrices=model.num_layers * matrices + width**2 + embedding,
     )
