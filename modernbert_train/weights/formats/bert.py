@@ -166,6 +166,8 @@ def from_hf(
     found = {_present_name(name): tensor for name, tensor in stored.items()}
     for name in unused:
         found.pop(name, None)
+    if whole := [name for name, tensor in found.items() if not tensor.is_floating_point()]:
+        raise mistake(f"{whole[0]} is of type {found[whole[0]].dtype}")
 
     # a decoder that is stored a second time must be the same one
     tied = {f"{head}.decoder.weight": known[EMBEDDING][0], f"{head}.decoder.bias": f"{head}.bias"}
@@ -184,8 +186,6 @@ def from_hf(
     if unknown := sorted(found.keys() - expected.keys()):
         raise mistake(f"{len(unknown)} tensors are unknown, the first is {unknown[0]}")
     for name, tensor in found.items():
-        if not tensor.is_floating_point():
-            raise mistake(f"{name} is of type {tensor.dtype}")
         if tuple(tensor.shape) != expected[name]:
             raise mistake(f"{name} has the shape {tuple(tensor.shape)} and not {expected[name]}")
     weights = {ours: torch.cat([found[name].float() for name in theirs]) for ours, theirs in known.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +167,7 @@ def test_half_precision_weights_become_fp32(dtype: torch.dtype) -> None:
             {"cls.predictions.bias": torch.ones(64, dtype=torch.int64)},
             r"cls\.predictions\.bias is of type torch\.int64",
         ),
+        ({"cls.predictions.decoder.bias": torch.ones(64, dtype=torch.int64)}, r"decoder\.bias is of type torch\.int64"),
         ({"cls.predictions.decoder.weight": torch.ones(64, 32)}, r"decoder\.weight is not tied to bert\.embeddings"),
         ({"cls.predictions.decoder.bias": torch.ones(64)}, r"decoder\.bias is not tied to cls\.predictions\.bias"),
     ],
@@ -210,6 +212,16 @@ def test_another_architecture_is_refused(config: BertConfig, changes: dict[str, 
     """Its weights might even load, and mean something else."""
     with pytest.raises(DataError, match=f"^there: .*{message}"):
         read(describe(config, VOCABULARY) | changes, "there")
+
+
+@pytest.mark.parametrize("odd", [None, [], {}, "x", True, -1, 0, 1e300, float("nan"), 10**30], ids=repr)
+@pytest.mark.parametrize("config", [BERT, ROBERTA], ids=["bert", "roberta"])
+def test_no_value_of_any_key_ends_in_a_traceback(config: BertConfig, odd: Any) -> None:
+    """Whatever a fetched file says, it is read or refused."""
+    described = describe(config, VOCABULARY)
+    for key in described:
+        with contextlib.suppress(DataError):
+            assert isinstance(read(described | {key: odd}, "there"), BertConfig)
 
 
 def test_what_a_file_leaves_out_is_transformers_default() -> None:
