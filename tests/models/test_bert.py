@@ -11,13 +11,16 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from modernbert_train.batch import Batch, Packed
 from modernbert_train.config.bert import BertConfig
+from modernbert_train.models import bert
 from modernbert_train.models.bert import BertForMaskedLM, PairHead
 from modernbert_train.models.init import count_parameters, draw
 from modernbert_train.plan.parameters import count_bert_parameters
 from modernbert_train.weights.formats.bert import PAIR_HEAD, to_hf
+from tests.models.test_training import opaque_attention
 
 Make = Callable[..., Any]
 LENGTHS = [300, 1, 64, 128, 129, 65]  # in rows of 352 that hold 301, 321 and 65 tokens: each has a tail of pads
@@ -191,11 +194,11 @@ def test_one_segment_is_the_first(sequences: Make, pack: Make) -> None:
 def test_the_offset_moves_the_rows_of_positions(sequences: Make, pack: Make) -> None:
     """RoBERTa's first token has row 2; rows before it are kept, so that import and export lose nothing."""
     batch = pack([sequences([40])], row_tokens=40)
-    roberta, bert = build(SMALL_ROBERTA), build(replace(SMALL_ROBERTA, position_offset=0))
+    roberta, plain = build(SMALL_ROBERTA), build(replace(SMALL_ROBERTA, position_offset=0))
     state = roberta.state_dict()
     state["model.embeddings.position_embeddings.weight"] = state["model.embeddings.position_embeddings.weight"][2:]
-    bert.load_state_dict(state)
-    assert torch.equal(roberta.encode(packed_of(batch)), bert.encode(packed_of(batch)))
+    plain.load_state_dict(state)
+    assert torch.equal(roberta.encode(packed_of(batch)), plain.encode(packed_of(batch)))
     roberta(batch).loss.backward()
     gradient = roberta.model.embeddings.position_embeddings.weight.grad
     assert gradient is not None and gradient.any(dim=1).nonzero().flatten().tolist() == list(range(2, 42))
@@ -262,6 +265,26 @@ def test_bf16_autocast_trains_near_fp32(sequences: Make, pack: Make) -> None:
     assert loss.dtype == torch.float32 and loss.item() == pytest.approx(expected.item(), rel=0.02)
     loss.backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.runs
+def test_layers_compile_once_whatever_the_documents(
+    monkeypatch: pytest.MonkeyPatch, sequences: Make, pack: Make
+) -> None:
+    """All layers are one graph, and the loss another, however many documents share the buffer."""
+    torch._dynamo.reset()
+    counters.clear()
+    kernel = opaque_attention()
+    monkeypatch.setattr(bert, "choose_kernel", lambda *_: kernel)
+    model = build(SMALL).train()
+    model.compile_layers(backend="aot_eager")
+    compiled = []
+    for lengths in ([96], [50, 20], [1, 2, 3, 90], [3] * 30):
+        batch = pack([sequences(lengths)], row_tokens=96)
+        batch = replace(batch, positions_M=batch.positions_M[:16], labels_M=batch.labels_M[:16], num_predicted=16)
+        model(batch).loss.backward()
+        compiled.append(counters["stats"]["unique_graphs"])
+    assert compiled == [2] * 4
 
 
 def test_dropout_is_that_of_the_phase_and_acts_in_training_only(sequences: Make, pack: Make) -> None:
