@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
+from modernbert_train.config.bert import BertConfig as BertConfig
 from modernbert_train.config.knob import facts_of, knob
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.config.model import ModelConfig as ModelConfig  # importers of the schema take all of it here
@@ -365,7 +366,7 @@ CHANGED_WHOLE = ("objective",)
 
 # A section whose schema is chosen by its `name`: section -> name -> dataclass.
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": {"modernbert": ModernBertConfig},
+    "model": {"modernbert": ModernBertConfig, "bert": BertConfig},
     "objective": {"mlm": MaskedLmConfig, "causal": CausalLmConfig, "sop": SentenceOrderConfig},
     "optim": {"stable_adamw": StableAdamWConfig, "adamw": AdamWConfig},
 }

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from modernbert_train.config.schema import ComputeConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import BertConfig, ComputeConfig, ModelConfig, ModernBertConfig
+from modernbert_train.models.bert import Bert
 from modernbert_train.models.encoder import Encoder
 from modernbert_train.models.modernbert import ModernBert
 
-ENCODERS: dict[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = {ModernBertConfig: ModernBert}
+ENCODERS: dict[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = {
+    ModernBertConfig: ModernBert,
+    BertConfig: Bert,
+}
 
 
 def build_encoder(config: ModelConfig, compute: ComputeConfig) -> Encoder:

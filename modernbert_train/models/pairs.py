@@ -38,14 +38,14 @@ class WithOrder(ForMaskedLM):
 
     def __init__(self, encoder: Encoder, *, z_loss: float = 0.0) -> None:
         super().__init__(encoder, z_loss=z_loss)
-        self.pair = PairHead(encoder.config.hidden_size)
+        self.pair_head = PairHead(encoder.config.hidden_size)
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
         """See `ForMaskedLM`; with `sop`, and its hits."""
         hidden_TD = self.encode(batch.packed)
         tokens = self.token_sums(hidden_TD, batch, figures)
         labels_P = batch.targets[ORDER]
-        logits_P2 = self.pair(hidden_TD.index_select(0, batch.targets[PAIRS])).float()
+        logits_P2 = self.pair_head(hidden_TD.index_select(0, batch.targets[PAIRS])).float()
         loss = F.cross_entropy(logits_P2, labels_P, ignore_index=IGNORED_LABEL, reduction="sum")
         found = {"sop/hits": (logits_P2.argmax(dim=-1) == labels_P).sum()} if figures else {}
         return Sums({**tokens.losses, "sop": loss}, {**tokens.figures, **found})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,10 @@ class Parameters:
 
     Attributes:
         embedding: V * D, the table that the decoder shares; a lookup in the input, a matrix product in the head.
-        layer: of one layer, its two norms included; the first layer has only one.
+        layer: of one layer, its two norms included; ModernBERT's first layer has only one.
         layers: of all layers.
-        rest: norms before and after the layers, the head's dense matrix and norm, the decoder's bias.
+        rest: norms before and after the layers, the head's dense matrix and norm, the decoder's bias; BERT's tables of
+            positions and segments.
         matrices: entries of all matrices that are multiplied with, the shared table included.
     """
 
@@ -43,8 +44,17 @@ class Parameters:
         return self.embedding + self.rest
 
 
-def count_parameters(model: ModernBertConfig) -> Parameters:
-    """Count a model's parameters: 149,655,232 for ModernBERT-base, 395,881,664 for large."""
+def count_parameters(model: ModelConfig) -> Parameters:
+    """Count a model's parameters with its masked-LM head."""
+    if isinstance(model, ModernBertConfig):
+        return _modernbert(model)
+    if isinstance(model, BertConfig):
+        return _bert(model)
+    raise NotImplementedError(model.name)
+
+
+def _modernbert(model: ModernBertConfig) -> Parameters:
+    """149,655,232 for ModernBERT-base, 395,881,664 for large."""
     width, hidden = model.hidden_size, model.intermediate_size
     matrices = 4 * width**2 + 3 * width * hidden  # Wqkv, attn.Wo; Wi, mlp.Wo
     embedding = model.vocab_size * width
@@ -53,5 +63,21 @@ def count_parameters(model: ModernBertConfig) -> Parameters:
         layer=matrices + 2 * width,
         layers=model.num_layers * (matrices + 2 * width) - width,
         rest=2 * width + width**2 + width + model.vocab_size,
+        matrices=model.num_layers * matrices + width**2 + embedding,
+    )
+
+
+def _bert(model: BertConfig) -> Parameters:
+    """109,514,298 for base and 335,174,458 for large; of RoBERTa 124,697,433 and 355,412,057."""
+    width, hidden = model.hidden_size, model.intermediate_size
+    matrices = 4 * width**2 + 2 * width * hidden  # Wqkv, attn.Wo; Wi, mlp.Wo
+    layer = matrices + 5 * width + hidden + 4 * width  # biases; weights and biases of two norms
+    embedding = model.vocab_size * width
+    tables = (model.max_positions + model.position_offset + model.segments) * width
+    return Parameters(
+        embedding=embedding,
+        layer=layer,
+        layers=model.num_layers * layer,
+        rest=tables + 2 * width + width**2 + 3 * width + model.vocab_size,
         matrices=model.num_layers * matrices + width**2 + embedding,
     )

@@ -1,0 +1,43 @@
+"""The architecture of BERT and RoBERTa, as a variant of `model`.
+
+Both are one encoder: RoBERTa has no second segment, and its positions begin after the padding's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from modernbert_train.config.knob import knob
+from modernbert_train.config.model import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig(ModelConfig):
+    """BERT (arXiv 1810.04805). The defaults are BERT-base, uncased; RoBERTa's (arXiv 1907.11692) stand beside them.
+
+    There is no dropout of attention probabilities, which both were trained with (0.1): no kernel for packed sequences
+    can draw it by key, and models since MosaicBERT (arXiv 2312.17482) are trained without.
+    """
+
+    name: str = "bert"
+    # rows of the embedding, at least the tokenizer's entries; RoBERTa: 50,265
+    vocab_size: int = knob(30522, above=0)
+    hidden_size: int = knob(768, above=0)  # large: 1,024
+    num_layers: int = knob(12, above=0)  # large: 24
+    num_heads: int = knob(12, above=0)  # large: 16; heads are 64 wide in both
+    # width between the two matrices of the feed-forward; large: 4,096
+    intermediate_size: int = knob(3072, above=0)
+    # tokens of the longest sequence, special ones included; each has a learned vector
+    max_positions: int = knob(512, above=0)
+    # token types: 2 for pairs of texts; RoBERTa: 1
+    segments: int = knob(2, above=0)
+    # rows of the position table before the first token's; RoBERTa: id of [PAD] + 1, which is 2
+    position_offset: int = knob(0, low=0)
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"  # exact (erf), as in transformers; or Google's tanh formula
+    norm_eps: float = knob(1e-12, above=0)  # RoBERTa: 1e-5
+    # after the embeddings, the attention's projection and the feed-forward, in training only
+    dropout: float = knob(0.1, low=0, below=1, phased=True)
+    # truncated normal, the same for all matrices (google-research/bert, modeling.py)
+    init_std: float = knob(0.02, above=0)
+    init_cutoff: float = knob(2.0, above=0)  # truncation, in standard deviations

@@ -1,0 +1,189 @@
+"""BERT and RoBERTa on packed buffers, top to bottom, with the heads they are pre-trained with (arXiv 1810.04805).
+
+Learned positions that restart in each sequence, token types, post-norm layers with biases everywhere, full attention
+through the same kernels as ModernBERT's global layers. Like there, nothing is padded inside the model.
+
+Query, key and value are one matrix, Wqkv; weights/formats/bert.py translates to transformers' names and back. One
+thing differs from training transformers' model: there the embedding row of [PAD] gets no gradient as an input. In a
+packed buffer pads are sequences of their own without predictions, so it gets none either, unless the objective puts
+[PAD] in place of a token.
+
+Shape legend: T packed tokens, M predicted positions (padded), P pairs, D model width, F hidden width, N heads,
+H head width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from modernbert_train.batch import Packed
+from modernbert_train.config.schema import BertConfig, ComputeConfig
+from modernbert_train.models.attention import Kernel, choose_kernel
+from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.layers import compute_dtype
+from modernbert_train.models.masked_lm import ForMaskedLM
+
+_PLAIN = ComputeConfig()
+
+GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
+
+
+def layer_norm(config: BertConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+
+
+class Embeddings(nn.Module):
+    """Sum of a token's, its segment's and its position's vector, norm and dropout."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.position_offset = config.position_offset
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.segment_embeddings = nn.Embedding(config.segments, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_positions + config.position_offset, config.hidden_size)
+        self.norm = layer_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, packed: Packed) -> Tensor:
+        segments = packed.segment_ids_T
+        # one segment: its vector is still added, as in models that were trained with two
+        segment_D = self.segment_embeddings.weight[0] if segments is None else self.segment_embeddings(segments)
+        sum_TD = self.tok_embeddings(packed.input_ids_T) + segment_D
+        sum_TD = sum_TD + self.position_embeddings(packed.position_ids_T + self.position_offset)
+        return self.dropout(self.norm(sum_TD))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with biases; dropout only after the output projection."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.split = (3, config.num_heads, config.head_size)
+        self.Wqkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.Wo = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_TD: Tensor, kernel: Kernel, layout: Any) -> Tensor:
+        q_TNH, k_TNH, v_TNH = self.Wqkv(x_TD).unflatten(-1, self.split).unbind(1)
+        out_TNH = kernel.attend(q_TNH, k_TNH, v_TNH, layout, False)
+        return self.dropout(self.Wo(out_TNH.flatten(1)))
+
+
+class FeedForward(nn.Module):
+    """Two matrices with biases, GELU between them, dropout after them."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.approximate = GELU[config.activation]
+        self.Wi = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.Wo = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.dropout(self.Wo(F.gelu(self.Wi(x_TD), approximate=self.approximate)))
+
+
+class EncoderLayer(nn.Module):
+    """Post-norm: norm(x + attn(x)), then norm(x + mlp(x))."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.attn = Attention(config)
+        self.attn_norm = layer_norm(config)
+        self.mlp = FeedForward(config)
+        self.mlp_norm = layer_norm(config)
+
+    def forward(self, x_TD: Tensor, kernel: Kernel, layout: Any) -> Tensor:
+        x_TD = self.attn_norm(x_TD + self.attn(x_TD, kernel, layout))
+        return self.mlp_norm(x_TD + self.mlp(x_TD))
+
+
+class Bert(Encoder):
+    """Embeddings and layers; the last layer's norm is the last thing."""
+
+    def __init__(self, config: BertConfig, compute: ComputeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.compute = compute
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+
+    def embedding(self) -> nn.Parameter:
+        """See `Encoder`."""
+        return self.embeddings.get_parameter("tok_embeddings.weight")
+
+    def prediction_head(self) -> nn.Module:
+        """See `Encoder`."""
+        return PredictionHead(self.config)
+
+    def set_phase(self, model: BertConfig) -> None:
+        """See `Encoder`: a phase may have another dropout."""
+        self.config = model
+        for module in self.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = model.dropout
+
+    def forward(self, packed: Packed) -> Tensor:
+        """See `Encoder`.
+
+        Raises:
+            ValueError: sequences may be longer than there are positions, or have segments that this encoder lacks.
+        """
+        self._check(packed)
+        hidden_TD = self.embeddings(packed)
+        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
+        name = self.compute.global_attention or self.compute.attention  # all layers are global
+        key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
+        kernel = choose_kernel(name, device, dtype, key, order)
+        layout = kernel.prepare(packed, Visible(order=order))
+        # its length follows the number of documents; nothing compiled depends on it, so no graph should
+        torch._dynamo.maybe_mark_dynamic(packed.cu_seqlens_S, 0)
+        recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
+        for layer in self.layers:
+            inputs = (hidden_TD, kernel, layout)
+            hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
+        return hidden_TD
+
+    def _check(self, packed: Packed) -> None:
+        if packed.max_seqlen > self.config.max_positions:
+            raise ValueError(
+                f"sequences of up to {packed.max_seqlen} tokens, but model.max_positions={self.config.max_positions}. "
+                "Shorten the phase's row_tokens, or train a model with more positions."
+            )
+        if packed.segment_ids_T is not None and self.config.segments < 2:
+            raise ValueError(
+                f"the objective makes pairs, but model.segments={self.config.segments}. Set model.segments=2."
+            )
+
+
+class PredictionHead(nn.Module):
+    """norm(gelu(dense(h))), with biases; the decoder that follows is tied to the embedding, and its bias is its own."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.approximate = GELU[config.activation]
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.norm = layer_norm(config)
+
+    def forward(self, hidden_MD: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))
+
+
+class BertForMaskedLM(ForMaskedLM):
+    """The encoder with its masked-LM head.
+
+    Args:
+        config: the architecture.
+        compute: kernels and recomputation.
+        z_loss: see `masked_lm_loss_sum`.
+    """
+
+    def __init__(self, config: BertConfig, compute: ComputeConfig = _PLAIN, *, z_loss: float = 0.0) -> None:
+        super().__init__(Bert(config, compute), z_loss=z_loss)
