@@ -62,15 +62,15 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Packed:
-    """What every encoder reads: sequences end to end, on the model's device.
+    """What every encoder reads: sequences end to end in rows of fixed capacity.
 
     Attributes:
-        input_ids_T: int64 token ids.
+        input_ids_T: int64 token ids. The unused tail of each row is its own sequence of pad tokens.
         position_ids_T: int64 positions, starting at 0 in each sequence.
         cu_seqlens_S: int32 boundaries of the sequences, from 0 to T; repeats of T pad it to a fixed length.
-        max_seqlen: longest sequence that can occur; a constant of the phase.
-        segment_ids_T: int64 token types, below the model's number of segments; None: one segment, 0.
-        order_T: what a token may see within its sequence; None: everything.
+        max_seqlen: longest sequence that the phase allows (its row_tokens): constant, so that kernels do not recompile.
+        segment_ids_T: int64 token types, 0 or 1; None: one segment.
+        order: what a token sees of its sequence.
     """
 
     input_ids_T: Tensor
@@ -78,7 +78,20 @@ class Packed:
     cu_seqlens_S: Tensor
     max_seqlen: int
     segment_ids_T: Tensor | None = None
-    order_T: Tensor | None = None
+    order: Order = "all"
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Packed:
+        """The same on a device, ready for an encoder."""
+        moved = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.tensors().items()}
+        ready: dict[str, Any] = {name: t if name == "cu_seqlens_S" else t.long() for name, t in moved.items()}
+        return replace(self, **ready)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those it has, by name."""
+        return {name: value for name in _PACKED if (value := getattr(self, name)) is not None}
+
+
+_PACKED = ("input_ids_T", "position_ids_T", "cu_seqlens_S", "segment_ids_T")
 
 
 @dataclass(frozen=True)
