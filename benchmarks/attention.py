@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from benchmarks.batches import lay_out
 from benchmarks.measure import Case, Group, Stage, Unusable, Work
-from modernbert_train.batch import Batch
+from modernbert_train.batch import Packed
 from modernbert_train.models.attention import KERNELS, Kernel
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.plan.flops import mean_spans
@@ -57,14 +58,12 @@ def draw_lengths(tokens: int, median: int, longest: int) -> list[int]:
     return lengths
 
 
-def line_of(lengths: list[int], longest: int, device: torch.device) -> Batch:
-    """A microbatch of documents laid end to end, as far as attention reads it."""
+def line_of(lengths: list[int], longest: int, device: torch.device) -> Packed:
+    """Documents laid end to end."""
     total = sum(lengths)
     spare = -len(lengths) % 64
-    boundaries = torch.tensor([0, *np.cumsum(lengths).tolist(), *[total] * spare], dtype=torch.int32)
-    places = torch.cat([torch.arange(n) for n in lengths])
-    nothing = torch.zeros(0, dtype=torch.int64)
-    return Batch(torch.zeros_like(places), places, boundaries, longest, nothing, nothing, total, 0, 1).to(device)
+    boundaries = [0, *np.cumsum(lengths).tolist(), *[total] * spare]
+    return lay_out(torch.zeros(total, dtype=torch.int64), boundaries, longest).to(device)
 
 
 def attention_flops(lengths: list[int], half_window: int | None, heads: int) -> float:
@@ -89,13 +88,13 @@ def attention_groups(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> 
     for heads in sizes.heads:
         for median, longest in sizes.documents:
             lengths = draw_lengths(sizes.tokens, median, longest)
-            batch = line_of(lengths, longest, device)
+            line = line_of(lengths, longest, device)
             q, k, v, grad = (torch.randn(sizes.tokens, heads, HEAD_SIZE, device=device).to(dtype) for _ in range(4))
             qkv = [tensor.requires_grad_() for tensor in (q, k, v)]
             for window in (False, True):
                 work = work_of(sizes, lengths, window, heads, dtype.itemsize)
                 cases = [
-                    Case(name, partial(_packed, kernel, batch, qkv, grad, window, sizes, work))
+                    Case(name, partial(_packed, kernel, line, qkv, grad, window, sizes, work))
                     for name, kernel in KERNELS.items()
                 ]
                 cases.append(Case("torch, padded", partial(_padded, lengths, qkv, grad, window, sizes, work)))
@@ -105,13 +104,13 @@ def attention_groups(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> 
 
 
 def _packed(
-    kernel: Kernel, batch: Batch, qkv: list[Tensor], grad: Tensor, window: bool, sizes: Sizes, work: tuple[Work, Work]
+    kernel: Kernel, line: Packed, qkv: list[Tensor], grad: Tensor, window: bool, sizes: Sizes, work: tuple[Work, Work]
 ) -> list[Stage]:
     if (reason := kernel.support(grad.device, grad.dtype)) is not None:
         raise Unusable(reason)
     q, k, v = qkv
     return [
-        Stage("prepare", lambda _: kernel.prepare(batch, Visible.around(sizes.half_window))),
+        Stage("prepare", lambda _: kernel.prepare(line, Visible.around(sizes.half_window))),
         Stage("forward", lambda layout: kernel.attend(q, k, v, layout, window), work[0]),
         Stage("backward", lambda out: torch.autograd.grad(out, qkv, grad), work[1]),
     ]

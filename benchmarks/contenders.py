@@ -17,15 +17,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW
 
+from benchmarks.batches import labels_of_line
 from benchmarks.measure import Mark, between, mark
 from benchmarks.reference import transformers_model
-from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
 from modernbert_train.clock import at
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import SPECIAL_TOKENS
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.run.throughput import training_flops
 from modernbert_train.train.build import build_data
@@ -111,7 +112,7 @@ class Ours(Contender):
         device: of the model.
     """
 
-    def __init__(self, model: ModernBertForMaskedLM, config: RunConfig, device: torch.device) -> None:
+    def __init__(self, model: ForMaskedLM, config: RunConfig, device: torch.device) -> None:
         super().__init__(device.type == "cuda")
         self._model, self._config, self._device = model, config, device
         model.set_phase(at(config, 0).modernbert)
@@ -125,9 +126,9 @@ class Ours(Contender):
     def first_loss(self, batch: StepBatch) -> float:
         """Mean loss of a batch, before any step."""
         parts = batch.microbatches
-        predicted = sum(part.num_predicted for part in parts)
+        predicted = sum(part.counts["mlm"] for part in parts)
         with torch.no_grad():
-            losses = [float(self._loss(part.to(self._device))) * part.num_predicted for part in parts]
+            losses = [float(self._loss_sum(part.to(self._device))) for part in parts]
         return sum(losses) / predicted
 
     def turn(self, steps: int, warm_up: int) -> list[StepBatch]:
@@ -151,16 +152,17 @@ class Ours(Contender):
         """End the loader's workers."""
         self._batches.close()  # type: ignore[attr-defined]
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _loss_sum(self, batch: Batch) -> Tensor:
         with autocast(self._device):
-            return self._model(batch).loss
+            sums: Sums = self._model(batch)
+        return sums.losses["mlm"]
 
     def _step(self, batch: StepBatch, clock: Clock) -> None:
-        predicted = sum(part.num_predicted for part in batch.microbatches)
+        predicted = sum(part.counts["mlm"] for part in batch.microbatches)
         clock.start()
         for part in batch.microbatches:
             moved = part.to(self._device, non_blocking=True)
-            loss = self._loss(moved) * (part.num_predicted / predicted)
+            loss = self._loss_sum(moved) / predicted
             clock.mark("forward")
             loss.backward()
             clock.mark("backward")
@@ -181,7 +183,7 @@ class Theirs(Contender):
     """
 
     def __init__(
-        self, model: ModernBertForMaskedLM, config: RunConfig, device: torch.device, documents: int, sparse: bool
+        self, model: ForMaskedLM, config: RunConfig, device: torch.device, documents: int, sparse: bool
     ) -> None:
         super().__init__(device.type == "cuda")
         self._config, self._device, self._documents = config, device, documents
@@ -270,23 +272,23 @@ def noting_host_gaps() -> Iterator[list[float]]:
     """
     gaps: list[float] = []
     updated: list[float] = []
-    step, forward = StableAdamW.step, ModernBertForMaskedLM.forward
+    step, forward = StableAdamW.step, ForMaskedLM.forward
 
     def noted_step(self: StableAdamW, *args: Any, **kwargs: Any) -> Any:
         result = step(self, *args, **kwargs)
         updated[:] = [time.perf_counter()]
         return result
 
-    def noted_forward(self: ModernBertForMaskedLM, *args: Any, **kwargs: Any) -> Any:
+    def noted_forward(self: ForMaskedLM, *args: Any, **kwargs: Any) -> Any:
         if updated:
             gaps.append(time.perf_counter() - updated.pop())
         return forward(self, *args, **kwargs)
 
-    StableAdamW.step, ModernBertForMaskedLM.forward = noted_step, noted_forward  # type: ignore[method-assign]
+    StableAdamW.step, ForMaskedLM.forward = noted_step, noted_forward  # type: ignore[method-assign]
     try:
         yield gaps
     finally:
-        StableAdamW.step, ModernBertForMaskedLM.forward = step, forward  # type: ignore[method-assign]
+        StableAdamW.step, ForMaskedLM.forward = step, forward  # type: ignore[method-assign]
 
 
 def _record(who: Contender, batches: Sequence[StepBatch], config: RunConfig, seconds: float, clock: Clock) -> None:
@@ -309,14 +311,12 @@ def _documents(batch: StepBatch) -> Iterator[tuple[Tensor, Tensor]]:
     left = iter(batch.rows)
     for part in batch.microbatches:
         part = part.to("cpu")
-        labels_T = torch.full_like(part.input_ids_T, IGNORED_LABEL)
-        real = part.labels_M != IGNORED_LABEL
-        labels_T[part.positions_M[real]] = part.labels_M[real]
+        ids_T, labels_T = part.packed.input_ids_T, labels_of_line(part)
         for number in range(part.num_rows):
             at = number * batch.plan.row_tokens
             for chunk in next(left):
                 end = at + chunk.length + SPECIAL_TOKENS
-                yield part.input_ids_T[at:end], labels_T[at:end]
+                yield ids_T[at:end], labels_T[at:end]
                 at = end
 
 

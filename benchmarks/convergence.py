@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from benchmarks.batches import labels_of_line
 from benchmarks.reference import transformers_model
 from modernbert_train.batch import Batch
 from modernbert_train.clock import at
@@ -175,11 +176,11 @@ def plain(config: RunConfig, reverse: bool) -> Curve:
         for group in optimizer.param_groups:
             group["lr"] = config.optim.lr * rate(seen, total)
         optimizer.zero_grad()
-        predicted = sum(batch.num_predicted for batch in step.microbatches)
+        predicted = sum(batch.counts["mlm"] for batch in step.microbatches)
         loss = 0.0
         for batch in step.microbatches:
             ids, mask, labels = padded(batch.to("cpu"), vocabulary, reverse)
-            share = batch.num_predicted / predicted
+            share = batch.counts["mlm"] / predicted
             mean = model(input_ids=ids, attention_mask=mask, labels=labels).loss
             (share * mean).backward()
             loss += share * mean.item()
@@ -204,19 +205,17 @@ def rate(seen: int, total: int) -> float:
 
 def padded(batch: Batch, vocabulary: Vocabulary, reverse: bool) -> tuple[Tensor, Tensor, Tensor]:
     """A packed microbatch as transformers takes it: a line for each sequence, padded; ids, mask and labels."""
-    labels_T = torch.full_like(batch.input_ids_T, IGNORED)
-    real = batch.labels_M != IGNORED
-    labels_T[batch.positions_M[real]] = batch.labels_M[real]
+    ids_T, labels_T = batch.packed.input_ids_T, labels_of_line(batch)
     spans = sorted(_sequences(batch, vocabulary), reverse=reverse)
-    ids = pad_sequence([batch.input_ids_T[a:b] for a, b in spans], True, vocabulary.pad_id)
+    ids = pad_sequence([ids_T[a:b] for a, b in spans], True, vocabulary.pad_id)
     mask = pad_sequence([torch.ones(b - a, dtype=torch.long) for a, b in spans], True, 0)
     return ids, mask, pad_sequence([labels_T[a:b] for a, b in spans], True, IGNORED)
 
 
 def _sequences(batch: Batch, vocabulary: Vocabulary) -> Iterator[tuple[int, int]]:
     """Where sequences of text begin and end; the tail of a row is a sequence of pads and is left out."""
-    for start, end in pairwise(batch.cu_seqlens_S.tolist()):
-        if end > start and int(batch.input_ids_T[start]) == vocabulary.cls_id:
+    for start, end in pairwise(batch.packed.cu_seqlens_S.tolist()):
+        if end > start and int(batch.packed.input_ids_T[start]) == vocabulary.cls_id:
             yield start, end
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from benchmarks.batches import lay_out, mlm_batch
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.data.packing import pack_greedy
 
@@ -75,14 +76,10 @@ def pack(rows: list[list[Document]]) -> Batch:
     labels_T = torch.cat(labels)
     positions = (labels_T != IGNORED_LABEL).nonzero().flatten()
     spare = math.ceil(MASK_RATE * total) + 32 - len(positions)  # as MaskedLM.max_predicted
-    return Batch(
-        input_ids_T=torch.cat(chunks),
-        position_ids_T=torch.cat([torch.arange(n) for n in lengths.tolist()]),
-        cu_seqlens_S=boundaries,
-        max_seqlen=ROW_TOKENS,
-        positions_M=pad(positions, (0, spare)),
-        labels_M=pad(labels_T[positions], (0, spare), value=IGNORED_LABEL),
+    return mlm_batch(
+        lay_out(torch.cat(chunks), boundaries, ROW_TOKENS),
+        pad(positions, (0, spare)),
+        pad(labels_T[positions], (0, spare), value=IGNORED_LABEL),
         num_tokens=sum(len(document) for row in rows for document in row),
-        num_predicted=len(positions),
         num_rows=len(rows),
     )

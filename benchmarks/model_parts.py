@@ -64,8 +64,8 @@ def layer_groups(
     width, hidden, heads, size = model.hidden_size, model.intermediate_size, model.num_heads, model.head_size
     c = dtype.itemsize
     lengths = draw_lengths(tokens, MEDIAN, LONGEST)
-    batch = line_of(lengths, LONGEST, device)
-    tables = rotary_tables(batch.position_ids_T, model.local_rope_theta, size, dtype)
+    line = line_of(lengths, LONGEST, device)
+    tables = rotary_tables(line.position_ids_T, model.local_rope_theta, size, dtype)
     norm = layer_norm(model).to(device)
 
     def moved(forward: int, backward: int) -> tuple[Work, Work]:
@@ -103,7 +103,7 @@ def layer_groups(
     del parts, value
 
     kernel = choose_kernel("auto", device, dtype)
-    layout = kernel.prepare(batch, Visible.around(model.half_window))
+    layout = kernel.prepare(line, Visible.around(model.half_window))
     weights = 4 * width**2 + 3 * width * hidden
     for index, kind in ((model.global_attn_every_n_layers, "global"), (1, "local")):
         attended = attention_flops(lengths, None if kind == "global" else model.half_window, heads)

@@ -38,6 +38,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.batches import lay_out, mean_loss, mlm_batch
 from modernbert_train.batch import Batch
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.init import initialize
@@ -98,17 +99,7 @@ def draw_batch(vocab_size: int) -> Batch:
     """Two documents, 30 % of them predicted."""
     ids = torch.randint(vocab_size, (TOKENS,), generator=torch.Generator().manual_seed(0))
     half, predicted = TOKENS // 2, torch.arange(0, TOKENS, 3)
-    return Batch(
-        input_ids_T=ids,
-        position_ids_T=torch.arange(TOKENS) % half,
-        cu_seqlens_S=torch.tensor([0, half, TOKENS], dtype=torch.int32),
-        max_seqlen=half,
-        positions_M=predicted,
-        labels_M=ids[predicted],
-        num_tokens=TOKENS,
-        num_predicted=len(predicted),
-        num_rows=1,
-    )
+    return mlm_batch(lay_out(ids, [0, half, TOKENS]), predicted)
 
 
 def step(model: nn.Module, batch: Batch) -> None:
@@ -119,7 +110,7 @@ def step(model: nn.Module, batch: Batch) -> None:
         if isinstance(model, FSDPModule):
             model.set_requires_all_reduce(last)
         with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
-            model(batch).loss.backward()
+            mean_loss(model, batch).backward()
 
 
 def timed(work: Callable[[], Any]) -> dict[str, float]:

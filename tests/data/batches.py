@@ -6,8 +6,9 @@ from dataclasses import fields, replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.batch import IGNORED_LABEL, Batch, Packed
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.loader import PackedLoader, StepBatch
@@ -38,16 +39,15 @@ def make_loader(config: RunConfig, rank: int = 0, num_ranks: int = 1, num_worker
 def rows_of(step: StepBatch) -> list[Row]:
     rows = []
     for batch in step.microbatches:
-        width = len(batch.input_ids_T) // batch.num_rows
-        real = batch.labels_M != IGNORED_LABEL
-        positions_M, labels_M = batch.positions_M[real], batch.labels_M[real]
-        for first in range(0, len(batch.input_ids_T), width):
+        packed, (positions_M, labels_M) = batch.packed, predictions(batch)
+        width = len(packed.input_ids_T) // batch.num_rows
+        for first in range(0, len(packed.input_ids_T), width):
             mine = (positions_M >= first) & (positions_M < first + width)
-            boundaries = {int(b) - first for b in batch.cu_seqlens_S if first <= b <= first + width}
+            boundaries = {int(b) - first for b in packed.cu_seqlens_S if first <= b <= first + width}
             rows.append(
                 Row(
-                    batch.input_ids_T[first : first + width].tolist(),
-                    batch.position_ids_T[first : first + width].tolist(),
+                    packed.input_ids_T[first : first + width].tolist(),
+                    packed.position_ids_T[first : first + width].tolist(),
                     sorted(boundaries),
                     (positions_M[mine] - first).tolist(),
                     labels_M[mine].tolist(),
@@ -56,6 +56,22 @@ def rows_of(step: StepBatch) -> list[Row]:
     return rows
 
 
+def predictions(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Positions and labels, those left out that only pad."""
+    positions_M, labels_M = batch.targets["positions_M"], batch.targets["labels_M"]
+    real = labels_M != IGNORED_LABEL
+    return positions_M[real], labels_M[real]
+
+
 def same(one: Batch, other: Batch) -> bool:
-    pairs = [(getattr(one, field.name), getattr(other, field.name)) for field in fields(Batch)]
-    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+    """To the last bit, dtypes and all that is no tensor included."""
+    pairs = [
+        *((getattr(one.packed, field.name), getattr(other.packed, field.name)) for field in fields(Packed)),
+        *((getattr(one, name), getattr(other, name)) for name in ("counts", "num_tokens", "num_rows")),
+        (list(one.targets), list(other.targets)),
+        *zip(one.targets.values(), other.targets.values(), strict=False),
+    ]
+    return all(
+        torch.equal(a, b) and a.dtype == b.dtype if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
+        for a, b in pairs
+    )

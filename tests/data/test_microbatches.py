@@ -76,15 +76,17 @@ def test_the_numbers_of_a_batch_say_what_it_holds(config: RunConfig) -> None:
         for batch in batches:
             tokens = batch.num_rows * plan.row_tokens
             assert tokens <= config.phases[plan.phase].microbatch_tokens
-            assert len(batch.input_ids_T) == len(batch.position_ids_T) == tokens
-            assert batch.max_seqlen == plan.row_tokens
-            boundaries = batch.cu_seqlens_S
+            packed = batch.packed
+            positions_M, labels_M = batch.targets["positions_M"], batch.targets["labels_M"]
+            assert len(packed.input_ids_T) == len(packed.position_ids_T) == tokens
+            assert packed.max_seqlen == plan.row_tokens
+            boundaries = packed.cu_seqlens_S
             assert boundaries.dtype == torch.int32 and boundaries[0] == 0 and boundaries[-1] == tokens
             assert (boundaries.diff() >= 0).all() and len(boundaries).bit_count() == 1
-            padding = batch.labels_M == IGNORED_LABEL
-            assert batch.num_predicted == int((~padding).sum()) > 0
-            assert (batch.positions_M[padding] == 0).all() and not padding[: batch.num_predicted].any()
-            assert len(batch.labels_M) == MaskedLM(config.objective, vocabulary).max_predicted(plan.mask_rate, tokens)
+            padding, predicted = labels_M == IGNORED_LABEL, batch.counts["mlm"]
+            assert predicted == int((~padding).sum()) > 0
+            assert (positions_M[padding] == 0).all() and not padding[:predicted].any()
+            assert len(labels_M) == MaskedLM(config.objective, vocabulary).max_predicted(plan.mask_rate, tokens)
 
 
 def masks_by_chunk(config: RunConfig) -> dict[Chunk, tuple[list[int], list[int]]]:
@@ -125,6 +127,6 @@ def test_an_empty_row_is_a_row_of_pads(config: RunConfig) -> None:
     """Validation gives some ranks one, so that all make the same number of microbatches."""
     path = make_path(config)
     (batch,) = path.maker.microbatches(((), ()), next(path.planned.planner))
-    assert (batch.input_ids_T == read_vocabulary(config.data.tokenizer).pad_id).all()
-    assert (batch.num_tokens, batch.num_predicted, batch.num_rows) == (0, 0, 2)
-    assert batch.cu_seqlens_S.unique().tolist() == [0, 64, 128]
+    assert (batch.packed.input_ids_T == read_vocabulary(config.data.tokenizer).pad_id).all()
+    assert (batch.num_tokens, batch.counts["mlm"], batch.num_rows) == (0, 0, 2)
+    assert batch.packed.cu_seqlens_S.unique().tolist() == [0, 64, 128]

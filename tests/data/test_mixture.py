@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from benchmarks.batches import labels_of_line
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.batch import Batch
 from modernbert_train.config.schema import (
@@ -306,10 +307,9 @@ def loaders(config: RunConfig, mixture: Mixture, num_ranks: int) -> list[PackedL
 
 def rows_of(batch: Batch) -> Iterable[tuple[Any, ...]]:
     """What a row is made of, however it was grouped: inputs, positions, and its labels at their places."""
-    width = len(batch.input_ids_T) // batch.num_rows
-    labels_T = torch.full_like(batch.input_ids_T, -100)
-    labels_T[batch.positions_M[: batch.num_predicted]] = batch.labels_M[: batch.num_predicted]
-    lines = torch.stack([batch.input_ids_T, batch.position_ids_T, labels_T]).reshape(3, batch.num_rows, width)
+    ids_T, positions_T = batch.packed.input_ids_T, batch.packed.position_ids_T
+    width = len(ids_T) // batch.num_rows
+    lines = torch.stack([ids_T, positions_T, labels_of_line(batch)]).reshape(3, batch.num_rows, width)
     return [tuple(lines[:, row].flatten().tolist()) for row in range(batch.num_rows)]
 
 

@@ -13,6 +13,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from benchmarks.batches import lay_out, mean_loss, mlm_batch
 from modernbert_train.batch import Batch
 from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig, StableAdamWConfig
 from modernbert_train.models.init import initialize
@@ -34,17 +35,7 @@ MODEL = ModernBertConfig(
 def batch() -> Batch:
     ids = torch.randint(0, 128, (32,), generator=torch.Generator().manual_seed(1))
     positions = torch.tensor([1, 5, 14, 30])
-    return Batch(
-        input_ids_T=ids,
-        position_ids_T=torch.cat([torch.arange(20), torch.arange(12)]),
-        cu_seqlens_S=torch.tensor([0, 20, 32], dtype=torch.int32),
-        max_seqlen=32,
-        positions_M=positions,
-        labels_M=ids[positions],
-        num_tokens=32,
-        num_predicted=4,
-        num_rows=1,
-    )
+    return mlm_batch(lay_out(ids, [0, 20, 32], 32), positions)
 
 
 def start_sharded() -> dict[str, Any]:
@@ -62,7 +53,7 @@ def start_sharded() -> dict[str, Any]:
         "buffers": [name for name, _ in model.named_buffers()],
         "held": sum(parameter.to_local().numel() for parameter in parameters.values()),
         "weights": {name: parameter.full_tensor().detach() for name, parameter in parameters.items()},
-        "loss": model(batch()).loss.detach(),
+        "loss": mean_loss(model, batch()).detach(),
     }
 
 
@@ -78,7 +69,7 @@ def test_weights_do_not_depend_on_how_a_model_was_sharded(num_ranks: int) -> Non
     for found in run_ranks(start_sharded, num_ranks):
         assert found["weights"].keys() == expected.keys()
         assert all(torch.equal(weight, expected[name]) for name, weight in found["weights"].items())
-        torch.testing.assert_close(found["loss"], whole(batch()).loss.detach(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found["loss"], mean_loss(whole, batch()).detach(), rtol=1e-6, atol=1e-6)
         assert found["tied"]
         assert found["buffers"] == []  # nothing that `to_empty` could have left undefined
         assert found["held"] < 1.1 * total / num_ranks  # a share of an uneven axis is up to a row larger

@@ -20,7 +20,8 @@ def test_validation_is_masked_exactly_whatever_training_does(tiny_run: TinyRun) 
         found[masking] = list(validation._maker.microbatches(plan.rows, plan))
     for masking in ("bernoulli", "reference"):
         for batch, exact in zip(found[masking], found["exact"], strict=True):
-            assert torch.equal(batch.input_ids_T, exact.input_ids_T)
-            assert torch.equal(batch.positions_M, exact.positions_M) and torch.equal(batch.labels_M, exact.labels_M)
-    predicted = sum(batch.num_predicted for batch in found["exact"])
+            assert torch.equal(batch.packed.input_ids_T, exact.packed.input_ids_T)
+            for name in ("positions_M", "labels_M"):
+                assert torch.equal(batch.targets[name], exact.targets[name])
+    predicted = sum(batch.counts["mlm"] for batch in found["exact"])
     assert abs(predicted - 0.15 * 583) < 10  # 5 documents of 583 tokens, in some 10 sequences

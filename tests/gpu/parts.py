@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 pytest.importorskip("omegaconf", reason="the configuration needs omegaconf")
 
+from benchmarks.batches import labels_of_line, lay_out, mean_loss, mlm_batch
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.models.attention import KERNELS
@@ -89,15 +90,11 @@ def make_batch(
     predicted = min(most, sum(documents) // 2)
     positions = torch.randperm(sum(documents), generator=generator)[:predicted].sort().values
     spare = most + 8 - predicted
-    return Batch(
-        input_ids_T=ids_T,
-        position_ids_T=torch.cat([torch.arange(n) for n in lengths]),
-        cu_seqlens_S=cu_seqlens,
-        max_seqlen=row_tokens,
-        positions_M=torch.cat([positions, torch.zeros(spare, dtype=torch.int64)]),
-        labels_M=torch.cat([ids_T[positions], torch.full((spare,), IGNORED_LABEL)]),
+    return mlm_batch(
+        lay_out(ids_T, cu_seqlens, row_tokens),
+        torch.cat([positions, torch.zeros(spare, dtype=torch.int64)]),
+        torch.cat([ids_T[positions], torch.full((spare,), IGNORED_LABEL)]),
         num_tokens=sum(documents),
-        num_predicted=predicted,
         num_rows=rows,
     ).to(DEVICE)
 
@@ -105,7 +102,7 @@ def make_batch(
 def training_step(model: ModernBertForMaskedLM, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
     """Forward, backward and update in mixed precision."""
     with precision(True):
-        loss = model(batch).loss
+        loss = mean_loss(model, batch)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -115,8 +112,8 @@ def see(model: ModernBertForMaskedLM, batch: Batch, bf16: bool) -> Seen:
     """Hidden states, loss and all gradients of one microbatch, in fp32."""
     model.zero_grad()
     with precision(bf16):
-        hidden_TD = model.encode(batch)
-        loss = model(batch).loss
+        hidden_TD = model.encode(batch.packed)
+        loss = mean_loss(model, batch)
     loss.backward()
     grads = {name: p.grad.float().clone() for name, p in model.named_parameters() if p.grad is not None}
     assert len(grads) == len(list(model.parameters()))
@@ -160,10 +157,8 @@ def transformers_twin(model: ModernBertForMaskedLM, row_tokens: int) -> Any:
 
 def see_twin(twin: Any, batch: Batch, documents: Sequence[int], bf16: bool) -> Seen:
     """The same of transformers' model, which gets the documents padded; hidden states in the order of the line."""
-    labels_T = torch.full_like(batch.input_ids_T, IGNORED_LABEL)
-    labels_T[batch.positions_M[: batch.num_predicted]] = batch.labels_M[: batch.num_predicted]
     used = sum(documents)
-    split = [tensor[:used].split(list(documents)) for tensor in (batch.input_ids_T, labels_T)]
+    split = [tensor[:used].split(list(documents)) for tensor in (batch.packed.input_ids_T, labels_of_line(batch))]
     ids = pad_sequence(list(split[0]), batch_first=True, padding_value=PAD)
     labels = pad_sequence(list(split[1]), batch_first=True, padding_value=IGNORED_LABEL)
     mask = pad_sequence([torch.ones_like(part) for part in split[0]], batch_first=True)

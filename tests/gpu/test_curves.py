@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.batches import lay_out, mean_loss, mlm_batch
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU, PAD, build, precision, small
 
@@ -75,16 +75,11 @@ def masked(line: Lines, reverse: bool) -> Batch:
     tail = [LINE] if used < LINE else []
     cu_seqlens = np.full(LINE // 8 + 2, LINE)
     cu_seqlens[: len(boundaries) + len(tail)] = [*boundaries, *tail]
-    return Batch(
-        input_ids_T=torch.from_numpy(found.input_ids_T),
-        position_ids_T=torch.cat([torch.arange(b - a) for a, b in pairwise([*boundaries.tolist(), *tail])]),
-        cu_seqlens_S=torch.from_numpy(cu_seqlens).int(),
-        max_seqlen=512,
-        positions_M=torch.from_numpy(np.pad(found.positions_M, (0, most - count))),
-        labels_M=torch.from_numpy(np.pad(found.labels_M, (0, most - count), constant_values=IGNORED_LABEL)),
+    return mlm_batch(
+        lay_out(torch.from_numpy(found.input_ids_T), torch.from_numpy(cu_seqlens), 512),
+        torch.from_numpy(np.pad(found.positions_M, (0, most - count))),
+        torch.from_numpy(np.pad(found.labels_M, (0, most - count), constant_values=IGNORED_LABEL)),
         num_tokens=used,
-        num_predicted=count,
-        num_rows=1,
     ).to(DEVICE)
 
 
@@ -101,7 +96,7 @@ def curve(attention: str, *, bf16: bool, compiled: bool = False, reverse: bool =
         for group in optimizer.param_groups:
             group["lr"] = group["max_lr"] * min(1.0, (step + 1) / WARMUP)
         with precision(bf16):
-            loss = model(masked(line, reverse)).loss
+            loss = mean_loss(model, masked(line, reverse))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

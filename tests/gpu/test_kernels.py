@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modernbert_train.batch import Batch
+from benchmarks.batches import lay_out
+from modernbert_train.batch import Order, Packed
 from modernbert_train.models.attention import KERNELS, sdpa
 from modernbert_train.models.attention.visible import Visible
 
@@ -15,13 +16,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}
 
 
-def packed(lengths: list[int], spare: int) -> Batch:
+def packed(lengths: list[int], spare: int) -> Packed:
     total = sum(lengths)
-    boundaries = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare], dtype=torch.int32)
-    nothing, line = torch.zeros(0, dtype=torch.int64), torch.zeros(total, dtype=torch.int64)
-    return Batch(line, line, boundaries, max(lengths), nothing, nothing, total, 0, 1).to("cuda")
+    boundaries = [0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare]
+    return lay_out(torch.zeros(total, dtype=torch.int64), boundaries).to("cuda")
 
 
+@pytest.mark.parametrize("order", ["all", "causal"])
 @pytest.mark.parametrize("window", [True, False])
 @pytest.mark.parametrize(
     ("lengths", "spare"), [([1, 64, 65, 128, 129, 300], 5), ([1024, 1, 1023, 6144], 0), ([8192], 3)], ids=str
@@ -34,17 +35,19 @@ def packed(lengths: list[int], spare: int) -> Batch:
     ],
     ids=str,
 )
-def test_kernel_equals_sdpa(name: str, dtype: torch.dtype, lengths: list[int], spare: int, window: bool) -> None:
+def test_kernel_equals_sdpa(
+    name: str, dtype: torch.dtype, lengths: list[int], spare: int, window: bool, order: Order
+) -> None:
     """The fast kernel must mean what the reference means, at the window's edge and across boundaries."""
     kernel = KERNELS[name]
-    if (reason := kernel.support(torch.device("cuda"), dtype)) is not None:
+    if (reason := kernel.support(torch.device("cuda"), dtype, order)) is not None:
         pytest.skip(reason)
-    batch = packed(lengths, spare)
+    line, visible = packed(lengths, spare), Visible.around(64, order)
     qkv = torch.randn(sum(lengths), 3, 2, 64, device="cuda").to(dtype).requires_grad_()
-    out = kernel.attend(*qkv.unbind(1), kernel.prepare(batch, Visible.around(64)), window)
+    out = kernel.attend(*qkv.unbind(1), kernel.prepare(line, visible), window)
     (grad,) = torch.autograd.grad(out.float().square().sum(), qkv)
     exact = qkv.detach().float().requires_grad_()
-    expected = sdpa.attend(*exact.unbind(1), sdpa.prepare(batch, Visible.around(64)), window)
+    expected = sdpa.attend(*exact.unbind(1), sdpa.prepare(line, visible), window)
     (expected_grad,) = torch.autograd.grad(expected.square().sum(), exact)
     torch.testing.assert_close(out.float(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
     for part, expected_part in zip(grad.float().unbind(1), expected_grad.unbind(1), strict=True):

@@ -48,7 +48,7 @@ def test_a_step_takes_the_memory_that_plan_says(compiled: bool) -> None:
         shards=1,
         ranks=1,
         tokens=MICROBATCH,
-        predicted=len(batch.positions_M),
+        predicted=len(batch.targets["positions_M"]),
     )
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from modernbert_train.batch import Batch
 from tests.gpu.parts import (
     GPU_TEST,
     ON_GPU,
@@ -93,7 +94,7 @@ def test_dropout_of_compiled_layers_has_the_right_share() -> None:
     batch = make_batch([1024], 1024, config.vocab_size)
     model = build(config, attention="sdpa")
     layer = model.model.layers[0]
-    before = model.model.embeddings(batch.input_ids_T).detach()
+    before = model.model.embeddings(batch.packed.input_ids_T).detach()
     outs = {}
     layer.mlp.forward = lambda x: torch.zeros_like(x)  # what is left is the residual and the attention's output
     for compiled in (False, True):
@@ -112,10 +113,10 @@ def test_dropout_of_compiled_layers_has_the_right_share() -> None:
     torch.testing.assert_close(outs[False][0][kept], outs[True][0][kept], atol=1e-5, rtol=1e-3)
 
 
-def _last_hidden(model: torch.nn.Module, batch: object) -> torch.Tensor:
+def _last_hidden(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """What the last layer gives, before the final norm."""
     found: list[torch.Tensor] = []
     hook = model.model.final_norm.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
-    model.encode(batch)
+    model.encode(batch.packed)
     hook.remove()
     return found[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def test_nothing_in_a_step_waits_for_the_device(attention: str, compiled: bool) 
         model.compile_layers()
     optimizer = StableAdamW(decay_groups(model, 1e-5), 1e-4)
     on_host = [make_batch([400, 300, seed + 1], ROW, config.vocab_size, seed=seed).to("cpu") for seed in range(4)]
-    pinned = [replace(batch, **{n: t.pin_memory() for n, t in batch.tensors().items()}) for batch in on_host]
+    pinned = [batch.with_tensors([tensor.pin_memory() for tensor in batch.tensors()]) for batch in on_host]
     for batch in pinned[:2]:
         training_step(model, optimizer, batch.to(DEVICE, non_blocking=True))
     torch.cuda.synchronize()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from benchmarks.batches import labels_of_line
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import RunConfig
@@ -54,10 +55,10 @@ def trained_rows(config: RunConfig, number: int) -> list[str]:
     rows = []
     step = next(islice(build_data(config, read_facts(config)).loader(rank=0, num_ranks=1), number - 1, None))
     for batch in step.microbatches:
-        real = batch.labels_M != IGNORED_LABEL
-        labels = dict(zip(batch.positions_M[real].tolist(), batch.labels_M[real].tolist(), strict=True))
+        labels_T = labels_of_line(batch)
+        labels = {at: int(labels_T[at]) for at in (labels_T != IGNORED_LABEL).nonzero().flatten().tolist()}
         text, waiting = "", []
-        for at, id in enumerate([*batch.input_ids_T.tolist(), vocabulary.pad_id]):
+        for at, id in enumerate([*batch.packed.input_ids_T.tolist(), vocabulary.pad_id]):
             mark = at in labels or id in special or id == vocabulary.pad_id
             if mark and waiting:
                 text += decode(waiting)

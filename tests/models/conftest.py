@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor
 from transformers.initialization import no_init_weights
 
+from benchmarks.batches import lay_out, mlm_batch
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.models.init import initialize
@@ -86,19 +87,15 @@ def pack() -> Callable[..., Batch]:
                 start += tail
         ids_T = torch.cat(chunks)
         lengths = [len(chunk) for chunk in chunks]
-        boundaries = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist(), *[len(ids_T)] * spare])
+        boundaries = [0, *torch.tensor(lengths).cumsum(0).tolist(), *[len(ids_T)] * spare]
         positions = torch.tensor(predicted + [0] * spare, dtype=torch.int64)
         labels = ids_T[positions]
         labels[len(predicted) :] = IGNORED_LABEL
-        return Batch(
-            input_ids_T=ids_T,
-            position_ids_T=torch.cat([torch.arange(n) for n in lengths]),
-            cu_seqlens_S=boundaries.to(torch.int32),
-            max_seqlen=row_tokens,
-            positions_M=positions,
-            labels_M=labels,
+        return mlm_batch(
+            lay_out(ids_T, boundaries, row_tokens),
+            positions,
+            labels,
             num_tokens=sum(len(ids) for row in rows for ids in row),
-            num_predicted=len(predicted),
             num_rows=len(rows),
         )
 

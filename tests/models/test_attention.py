@@ -15,7 +15,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from modernbert_train.batch import Batch
+from benchmarks.batches import lay_out
+from modernbert_train.batch import Order, Packed
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import KERNELS, choose_kernel, flash, flex, kernel_report, sdpa, varlen
 from modernbert_train.models.attention.visible import Visible
@@ -23,35 +24,57 @@ from modernbert_train.models.attention.visible import Visible
 CPU = torch.device("cpu")
 
 
-def packed(lengths: list[int], spare: int = 3, device: str = "cpu") -> Batch:
+def packed(lengths: list[int], spare: int = 3) -> Packed:
     total = sum(lengths)
-    boundaries = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare], dtype=torch.int32)
-    nothing = torch.zeros(0, dtype=torch.int64)
-    line = torch.zeros(total, dtype=torch.int64)
-    return Batch(line, line, boundaries, max(lengths), nothing, nothing, total, 0, 1).to(device)
+    boundaries = [0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare]
+    return lay_out(torch.zeros(total, dtype=torch.int64), boundaries)
 
 
-def dense(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, lengths: list[int], half_window: int | None) -> Tensor:
-    """Attention written out over a full T x T mask, token by token."""
-    sequence = torch.tensor([s for s, n in enumerate(lengths) for _ in range(n)], device=q_TNH.device)
-    position = torch.arange(len(sequence), device=q_TNH.device)
-    visible = sequence[:, None] == sequence[None]
-    if half_window is not None:
-        visible &= (position[:, None] - position[None]).abs() <= half_window
+def seen_by(lengths: list[int], window: tuple[int, int] | None = None, order: Order = "all") -> Tensor:
+    """Which key (column) each query (row) sees, token by token; `window` is how far before and after itself."""
+    sequence = torch.tensor([s for s, n in enumerate(lengths) for _ in range(n)])
+    position = torch.arange(len(sequence))
+    back = position[:, None] - position  # how far before its query a key stands
+    visible = sequence[:, None] == sequence
+    if window is not None:
+        visible &= (back <= window[0]) & (-back <= window[1])
+    return visible & (back >= 0) if order == "causal" else visible
+
+
+def dense(qkv_T3NH: Tensor, visible_TT: Tensor) -> Tensor:
+    """Attention written out over a full T x T mask."""
+    q_TNH, k_TNH, v_TNH = qkv_T3NH.unbind(1)
     scores = torch.einsum("qnh,knh->nqk", q_TNH, k_TNH) * q_TNH.shape[-1] ** -0.5
-    return torch.einsum("nqk,knh->qnh", scores.masked_fill(~visible, -torch.inf).softmax(-1), v_TNH)
+    return torch.einsum("nqk,knh->qnh", scores.masked_fill(~visible_TT, -torch.inf).softmax(-1), v_TNH)
 
 
-@pytest.mark.parametrize("half_window", [0, 8, 64, 100])
+# tokens before and after itself that a local layer sees, and the order
+VISIBLE = [Visible.around(half, order) for order in ("all", "causal") for half in (0, 8, 64, 100)]
+
+
+def named(value: object) -> str | None:
+    return f"{value.order}-{value.window}" if isinstance(value, Visible) else None
+
+
+def test_half_a_window_in_causal_order_holds_the_token_itself() -> None:
+    """local_attention=128 is 64 on each side, or itself and 63 before it, as in transformers' ModernBertDecoder."""
+    assert Visible.around(64) == Visible((64, 64), "all")
+    assert Visible.around(64, "causal") == Visible((63, 0), "causal")
+    assert Visible.around(0, "causal") == Visible((0, 0), "causal"), "never less than itself"
+    assert [Visible.around(64, "causal").sides(window) for window in (True, False)] == [(63, 0), (-1, 0)]
+    assert Visible(None, "causal").sides(True) == (-1, 0) and Visible().sides(True) == (-1, -1)
+
+
+@pytest.mark.parametrize("visible", VISIBLE, ids=named)
 @pytest.mark.parametrize("window", [True, False])
 @pytest.mark.parametrize("lengths", [[1], [5, 1, 1], [64], [128, 64], [63, 65, 1, 130], [1, 300, 7]])
-def test_sdpa_equals_attention_written_out(lengths: list[int], window: bool, half_window: int) -> None:
+def test_sdpa_equals_attention_written_out(lengths: list[int], window: bool, visible: Visible) -> None:
     """Forward and gradients, for sequences shorter, equal to and longer than blocks and windows."""
     qkv = torch.randn(sum(lengths), 3, 2, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
     weight = torch.randn(sum(lengths), 2, 8, generator=torch.Generator().manual_seed(1))
-    layout = sdpa.prepare(packed(lengths), Visible.around(half_window))
+    layout = sdpa.prepare(packed(lengths), visible)
     out = sdpa.attend(*qkv.unbind(1), layout, window)
-    expected = dense(*qkv.unbind(1), lengths, half_window if window else None)
+    expected = dense(qkv, seen_by(lengths, visible.window if window else None, visible.order))
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     (grad,) = torch.autograd.grad((out * weight).sum(), qkv)
     (expected_grad,) = torch.autograd.grad((expected * weight).sum(), qkv)
@@ -61,22 +84,42 @@ def test_sdpa_equals_attention_written_out(lengths: list[int], window: bool, hal
 @pytest.mark.parametrize("query", [0, 63, 64, 150, 235, 299])
 def test_window_includes_its_edge_and_nothing_beyond(query: int) -> None:
     """local_attention=128 is 64 on each side: distance 64 attends, 65 does not. One off is another model."""
-    q, k, v = torch.randn(3, 300, 1, 4, generator=torch.Generator().manual_seed(0))
-    v.requires_grad_()
-    out = sdpa.attend(q, k, v, sdpa.prepare(packed([300]), Visible.around(64)), window=True)
-    (grad,) = torch.autograd.grad(out[query].sum(), v)
-    seen = grad.abs().sum((1, 2)).nonzero().flatten().tolist()
+    seen = keys_seen([300], Visible.around(64), True, slice(query, query + 1))
     assert seen == list(range(max(0, query - 64), min(300, query + 65)))
 
 
+@pytest.mark.parametrize("query", [0, 62, 63, 64, 127, 150, 299])
+def test_in_causal_order_a_window_ends_with_the_token_itself(query: int) -> None:
+    """Itself and 63 before it. One token more ahead, and the model is given what it is to predict."""
+    seen = keys_seen([300], Visible.around(64, "causal"), True, slice(query, query + 1))
+    assert seen == list(range(max(0, query - 63), query + 1))
+    assert keys_seen([300], Visible.around(64, "causal"), False, slice(query, query + 1)) == list(range(query + 1))
+
+
+@pytest.mark.parametrize("order", ["all", "causal"])
 @pytest.mark.parametrize("window", [True, False])
-def test_no_token_sees_another_sequence(window: bool) -> None:
+def test_no_token_sees_another_sequence(window: bool, order: Order) -> None:
     """Packing is only sound if a document's neighbours in its row are invisible to it."""
-    q, k, v = torch.randn(3, 100, 1, 4, generator=torch.Generator().manual_seed(0))
+    lengths = [30, 1, 40, 29]
+    assert keys_seen(lengths, Visible.around(64, order), window, slice(31, 71)) == list(range(31, 71))
+
+
+@pytest.mark.parametrize("window", [True, False])
+def test_in_causal_order_no_token_sees_a_later_one(window: bool) -> None:
+    """What is predicted must not be seen; on either side of where blocks of queries and documents begin."""
+    for query in (0, 29, 30, 31, 63, 64, 70, 71, 99):
+        seen = keys_seen([30, 1, 40, 29], Visible.around(64, "causal"), window, slice(query, query + 1))
+        first = max(start for start in (0, 30, 31, 71) if start <= query)
+        assert seen == list(range(first, query + 1))
+
+
+def keys_seen(lengths: list[int], visible: Visible, window: bool, queries: slice) -> list[int]:
+    """Tokens whose values reach what comes out at these queries."""
+    q, k, v = torch.randn(3, sum(lengths), 1, 4, generator=torch.Generator().manual_seed(0))
     v.requires_grad_()
-    out = sdpa.attend(q, k, v, sdpa.prepare(packed([30, 1, 40, 29]), Visible.around(64)), window)
-    (grad,) = torch.autograd.grad(out[31:71].sum(), v)
-    assert grad.abs().sum((1, 2)).nonzero().flatten().tolist() == list(range(31, 71))
+    out = sdpa.attend(q, k, v, sdpa.prepare(packed(lengths), visible), window)
+    (grad,) = torch.autograd.grad(out[queries].sum(), v)
+    return grad.abs().sum((1, 2)).nonzero().flatten().tolist()
 
 
 def test_local_memory_is_linear_in_the_line() -> None:
@@ -132,19 +175,22 @@ def test_report_names_every_kernel() -> None:
     assert (report["varlen"] is None) == torch.cuda.is_available()
 
 
-@pytest.mark.parametrize(("window", "sides"), [(True, (8, 8)), (False, (-1, -1))])
+@pytest.mark.parametrize(
+    ("order", "window", "sides"),
+    [("all", True, (8, 8)), ("all", False, (-1, -1)), ("causal", True, (7, 0)), ("causal", False, (-1, 0))],
+)
 def test_varlen_call_fits_the_installed_torch(
-    monkeypatch: pytest.MonkeyPatch, window: bool, sides: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, order: Order, window: bool, sides: tuple[int, int]
 ) -> None:
     """Arguments, window and gradient shapes, through torch's shape-only kernel: no GPU is needed to see a bad call."""
     real, calls = varlen.torch_varlen.varlen_attn, []
     monkeypatch.setattr(
         varlen.torch_varlen, "varlen_attn", lambda *args, **kwargs: calls.append(kwargs) or real(*args, **kwargs)
     )
-    batch = packed([40, 60])
+    line = packed([40, 60])
     with FakeTensorMode(allow_non_fake_inputs=True):
         qkv = torch.empty(100, 3, 2, 64, dtype=torch.bfloat16, requires_grad=True)
-        out = varlen.attend(*qkv.unbind(1), varlen.prepare(batch, Visible.around(8)), window)
+        out = varlen.attend(*qkv.unbind(1), varlen.prepare(line, Visible.around(8, order)), window)
         out.float().sum().backward()
     assert calls == [{"window_size": sides}]
     assert out.shape == (100, 2, 64) and out.dtype == torch.bfloat16
@@ -172,11 +218,20 @@ def flash_attention_4(
 
 
 @pytest.mark.parametrize("function", [flash_attention_2, flash_attention_4])
-@pytest.mark.parametrize(("window", "options"), [(True, {"window_size": (8, 8)}), (False, {})])
+@pytest.mark.parametrize(
+    ("order", "window", "options"),
+    [
+        ("all", True, {"window_size": (8, 8)}),
+        ("all", False, {}),
+        ("causal", True, {"window_size": (7, 0), "causal": True}),
+        ("causal", False, {"causal": True}),
+    ],
+)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_flash_is_called_with_the_same_borders_and_window(
     monkeypatch: pytest.MonkeyPatch,
     function: Callable[..., Any],
+    order: Order,
     window: bool,
     options: dict[str, object],
     deterministic: bool,
@@ -191,12 +246,12 @@ def test_flash_is_called_with_the_same_borders_and_window(
 
     monkeypatch.setattr(flash, "_newest", lambda device: called)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
-    batch = packed([40, 60])
+    line = packed([40, 60])
     qkv = torch.randn(100, 3, 2, 64, dtype=torch.bfloat16)
-    flash.attend(*qkv.unbind(1), flash.prepare(batch, Visible.around(8)), window)
-    boundaries = batch.cu_seqlens_S
+    flash.attend(*qkv.unbind(1), flash.prepare(line, Visible.around(8, order)), window)
+    boundaries = line.cu_seqlens_S
     expected = (
-        (boundaries, boundaries, batch.max_seqlen, batch.max_seqlen),
+        (boundaries, boundaries, line.max_seqlen, line.max_seqlen),
         options | {"deterministic": deterministic},
     )
     assert calls == [expected]
@@ -246,23 +301,27 @@ def test_the_newest_flash_attention_that_runs_serves(
 FLEX_LENGTHS = [[1, 64, 65, 128, 129, 300], [687], [300, 387], [128, 128, 128, 128, 128, 47]]  # 687 tokens each
 
 
-@pytest.mark.parametrize("half_window", [8, 64, 200])
+@pytest.mark.parametrize("order", ["all", "causal"])
+@pytest.mark.parametrize("half_window", [8, 64, 129, 200])
 @pytest.mark.parametrize("lengths", [*FLEX_LENGTHS, [5], [128, 128]])
-def test_flex_blocks_cover_what_is_visible(lengths: list[int], half_window: int) -> None:
-    """A block left out loses keys; one taken for visible throughout shows other documents to a token."""
-    layout = flex.prepare(packed(lengths), Visible.around(half_window))
-    sequence = torch.tensor([s for s, n in enumerate(lengths) for _ in range(n)])
-    position = torch.arange(len(sequence))
-    same = sequence[:, None] == sequence
-    near = (position[:, None] - position).abs() <= half_window
-    for mask, visible in ((layout.everywhere, same), (layout.local, same & near)):
-        blocks = torch.nn.functional.pad(visible, (0, -len(sequence) % 128) * 2).unfold(0, 128, 128).unfold(1, 128, 128)
+def test_flex_blocks_cover_what_is_visible(lengths: list[int], half_window: int, order: Order) -> None:
+    """A block left out loses keys; one taken for visible throughout shows other documents, or what is to be predicted,
+    to a token."""
+    asked = Visible.around(half_window, order)
+    layout = flex.prepare(packed(lengths), asked)
+    assert flex.prepare(packed(lengths), Visible(None, order)).local is None
+    position = torch.arange(sum(lengths))
+    seen = ((layout.everywhere, seen_by(lengths, None, order)), (layout.local, seen_by(lengths, asked.window, order)))
+    for mask, visible in seen:
+        blocks = torch.nn.functional.pad(visible, (0, -len(position) % 128) * 2).unfold(0, 128, 128).unfold(1, 128, 128)
         some, every = blocks.flatten(2).any(-1), blocks.flatten(2).all(-1)
         partial = listed(mask.kv_num_blocks, mask.kv_indices)
         full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
         assert not (partial & full).any()
         assert torch.equal(full, every)
         assert not (some & ~(partial | full)).any()
+        if order == "causal":
+            assert torch.equal(partial | full, (partial | full).tril()), "blocks of later tokens alone"
         if mask is layout.everywhere:
             assert torch.equal(partial | full, some)
         else:  # blocks side by side may share a document and a window, but in no single pair
@@ -278,18 +337,19 @@ def listed(num_blocks: Tensor, indices: Tensor) -> Tensor:
 
 
 @pytest.mark.runs
+@pytest.mark.parametrize("order", ["all", "causal"])
 @pytest.mark.parametrize("window", [True, False])
-def test_flex_equals_sdpa_uncompiled(monkeypatch: pytest.MonkeyPatch, window: bool) -> None:
+def test_flex_equals_sdpa_uncompiled(monkeypatch: pytest.MonkeyPatch, window: bool, order: Order) -> None:
     """Forward and gradients, through torch's own dense form of the operator, which the CPU computes when it is let."""
     monkeypatch.setattr(flex_attention_module, "_validate_device", lambda *args: None)
     monkeypatch.setattr(flex, "_compiled", lambda: flex_attention_module.flex_attention)
-    batch = packed(FLEX_LENGTHS[0])
+    line, visible = packed(FLEX_LENGTHS[0]), Visible.around(64, order)
     qkv = torch.randn(687, 3, 2, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is slow
-        out = flex.attend(*qkv.unbind(1), flex.prepare(batch, Visible.around(64)), window)
+        out = flex.attend(*qkv.unbind(1), flex.prepare(line, visible), window)
         (grad,) = torch.autograd.grad(out.square().sum(), qkv)
-    expected = sdpa.attend(*qkv.unbind(1), sdpa.prepare(batch, Visible.around(64)), window)
+    expected = sdpa.attend(*qkv.unbind(1), sdpa.prepare(line, visible), window)
     (expected_grad,) = torch.autograd.grad(expected.square().sum(), qkv)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(grad, expected_grad, atol=2e-5, rtol=1e-4)
@@ -297,18 +357,19 @@ def test_flex_equals_sdpa_uncompiled(monkeypatch: pytest.MonkeyPatch, window: bo
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("order", ["all", "causal"])
 @pytest.mark.parametrize("window", [True, False])
-def test_flex_compiles_once_for_all_documents(window: bool) -> None:
+def test_flex_compiles_once_for_all_documents(window: bool, order: Order) -> None:
     """The compiled kernel computes the listed blocks only, and a compilation for each microbatch would end training."""
     flex._compiled.cache_clear()
     torch._dynamo.reset()
     counters.clear()
     for lengths in FLEX_LENGTHS:
-        batch = packed(lengths, spare=10 - len(lengths))
+        line, visible = packed(lengths, spare=10 - len(lengths)), Visible.around(64, order)
         qkv = torch.randn(687, 3, 2, 16)
         with torch.no_grad():  # all that the CPU offers
-            out = flex.attend(*qkv.unbind(1), flex.prepare(batch, Visible.around(64)), window)
-        expected = sdpa.attend(*qkv.unbind(1), sdpa.prepare(batch, Visible.around(64)), window)
+            out = flex.attend(*qkv.unbind(1), flex.prepare(line, visible), window)
+        expected = sdpa.attend(*qkv.unbind(1), sdpa.prepare(line, visible), window)
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.batches import all_logits, mean_loss
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import ConfigError
@@ -52,19 +53,19 @@ def test_packed_rows_equal_transformers_sequence_by_sequence(
     apart = sequences(LENGTHS)
     batch = pack(rows_of(apart), row_tokens=352)
 
-    hidden_TD = model.encode(batch)
+    hidden_TD = model.encode(batch.packed)
     starts = [0, 300, 352, 416, 544, 704]
     hidden = hidden_apart(twin, apart)
     for start, expected in zip(starts, hidden, strict=True):
         torch.testing.assert_close(hidden_TD[start : start + len(expected)], expected, atol=1e-5, rtol=1e-5)
 
-    out, kept = model(batch), model(batch, keep_logits=True)
+    ours, plain = mean_loss(model, batch), mean_loss(model, batch, figures=True)
     loss, logits = reference_loss(twin, hidden, apart)
-    torch.testing.assert_close(kept.logits_MV[: batch.num_predicted], logits, atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(out.loss, loss, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(kept.loss, loss, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(all_logits(model, batch)[: batch.counts["mlm"]], logits, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(ours, loss, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(plain, loss, atol=1e-6, rtol=1e-6)
 
-    out.loss.backward()
+    ours.backward()
     loss.backward()
     expected_grads = {name: p.grad for name, p in twin.named_parameters()}
     for name, parameter in model.named_parameters():
@@ -79,7 +80,7 @@ def test_the_layer_pattern_of_base_equals_transformers(
     config = small(num_layers=22, local_attention=128, init_std=0.05)
     model = build(config, theta=160_000.0)
     apart = sequences([300, 40])
-    hidden_TD = model.encode(pack([apart], row_tokens=340))
+    hidden_TD = model.encode(pack([apart], row_tokens=340).packed)
     expected = torch.cat(hidden_apart(reference(model, theta=160_000.0), apart))
     torch.testing.assert_close(hidden_TD, expected, atol=2e-5, rtol=1e-5)
 
@@ -101,8 +102,8 @@ def angles(model: ModernBertForMaskedLM, positions: Tensor) -> tuple[Tensor, Ten
 def test_theta_changes_the_angles_of_global_layers_only(small: Make, build: Make, sequences: Make, pack: Make) -> None:
     """In the reference code the schedule changed nothing, because the kernel read a cache."""
     model = build(small())
-    batch = pack([sequences([100])], row_tokens=100)
-    before = model.encode(batch)
+    packed = pack([sequences([100])], row_tokens=100).packed
+    before = model.encode(packed)
     positions = torch.tensor([0, 1, 3])
     for theta in (160_000.0, 500.0):
         model.set_phase(replace(model.config, global_rope_theta=theta))
@@ -111,9 +112,9 @@ def test_theta_changes_the_angles_of_global_layers_only(small: Make, build: Make
             assert turned[1, pair].item() == pytest.approx(theta ** (-2 * pair / 32), rel=1e-5)
             assert turned[2, pair].item() == pytest.approx(3 * theta ** (-2 * pair / 32), rel=1e-5)
             assert local[1, pair].item() == pytest.approx(10_000.0 ** (-2 * pair / 32), rel=1e-5)
-        assert not torch.allclose(model.encode(batch), before, atol=1e-3)
+        assert not torch.allclose(model.encode(packed), before, atol=1e-3)
     model.set_phase(small())
-    assert torch.equal(model.encode(batch), before)
+    assert torch.equal(model.encode(packed), before)
 
 
 def test_rotary_tables_tell_long_positions_apart_in_bf16() -> None:
@@ -130,8 +131,8 @@ def test_a_document_does_not_change_its_neighbours(small: Make, build: Make, seq
     model = build(small())
     a, b, c = sequences([70, 50, 60])
     with torch.no_grad():
-        one = model.encode(pack([[a, b], [c]], row_tokens=130))
-        other = model.encode(pack([[a, b.flip(0)], [c]], row_tokens=130))
+        one = model.encode(pack([[a, b], [c]], row_tokens=130).packed)
+        other = model.encode(pack([[a, b.flip(0)], [c]], row_tokens=130).packed)
     assert torch.equal(one[:70], other[:70])
     assert torch.equal(one[130:], other[130:])
     assert not torch.equal(one[70:120], other[70:120])
@@ -144,9 +145,9 @@ def test_no_label_gives_zero_loss_and_zero_gradients(
 ) -> None:
     """A microbatch without a masked token must not turn the whole step into NaN, nor skip a rank's backward pass."""
     model = build(small(), z_loss=z_loss)
-    out = model(pack([sequences([20, 3])], row_tokens=30, predict_every=0, spare=spare))
-    assert out.loss.item() == 0.0 and out.loss.dtype == torch.float32
-    out.loss.backward()
+    loss = model(pack([sequences([20, 3])], row_tokens=30, predict_every=0, spare=spare)).losses["mlm"]
+    assert loss.item() == 0.0 and loss.dtype == torch.float32
+    loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and not parameter.grad.any(), name
 
@@ -154,30 +155,31 @@ def test_no_label_gives_zero_loss_and_zero_gradients(
 def test_padded_labels_do_not_count(small: Make, build: Make, sequences: Make, pack: Make) -> None:
     """The loss is the mean over real labels, however many padded ones keep the shape static."""
     model = build(small(), z_loss=1e-2)
-    losses = [model(pack([sequences([50])], row_tokens=64, spare=spare)).loss.item() for spare in (0, 40)]
+    losses = [mean_loss(model, pack([sequences([50])], row_tokens=64, spare=spare)).item() for spare in (0, 40)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 def test_z_loss_is_the_mean_squared_log_partition(small: Make, build: Make, sequences: Make, pack: Make) -> None:
     """A user who turns it on gets the published term, with the weight that was asked for."""
     batch = pack([sequences([50])], row_tokens=64)
-    plain = build(small())(batch, keep_logits=True)
-    with_z = build(small(), z_loss=0.5)(batch)
-    lse = plain.logits_MV[: batch.num_predicted].logsumexp(-1)
-    assert with_z.loss.item() == pytest.approx(plain.loss.item() + 0.5 * lse.square().mean().item(), rel=1e-5)
+    model = build(small())
+    with_z = mean_loss(build(small(), z_loss=0.5), batch)
+    lse = all_logits(model, batch)[: batch.counts["mlm"]].logsumexp(-1)
+    plain = mean_loss(model, batch).item()
+    assert with_z.item() == pytest.approx(plain + 0.5 * lse.square().mean().item(), rel=1e-5)
 
 
 def test_dropout_acts_in_training_only(small: Make, build: Make, sequences: Make, pack: Make) -> None:
     """Dropout in evaluation makes validation noise; none in training is another recipe."""
     model = build(small(attention_out_dropout=0.3))
-    batch = pack([sequences([50])], row_tokens=50)
-    assert torch.equal(model.encode(batch), model.encode(batch))
-    still = model.encode(batch)
+    packed = pack([sequences([50])], row_tokens=50).packed
+    assert torch.equal(model.encode(packed), model.encode(packed))
+    still = model.encode(packed)
     model.train()
-    assert not torch.equal(model.encode(batch), model.encode(batch))
+    assert not torch.equal(model.encode(packed), model.encode(packed))
     for layer in model.model.layers:
         layer.attn.out_drop.p = 0.0
-    assert torch.equal(model.encode(batch), still), "something other than the attention's output is dropped"
+    assert torch.equal(model.encode(packed), still), "something other than the attention's output is dropped"
 
 
 def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone(small: Make, build: Make) -> None:
@@ -211,7 +213,7 @@ def test_activation_checkpointing_changes_memory_and_not_gradients(
         model = build(small(attention_out_dropout=0.3), activation_checkpointing=switch).train()
         model.model.layers[1].attn.register_forward_pre_hook(lambda *_, switch=switch: calls.append(switch))
         torch.manual_seed(0)
-        model(batch).loss.backward()
+        mean_loss(model, batch).backward()
         grads.append([p.grad for p in model.parameters()])
     assert calls == [False, True, True]
     for plain, recomputed in zip(*grads, strict=True):
@@ -225,11 +227,11 @@ def test_bf16_autocast_stays_close_to_fp32(small: Make, build: Make, sequences: 
     """Mixed precision must choose bf16 for the products, keep the loss in fp32, and change it little."""
     model = build(small(init_std=0.05, local_attention=128))
     batch = pack([sequences([700])], row_tokens=700)
-    exact = model(batch).loss
+    exact = mean_loss(model, batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = model(batch, keep_logits=True)
-    assert out.loss.dtype == torch.float32 and out.logits_MV.dtype == torch.bfloat16
-    assert out.loss.item() == pytest.approx(exact.item(), rel=1e-2)
+        loss, logits_MV = mean_loss(model, batch, figures=True), all_logits(model, batch)
+    assert loss.dtype == torch.float32 and logits_MV.dtype == torch.bfloat16
+    assert loss.item() == pytest.approx(exact.item(), rel=1e-2)
 
 
 def test_a_kernel_that_cannot_serve_stops_the_first_forward_pass(
@@ -244,11 +246,11 @@ def test_a_kernel_that_cannot_serve_stops_the_first_forward_pass(
 def test_logits_exist_only_where_something_is_predicted(small: Make, build: Make, sequences: Make, pack: Make) -> None:
     """Logits of all tokens would be the largest tensor of the step, three times over."""
     batch: Batch = pack([sequences([50])], row_tokens=64)
-    out = build(small())(batch, keep_logits=True)
-    assert out.logits_MV.shape == (len(batch.positions_M), 160)
-    moved = replace(batch, positions_M=batch.positions_M.flip(0), labels_M=batch.labels_M.flip(0))
-    assert build(small())(moved).loss.item() == pytest.approx(out.loss.item(), rel=1e-6)
-    assert (batch.labels_M == IGNORED_LABEL).sum() == len(batch.labels_M) - batch.num_predicted
+    model, labels_M = build(small()), batch.targets["labels_M"]
+    assert all_logits(model, batch).shape == (len(labels_M), 160)
+    moved = replace(batch, targets={name: target_M.flip(0) for name, target_M in batch.targets.items()})
+    assert mean_loss(model, moved).item() == pytest.approx(mean_loss(model, batch, figures=True).item(), rel=1e-6)
+    assert (labels_M == IGNORED_LABEL).sum() == len(labels_M) - batch.counts["mlm"]
 
 
 @pytest.mark.slow
@@ -265,9 +267,9 @@ def test_compiled_layers_equal_eager_ones(small: Make, build: Make, sequences: M
         for model in (eager, compiled):
             model.set_phase(replace(config, global_rope_theta=theta))
             model.zero_grad()
-            out = model(batch)
-            out.loss.backward()
-            losses.append(out.loss.item())
+            loss = mean_loss(model, batch)
+            loss.backward()
+            losses.append(loss.item())
         assert losses[0] == pytest.approx(losses[1], rel=1e-6)
         for (name, p), (_, q) in zip(eager.named_parameters(), compiled.named_parameters(), strict=True):
             assert (p.grad - q.grad).norm() <= 1e-5 * p.grad.norm(), name

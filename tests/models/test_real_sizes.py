@@ -43,10 +43,10 @@ def compare(
         rows[-1].append(ids)
     batch = pack(rows, row_tokens, predict_every=5)
     with torch.set_grad_enabled(backward):
-        hidden_TD = model.encode(batch)
-        logits_MV = model.decoder(model.head(hidden_TD[batch.positions_M]))[: batch.num_predicted]
+        hidden_TD = model.encode(batch.packed)
+        logits_MV = model.logits(hidden_TD, batch.targets["positions_M"])[: batch.counts["mlm"]]
         if backward:
-            loss = torch.nn.functional.cross_entropy(logits_MV, batch.labels_M[: batch.num_predicted])
+            loss = torch.nn.functional.cross_entropy(logits_MV, batch.targets["labels_M"][: batch.counts["mlm"]])
             loss.backward()
 
     starts = [index * row_tokens + sum(map(len, row[:k])) for index, row in enumerate(rows) for k in range(len(row))]
@@ -67,9 +67,9 @@ def compare(
         if backward:
             labels = torch.cat([s[::5] for s in padded])
             summed = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
-            (summed / batch.num_predicted).backward()
+            (summed / batch.counts["mlm"]).backward()
         done, predicted = done + len(padded), predicted + len(logits)
-    assert predicted == batch.num_predicted
+    assert predicted == batch.counts["mlm"]
 
     expected_grads = {name: p.grad for name, p in twin.named_parameters()}
     for name, parameter in model.named_parameters() if backward else ():
@@ -126,10 +126,10 @@ def test_a_local_layer_of_base_sees_64_tokens_to_each_side(pack: Make, sequences
     layer = EncoderLayer(BASE, index=1)
     initialize(layer, BASE, seed=3)
     layer.eval()
-    batch = pack([sequences([200])], row_tokens=200)
+    packed = pack([sequences([200])], row_tokens=200).packed
     x_TD = torch.randn(200, BASE.hidden_size, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    rotary = rotary_tables(batch.position_ids_T, BASE.local_rope_theta, BASE.head_size, torch.float32)
-    out_TD = layer(x_TD, rotary, sdpa, sdpa.prepare(batch, Visible.around(BASE.half_window)))
+    rotary = rotary_tables(packed.position_ids_T, BASE.local_rope_theta, BASE.head_size, torch.float32)
+    out_TD = layer(x_TD, rotary, sdpa, sdpa.prepare(packed, Visible.around(BASE.half_window)))
     (grad_TD,) = torch.autograd.grad(out_TD[query, 0], x_TD)
     seen = grad_TD.abs().sum(1).nonzero().flatten().tolist()
     assert seen == list(range(max(0, query - 64), min(200, query + 65)))

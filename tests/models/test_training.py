@@ -17,7 +17,8 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from modernbert_train.batch import IGNORED_LABEL
+from benchmarks.batches import mean_loss, mlm_batch
+from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models import modernbert
@@ -38,8 +39,8 @@ def test_the_gradient_does_not_depend_on_the_split_into_microbatches(
     """Else memory, or the number of GPUs, would change what is trained. Row 3 has few labels, one split has none."""
     rows = [[ids] for ids in sequences([90, 40, 2, 96])]
     model = build(small(), z_loss=1e-3)
-    total = pack(rows, row_tokens=96).num_predicted
-    model(pack(rows, row_tokens=96)).loss.backward()
+    total = pack(rows, row_tokens=96).counts["mlm"]
+    mean_loss(model, pack(rows, row_tokens=96)).backward()
     expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
     model.zero_grad()
@@ -48,7 +49,7 @@ def test_the_gradient_does_not_depend_on_the_split_into_microbatches(
         batches.append(pack(rows[first : first + size], row_tokens=96))
         first += size
     for batch in batches:
-        (model(batch).loss * (batch.num_predicted / total)).backward()
+        (model(batch).losses["mlm"] / total).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], atol=1e-6, rtol=1e-4, msg=name)
 
@@ -99,10 +100,10 @@ def test_training_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch, small:
     monkeypatch.setattr(ModernBertConfig, "logit_chunk", lambda *_, **__: 128)
     batch = pack([[torch.arange(600) % 100 + 5]], row_tokens=600, predict_every=1)
     with Allocations() as seen:
-        build(small(vocab_size=163))(batch).loss.backward()
+        mean_loss(build(small(vocab_size=163)), batch).backward()
     with Allocations() as plain:
-        build(small(vocab_size=163))(batch, keep_logits=True).loss.backward()
-    logits = len(batch.positions_M) * 163 * 4
+        mean_loss(build(small(vocab_size=163)), batch, figures=True).backward()
+    logits = len(batch.targets["positions_M"]) * 163 * 4
     assert logits in plain.sizes and logits not in seen.sizes and seen.sizes.count(128 * 163 * 4) > 0
 
 
@@ -122,11 +123,12 @@ class Allocations(TorchDispatchMode):
 def local_layer_sizes(config: ModernBertConfig, pack: Make, num_tokens: int) -> list[int]:
     """Bytes of every tensor of a forward and backward pass through a local layer, over one document."""
     layer = EncoderLayer(config, index=1)
-    batch = pack([[torch.full((num_tokens,), 5)]], row_tokens=num_tokens)
+    packed = pack([[torch.full((num_tokens,), 5)]], row_tokens=num_tokens).packed
     x_TD = torch.randn(num_tokens, config.hidden_size, requires_grad=True)
     with Allocations() as seen:
-        rotary = rotary_tables(batch.position_ids_T, config.local_rope_theta, config.head_size, torch.float32)
-        layer(x_TD, rotary, sdpa, sdpa.prepare(batch, Visible.around(config.half_window))).square().mean().backward()
+        rotary = rotary_tables(packed.position_ids_T, config.local_rope_theta, config.head_size, torch.float32)
+        layout = sdpa.prepare(packed, Visible.around(config.half_window))
+        layer(x_TD, rotary, sdpa, layout).square().mean().backward()
     return seen.sizes
 
 
@@ -165,16 +167,16 @@ def test_local_and_global_layers_may_use_different_kernels(
     monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
 ) -> None:
     """Each kernel is prepared once, and global layers get theirs; without a second name all layers share one."""
-    batch = pack([sequences([40, 30])], row_tokens=70)
-    expected = build(small()).encode(batch)
+    packed = pack([sequences([40, 30])], row_tokens=70).packed
+    expected = build(small()).encode(packed)
     with recorded_kernels(monkeypatch) as calls:
-        out = build(small(), attention="a", global_attention="b").encode(batch)
+        out = build(small(), attention="a", global_attention="b").encode(packed)
         assert torch.equal(out, expected)
         layers = [("b", "attend", False), ("a", "attend", True), ("a", "attend", True)]
         assert calls == [("a", "prepare", False), ("b", "prepare", False), *layers, *layers, layers[0]]
     for changes in ({"attention": "a"}, {"attention": "a", "global_attention": "a"}):
         with recorded_kernels(monkeypatch) as calls:
-            build(small(), **changes).encode(batch)
+            build(small(), **changes).encode(packed)
             assert [call[:2] for call in calls] == [("a", "prepare")] + 7 * [("a", "attend")]
 
 
@@ -183,7 +185,15 @@ def test_a_kernel_of_global_layers_that_cannot_serve_is_refused_by_its_own_key(
 ) -> None:
     """The message must name what was set."""
     with pytest.raises(ConfigError, match=r"compute\.global_attention=varlen: .*Or set compute\.global_attention=auto"):
-        build(small(), global_attention="varlen").encode(pack([sequences([5])], row_tokens=5))
+        build(small(), global_attention="varlen").encode(pack([sequences([5])], row_tokens=5).packed)
+
+
+def first_predictions(batch: Batch, count: int) -> Batch:
+    """The microbatch with so many predictions alone."""
+    positions_M, labels_M = (batch.targets[name][:count] for name in ("positions_M", "labels_M"))
+    kept = mlm_batch(batch.packed, positions_M, labels_M, num_tokens=batch.num_tokens, num_rows=batch.num_rows)
+    assert kept.counts["mlm"] == count
+    return kept
 
 
 def opaque_attention() -> SimpleNamespace:
@@ -202,7 +212,7 @@ def opaque_attention() -> SimpleNamespace:
     attend.register_autograd(lambda ctx, grad: (*(attend_backward(grad) for _ in range(3)), None, None, None))
 
     def call(q: Tensor, k: Tensor, v: Tensor, layout: varlen.Layout, window: bool) -> Tensor:
-        side = layout.half_window if window else -1
+        side, _ = layout.visible.sides(window)
         return attend(q, k, v, layout.cu_seqlens_S, layout.max_seqlen, side)  # type: ignore[no-any-return]
 
     return SimpleNamespace(prepare=varlen.prepare, attend=call)
@@ -222,9 +232,7 @@ def test_layers_compile_once_whatever_the_documents(
     compiled = []
     for lengths in ([96], [50, 20], [1, 2, 3, 90], [3] * 30, [33, 33, 30]):
         batch = pack([sequences(lengths)], row_tokens=96)
-        batch = replace(batch, positions_M=batch.positions_M[:16], labels_M=batch.labels_M[:16], num_predicted=16)
-        assert len(batch.positions_M) == 16
-        model(batch).loss.backward()
+        mean_loss(model, first_predictions(batch, 16)).backward()
         compiled.append(counters["stats"]["unique_graphs"])
     assert compiled[0] == 4 and compiled == [4] * 5, "first, local and global layers, and the loss"
 
@@ -243,7 +251,7 @@ def test_no_step_waits_for_the_device(
     batch = pack([sequences([40, 30])], row_tokens=80).to("meta")
     optimizer = StableAdamW(model.parameters(), 1e-3, weight_decay=1e-5)
     for _ in range(2):
-        loss = model(batch).loss
+        loss = mean_loss(model, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -281,12 +289,13 @@ def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(
     for lengths, predicted in (([40, 30], 20), ([96], 3), ([3] * 30, 0)):
         batch = pack([sequences(lengths)], row_tokens=96, spare=1)
         boundaries, labels = torch.full((40,), 96, dtype=torch.int32), torch.full((24,), IGNORED_LABEL)
-        boundaries[: len(batch.cu_seqlens_S)] = batch.cu_seqlens_S
+        given = batch.packed.cu_seqlens_S
+        boundaries[: len(given)] = given
         labels[:predicted] = 7
-        positions = torch.arange(24)
-        batch = replace(batch, cu_seqlens_S=boundaries, positions_M=positions, labels_M=labels, num_predicted=predicted)
+        batch = mlm_batch(replace(batch.packed, cu_seqlens_S=boundaries), torch.arange(24), labels)
+        assert batch.counts["mlm"] == predicted
         with Launches() as launches:
-            model(batch.to("meta")).loss.backward()
+            model(batch.to("meta")).losses["mlm"].backward()
         model.zero_grad()
         seen.append(launches.calls)
     choose_kernel.cache_clear()
@@ -306,8 +315,7 @@ def test_a_compiled_model_does_not_compile_again_for_other_documents(
     for lengths in ([50, 20], [96], [1, 2, 3, 90], [33, 33, 30], [5, 80]):
         boundaries = 8 - len(lengths) - (sum(lengths) < 96)  # that are padded, as many as make 9 in all
         batch = pack([sequences(lengths)], row_tokens=96, spare=boundaries)
-        batch = replace(batch, positions_M=batch.positions_M[:16], labels_M=batch.labels_M[:16], num_predicted=16)
-        assert len(batch.cu_seqlens_S) == 9 and len(batch.positions_M) == 16
-        model(batch).loss.backward()
+        assert len(batch.packed.cu_seqlens_S) == 9
+        mean_loss(model, first_predictions(batch, 16)).backward()
         compiled.append(counters["stats"]["unique_graphs"])
     assert compiled[0] > 0 and compiled == [compiled[0]] * 5

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from modernbert_train.batch import Masked
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.keyed_random import derive, derive_each
-from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.objectives.mlm import Masked, MaskedLM
 from modernbert_train.vocabulary import Vocabulary
 
 PAD, UNK, CLS, SEP, MASK = range(5)

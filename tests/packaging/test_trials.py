@@ -39,11 +39,11 @@ def test_a_kernel_that_computes_something_else_is_found(monkeypatch: pytest.Monk
     """It would train another model without a word."""
     real_prepare, real_attend = sdpa.prepare, sdpa.attend
 
-    def prepare(batch: Any, visible: Visible) -> Any:
+    def prepare(packed: Any, visible: Visible) -> Any:
         if broken == "documents":
-            boundaries = torch.tensor([0, len(batch.input_ids_T)], dtype=torch.int32)
-            batch = replace(batch, cu_seqlens_S=boundaries)
-        return real_prepare(batch, Visible.around(HALF_WINDOW + (broken == "window")))
+            boundaries = torch.tensor([0, len(packed.input_ids_T)], dtype=torch.int32)
+            packed = replace(packed, cu_seqlens_S=boundaries)
+        return real_prepare(packed, Visible.around(HALF_WINDOW + (broken == "window")))
 
     def attend(q: Any, k: Any, v: Any, layout: Any, window: bool) -> Any:
         if broken == "gradient":

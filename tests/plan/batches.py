@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from benchmarks.batches import lay_out, mlm_batch
 from modernbert_train.batch import Batch
 
 
@@ -17,15 +18,5 @@ def make_batch(lengths: Sequence[int], predicted: int) -> Batch:
         predicted: positions with a label.
     """
     tokens = sum(lengths)
-    boundaries = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    return Batch(
-        input_ids_T=torch.zeros(tokens, dtype=torch.int64),
-        position_ids_T=torch.cat([torch.arange(length) for length in lengths]),
-        cu_seqlens_S=boundaries,
-        max_seqlen=max(lengths),
-        positions_M=torch.arange(predicted),
-        labels_M=torch.zeros(predicted, dtype=torch.int64),
-        num_tokens=tokens,
-        num_predicted=predicted,
-        num_rows=1,
-    )
+    packed = lay_out(torch.zeros(tokens, dtype=torch.int64), torch.tensor([0, *lengths]).cumsum(0))
+    return mlm_batch(packed, torch.arange(predicted))

@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.batches import mean_loss
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.attention import sdpa
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -25,9 +26,9 @@ def counted(config: ModernBertConfig, lengths: list[int], predicted: int) -> tup
     compute scores again in its backward pass, is what torch has counts for on every device."""
     model, batch = ModernBertForMaskedLM(config), make_batch(lengths, predicted)
     with FlopCounterMode(display=False) as forward, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        model(batch, keep_logits=True)  # in training the loss makes its gradients on the way forward
+        model(batch, figures=True)  # in training the loss makes its gradients on the way forward
     with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
-        model(batch).loss.backward()
+        mean_loss(model, batch).backward()
     return forward.get_total_flops() / sum(lengths), training.get_total_flops() / sum(lengths)
 
 

@@ -71,7 +71,7 @@ def at_fault(*faults: Fault, kill_at: int | None = None) -> Iterator[None]:
         if step == kill_at:
             raise Killed
 
-    def forward(self: ComposerObjective, batch: Any, keep_logits: bool = False) -> Any:
+    def forward(self: ComposerObjective, batch: Any, figures: bool = False) -> Any:
         nonlocal forwards, mlps, active
         number, active, mlps = forwards % microbatches, None, 0
         forwards += 1
@@ -80,7 +80,7 @@ def at_fault(*faults: Fault, kill_at: int | None = None) -> Iterator[None]:
             if here and not (fault.once and (index, step) in spent):
                 active = fault
                 spent.add((index, step))
-        return real_forward(self, batch, keep_logits)
+        return real_forward(self, batch, figures)
 
     def mlp(self: GeGLU, x_TD: Tensor) -> Tensor:
         nonlocal mlps

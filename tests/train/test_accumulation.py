@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,16 +39,22 @@ class Step:
     def __init__(self, predicted: list[int]) -> None:
         self.calls: list[tuple[Any, float, bool]] = []
         device = SimpleNamespace(tensor_to_device=lambda tensor: tensor)
-        self.batch = SimpleNamespace(microbatches=tuple(SimpleNamespace(num_predicted=n) for n in predicted))
+        self.batch = SimpleNamespace(microbatches=tuple(SimpleNamespace(counts={"mlm": n}) for n in predicted))
         self.state = SimpleNamespace(batch=self.batch, optimizers=[], device=device)
         self.engine = SimpleNamespace(run_event=lambda event: None)
         self._train_data_spec = SimpleNamespace(microbatch_transforms=lambda part: part)
+        self._original_model = SimpleNamespace(terms={"mlm": 1.0}, divide_by=self._divide_by)
+        self._divided_by: Mapping[str, float | Tensor] = {}
 
-    def _mean_over_ranks(self, number: int) -> float | Tensor:
-        return PlannedTrainer._mean_over_ranks(self, number)  # type: ignore[arg-type]
+    def _divide_by(self, counts: Mapping[str, float | Tensor]) -> None:
+        self._divided_by = counts
 
-    def _train_microbatch(self, scaling: bool, predicted: float | Tensor, last: bool) -> None:
-        self.calls.append((self.state.batch, float(predicted), last))
+    def _means_over_ranks(self, counts: Mapping[str, int]) -> Mapping[str, float | Tensor]:
+        return PlannedTrainer._means_over_ranks(self, counts)  # type: ignore[arg-type]
+
+    def _train_microbatch(self, scaling: bool, weight: float, last: bool) -> None:
+        assert weight == 1, "Composer's own weighing of microbatches"
+        self.calls.append((self.state.batch, float(self._divided_by["mlm"]), last))
 
 
 def test_gradients_are_of_the_mean_over_all_ranks_and_meet_with_the_last_microbatch(

@@ -18,12 +18,14 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from benchmarks.batches import lay_out, mean_loss, mlm_batch
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.batch import Batch
 from modernbert_train.compute import resolve_precision
 from modernbert_train.config.schema import DistributedConfig, ModernBertConfig, RunConfig, StableAdamWConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.init import initialize
+from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective, parallelism
 from modernbert_train.train.composer_internals import composer_device
@@ -104,16 +106,16 @@ def test_a_microbatch_that_does_not_fit_ends_the_run_instead_of_being_halved(
     assert main(["check", *tiny_run("phases.short.microbatch_tokens=auto")]) == 78
     assert "phases.short.microbatch_tokens='auto' (command line): expected a whole number" in capsys.readouterr().err
     computed = 0
-    forward = ModernBertForMaskedLM.forward
+    forward = ForMaskedLM.forward
 
-    def too_large(model: ModernBertForMaskedLM, batch: Batch, keep_logits: bool) -> Any:
+    def too_large(model: ForMaskedLM, batch: Batch, figures: bool) -> Any:
         nonlocal computed
         computed += 1
         if computed == 3:
             raise RuntimeError("CUDA out of memory")
-        return forward(model, batch, keep_logits)
+        return forward(model, batch, figures)
 
-    monkeypatch.setattr(ModernBertForMaskedLM, "forward", too_large)
+    monkeypatch.setattr(ForMaskedLM, "forward", too_large)
     assert main(["train", *tiny_run("data.validation=null")]) == 70
     assert computed == 3 and len(steps(tmp_path / "runs/tiny")) == 1  # 4 rows, 2 in a microbatch
 
@@ -170,12 +172,9 @@ def gradient_in_bf16(sharding: Any) -> dict[str, torch.Tensor]:
         prepare_fully_shard(adapter, sharding, Precision("amp_bf16"), policy)
     initialize(adapter.model, config, 3)
     ids = torch.randint(0, 64, (48,), generator=torch.Generator().manual_seed(1))
-    boundaries = torch.tensor([0, 20, 48, 48], dtype=torch.int32)
-    places = torch.cat([torch.arange(20), torch.arange(28)])
-    predicted = torch.arange(1, 48, 4)
-    batch = Batch(ids, places, boundaries, 48, predicted, ids[predicted], 48, len(predicted), 1)
+    batch = mlm_batch(lay_out(ids, [0, 20, 48, 48], 48), torch.arange(1, 48, 4))
     with torch.autocast("cpu", torch.bfloat16):
-        loss = adapter.eval()(batch).loss
+        loss = mean_loss(adapter.eval(), batch)
     loss.backward()
     found = {}
     for name, parameter in adapter.named_parameters():

@@ -38,7 +38,7 @@ def test_the_clock_sets_the_angles_of_local_layers(tiny_run: TinyRun) -> None:
     for tokens, local, whole in ((0, 5_000, 10_000), (4_100, 40_000, 160_000), (3_000, 5_000, 10_000)):
         token, batch = SimpleNamespace(value=tokens), SimpleNamespace(value=1)
         state = SimpleNamespace(
-            model=ComposerObjective(model),
+            model=ComposerObjective(model, {"mlm": 1.0}),
             batch=SimpleNamespace(plan=SimpleNamespace(tokens_before=tokens)),
             timestamp=SimpleNamespace(token=token, batch=batch),
             optimizers=[torch.optim.SGD(parameters)],

@@ -12,24 +12,35 @@ from modernbert_train.ranks.save_requests import SaveRequest
 from modernbert_train.train.step_numbers import StepNumbers
 
 TRAIN = Path(__file__).parents[2] / "modernbert_train/train"
+MLM = {"mlm": 1.0}
 READERS = ("stability", "callbacks", "checkpointing")
 
 
 def test_one_rank_that_asks_is_enough_and_nobody_is_not() -> None:
     """Slurm may signal one machine only. Were it to wait for a second, the job would be killed without a checkpoint."""
-    asked = [StepNumbers.of(1.0, 1.0, 1.0, *given).asked for given in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0))]
+    asked = [StepNumbers.of(MLM, [1.0], [1.0], 1.0, *given).asked for given in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0))]
     assert asked == [SaveRequest(stop=True), SaveRequest(overdue=True), SaveRequest()]
 
 
 def test_means_and_norms_of_sums() -> None:
-    numbers = StepNumbers.of(30.0, 9.0, 12.0, 0.0, 0.0)
+    numbers = StepNumbers.of(MLM, [30.0], [12.0], 9.0, 0.0, 0.0)
     assert (numbers.loss, numbers.grad_norm, numbers.predicted, numbers.finite) == (2.5, 3.0, 12, True)
-    assert StepNumbers.of(0.0, 0.0, 0.0, 0.0, 0.0).loss == 0, "without one label"
+    assert StepNumbers.of(MLM, [0.0], [0.0], 0.0, 0.0, 0.0).loss == 0, "without one label"
+
+
+def test_a_loss_of_several_terms_is_of_their_means() -> None:
+    """Each term over its own count, once, with its weight; the guard and the metrics read the same."""
+    terms = {"mlm": 1.0, "nsp": 0.5}
+    numbers = StepNumbers.of(terms, [30.0, 8.0], [12.0, 4.0], 9.0, 0.0, 0.0)
+    assert numbers.losses == {"mlm": 2.5, "nsp": 2.0} and numbers.counts == {"mlm": 12, "nsp": 4}
+    assert (numbers.loss, numbers.predicted) == (3.5, 12)
+    assert StepNumbers.of(terms, [30.0, 0.0], [12.0, 0.0], 9.0, 0.0, 0.0).loss == 2.5, "a term without one label"
 
 
 @pytest.mark.parametrize("sums", [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)])
 def test_what_is_not_finite_is_said_to_be(sums: tuple[float, float]) -> None:
-    assert not StepNumbers.of(*sums, 4.0, 0.0, 0.0).finite
+    total, squared_gradient = sums
+    assert not StepNumbers.of(MLM, [total], [4.0], squared_gradient, 0.0, 0.0).finite
 
 
 @pytest.mark.parametrize("reader", READERS)

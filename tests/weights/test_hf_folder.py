@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.batches import all_logits, lay_out, mlm_batch
 from modernbert_train.batch import Batch
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -26,9 +27,7 @@ from tests.weights.conftest import CONFIG, edit, write
 
 def one_sequence(ids: Tensor) -> Batch:
     count = len(ids)
-    line = torch.arange(count)
-    boundaries = torch.tensor([0, count], dtype=torch.int32)
-    return Batch(ids, line, boundaries, count, line, ids, count, count, 1)
+    return mlm_batch(lay_out(ids, [0, count]), torch.arange(count))
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 80_000.0])  # of phase 1, where both bases are small, and of a later one
@@ -43,9 +42,9 @@ def test_transformers_computes_the_same(
     encoder = transformers.AutoModel.from_pretrained(exported).eval()
     model.set_phase(config)
     with torch.no_grad():
-        logits_MV = model(one_sequence(ids), keep_logits=True).logits_MV
+        logits_MV = all_logits(model, one_sequence(ids))
         torch.testing.assert_close(twin(ids[None]).logits[0], logits_MV, atol=1e-5, rtol=1e-5)
-        hidden_TD = model.encode(one_sequence(ids))
+        hidden_TD = model.encode(one_sequence(ids).packed)
         torch.testing.assert_close(encoder(ids[None]).last_hidden_state[0], hidden_TD, atol=1e-5, rtol=1e-5)
     assert all(parameter.dtype == torch.float32 for parameter in twin.parameters())
 

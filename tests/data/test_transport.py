@@ -1,0 +1,92 @@
+"""A microbatch on its way: from a worker to the main process, through pinned memory, onto the device.
+
+If this breaks, tensors change places, so that token types are read as boundaries, or an objective's targets stay behind.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from modernbert_train.batch import Batch, Order, Packed
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.loader import StepBatch, _divide
+from tests.data.batches import make_path, same
+
+
+def microbatch(first: int, order: Order = "all", segments: bool = False, extra: bool = False) -> Batch:
+    """Of 12 tokens, as a worker makes it, all of its numbers different; with what only some objectives have."""
+
+    def numbers(count: int) -> Tensor:
+        nonlocal first
+        first += count
+        return torch.arange(first - count, first, dtype=torch.int32)
+
+    packed = Packed(numbers(12), numbers(12), numbers(4), 12, numbers(12) if segments else None, order)
+    targets = {"positions_M": numbers(5), "labels_M": numbers(5)} | ({"is_next_Q": numbers(2)} if extra else {})
+    return Batch(packed, targets, {"mlm": 4, "nsp": 2} if extra else {"mlm": 4}, num_tokens=11, num_rows=2)
+
+
+KINDS = {
+    "plain": [microbatch(0), microbatch(100)],
+    "token types": [microbatch(0, segments=True), microbatch(100, segments=True)],
+    "causal": [microbatch(0, "causal"), microbatch(100, "causal")],
+    "several targets": [microbatch(0, "causal", segments=True, extra=True)],
+    "no two alike": [microbatch(0, segments=True), microbatch(100, "causal"), microbatch(200, extra=True)],
+}
+
+
+@pytest.mark.parametrize("microbatches", KINDS.values(), ids=KINDS.keys())
+def test_what_a_worker_sends_is_what_arrives(config: RunConfig, microbatches: list[Batch]) -> None:
+    """Token types, order, targets and counts too; as one tensor, whatever there is."""
+    step = StepBatch(tuple(microbatches), next(make_path(config).planned.planner))
+    arrived: StepBatch = pickle.loads(pickle.dumps(step))
+    pinned = _divide(step._joined(), step._sizes(), step.plan)  # as pin_memory makes it, where there is a GPU
+    for other in (arrived, pinned):
+        assert other.plan == step.plan
+        assert all(same(one, two) for one, two in zip(step.microbatches, other.microbatches, strict=True))
+        storages = {tensor.untyped_storage().data_ptr() for part in other.microbatches for tensor in part.tensors()}
+        assert len(storages) == 1
+
+
+@pytest.mark.parametrize("microbatches", KINDS.values(), ids=KINDS.keys())
+def test_tensors_go_back_to_where_they_were(microbatches: list[Batch]) -> None:
+    for batch in microbatches:
+        assert same(batch.with_tensors(batch.tensors()), batch)
+        moved = batch.with_tensors([tensor + 1000 for tensor in batch.tensors()])
+        assert not same(moved, batch)
+        assert same(moved.with_tensors([tensor - 1000 for tensor in moved.tensors()]), batch)
+    with pytest.raises(ValueError, match="zip"):
+        batch.with_tensors(batch.tensors()[:-1])
+
+
+@pytest.mark.parametrize("microbatches", KINDS.values(), ids=KINDS.keys())
+def test_on_the_device_torch_can_index_by_everything(microbatches: list[Batch]) -> None:
+    """int64 where torch asks for it; boundaries stay int32, as kernels take them."""
+    for batch in microbatches:
+        ready = batch.to("cpu")
+        assert (ready.packed.order, ready.counts, ready.num_tokens, ready.num_rows) == (
+            batch.packed.order,
+            batch.counts,
+            batch.num_tokens,
+            batch.num_rows,
+        )
+        assert (ready.packed.segment_ids_T is None) == (batch.packed.segment_ids_T is None)
+        assert ready.packed.cu_seqlens_S.dtype == torch.int32
+        wide = [tensor for tensor in ready.tensors() if tensor is not ready.packed.cu_seqlens_S]
+        assert {tensor.dtype for tensor in wide} == {torch.int64} and len(wide) == len(batch.tensors()) - 1
+        for one, two in zip(ready.tensors(), batch.tensors(), strict=True):
+            assert one.tolist() == two.tolist()
+        assert {tensor.device.type for tensor in batch.to("meta").tensors()} == {"meta"}
+
+
+def test_a_tensor_that_would_lose_digits_does_not_travel(config: RunConfig) -> None:
+    """Joined with int32, fp32 would round token ids in silence."""
+    batch = microbatch(0)
+    step = StepBatch((replace(batch, targets={"weights_M": torch.ones(3)}),), next(make_path(config).planned.planner))
+    with pytest.raises(TypeError, match=r"one int32 tensor, and it has others: \['torch.float32'\]"):
+        pickle.dumps(step)
