@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator
 
 from modernbert_train.config.launch import launch_mistakes
 from modernbert_train.config.plugins import GPU_ONLY
-from modernbert_train.config.schema import BatchWarmupConfig, ModelConfig, PhaseConfig, RunConfig, StableAdamWConfig
+from modernbert_train.config.schema import (
+    BatchWarmupConfig,
+    ModelConfig,
+    MuonConfig,
+    NorMuonConfig,
+    PhaseConfig,
+    RunConfig,
+    StableAdamWConfig,
+)
 from modernbert_train.config.stream_rules import one_source, phase_shares, stream_shares
 from modernbert_train.errors import ConfigError
 
@@ -119,6 +127,25 @@ def ranges(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for index, beta in enumerate(optim.betas):
         if not 0 <= beta < 1:
             yield f"optim.betas[{index}]={beta}: must be at least 0 and below 1."
+
+
+def muon(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    optim = config.optim
+    if not isinstance(optim, MuonConfig):
+        return
+    betas = {"momentum": optim.momentum}
+    if isinstance(optim, NorMuonConfig):
+        betas["row_beta"] = optim.row_beta
+    for key, value in betas.items():
+        if not 0 <= value < 1:
+            yield f"optim.{key}={value}: must be at least 0 and below 1. Usual is 0.95."
+    iterations = optim.newton_schulz_iterations
+    if iterations < 1:
+        yield f"optim.newton_schulz_iterations={iterations}: without one nothing is orthogonalised. Usual are 5."
+    if not optim.adam_lr_ratio > 0:
+        yield f"optim.adam_lr_ratio={optim.adam_lr_ratio}: must be above 0; 1 is the matrices' own rate."
+    if optim.adam_decay_ratio < 0:
+        yield f"optim.adam_decay_ratio={optim.adam_decay_ratio}: must not be negative; 0 leaves embeddings undecayed."
 
 
 def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
@@ -320,6 +347,7 @@ def launch(config: RunConfig, num_ranks: int) -> Iterator[str]:
 RULES: tuple[Rule, ...] = (
     run_name,
     ranges,
+    muon,
     model_shape,
     one_origin,
     phases_present,

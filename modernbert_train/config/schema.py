@@ -150,6 +150,33 @@ class AdamWConfig(OptimConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MuonConfig(StableAdamWConfig):
+    """Muon for the matrices of layers and head, StableAdamW for embeddings, norms and biases; see docs/recipe.md.
+
+    `lr` and `weight_decay` are those of the matrices and mean what they mean to stable_adamw; `betas`, `eps` and
+    `fused` are StableAdamW's.
+    """
+
+    name: str = "muon"
+    momentum: float = 0.95
+    nesterov: bool = True  # orthogonalise a mixture of gradient and momentum, not the momentum alone
+    newton_schulz_iterations: int = 5  # towards the orthogonal matrix; each costs three matrix products
+    # size of an update: match_rms_adamw: RMS 0.2, about that of Adam's, so that its rates serve (arXiv 2502.16982);
+    # original: sqrt(max(1, rows / columns)) times the orthogonal matrix, with rates of some 0.02
+    scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    adam_lr_ratio: float = 1.0  # rate of embeddings, norms and biases over that of the matrices
+    adam_decay_ratio: float = 1.0  # decay of embeddings over that of the matrices
+
+
+@dataclass(frozen=True, kw_only=True)
+class NorMuonConfig(MuonConfig):
+    """NorMuon (arXiv 2510.05491): Muon, and every row of an orthogonalised update brought to about the same size."""
+
+    name: str = "normuon"
+    row_beta: float = 0.95  # decay rate of the mean square of each row
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """Learning rate over one phase: linear warmup, a plateau, then a decay that ends with the phase."""
 
@@ -322,5 +349,10 @@ class RunConfig:
 
 # A section whose schema is chosen by its `name`: section -> name -> dataclass.
 VARIANTS: dict[str, dict[str, type]] = {
-    "optim": {"stable_adamw": StableAdamWConfig, "adamw": AdamWConfig},
+    "optim": {
+        "stable_adamw": StableAdamWConfig,
+        "adamw": AdamWConfig,
+        "muon": MuonConfig,
+        "normuon": NorMuonConfig,
+    },
 }

@@ -51,7 +51,7 @@ def phase_memory(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: 
     return memory(
         plan.config.model,
         plan.parameters,
-        optimizer=plan.config.optim.name,
+        optim=plan.config.optim,
         bf16=plan.bf16,
         strategy=strategy,
         shards=sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu]),

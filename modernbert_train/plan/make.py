@@ -92,7 +92,9 @@ class Plan:
 
     def work(self, phase: Phase) -> Work:
         """What one rank computes in a phase."""
-        return Work(self.config.model, phase.config.row_tokens, phase.flops, phase.mask_rate, phase.fill)
+        return Work(
+            self.config.model, self.config.optim, phase.config.row_tokens, phase.flops, phase.mask_rate, phase.fill
+        )
 
     def step(self, gpu: str, phase: Phase, rows: int) -> StepTime:
         """Time of a step of the run as it is configured.

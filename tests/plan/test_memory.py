@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModelConfig, StableAdamWConfig
 from modernbert_train.models import modernbert
 from modernbert_train.models.attention import varlen
 from modernbert_train.models.heads import loss_and_gradient
@@ -155,7 +155,7 @@ def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def planned(config: ModelConfig, bf16: bool, tokens: int = 0, predicted: int = 0, **more: Any) -> Memory:
-    settings: dict[str, Any] = {"optimizer": "stable_adamw", "strategy": "ddp", "shards": 1, "ranks": 1}
+    settings: dict[str, Any] = {"optim": StableAdamWConfig(lr=1.0), "strategy": "ddp", "shards": 1, "ranks": 1}
     counts = count_parameters(config)
     return memory(config, counts, bf16=bf16, tokens=tokens, predicted=predicted, **(settings | more))
 
