@@ -226,7 +226,8 @@ class _Matrices:
         del shards
         for place, index in enumerate(owners.mine):
             update, square = wholes[place].tensor_split([columns[index]], dim=1)
-            direction = self._direction(update, square if self.row_squares else None, self.parts[index])
+            # contiguous, or its sums are added in another order than those of a weight that is whole
+            direction = self._direction(update.contiguous(), square if self.row_squares else None, self.parts[index])
             wholes[place] = torch.cat([direction, square], dim=1) if self.row_squares else direction
         shards = owners.scatter(wholes)
         for square, shard in zip(self.row_squares, shards, strict=False):

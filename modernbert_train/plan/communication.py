@@ -16,8 +16,9 @@ and being tied to the decoder it has its gradient last of all, under DDP too, wh
 
 A ring over n ranks moves (n - 1) / n of the bytes through each link for an all-gather or a reduce-scatter, twice that
 for an all-reduce; an all-to-all moves 1 / n of it. Over k nodes, the cards that a group has in one node share the
-(k - 1) / k of the bytes that cross its boundary. The slower of the two sets the rate. Each call also waits for its hops:
-a ring for all-gather and reduce-scatter, which grows with N; a tree over nodes for all-reduce, which grows with log2 k.
+(k - 1) / k of the bytes that cross its boundary. The slower of the two sets the rate. Each call also waits for its
+hops: a ring for all-gather, reduce-scatter and all-to-all, which grows with N; a tree over nodes for all-reduce, which
+grows with log2 k.
 
 Links are taken to reach LINK_SHARE of their datasheet rate. A test counts the calls and bytes of real training steps.
 """
