@@ -8,7 +8,6 @@ and the outcome is the same to the byte. No text is kept in between, and memory 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from modernbert_train import __version__
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
+from modernbert_train.files import lock, lock_now
 
 if TYPE_CHECKING:
     from data_prep.report import Fingerprint
@@ -134,7 +134,7 @@ def _open_work(folder: Path, config: PrepareConfig, asked: Fingerprint, overwrit
 
     asked = {"version": __version__, **asked}
     with (folder / ".planning").open("a") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)  # several machines may come at once
+        lock(turn)  # several machines may come at once
         found = read_work(folder)
         if found is not None:
             work, there = found
@@ -173,10 +173,10 @@ def _remove_work(folder: Path, asked: Fingerprint) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove the plan and then everything done, so that what a kill leaves of it is never gone on with."""
-    from data_prep.tasks.work import PLAN
+    """Remove the list of tasks and then everything done, so that what a kill leaves of it is never gone on with."""
+    from data_prep.tasks.work import TASKS
 
-    (folder / PLAN).unlink(missing_ok=True)
+    (folder / TASKS).unlink(missing_ok=True)
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -196,14 +196,12 @@ def _claimed(folder: Path, part: Part) -> Iterator[None]:
             (folder / _LOCK).open("a") as whole,
             (folder / f"{_LOCK}-{part[0]}-of-{part[1]}").open("a") as mine,
         ):
-            fcntl.flock(whole, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-            fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not (lock_now(whole, shared=not alone) and lock_now(mine)):
+                raise StorageError(
+                    f"{folder}: another process is at work on it at this moment. Wait for it, or give another folder "
+                    "with out=..."
+                )
             yield
-    except BlockingIOError:
-        raise StorageError(
-            f"{folder}: another process is at work on it at this moment. Wait for it, or give another folder with "
-            "out=..."
-        ) from None
     except OSError as error:
         raise StorageError(
             f"{error.filename or folder}: {error.strerror or error}. Free space or change permissions, or give another "

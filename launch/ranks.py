@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from launch.meeting import meeting
+from launch.rendezvous import rendezvous
 from launch.topology import Topology
 from modernbert_train.errors import HangError, RunError, StoppedEarly
 from modernbert_train.ranks import scratch
@@ -63,7 +63,7 @@ def start_ranks(
         os.environ[BEATS_FOLDER] = str(beats)
         frozen = FrozenRanks(beats, timeout_seconds + FROZEN_MARGIN_SECONDS)
         try:
-            with meeting(topology, run_id, rendezvous_seconds) as place:
+            with rendezvous(topology, run_id, rendezvous_seconds) as place:
                 config = LaunchConfig(
                     min_nodes=topology.nodes,
                     max_nodes=topology.nodes,

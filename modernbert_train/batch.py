@@ -1,7 +1,7 @@
 """What data, objectives and models agree on: one microbatch of packed rows.
 
-Shapes are static within a phase, so that a compiled model compiles once: the rows lie end to end in one line of T
-tokens, `cu_seqlens` is padded with empty segments, and the predicted positions are padded with label -100.
+Shapes are static within a phase, so that a compiled model compiles once: the rows lie end to end in one packed
+buffer of T tokens, `cu_seqlens` is padded with empty segments, and the predicted positions are padded with label -100.
 
 Shape legend: T packed tokens, S sequences (padded), M predicted positions (padded).
 """

@@ -15,7 +15,7 @@ from modernbert_train.config.packages import missing_packages
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
-from modernbert_train.run.manifest import CONFIG, STATE, read_manifest
+from modernbert_train.run.manifest import CONFIG_YAML, STATE, read_manifest
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.saved_state import read_state
 from modernbert_train.run.trained_phases import refuse_average, refuse_changes
@@ -87,7 +87,7 @@ def _check_trained(run: RunFolder) -> None:
     try:
         manifest = read_manifest(newest)
         whole = all((newest / name).stat().st_size == file.bytes for name, file in manifest.files.items())
-        then = load_run([newest / CONFIG])
+        then = load_run([newest / CONFIG_YAML])
         state = read_state(newest / STATE, then, manifest.step)
     except (OSError, ValueError, RunError):
         return

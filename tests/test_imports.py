@@ -21,6 +21,7 @@ PACKAGES = ("modernbert_train", "data_prep", "launch")
 PROJECT: dict[str, tuple[str, ...]] = {
     # the ground floor: what everybody may stand on
     "modernbert_train.errors": (),
+    "modernbert_train.files": (),
     "modernbert_train.text": (),
     "modernbert_train.read_json": (),
     "modernbert_train.tensor_files": (),
@@ -36,24 +37,24 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.config": ("errors", "text"),
     "modernbert_train.clock": ("config",),
     "modernbert_train.compute": ("config", "errors"),
-    "modernbert_train.ranks": ("config", "errors", "text", "torch_internals"),
+    "modernbert_train.ranks": ("config", "errors", "files", "text", "torch_internals"),
     "modernbert_train.data": (
-        "batch", "clock", "config", "errors", "import_stubs", "keyed_random", "own_files", "ranks.orphans", "read_json",
-        "text", "torch_internals", "vocabulary",
+        "batch", "clock", "config", "errors", "files", "import_stubs", "keyed_random", "own_files", "ranks.orphans",
+        "read_json", "text", "torch_internals", "vocabulary",
     ),
     "modernbert_train.objectives": ("batch", "config", "errors", "keyed_random", "vocabulary"),
     "modernbert_train.models": ("batch", "config", "errors", "keyed_random"),
     "modernbert_train.optim": ("clock", "config", "errors"),
-    "modernbert_train.report": ("config.read", "errors", "read_json", "text"),
+    "modernbert_train.report": ("config.read", "errors", "files", "read_json", "text"),
     "modernbert_train.plan": (
         "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.packing", "data.planner",
         "data.mixing", "data.shuffle", "errors", "optim.schedules", "read_json", "report", "text",
     ),
     "modernbert_train.run": (
-        "config", "data", "errors", "models", "plan", "ranks", "read_json", "tensor_files", "text",
+        "config", "data", "errors", "files", "models", "plan", "ranks", "read_json", "tensor_files", "text",
     ),
     "modernbert_train.weights": (
-        "config", "data.dataset_card", "errors", "models", "own_files", "read_json", "run", "tensor_files",
+        "config", "data.dataset_card", "errors", "files", "models", "own_files", "read_json", "run", "tensor_files",
         "vocabulary",
     ),
     "modernbert_train.evals": (
@@ -73,10 +74,12 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "config", "data.check", "doctor", "errors", "evals", "inspection", "lasting_output", "plan", "preflight",
         "ranks", "report", "run", "train", "weights",
     ),
-    "data_prep": ("config", "data.dataset_card", "errors", "import_stubs", "ranks.orphans", "read_json", "text"),
+    "data_prep": (
+        "config", "data.dataset_card", "errors", "files", "import_stubs", "ranks.orphans", "read_json", "text",
+    ),
     "launch": (
-        "__main__", "config", "data.check", "errors", "lasting_output", "preflight", "ranks", "read_json", "report",
-        "text",
+        "__main__", "config", "data.check", "errors", "files", "lasting_output", "preflight", "ranks", "read_json",
+        "report", "text",
     ),
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 Read with the standard library and not with `datasets`, which gives up a whole file at the first bad line, turns text
 that looks like a date into a date, and takes a truncated .zst file for a complete one. A line of a plain file belongs
-to the piece in which it begins, so a file can be cut at any byte.
+to the span in which it begins, so a file can be cut at any byte.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sources of text: which files they are, and one reader for each kind.
 
 Every reader yields its documents in a fixed order, and what it could not read as `LeftOut`; nothing here decides what
-happens to a document. A file can be read in pieces, so that a large one is work for many.
+happens to a document. A file can be read in spans, so that a large one is work for many.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNKNOWN_BYTES = 1 << 20  # of a part of a hub dataset that is not on this disk
 
 
 @dataclass(frozen=True)
-class Piece:
+class Span:
     """What one call of a reader reads: a file, or a part of one.
 
     Attributes:
@@ -96,8 +96,8 @@ def file_state(path: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def whole_pieces(name: str, source: SourceConfig) -> Iterator[Piece]:
-    """The pieces of a source when no file is cut, in the order in which they are read.
+def whole_spans(name: str, source: SourceConfig) -> Iterator[Span]:
+    """The spans of a source when no file is cut, in the order in which they are read.
 
     Raises:
         ConfigError, DataError: as `source_files`, and as `tables.hub_shards`.
@@ -107,19 +107,19 @@ def whole_pieces(name: str, source: SourceConfig) -> Iterator[Piece]:
     if source.kind == "hub":
         shards = hub_shards(name, source)
         size = sum(size for size, _ in states) // shards or _UNKNOWN_BYTES
-        yield from (Piece(name, None, shard, shards, size) for shard in range(shards))
+        yield from (Span(name, None, shard, shards, size) for shard in range(shards))
         return
     for file, state in zip(files, states, strict=True):
-        yield Piece(name, str(file), size=max(state[0], 0), state=state)
+        yield Span(name, str(file), size=max(state[0], 0), state=state)
     if source.kind == "python_stdlib":
-        yield Piece(name, None, size=_TOPICS_BYTES)
+        yield Span(name, None, size=_TOPICS_BYTES)
 
 
-def read_piece(piece: Piece, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
-    """Yield what stands in a piece, in a fixed order.
+def read_span(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+    """Yield what stands in a span, in a fixed order.
 
     Args:
-        piece: of `source`.
+        span: of `source`.
         source: its configuration.
         max_characters: what must be longer is not read into memory.
 
@@ -128,26 +128,26 @@ def read_piece(piece: Piece, source: SourceConfig, max_characters: int) -> Itera
     """
     text_field = source.text_field or "text"
     if source.kind == "hub":
-        assert piece.end is not None
-        yield from read_hub(piece.source, source, piece.begin, piece.end)
-    elif piece.path is None:
+        assert span.end is not None
+        yield from read_hub(span.source, source, span.begin, span.end)
+    elif span.path is None:
         from pydoc_data.topics import topics
 
         yield from (Document(f"pydoc_data.topics:{topic}", topics[topic]) for topic in sorted(topics))
     elif source.kind == "jsonl":
-        yield from read_jsonl(Path(piece.path), text_field, max_characters, piece.begin, piece.end)
+        yield from read_jsonl(Path(span.path), text_field, max_characters, span.begin, span.end)
     elif source.kind == "parquet":
-        yield from read_parquet(Path(piece.path), text_field, piece.begin, piece.end)
+        yield from read_parquet(Path(span.path), text_field, span.begin, span.end)
     elif source.kind == "csv":
-        yield from read_csv(Path(piece.path), text_field)
+        yield from read_csv(Path(span.path), text_field)
     else:
-        yield _read_text(Path(piece.path), max_characters)
+        yield _read_text(Path(span.path), max_characters)
 
 
 def read_source(name: str, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
     """Yield a whole source in a fixed order: sorted files, and within a file as they stand. Raises as its parts."""
-    for piece in whole_pieces(name, source):
-        yield from read_piece(piece, source, max_characters)
+    for span in whole_spans(name, source):
+        yield from read_span(span, source, max_characters)
 
 
 def _stdlib_files() -> list[Path]:

@@ -18,7 +18,7 @@ from datatrove.pipeline.base import PipelineStep
 from data_prep.clean.documents import SPLITS, Tally, examine
 from data_prep.clean.filters import make_screen
 from data_prep.read.items import Document, LeftOut
-from data_prep.read.sources import read_piece
+from data_prep.read.sources import read_span
 from data_prep.tasks.progress import TaskProgress
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import PrepareConfig
@@ -40,15 +40,15 @@ class _Reader(PipelineStep):
         self._stage = stage
 
     def _items(self, rank: int) -> Iterator[tuple[str, Document | LeftOut]]:
-        """Everything that stands in the pieces of a task, with the name of its source."""
+        """Everything that stands in the spans of a task, with the name of its source."""
         progress = TaskProgress(self._work.folder, self._stage, rank)
-        for piece in self._work.pieces(rank):
-            characters_per_byte = _COMPRESSED if (piece.path or "").endswith(_COMPRESSED_FILES) else 1
-            for item in read_piece(piece, self._config.sources[piece.source], self._config.max_characters):
-                yield piece.source, item
+        for span in self._work.spans(rank):
+            characters_per_byte = _COMPRESSED if (span.path or "").endswith(_COMPRESSED_FILES) else 1
+            for item in read_span(span, self._config.sources[span.source], self._config.max_characters):
+                yield span.source, item
                 if isinstance(item, Document):
-                    progress.read(len(item.text) // characters_per_byte, piece.size)
-            progress.finish_piece(piece.size)
+                    progress.read(len(item.text) // characters_per_byte, span.size)
+            progress.finish_span(span.size)
         progress.close()
 
 

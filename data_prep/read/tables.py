@@ -45,7 +45,7 @@ def read_parquet(file: Path, text_field: str, begin: int = 0, end: int | None = 
                 for text in batch.column(0).to_pylist():
                     number += 1
                     yield take_text(f"{file}:{number}", {text_field: text}, text_field)
-    except Exception as error:  # whatever pyarrow raises; the rest of the piece is lost with the row
+    except Exception as error:  # whatever pyarrow raises; the rest of the span is lost with the row
         yield unreadable(f"{file}:{number + 1} and all after it", error)
 
 

@@ -131,7 +131,9 @@ def run_local(stages: list[Stage], work: Work, number: int, part: tuple[int, int
                 if read_work(work.folder) is None:  # the machine that merges puts the work away
                     if is_done():
                         return
-                    raise RunError(f"{work.folder}: the plan is gone. Give the same command again on every machine.")
+                    raise RunError(
+                        f"{work.folder}: the list of tasks is gone. Give the same command again on every machine."
+                    )
                 if (failure := work.failure()) is not None:
                     raise RunError(f"another machine failed: {failure}")
                 time.sleep(_WAIT_SECONDS)

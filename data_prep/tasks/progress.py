@@ -34,25 +34,25 @@ class TaskProgress:
     def __init__(self, folder: Path, stage: str, rank: int) -> None:
         self._path = _file(folder, stage, rank)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._finished = 0  # bytes of pieces that are read
-        self._piece = 0  # characters read of the piece under way
+        self._finished = 0  # bytes of spans that are read
+        self._span = 0  # characters read of the span under way
         self._written = time.monotonic()
 
-    def read(self, characters: int, piece_bytes: int) -> None:
-        """A document has been read out of a piece of so many bytes."""
-        self._piece = min(self._piece + characters, piece_bytes)
+    def read(self, characters: int, span_bytes: int) -> None:
+        """A document has been read out of a span of so many bytes."""
+        self._span = min(self._span + characters, span_bytes)
         if time.monotonic() - self._written > _WRITE_SECONDS:
             self._write()
 
-    def finish_piece(self, piece_bytes: int) -> None:
-        self._finished, self._piece = self._finished + piece_bytes, 0
+    def finish_span(self, span_bytes: int) -> None:
+        self._finished, self._span = self._finished + span_bytes, 0
 
     def close(self) -> None:
         self._write()
 
     def _write(self) -> None:
         self._written = time.monotonic()
-        self._path.write_text(str(self._finished + self._piece))
+        self._path.write_text(str(self._finished + self._span))
 
 
 @dataclass(frozen=True)

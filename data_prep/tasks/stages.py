@@ -12,7 +12,6 @@ The first and the last but one read everything; what happens between them reads 
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +32,7 @@ from data_prep.write.merging import Merge
 from data_prep.write.steps import WriteShards
 from data_prep.write.workspace import require_space
 from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.files import sync
 
 _DISK_BYTES_PER_TEXT_BYTE = 0.5  # from above: the quickstart takes 0.21, 0.53 before compression
 _DISK_BYTES = 1 << 24  # and beside the shards: tokenizer, lengths, counts
@@ -136,8 +136,4 @@ class Settle(PipelineStep):
         deque(data or (), maxlen=0)
         for pattern in self._written:
             for path in self._folder.glob(pattern.format(rank=rank)):
-                handle = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+                sync(path)

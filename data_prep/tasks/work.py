@@ -1,7 +1,7 @@
 """The corpus, cut into tasks that can be done in any order by anyone, and the folder in which they are done.
 
 How it is cut depends only on the spec and on the names and sizes of the files, never on who does the work; so the
-output cannot depend on it either. A task reads pieces that follow each other, and the tasks follow each other in the
+output cannot depend on it either. A task reads spans that follow each other, and the tasks follow each other in the
 order of the sources.
 """
 
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.read.sources import Piece, file_state, whole_pieces
+from data_prep.read.sources import Span, file_state, whole_spans
 from data_prep.read.tables import parquet_groups
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.errors import DataError
+from modernbert_train.files import write_whole
 
 _FEW_TASKS = 64  # a small corpus is cut into so many, so that every core has work ...
 _SMALL_TASK_BYTES = 1 << 21  # ... but into none smaller than this
 _FILE_BYTES = 1 << 10  # opening a file costs as much as reading so many bytes
-PLAN = "plan.json"
+TASKS = "tasks.json"
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,17 @@ class Work:
     def tokenizer(self) -> Path:
         return self.folder / "tokenizer"
 
-    def pieces(self, rank: int) -> Iterator[Piece]:
-        """What a task reads; each piece is checked before it is read and after.
+    def spans(self, rank: int) -> Iterator[Span]:
+        """What a task reads; each span is checked before it is read and after.
 
         Raises:
-            DataError: a file is not what it was when the plan was made.
+            DataError: a file is not what it was when the tasks were made.
         """
         for content in json.loads(self._part(rank).read_text(encoding="utf-8")):
-            piece = Piece(**content | {"state": content["state"] and tuple(content["state"])})
-            _require_unchanged(piece)
-            yield piece
-            _require_unchanged(piece)
+            span = Span(**content | {"state": content["state"] and tuple(content["state"])})
+            _require_unchanged(span)
+            yield span
+            _require_unchanged(span)
 
     @property
     def failure_file(self) -> Path:
@@ -88,7 +88,7 @@ class Work:
 
 
 def make_work(folder: Path, config: PrepareConfig, asked: dict[str, Any]) -> Work:
-    """Cut the corpus and write the plan; several machines may do so at once, and write the same.
+    """Cut the corpus and write the list of tasks; several machines may do so at once, and write the same.
 
     Args:
         folder: made here if need be.
@@ -100,41 +100,41 @@ def make_work(folder: Path, config: PrepareConfig, asked: dict[str, Any]) -> Wor
     """
     work = Work(folder, [])
     (folder / "parts").mkdir(parents=True, exist_ok=True)
-    for rank, pieces in enumerate(cut(config)):
-        _write(work._part(rank), [asdict(piece) for piece in pieces])
-        work.sizes.append(sum(piece.size for piece in pieces))
-    _write(folder / PLAN, {"asked": asked, "sizes": work.sizes})
+    for rank, spans in enumerate(cut(config)):
+        _write(work._part(rank), [asdict(span) for span in spans])
+        work.sizes.append(sum(span.size for span in spans))
+    _write(folder / TASKS, {"asked": asked, "sizes": work.sizes})
     return work
 
 
 def read_work(folder: Path) -> tuple[Work, dict[str, Any]] | None:
-    """The plan of a folder and what was asked for; None when there is none, or when making it was interrupted."""
+    """The tasks of a folder and what was asked for; None when there is none, or when making it was interrupted."""
     try:
-        content = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        content = json.loads((folder / TASKS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     return Work(folder, content["sizes"]), content["asked"]
 
 
-def cut(config: PrepareConfig) -> Iterator[list[Piece]]:
-    """Yield the pieces of each task, in order; there is at least one task."""
-    wholes = [piece for name, source in config.sources.items() for piece in whole_pieces(name, source)]
-    total = sum(piece.size for piece in wholes)
+def cut(config: PrepareConfig) -> Iterator[list[Span]]:
+    """Yield the spans of each task, in order; there is at least one task."""
+    wholes = [span for name, source in config.sources.items() for span in whole_spans(name, source)]
+    total = sum(span.size for span in wholes)
     limit = min(config.task_bytes, max(_SMALL_TASK_BYTES, total // _FEW_TASKS))
-    task: list[Piece] = []
+    task: list[Span] = []
     size = 0
     for whole in wholes:
-        for piece in _cut_file(whole, config.sources[whole.source].kind, limit):
-            cost = piece.size + _FILE_BYTES
+        for span in _cut_file(whole, config.sources[whole.source].kind, limit):
+            cost = span.size + _FILE_BYTES
             if task and size + cost > limit:
                 yield task
                 task, size = [], 0
-            task.append(piece)
+            task.append(span)
             size += cost
     yield task
 
 
-def _cut_file(whole: Piece, kind: str, limit: int) -> Iterator[Piece]:
+def _cut_file(whole: Span, kind: str, limit: int) -> Iterator[Span]:
     if whole.path is None or whole.size <= limit:
         yield whole
     elif kind == "jsonl" and not whole.path.endswith((".gz", ".zst")):
@@ -150,15 +150,13 @@ def _cut_file(whole: Piece, kind: str, limit: int) -> Iterator[Piece]:
         yield whole
 
 
-def _require_unchanged(piece: Piece) -> None:
-    if piece.path is not None and file_state(Path(piece.path)) != piece.state:
+def _require_unchanged(span: Span) -> None:
+    if span.path is not None and file_state(Path(span.path)) != span.state:
         raise DataError(
-            f"{piece.path}: not the file it was when this began. Something writes to the sources; let it end and start "
+            f"{span.path}: not the file it was when this began. Something writes to the sources; let it end and start "
             "again."
         )
 
 
 def _write(path: Path, content: Any) -> None:
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
-    temporary.write_text(json.dumps(content), encoding="utf-8")
-    temporary.rename(path)
+    write_whole(path, json.dumps(content))

@@ -135,9 +135,9 @@ def _join_lengths(parts: list[Path], path: Path, documents: int) -> None:
     lengths = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint32, shape=(documents,))
     at = 0
     for part in parts:
-        piece = np.load(part)
-        lengths[at : at + len(piece)] = piece
-        at += len(piece)
+        lengths_part = np.load(part)
+        lengths[at : at + len(lengths_part)] = lengths_part
+        at += len(lengths_part)
     assert at == documents
     lengths.flush()
 

@@ -1,6 +1,6 @@
 """One folder of MDS shards: the tokens, their lengths, their counts, and the card that binds them together.
 
-Special tokens are not stored: a long document is kept whole, and who cuts it adds [CLS] and [SEP] to every piece.
+Special tokens are not stored: a long document is kept whole, and who cuts it adds [CLS] and [SEP] to every chunk.
 """
 
 from __future__ import annotations

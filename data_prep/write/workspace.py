@@ -6,7 +6,6 @@ So leftovers of dead runs are known for certain, and a second run on the same pl
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import shutil
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from modernbert_train.errors import StorageError
+from modernbert_train.files import free_bytes, lock_now, publish
 
 _LOCK = ".lock"
 
@@ -38,14 +38,17 @@ def workspace(out: Path) -> Iterator[Path]:
         _remove_leftovers(out)
         partial.mkdir()
         with (partial / _LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_now(lock)  # nobody else knows of it
             try:
                 yield partial
-                _publish(partial, out)
+                (partial / _LOCK).unlink()
+                replaced = publish(partial, out)
+                if replaced is not None:
+                    shutil.rmtree(replaced, ignore_errors=True)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        free = shutil.disk_usage(_existing(out)).free
+        free = free_bytes(out)
         raise StorageError(
             f"{error.filename or partial}: {error.strerror or error} ({free:,} bytes free). Free space, "
             "or give another folder with out=..., and start again."
@@ -62,49 +65,20 @@ def require_space(out: Path, needed: int) -> None:
     Raises:
         StorageError: fewer bytes are free on its disk; names both numbers.
     """
-    free = shutil.disk_usage(_existing(out)).free
+    free = free_bytes(out)
     if free < needed:
         raise StorageError(
             f"{out}: needs about {needed:,} bytes, {free:,} are free. Free space, or give another folder with out=..."
         )
 
 
-def _existing(path: Path) -> Path:
-    """The path, or its nearest parent that exists."""
-    path = path.absolute()
-    return next(p for p in (path, *path.parents) if p.exists())
-
-
 def _remove_leftovers(out: Path) -> None:
     name = glob.escape(out.name)
-    for folder in [*out.parent.glob(f"{name}.partial-*"), *out.parent.glob(f"{name}.replaced-*")]:
+    for folder in out.parent.glob(f"{name}.partial-*"):
         with (folder / _LOCK).open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock_now(lock):
                 raise StorageError(
                     f"{folder}: another process is writing {out} at this moment. Wait for it, or give another folder "
                     "with out=..."
-                ) from None
+                )
             shutil.rmtree(folder)
-
-
-def _publish(partial: Path, out: Path) -> None:
-    """Everything reaches the disk before the name does, so that a power cut leaves the old state or the new one."""
-    (partial / _LOCK).unlink()
-    for path in [*partial.rglob("*"), partial]:
-        _sync(path)
-    replaced = out.with_name(f"{out.name}.replaced-{os.getpid()}")
-    if out.exists():
-        out.rename(replaced)
-    partial.rename(out)
-    _sync(out.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

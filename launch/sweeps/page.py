@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from launch.sweeps.picture import parallel_svg
-from launch.sweeps.rows import Row, param_text, ranked
+from launch.sweeps.rows import TrialRow, param_text, ranked
 from launch.sweeps.space import Space
 from modernbert_train.report.chart import Chart, Line, Marks, standalone
 from modernbert_train.report.page import render, resource, write
@@ -24,8 +24,8 @@ td.reason { text-align: left; white-space: normal; color: var(--soft) } tr.best 
 def write_page(
     path: Path,
     space: Space,
-    rows: Sequence[Row],
-    best: Row | None,
+    rows: Sequence[TrialRow],
+    best: TrialRow | None,
     weights: Mapping[str, float],
     best_yaml: Path | None,
 ) -> Path:
@@ -67,7 +67,7 @@ def write_page(
     return write(path, html)
 
 
-def _curves(complete: Sequence[Row], objective: str) -> str | None:
+def _curves(complete: Sequence[TrialRow], objective: str) -> str | None:
     """The held-out figure over tokens, all trials in one line with gaps; None if it was only measured at the end."""
     kind, _, key = objective.partition(".")
     if kind != "validation":
@@ -88,7 +88,7 @@ def _curves(complete: Sequence[Row], objective: str) -> str | None:
     return standalone(chart, Marks(end=end), f"{tokens_text(end)} tokens", "")
 
 
-def _points(row: Row, key: str, most: int) -> list[tuple[float, float]]:
+def _points(row: TrialRow, key: str, most: int) -> list[tuple[float, float]]:
     found = [
         (float(entry["tokens"]), float(entry[key]))
         for entry in row.entries
@@ -110,7 +110,7 @@ def _importance(weights: Mapping[str, float]) -> str:
                 f'<text class="title" x="24" y="34">{title}</text>{"".join(bars)}</svg>')  # fmt: skip
 
 
-def _table(rows: Sequence[Row], space: Space, best: Row | None) -> str:
+def _table(rows: Sequence[TrialRow], space: Space, best: TrialRow | None) -> str:
     keys = list(space.distributions)
     head = "".join(
         f"<th>{escape(name)}</th>" for name in ["trial", space.sweep.objective, "state", "tokens", *keys, ""]

@@ -13,7 +13,7 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from launch.sweeps.rows import Row, param_text
+from launch.sweeps.rows import TrialRow, param_text
 from modernbert_train.report.chart import Chart, Line, Scale
 from modernbert_train.text import short
 
@@ -41,7 +41,7 @@ class Axis:
 
 
 def parallel_svg(
-    rows: Sequence[Row],
+    rows: Sequence[TrialRow],
     distributions: dict[str, BaseDistribution],
     objective: str,
     title: str,
@@ -96,7 +96,7 @@ def parallel_svg(
     )
 
 
-def _key_axis(key: str, distribution: BaseDistribution, rows: Sequence[Row]) -> Axis:
+def _key_axis(key: str, distribution: BaseDistribution, rows: Sequence[TrialRow]) -> Axis:
     values = [row.params[key] for row in rows]
     if isinstance(distribution, CategoricalDistribution):
         places = {choice: i for i, choice in enumerate(distribution.choices)}

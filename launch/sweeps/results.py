@@ -16,7 +16,7 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import TrialState
 
 from launch.sweeps.page import write_page
-from launch.sweeps.rows import Row, best_row, make_rows, param_text, ranked
+from launch.sweeps.rows import TrialRow, best_row, make_rows, param_text, ranked
 from launch.sweeps.space import Space
 from launch.sweeps.store import Store
 from launch.sweeps.trial import write_yaml
@@ -70,7 +70,7 @@ def importance(study: optuna.Study) -> dict[str, float]:
     return {key: share for key, share in found.items() if math.isfinite(share)}
 
 
-def trials_text(rows: Sequence[Row], space: Space) -> str:
+def trials_text(rows: Sequence[TrialRow], space: Space) -> str:
     """All trials, the best first, as lines of text."""
     keys = list(space.distributions)
     head = ["trial", space.sweep.objective, "state", "tokens", *keys]
@@ -88,7 +88,7 @@ def trials_text(rows: Sequence[Row], space: Space) -> str:
     return "\n".join([table(cells), *[""] * bool(notes), *notes])
 
 
-def importance_text(weights: Mapping[str, float], rows: Sequence[Row]) -> str:
+def importance_text(weights: Mapping[str, float], rows: Sequence[TrialRow]) -> str:
     """The importance of each key as lines of text, or why there is none."""
     if not weights:
         complete = sum(row.value is not None for row in rows)
@@ -98,7 +98,7 @@ def importance_text(weights: Mapping[str, float], rows: Sequence[Row]) -> str:
     return "\n".join(["importance (PED-ANOVA, best quarter of the trials)", *lines])
 
 
-def write_best(space: Space, best: Row, file: Path) -> str:
+def write_best(space: Space, best: TrialRow, file: Path) -> str:
     """Write the best trial's run under the sweep's name; returns the line that tells of it."""
     sweep = space.sweep
     point = " ".join(space.overrides(best.params))

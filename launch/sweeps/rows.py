@@ -15,7 +15,7 @@ from launch.sweeps.trial import Entry, read_entries, tokens_seen
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """One trial as a reader wants it."""
 
     slot: int
@@ -27,19 +27,19 @@ class Row:
     entries: Sequence[Entry]  # of metrics.jsonl
 
 
-def make_rows(store: Store, folder: Path) -> list[Row]:
+def make_rows(store: Store, folder: Path) -> list[TrialRow]:
     """Every trial that has been taken at least once, by number."""
     return [_row(slot, attempts, folder / trial_name(slot)) for slot, attempts in slots(store.attempts()).items()]
 
 
-def best_row(rows: Sequence[Row], direction: str) -> Row | None:
+def best_row(rows: Sequence[TrialRow], direction: str) -> TrialRow | None:
     """The completed trial with the best figure; the first of equals."""
     complete = [row for row in rows if row.value is not None]
     sign = 1 if direction == "minimize" else -1
     return min(complete, key=lambda row: sign * (row.value or 0.0), default=None)
 
 
-def ranked(rows: Sequence[Row], direction: str) -> list[Row]:
+def ranked(rows: Sequence[TrialRow], direction: str) -> list[TrialRow]:
     """Completed trials by figure, then the others by number."""
     sign = 1 if direction == "minimize" else -1
     return sorted(rows, key=lambda row: (row.value is None, sign * (row.value or 0.0), row.slot))
@@ -50,7 +50,7 @@ def param_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "null" if value is None else str(value)
 
 
-def _row(slot: int, attempts: Sequence[FrozenTrial], folder: Path) -> Row:
+def _row(slot: int, attempts: Sequence[FrozenTrial], folder: Path) -> TrialRow:
     last = next((attempt for attempt in attempts if over(attempt)), attempts[-1])
     reason = last.user_attrs.get(REASON)
     told = str(reason or "").split(":")[0].split(" ")[0]
@@ -63,4 +63,4 @@ def _row(slot: int, attempts: Sequence[FrozenTrial], folder: Path) -> Row:
     }[last.state]
     entries = read_entries(folder)
     value = last.value if last.state == TrialState.COMPLETE else None
-    return Row(slot, state, value, tokens_seen(entries), last.params, reason, entries)
+    return TrialRow(slot, state, value, tokens_seen(entries), last.params, reason, entries)

@@ -7,7 +7,6 @@ runs/SWEEP/trial-0003/...             as in the folder of any run
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import shlex
@@ -21,6 +20,7 @@ from typing import IO, Any
 
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.files import lock_now, write_whole
 from modernbert_train.read_json import is_count, number, read_lines
 
 TRIAL_YAML = "trial.yaml"
@@ -82,22 +82,17 @@ def hold(folder: Path) -> IO[str] | None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = (folder / _OWN_LOCK).open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with (folder / _RUN_LOCK).open("a+", encoding="utf-8") as run:
-            fcntl.flock(run, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        return None
-    return lock
+    with (folder / _RUN_LOCK).open("a+", encoding="utf-8") as run:
+        if lock_now(lock) and lock_now(run):
+            return lock
+    lock.close()
+    return None
 
 
 def write_yaml(file: Path, config: RunConfig, comments: Sequence[str]) -> None:
     """Write a configuration that runs by itself, whole or not at all."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comments)
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    partial.write_text(f"{head}\n{to_yaml(config)}", encoding="utf-8")
-    os.replace(partial, file)
+    write_whole(file, f"{head}\n{to_yaml(config)}")
 
 
 def read_entries(folder: Path, name: str = "metrics.jsonl") -> list[Entry]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from modernbert_train.data.download import Patience
 from modernbert_train.errors import StorageError
+from modernbert_train.files import lock_now, unlock
 
 _LOOK_SECONDS = 0.05
 
@@ -45,16 +45,14 @@ def try_lock(path: Path) -> Iterator[bool]:
         raise cannot_write(path, error) from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
+            mine = lock_now(file)
         except OSError as error:  # a file system without locks
             raise cannot_write(path, error) from error
         try:
-            yield True
+            yield mine
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # by hand, because a forked process may have inherited the file
+            if mine:
+                unlock(file)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from modernbert_train.vocabulary import Vocabulary
 
 PLAIN, MASKED, RANDOM, KEPT = "plain", "masked", "random", "kept"
 _FORMS = {PLAIN: "{0}", MASKED: "[-{0}-]", RANDOM: "[-{0}-]{{+{1}+}}", KEPT: "[={0}=]"}
-_COLORS = {MASKED: "1;31", RANDOM: "1;33", KEPT: "1;32", "special": "36", "border": "2"}
+_COLORS = {MASKED: "1;31", RANDOM: "1;33", KEPT: "1;32", "special": "36", "heading": "2"}
 
 
 class Painter:
@@ -111,18 +111,18 @@ class RowWriter:
     ) -> str:
         used = sum(chunk.length + SPECIAL_TOKENS for chunk in chunks)
         count = "1 sequence" if len(chunks) == 1 else f"{len(chunks)} sequences"
-        lines = [self._paint("border", f"=== {title}: {count}, {used:,} of {len(original):,} tokens")]
+        lines = [self._paint("heading", f"=== {title}: {count}, {used:,} of {len(original):,} tokens")]
         at = 0
         for chunk in chunks:
             span = slice(at, at + chunk.length + SPECIAL_TOKENS)
             at = span.stop
             whole = f"tokens {chunk.start:,} to {chunk.start + chunk.length:,}"
             about = f"--- {self._streams.describe(chunk.document)}, {whole}, pass {chunk.epoch + 1}"
-            lines += [self._paint("border", about), self._text(original[span], read[span], kinds[span])]
+            lines += [self._paint("heading", about), self._text(original[span], read[span], kinds[span])]
         if at < len(original):
             changed = int((read[at:] != self._vocabulary.pad_id).sum())
             overwritten = f", {changed:,} of them overwritten" if changed else ""
-            lines.append(self._paint("border", f"--- [PAD] x {len(original) - at:,}{overwritten}"))
+            lines.append(self._paint("heading", f"--- [PAD] x {len(original) - at:,}{overwritten}"))
         return "\n".join(lines)
 
     def _text(self, original: NDArray[np.int64], read: NDArray[np.int64], kinds: NDArray[np.str_]) -> str:

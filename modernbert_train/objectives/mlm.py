@@ -72,8 +72,8 @@ class MaskedLM:
             mask_rate: share of the maskable tokens to predict.
 
         Returns:
-            The masked line; positions are ascending, at most `max_predicted` of them. Should there be more, those with
-            the highest draws are left as they were, with a warning that counts them.
+            The masked buffer; positions are ascending, at most `max_predicted` of them. Should there be more, those
+            with the highest draws are left as they were, with a warning that counts them.
         """
         maskable_S = predictable_S = lengths_S
         if self._config.masking == "reference":

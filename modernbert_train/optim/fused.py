@@ -94,7 +94,7 @@ def _apply(  # type: ignore[no-untyped-def]
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorTable:
     """How tensors of these sizes are cut; on the device, made once.
 
     Attributes:
@@ -112,7 +112,7 @@ class Layout:
     first_P: Tensor
 
     @classmethod
-    def of(cls, sizes: Sequence[int], global_sizes: Sequence[int], device: torch.device) -> Layout:
+    def of(cls, sizes: Sequence[int], global_sizes: Sequence[int], device: torch.device) -> TensorTable:
         """Cut; an empty shard has no chunk."""
         chunks_P = np.array([-(-size // CHUNK) for size in sizes], dtype=np.int64)
         first_P = np.concatenate(([0], np.cumsum(chunks_P)))
@@ -150,7 +150,7 @@ def addresses(*columns: Sequence[Tensor]) -> Tensor:
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 
-def move_moments(table: Tensor, layout: Layout, *, new1: float, new2: float, eps: float, decay: float) -> Tensor:
+def move_moments(table: Tensor, layout: TensorTable, *, new1: float, new2: float, eps: float, decay: float) -> Tensor:
     """Move the moments in place: m by new1 of the way to g, v by new2 of it to g^2.
 
     Args:
@@ -175,7 +175,7 @@ def move_moments(table: Tensor, layout: Layout, *, new1: float, new2: float, eps
     return sums_P3.t().contiguous()
 
 
-def apply_updates(table: Tensor, layout: Layout, rate_P: Tensor, *, eps: float, decay: float) -> None:
+def apply_updates(table: Tensor, layout: TensorTable, rate_P: Tensor, *, eps: float, decay: float) -> None:
     """p = p - rate (m / (sqrt(v) + eps) + decay p), in place, with a rate for each tensor."""
     if len(layout.owner_K):
         _apply[(len(layout.owner_K),)](

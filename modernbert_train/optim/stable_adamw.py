@@ -154,7 +154,7 @@ class StableAdamW(Optimizer):
         sizes, device = tuple(param.numel() for param in block.params), block.params[0].device
         key = (sizes, tuple(block.global_sizes), device)
         if key not in self._layouts:
-            self._layouts[key] = self._kernels.Layout.of(sizes, block.global_sizes, device)
+            self._layouts[key] = self._kernels.TensorTable.of(sizes, block.global_sizes, device)
         return _Fused(self._kernels, self._layouts[key], block)
 
     def _collect_blocks(self, groups: Iterable[dict[str, Any]]) -> list[_Block]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modernbert_train.plan.gpus import GPUS
-from modernbert_train.plan.make import Phase, Plan
+from modernbert_train.plan.make import Plan, PlannedPhase
 from modernbert_train.plan.memory import Memory, Strategy, memory, sharing_ranks, usable_bytes
 from modernbert_train.plan.speed import StepTime, step_time
 
@@ -37,7 +37,9 @@ class Setting:
     step: StepTime
 
 
-def phase_memory(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: int, microbatch_rows: int) -> Memory:
+def phase_memory(
+    plan: Plan, phase: PlannedPhase, gpu: str, strategy: Strategy, ranks: int, microbatch_rows: int
+) -> Memory:
     """Memory of one GPU in a phase.
 
     Args:
@@ -61,7 +63,7 @@ def phase_memory(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: 
     )
 
 
-def settings(plan: Plan, phase: Phase, gpu: str, ranks: int) -> list[Setting]:
+def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Setting]:
     """For each strategy that makes sense, the largest microbatch that fits and divides a rank's rows; best first.
 
     Returns:
@@ -82,7 +84,7 @@ def settings(plan: Plan, phase: Phase, gpu: str, ranks: int) -> list[Setting]:
     )
 
 
-def remedy(plan: Plan, phase: Phase, gpu: str, found: Sequence[Setting]) -> str | None:
+def remedy(plan: Plan, phase: PlannedPhase, gpu: str, found: Sequence[Setting]) -> str | None:
     """What to do about a phase that does not fit as it is configured; None if it fits.
 
     Args:
@@ -102,7 +104,7 @@ def remedy(plan: Plan, phase: Phase, gpu: str, found: Sequence[Setting]) -> str 
     return f"{phase.name} does not fit as configured. Set {' or '.join([f'microbatch_tokens={smaller}', *ways])}."
 
 
-def _most_rows(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: int, most: int) -> int:
+def _most_rows(plan: Plan, phase: PlannedPhase, gpu: str, strategy: Strategy, ranks: int, most: int) -> int:
     """The largest microbatch that fits, in rows, at most `most`; 0 if not even one row fits. Memory grows with rows."""
     room = usable_bytes(GPUS[gpu])
     return bisect_right(
@@ -110,7 +112,9 @@ def _most_rows(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: in
     )
 
 
-def _setting(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: int, rows: int, fitting: int) -> Setting:
+def _setting(
+    plan: Plan, phase: PlannedPhase, gpu: str, strategy: Strategy, ranks: int, rows: int, fitting: int
+) -> Setting:
     step = step_time(
         gpu,
         plan.work(phase),
@@ -130,16 +134,16 @@ def _setting(plan: Plan, phase: Phase, gpu: str, strategy: Strategy, ranks: int,
     )
 
 
-def fits(plan: Plan, phase: Phase, gpu: str) -> bool:
+def fits(plan: Plan, phase: PlannedPhase, gpu: str) -> bool:
     """Whether the phase fits the GPU as it is configured."""
     return phase_memory(plan, phase, gpu, *_configured(plan, phase)).peak <= usable_bytes(GPUS[gpu])
 
 
-def _configured(plan: Plan, phase: Phase) -> tuple[Strategy, int, int]:
+def _configured(plan: Plan, phase: PlannedPhase) -> tuple[Strategy, int, int]:
     own_rows = -(-phase.config.batch_rows // plan.ranks)
     return plan.config.distributed.strategy, plan.ranks, min(own_rows, phase.config.microbatch_rows)
 
 
-def configured_memory(plan: Plan, phase: Phase, gpu: str) -> Memory:
+def configured_memory(plan: Plan, phase: PlannedPhase, gpu: str) -> Memory:
     """Memory of one GPU in a phase as it is configured."""
     return phase_memory(plan, phase, gpu, *_configured(plan, phase))

@@ -40,7 +40,7 @@ NETWORK_HOP_SECONDS = 8e-6  # from node to node
 DDP_BUCKET_BYTES = 25 * (1 << 20)  # torch's default
 BACKWARD_SHARE = 2 / 3  # of the time of a microbatch
 COLLECTIVES = 2  # small all-reduces of a step
-MEETING_BYTES = 24  # on average
+COLLECTIVE_BYTES = 24  # on average
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
@@ -92,7 +92,7 @@ def transfers(
         exchanged: numbers that the optimizer brings to owners and back, see `matrix_numbers`.
     """
     everyone = (min(ranks, per_node), -(-ranks // per_node))
-    found = [Transfer("all_reduce", *everyone, "backward", COLLECTIVES * MEETING_BYTES, COLLECTIVES, False, False)]
+    found = [Transfer("all_reduce", *everyone, "backward", COLLECTIVES * COLLECTIVE_BYTES, COLLECTIVES, False, False)]
     if strategy == "ddp":
         buckets = 4 * (parameters.total - parameters.embedding) // DDP_BUCKET_BYTES
         last = 4 * parameters.total - buckets * DDP_BUCKET_BYTES

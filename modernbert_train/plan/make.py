@@ -17,7 +17,7 @@ from modernbert_train.plan.steps import StepRange, crossings, step_ranges, valid
 
 
 @dataclass(frozen=True)
-class Phase:
+class PlannedPhase:
     """One phase of a plan.
 
     Attributes:
@@ -72,7 +72,7 @@ class Plan:
     ranks: int
     parameters: Parameters
     documents: Documents
-    phases: tuple[Phase, ...]
+    phases: tuple[PlannedPhase, ...]
     exact: bool
     validations: int
     validation_tokens: int | None
@@ -90,13 +90,13 @@ class Plan:
     def tokens(self) -> int:
         return sum(phase.tokens for phase in self.phases)
 
-    def work(self, phase: Phase) -> Work:
+    def work(self, phase: PlannedPhase) -> Work:
         """What one rank computes in a phase."""
         return Work(
             self.config.model, self.config.optim, phase.config.row_tokens, phase.flops, phase.mask_rate, phase.fill
         )
 
-    def step(self, gpu: str, phase: Phase, rows: int) -> StepTime:
+    def step(self, gpu: str, phase: PlannedPhase, rows: int) -> StepTime:
         """Time of a step of the run as it is configured.
 
         Args:
@@ -114,7 +114,7 @@ class Plan:
             shard_ranks=self.config.distributed.shard_ranks,
         )
 
-    def phase_seconds(self, gpu: str, phase: Phase) -> float:
+    def phase_seconds(self, gpu: str, phase: PlannedPhase) -> float:
         """Time of all steps of a phase."""
         rows: dict[int, int] = {}
         for part in phase.ranges:
@@ -168,7 +168,9 @@ def _validation_tokens(config: RunConfig) -> int | None:
     return there if most is None else min(most, there)
 
 
-def _phase(config: RunConfig, name: str, phase: PhaseConfig, text: RowText, ranges: Sequence[StepRange]) -> Phase:
+def _phase(
+    config: RunConfig, name: str, phase: PhaseConfig, text: RowText, ranges: Sequence[StepRange]
+) -> PlannedPhase:
     rate = config.objective.mask_rate if phase.mask_rate is None else phase.mask_rate
     predicted = rate * (1 - SPECIAL_TOKENS / text.sequence_tokens)
-    return Phase(name, phase, text, flops_per_token(config.model, text.spans, predicted), rate, tuple(ranges))
+    return PlannedPhase(name, phase, text, flops_per_token(config.model, text.spans, predicted), rate, tuple(ranges))

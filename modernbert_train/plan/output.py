@@ -12,6 +12,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import StorageError
 from modernbert_train.plan.picture import picture_svg, picture_text
 from modernbert_train.plan.sections import Section
+from modernbert_train.text import table
 
 WIDTH = 118
 STYLES = ("chart.css", "page.css")  # of the report
@@ -25,14 +26,13 @@ def as_text(config: RunConfig, sections: Sequence[Section]) -> str:
 
 def _section_text(section: Section) -> str:
     out = [section.title]
-    widths = [max(map(len, column)) for column in zip(*section.rows, strict=True)]
-    for row in section.rows:
-        if section.flush_left:
-            start = f"  {row[0].ljust(widths[0])}  "
-            out += textwrap.wrap(row[1], WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
-            continue
-        cells = [cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-        out.append("  " + "  ".join(cells).rstrip())
+    if section.flush_left:
+        width = max(len(name) for name, _ in section.rows)
+        for name, text in section.rows:
+            start = f"  {name.ljust(width)}  "
+            out += textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+    else:
+        out.append(table(section.rows, indent=2, numbers=True))
     for note in section.notes:
         out += textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="  ")
     return "\n".join(out)

@@ -9,7 +9,7 @@ from modernbert_train.plan.advice import Setting, configured_memory, fits, remed
 from modernbert_train.plan.cost import bill_of, stored
 from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.gpus import GPUS, PRICE_DATE, find_measurement
-from modernbert_train.plan.make import Phase, Plan
+from modernbert_train.plan.make import Plan, PlannedPhase
 from modernbert_train.plan.memory import usable_bytes
 from modernbert_train.plan.speed import PLANNED_TOKENS_PER_SECOND
 from modernbert_train.text import duration, percent, plural, tokens_text
@@ -17,7 +17,7 @@ from modernbert_train.text import duration, percent, plural, tokens_text
 GB = 1e9
 SCALES = (8, 16, 32, 64, 128, 256, 512, 1024)
 SHARE = percent(1)
-Row = tuple[str, ...]
+Cells = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Section:
     """
 
     title: str
-    rows: Sequence[Row] = ()
+    rows: Sequence[Cells] = ()
     notes: Sequence[str] = ()
     flush_left: bool = False
 
@@ -130,7 +130,7 @@ def _dropout(plan: Plan) -> Iterator[str]:
 
 
 def _flops(plan: Plan) -> Section:
-    rows: list[Row] = [
+    rows: list[Cells] = [
         ("phase", "keys global", "keys local", "layers", "global", "local", "head", "forward", "training", "total")
     ]
     for phase in plan.phases:
@@ -191,7 +191,7 @@ def _memory(plan: Plan, gpu: str) -> Section:
 
 
 def _advice(plan: Plan, gpu: str) -> Section:
-    rows: list[Row] = [
+    rows: list[Cells] = [
         ("phase", "strategy", "microbatch_tokens", "of at most", "accumulation", "peak GB", "step", "efficiency")
     ]
     notes = ["The largest that divides the rows of a rank, and the largest that fits; sharding must gain 2 % over ddp."]
@@ -207,7 +207,7 @@ def _advice(plan: Plan, gpu: str) -> Section:
     return Section(f"Largest microbatch that fits {plan.ranks} x {GPUS[gpu].label}", rows, notes)
 
 
-def _setting_row(phase: Phase, setting: Setting) -> Row:
+def _setting_row(phase: PlannedPhase, setting: Setting) -> Cells:
     return (
         phase.name,
         setting.strategy,

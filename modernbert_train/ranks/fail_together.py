@@ -44,7 +44,7 @@ def tell_others(error: BaseException) -> None:
 
 @contextmanager
 def failing_together(timeout_seconds: float = 300.0, store: Any = None) -> Iterator[None]:
-    """From the first meeting of the ranks on: an error that leaves this block on one of them ends all, as does a hang.
+    """From the first collective on: an error that leaves this block on one of them ends all, as does a hang.
 
     Args:
         timeout_seconds: a rank that is silent, or keeps the others waiting, for longer hangs.

@@ -6,7 +6,6 @@ the kernel lets go of the lock, and whoever can take it knows that nobody needs 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 
+from modernbert_train.files import lock, lock_now
 from modernbert_train.ranks import stop_signals
 
 PREFIX = "mbtrain-scratch-"  # of no other folder: it is removed
@@ -55,27 +55,27 @@ def remove_dead() -> None:
     """Remove the folders of this user's processes that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}????????"):
         try:
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
             continue  # another user's, or gone
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
+            if lock_now(handle):
+                shutil.rmtree(path, ignore_errors=True)
         except OSError:
-            pass  # in use
+            pass  # nothing can be locked here
         finally:
-            os.close(lock)
+            os.close(handle)
 
 
 def _make() -> Path:
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         try:
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # stays open until the process ends
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # stays open until the process ends
         except FileNotFoundError:
             continue  # another process took it for a dead one's
         with suppress(OSError):  # where nothing can be locked, nothing is removed either
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock(handle)
         if path.exists():
             return path
-        os.close(lock)
+        os.close(handle)

@@ -70,7 +70,7 @@ class Fault(NamedTuple):
     time: float
 
 
-class Phase(NamedTuple):
+class PhaseSteps(NamedTuple):
     """A range of steps with one phase name; `start` and `end` in tokens."""
 
     name: str
@@ -100,12 +100,12 @@ class History:
     first_time: float = NAN
     last_time: float = NAN
 
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[PhaseSteps]:
         """Split the steps where the phase's name changes. A batch belongs to the phase in which it starts."""
-        found: list[Phase] = []
+        found: list[PhaseSteps] = []
         for record in self.steps:
             if not found or found[-1].name != record.phase:
-                found.append(Phase(record.phase, found[-1].end if found else 0.0, record.tokens, []))
+                found.append(PhaseSteps(record.phase, found[-1].end if found else 0.0, record.tokens, []))
             found[-1].steps.append(record)
             found[-1] = found[-1]._replace(end=record.tokens)
         return found

@@ -6,7 +6,6 @@ Numbers are formatted once, in Python; the script on the page only moves the cro
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.errors import StorageError
+from modernbert_train.files import write_whole
 from modernbert_train.report.chart import LABEL_ROW, UNITS, Chart, Marks, draw, key_mark, label_rows, legend_entries
 
 NO_REQUESTS = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -111,15 +111,9 @@ def write(path: Path, text: str) -> Path:
     Raises:
         StorageError: it cannot be written; what was there before is untouched.
     """
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with new.open("w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise StorageError(
             f"{path}: cannot be written ({error.strerror}). Free space or fix the permission, then repeat."
         ) from error

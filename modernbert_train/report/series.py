@@ -82,7 +82,7 @@ def shapes() -> str:
 
 
 def key(run: int, name: str) -> str:
-    """A run's name behind a piece of its line."""
+    """A run's name behind a sample of its line."""
     mark = marker(run, "17", "0").replace(belongs(run), "") if look(run).shape else ""
     line = f'<path class="main {line_of(run)}" d="M0 0H34"/>'
     return (

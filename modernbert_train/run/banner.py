@@ -20,7 +20,7 @@ from modernbert_train.data.remote import local_folder
 from modernbert_train.models.attention import choose_kernel
 from modernbert_train.plan.make import Plan, make_plan
 from modernbert_train.ranks.transport import find_transport
-from modernbert_train.text import plural, rate, tokens_text
+from modernbert_train.text import plural, rate, table, tokens_text
 
 _MOST_PHASES, _MOST_STREAMS = 10, 12  # lines for each
 _HASH = 12  # characters of it, as in the messages that compare two
@@ -99,11 +99,7 @@ def _phases(plan: Plan) -> list[str]:
                 f"{rate(phase.flops.training)}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
+    lines = table(rows, numbers=True).split("\n")
     return [*lines, *_rest(len(plan.phases) - _MOST_PHASES, "phases")]
 
 

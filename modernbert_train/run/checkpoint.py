@@ -28,9 +28,10 @@ from torch import Tensor
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import ModelConfig, RunConfig
 from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.files import publish
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.run.manifest import (
-    CONFIG,
+    CONFIG_YAML,
     FILES,
     OPTIMIZER,
     STATE,
@@ -133,14 +134,10 @@ def commit(
         write_tensors(staging / WEIGHTS, weights)
         write_tensors(staging / OPTIMIZER, optimizer)
         state.write(staging / STATE)
-        _write_text(staging / CONFIG, config_yaml)
+        (staging / CONFIG_YAML).write_text(config_yaml, encoding="utf-8")
         files = {name: FileHash.of(staging / name) for name in FILES}
         Manifest(state.step, phase_end, milestone, files).write(staging)
-        _sync(staging)
-        if final.exists():  # a damaged one that resuming passed over
-            final.rename(folder / f"{final.name}{_PARTIAL}-replaced-{os.getpid()}")
-        staging.rename(final)
-        _sync(folder)
+        publish(staging, final)  # what is there was damaged, and passed over by resuming; prune removes it
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
         raise StorageError(
@@ -165,7 +162,7 @@ def verify(folder: Path) -> Checkpoint:
             raise StorageError(f"{folder / name}: cannot be read ({error.strerror})") from None
         if found != expected:
             raise StorageError(f"{folder / name}: damaged; found {found}, the manifest says {expected}")
-    config = _checked(folder / CONFIG, lambda path: load_run([path]))
+    config = _checked(folder / CONFIG_YAML, lambda path: load_run([path]))
     state = _checked(folder / STATE, lambda path: read_state(path, config, manifest.step))
     weights = _checked(folder / WEIGHTS, read_shapes)
     moments = _checked(folder / OPTIMIZER, partial(read_shapes, floating=False))
@@ -188,13 +185,14 @@ def _check_shapes(folder: Path, config: ModelConfig, weights: Shapes, moments: S
     for name in sorted(expected.keys() | weights.keys()):
         if weights.get(name) != expected.get(name):
             raise StorageError(
-                f"{folder / WEIGHTS}: {name} has the shape {weights.get(name)}, {expected.get(name)} by its {CONFIG}"
+                f"{folder / WEIGHTS}: {name} has the shape {weights.get(name)}, {expected.get(name)} by its "
+                f"{CONFIG_YAML}"
             )
     for key, shape in moments.items():
         name = key.partition("/")[2]
         if name not in expected or shape not in ((), expected[name]):
             raise StorageError(
-                f"{folder / OPTIMIZER}: {key} has the shape {shape}, {expected.get(name)} by its {CONFIG}"
+                f"{folder / OPTIMIZER}: {key} has the shape {shape}, {expected.get(name)} by its {CONFIG_YAML}"
             )
 
 
@@ -280,19 +278,3 @@ def clean(folder: Path, keep: int) -> None:
     for manifest, path in sorted(found, key=lambda each: each[0].step, reverse=True)[keep:]:
         if not (manifest.phase_end or manifest.milestone):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
-def _sync(folder: Path) -> None:
-    """Flush a folder and its files to the disk itself."""
-    for path in [*folder.iterdir(), folder]:
-        if path.is_dir() and path != folder:
-            continue
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -11,7 +11,6 @@ runs/NAME/profile/         traces and tables of the steps that profile: asks for
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from typing import IO, Any
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.files import lock_now, write_whole
 from modernbert_train.read_json import Count, as_type, is_count, read_lines
 
 # Keys that may change between the starts of one run: they decide how fast and how visibly it trains, not what.
@@ -58,6 +58,8 @@ CHANGEABLE = (
     "phases",  # those that were trained are compared with the checkpoint's; see trained_phases.py
     "phases.",
 )
+
+_RECORDS = ("config.yaml", "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
 
 
 class RunFolder:
@@ -129,10 +131,8 @@ class RunFolder:
         Raises:
             StorageError: it cannot be written.
         """
-        partial = self.path / "config.yaml.partial"
         try:
-            partial.write_text(to_yaml(self.config), encoding="utf-8")
-            os.replace(partial, self.path / "config.yaml")
+            write_whole(self.path / "config.yaml", to_yaml(self.config))
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -150,20 +150,20 @@ class RunFolder:
     def _take_lock(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         lock = (self.path / ".lock").open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock_now(lock):
             lock.seek(0)
             owner = lock.read().strip() or "another process"
             lock.close()
             raise ConfigError(
                 f"{self.path}: in use by {owner}. Two jobs must not write one run: wait for it, stop it, or give this "
                 "one another name=."
-            ) from None
+            )
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         lock.flush()
         self._lock = lock
+        for left in [left for name in _RECORDS for left in self.path.glob(f".{name}.*.partial")]:  # by a killed writer
+            left.unlink()
 
     def compare(self) -> list[str]:
         """What differs harmlessly from the configuration the folder was last used with.
@@ -208,13 +208,8 @@ class RunFolder:
             StorageError: the disk refuses it.
         """
         entries = [*self.read_faults(), entry | {"time": round(time.time(), 3)}]
-        partial = self.faults.with_suffix(".partial")
         try:
-            with partial.open("w", encoding="utf-8") as file:
-                file.write("".join(json.dumps(each) + "\n" for each in entries))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self.faults)
+            write_whole(self.faults, "".join(json.dumps(each) + "\n" for each in entries))
         except OSError as error:
             raise self._refused(self.faults, error) from error
 
@@ -252,7 +247,7 @@ class RunFolder:
         """Drop the lines after a step: the run goes on from there and will write them again.
 
         Raises:
-            StorageError: the file cannot be read.
+            StorageError: the file cannot be read or written.
         """
         entries, damaged = _read(self.metrics)
         if damaged:
@@ -261,9 +256,10 @@ class RunFolder:
                 "writing leaves one"
             )
         kept = [entry for entry in entries if entry["step"] <= step]
-        partial = self.metrics.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
-        os.replace(partial, self.metrics)
+        try:
+            write_whole(self.metrics, "".join(json.dumps(entry) + "\n" for entry in kept))
+        except OSError as error:
+            raise self._refused(self.metrics, error) from error
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], int]:

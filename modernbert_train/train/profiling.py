@@ -22,7 +22,7 @@ from modernbert_train.run.progress import Progress
 
 TOP = 10
 _NAME = 64  # characters of an operator's or a kernel's name; those of kernels are whole C++ signatures
-Row = tuple[str, float, int]  # name, microseconds of its own, calls
+Timing = tuple[str, float, int]  # name, microseconds of its own, calls
 
 
 class Profile(Callback):
@@ -103,7 +103,7 @@ class Profile(Callback):
             self._progress.line(f"{tables[0]}\nprofile: {path}, for ui.perfetto.dev or chrome://tracing")
 
 
-def host_rows(averages: Sequence[Any]) -> list[Row]:
+def host_rows(averages: Sequence[Any]) -> list[Timing]:
     """What the host did: operators with the time spent in them and not in others that they call."""
     return [
         (str(each.key), float(each.self_cpu_time_total), int(each.count))
@@ -112,7 +112,7 @@ def host_rows(averages: Sequence[Any]) -> list[Row]:
     ]
 
 
-def device_rows(averages: Sequence[Any]) -> list[Row]:
+def device_rows(averages: Sequence[Any]) -> list[Timing]:
     """What the GPU did: kernels and copies, not the ranges that only name them."""
     return [
         (str(each.key), float(each.self_device_time_total), int(each.count))
@@ -121,7 +121,7 @@ def device_rows(averages: Sequence[Any]) -> list[Row]:
     ]
 
 
-def table(title: str, rows: Sequence[Row], seconds: float, steps: int) -> str:
+def table(title: str, rows: Sequence[Timing], seconds: float, steps: int) -> str:
     """The ten that took most, with their shares of all of them.
 
     Args:

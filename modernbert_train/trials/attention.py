@@ -47,9 +47,9 @@ def try_attention(name: str) -> str:
 def small_batch() -> Batch:
     """The boundaries of LENGTHS; nothing is predicted."""
     total, nothing = sum(LENGTHS), torch.zeros(0, dtype=torch.int64)
-    borders_S = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist(), total], dtype=torch.int32)
+    cu_seqlens_S = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist(), total], dtype=torch.int32)
     position_T = torch.cat([torch.arange(length) for length in LENGTHS])
-    return Batch(position_T, position_T, borders_S, max(LENGTHS), nothing, nothing, total, 0, 1)
+    return Batch(position_T, position_T, cu_seqlens_S, max(LENGTHS), nothing, nothing, total, 0, 1)
 
 
 def written_out(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, window: bool) -> Tensor:

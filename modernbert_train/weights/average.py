@@ -8,7 +8,6 @@ and no place in the data, so `train` refuses it.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -21,9 +20,10 @@ from torch import Tensor
 
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.files import write_whole
 from modernbert_train.models.tiling import EQUAL, GROWING
 from modernbert_train.run.checkpoint import Checkpoint, commit, verify
-from modernbert_train.run.manifest import CONFIG, WEIGHTS
+from modernbert_train.run.manifest import CONFIG_YAML, WEIGHTS
 from modernbert_train.run.saved_state import Averaged
 from modernbert_train.weights.source import Source, open_source
 
@@ -87,9 +87,7 @@ def average_checkpoints(
         config_yaml=config_yaml,
         phase_end=True,
     )
-    partial = out / f"{CONFIG}.partial"
-    partial.write_text(config_yaml, encoding="utf-8")
-    os.replace(partial, out / CONFIG)  # last, since it is what makes the folder a run
+    write_whole(out / CONFIG_YAML, config_yaml)  # last, since it is what makes the folder a run
     for part in parts:
         print(f"{part.weight:6.4f} of {part.checkpoint.folder} ({part.tokens:,} tokens)")
     print(out)
@@ -131,9 +129,9 @@ def _check_free(out: Path) -> None:
 def _last_of_decay(names: Sequence[str], last: int) -> list[Path]:
     """The newest whole checkpoints of a run's last decay, oldest first."""
     run = Path(names[0])
-    if len(names) != 1 or not (run / CONFIG).is_file() or not (run / "checkpoints").is_dir():
+    if len(names) != 1 or not (run / CONFIG_YAML).is_file() or not (run / "checkpoints").is_dir():
         raise ConfigError(f"--last={last} with {' '.join(names)}: takes the folder of one run. Or name checkpoints.")
-    config = load_run([run / CONFIG])
+    config = load_run([run / CONFIG_YAML])
     phase = list(config.phases.values())[-1]
     start = config.total_tokens - (phase.schedule.decay_tokens or phase.tokens)
     found: list[Path] = []

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import DataError
-from modernbert_train.weights.formats.modernbert import CONFIG, architecture, max_tokens_of, read_object
+from modernbert_train.weights.formats.modernbert import CONFIG_JSON, architecture, max_tokens_of, read_object
 from modernbert_train.weights.hf_folder import SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG, complete
 
 _TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS)
@@ -116,13 +116,13 @@ def open_composer(path: Path) -> ComposerFile:
     wrapper = _dig(state, "integrations", "huggingface")
     raw, where, described_by = _dig(wrapper, "model", "config", "content"), str(path), "configuration"
     if not isinstance(raw, dict) or not raw:
-        beside = path.parent / CONFIG
+        beside = path.parent / CONFIG_JSON
         if not beside.is_file():
             raise DataError(
-                f"{path}: does not say of which architecture it is, and there is no {CONFIG} beside it. Put the "
-                f"{CONFIG} of a ModernBertForMaskedLM of the same shape and RoPE bases there."
+                f"{path}: does not say of which architecture it is, and there is no {CONFIG_JSON} beside it. Put the "
+                f"{CONFIG_JSON} of a ModernBertForMaskedLM of the same shape and RoPE bases there."
             )
-        raw, where, described_by = read_object(beside), str(beside), CONFIG
+        raw, where, described_by = read_object(beside), str(beside), CONFIG_JSON
     elif not raw.get("architectures"):  # transformers only writes it when a model is saved
         raw = raw | {"architectures": [str(_dig(wrapper, "model", "config", "class")).rpartition(".")[2]]}
     is_flexbert = "bert_layer" in raw

@@ -9,7 +9,7 @@ from typing import Any
 
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_files
-from modernbert_train.weights.formats.modernbert import CONFIG, read_object
+from modernbert_train.weights.formats.modernbert import CONFIG_JSON, read_object
 
 
 def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
@@ -49,14 +49,14 @@ def _open(folder: Path) -> tuple[Any, Any]:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG_JSON).is_file():
         raise DataError(f"{folder}: holds no exported model. Write one with `python -m modernbert_train export`.")
     require_own_files(folder)
-    kind = read_object(folder / CONFIG).get("model_type")
+    kind = read_object(folder / CONFIG_JSON).get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise DataError(
-            f"{folder / CONFIG}: model_type={str(kind)[:80]}, which transformers does not know. Name the folder of an "
-            "exported model; it says model_type=modernbert."
+            f"{folder / CONFIG_JSON}: model_type={str(kind)[:80]}, which transformers does not know. Name the folder "
+            "of an exported model; it says model_type=modernbert."
         )
     settings = {"trust_remote_code": False, "local_files_only": True}
     try:

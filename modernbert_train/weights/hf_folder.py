@@ -19,14 +19,15 @@ from torch import Tensor
 
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
+from modernbert_train.files import publish
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.tensor_files import read_tensors, write_tensors
 from modernbert_train.vocabulary import read_vocabulary
-from modernbert_train.weights.formats.modernbert import CONFIG, hf_config, model_config_from_hf, read_object
+from modernbert_train.weights.formats.modernbert import CONFIG_JSON, hf_config, model_config_from_hf, read_object
 
 WEIGHTS, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "README.md"
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-EXPORTED_FILES = {WEIGHTS, CONFIG, CARD, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS}
+EXPORTED_FILES = {WEIGHTS, CONFIG_JSON, CARD, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS}
 
 EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 
@@ -96,13 +97,15 @@ def export(
     try:
         staging.mkdir(parents=True)
         write_tensors(staging / WEIGHTS, weights, metadata={"format": "pt"})
-        _write_json(staging / CONFIG, described)
+        _write_json(staging / CONFIG_JSON, described)
         _write_json(staging / TOKENIZER_CONFIG, tokenizer_config)
         (staging / CARD).write_text(card, encoding="utf-8")
         for name in (TOKENIZER, SPECIAL_TOKENS):
             if (tokenizer_folder / name).exists():  # transformers 5 keeps the special tokens in tokenizer_config.json
                 shutil.copyfile(tokenizer_folder / name, staging / name)
-        _publish(staging, out)
+        replaced = publish(staging, out)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise StorageError(
             f"{out}: the export could not be written ({error}). Free the disk or name another."
@@ -128,7 +131,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
             raise DataError(
                 f"{folder / name}: cannot be read ({error}). Restore it from a copy or export it again."
             ) from None
-    return complete(stored, config, str(folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)), CONFIG)
+    return complete(stored, config, str(folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)), CONFIG_JSON)
 
 
 def complete(stored: Mapping[str, Tensor], config: ModelConfig, where: str, described_by: str) -> dict[str, Tensor]:
@@ -199,19 +202,8 @@ def _check_weights(weights: Mapping[str, Tensor], config: ModelConfig, mistake: 
 def _is_export(folder: Path) -> bool:
     """Whether nothing but our own earlier export (or nothing at all) would be lost by replacing the folder."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
-    known = names <= EXPORTED_FILES and CONFIG in names
-    return not names or (known and "exported_by" in read_object(folder / CONFIG))
-
-
-def _publish(staging: Path, out: Path) -> None:
-    for path in staging.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    replaced = staging.with_suffix(".replaced")
-    if out.exists():
-        out.rename(replaced)
-    staging.rename(out)
-    shutil.rmtree(replaced, ignore_errors=True)
+    known = names <= EXPORTED_FILES and CONFIG_JSON in names
+    return not names or (known and "exported_by" in read_object(folder / CONFIG_JSON))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from modernbert_train.errors import DataError
-from modernbert_train.weights.formats.modernbert import CONFIG
+from modernbert_train.weights.formats.modernbert import CONFIG_JSON
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -18,7 +18,9 @@ def check_name(name: str) -> None:
         DataError: it is neither a folder nor of the form owner/model.
     """
     if not Path(name).is_dir() and not _HUB_ID.fullmatch(name):
-        raise DataError(f"{name}: no such folder, and not the owner/model of a hub. Name a folder with a {CONFIG}.")
+        raise DataError(
+            f"{name}: no such folder, and not the owner/model of a hub. Name a folder with a {CONFIG_JSON}."
+        )
 
 
 def local_model(name: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from modernbert_train.errors import DataError, StorageError
-from modernbert_train.run.manifest import CONFIG, MANIFEST
+from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST
 from modernbert_train.weights.formats import modernbert
 from modernbert_train.weights.hub import check_name
 
@@ -24,12 +24,12 @@ def check_named(name: str | Path, runs_folder: str | None = None) -> None:
     folder = Path(name)
     if (folder / MANIFEST).is_file():
         return
-    if (folder / CONFIG).is_file():
+    if (folder / CONFIG_YAML).is_file():
         if not any((folder / "checkpoints").glob("step-*")):
             raise StorageError(f"{folder}: a run without a checkpoint. Train it first, or name another.")
         return
     if folder.suffix == ".safetensors":
-        raise DataError(f"{folder}: weights alone. Name the folder that holds them and their {modernbert.CONFIG}.")
+        raise DataError(f"{folder}: weights alone. Name the folder that holds them and their {modernbert.CONFIG_JSON}.")
     if folder.suffix == ".pt" and not folder.is_file():
         raise DataError(f"{folder}: no such file. Name a checkpoint of Composer, such as ep0-ba4000-rank0.pt.")
     if folder.is_file():
@@ -43,5 +43,5 @@ def check_named(name: str | Path, runs_folder: str | None = None) -> None:
         raise DataError(f"{folder}: no such run. Name one of those in {runs_folder}, or another model.")
     check_name(str(name))
     if folder.is_dir():
-        path = folder / modernbert.CONFIG
+        path = folder / modernbert.CONFIG_JSON
         modernbert.architecture(modernbert.read_object(path), str(path))

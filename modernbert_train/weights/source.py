@@ -22,7 +22,7 @@ from modernbert_train.models.sharding import like
 from modernbert_train.models.tiling import EQUAL, GROWING, check_growth, grow_each
 from modernbert_train.own_files import require_own_files
 from modernbert_train.run.checkpoint import Checkpoint, newest_valid, verify
-from modernbert_train.run.manifest import CONFIG, MANIFEST
+from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST
 from modernbert_train.vocabulary import read_vocabulary, token_ids
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
 from modernbert_train.weights.formats import modernbert
@@ -97,7 +97,7 @@ def open_source(name: str | Path) -> Source:
     folder = Path(name)
     if (folder / MANIFEST).is_file():
         return source_of(verify(folder))
-    if (folder / CONFIG).is_file():
+    if (folder / CONFIG_YAML).is_file():
         found, passed_over = newest_valid(folder / "checkpoints")
         for text in passed_over:
             print(f"warning: passed over a damaged checkpoint: {text}")
@@ -108,8 +108,8 @@ def open_source(name: str | Path) -> Source:
         return _from_composer(open_composer(folder))
     folder = local_model(str(name))
     require_own_files(folder)
-    raw = modernbert.read_object(folder / modernbert.CONFIG)
-    model, theta = modernbert.architecture(raw, str(folder / modernbert.CONFIG))
+    raw = modernbert.read_object(folder / modernbert.CONFIG_JSON)
+    model, theta = modernbert.architecture(raw, str(folder / modernbert.CONFIG_JSON))
     return Source(folder, None, model, theta, modernbert.max_tokens_of(raw), *_tokenizer_in(folder))
 
 

@@ -18,7 +18,7 @@ from launch.sweep import main
 from launch.sweeps import trial as trial_module
 from launch.sweeps.many import shares
 from launch.sweeps.results import show_results
-from launch.sweeps.rows import Row, best_row, make_rows, ranked
+from launch.sweeps.rows import TrialRow, best_row, make_rows, ranked
 from launch.sweeps.space import make_space
 from launch.sweeps.store import REASON, Store
 from modernbert_train.__main__ import read_run
@@ -150,8 +150,8 @@ def test_two_workers_that_fill_a_trial_at_the_same_moment_run_it_once(tiny_run: 
 
 def test_the_best_is_the_highest_where_that_is_asked_for() -> None:
     """direction=maximize, of an accuracy or a speed: best.yaml must not hold the worst."""
-    rows = [Row(slot, "complete", value, 0, {}, None, ()) for slot, value in enumerate((0.2, 0.9, 0.9, 0.1))]
-    rows.append(Row(4, "failed", None, 0, {}, "exit code 70", ()))
+    rows = [TrialRow(slot, "complete", value, 0, {}, None, ()) for slot, value in enumerate((0.2, 0.9, 0.9, 0.1))]
+    rows.append(TrialRow(4, "failed", None, 0, {}, "exit code 70", ()))
     for direction, order in (("minimize", [3, 0, 1, 2, 4]), ("maximize", [1, 2, 0, 3, 4])):
         best = best_row(rows, direction)
         assert best is not None and best.slot == order[0]

@@ -56,7 +56,7 @@ def test_an_empty_shard_adds_nothing_and_a_part_counts_as_one() -> None:
     """With more ranks than rows a rank holds none of a weight; the mean is over the whole weight all the same."""
     sizes, whole = [0, 3, 0], [10, 12, 5]
     tensors = [[torch.full((size,), 2.0, device=DEVICE) for size in sizes] for _ in range(4)]
-    layout = fused.Layout.of(sizes, whole, torch.device(DEVICE))
+    layout = fused.TensorTable.of(sizes, whole, torch.device(DEVICE))
     table = fused.addresses(*tensors)
     sums_3P = fused.move_moments(table, layout, new1=1.0, new2=1.0, eps=1e-6, decay=0.5)
     expected = torch.tensor([[0, 3 / 12, 0], [0, 12, 0], [0, 3 * 2.0**2, 0]], dtype=torch.float64)  # 2/2 + 0.5 * 2

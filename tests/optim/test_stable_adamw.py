@@ -80,7 +80,7 @@ def test_fp64_equals_the_equations_written_out() -> None:
 class PlainKernels:
     """What optim/fused.py promises, one tensor at a time; shows what the optimizer asks of it, without Triton."""
 
-    Layout = SimpleNamespace(of=lambda sizes, global_sizes, device: global_sizes)
+    TensorTable = SimpleNamespace(of=lambda sizes, global_sizes, device: global_sizes)
 
     @staticmethod
     def addresses(*columns: list[Tensor]) -> list[tuple[Tensor, ...]]:

@@ -136,7 +136,7 @@ def test_no_space_is_said_with_both_numbers_and_costs_nothing(tmp_path: Path, mo
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_write_text", full)
+    monkeypatch.setattr(checkpoint, "publish", full)
     with pytest.raises(StorageError, match="No space left on device"):
         write(tmp_path, 2)
     assert steps(tmp_path) == [1]

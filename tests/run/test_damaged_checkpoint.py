@@ -218,7 +218,7 @@ def test_a_configuration_that_is_none_means_the_checkpoint_before(tmp_path: Path
     write(tmp_path, 1)
     folder = write(tmp_path, 2)
     for text in ("", "[]", "name: x", "\0\1", to_yaml(CONFIG).replace("hidden_size: 4", "hidden_size: 8")):
-        (folder / manifest.CONFIG).write_text(text)
+        (folder / manifest.CONFIG_YAML).write_text(text)
         sign(folder)
         found, passed_over = newest_valid(tmp_path)
         assert found is not None and found.step == 1 and "config.yaml" in passed_over[0], text

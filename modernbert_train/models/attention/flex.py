@@ -5,7 +5,7 @@ computed. It is built from the boundaries of the sequences, block by block: no T
 device, and shapes depend on T alone, so that the kernel is compiled once for each kind of layer. Without the compiler
 FlexAttention writes out all T x T scores, and on a CPU it has no backward pass; both are refused.
 
-Shape legend: T packed tokens, S sequences (padded), N heads, H head width, B blocks of the line.
+Shape legend: T packed tokens, S sequences (padded), N heads, H head width, B blocks of the buffer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def prepare(batch: Batch, half_window: int) -> Layout:
     def local(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (sequence_T[q] == sequence_T[k]) & ((q - k).abs() <= half_window)
 
-    # Sequence numbers ascend along the line, so two blocks share one exactly if their ranges overlap. What the last
+    # Sequence numbers ascend along the buffer, so two blocks share one exactly if their ranges overlap. What the last
     # block lacks gets a number of its own, so that the block is never taken for one that is visible throughout.
     missing, beyond = -num_tokens % BLOCK, len(batch.cu_seqlens_S)
     sequence_BQ = F.pad(sequence_T, (0, missing), value=beyond).unflatten(0, (-1, BLOCK))

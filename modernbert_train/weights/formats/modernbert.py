@@ -19,7 +19,7 @@ from modernbert_train.own_files import require_own_files
 from modernbert_train.read_json import read_json
 from modernbert_train.vocabulary import Vocabulary
 
-CONFIG = "config.json"
+CONFIG_JSON = "config.json"
 
 # Beyond every model there is; a number out of a damaged file would take all memory before anything is compared with it.
 _MAX_LAYERS = 1_000
@@ -87,7 +87,7 @@ def model_config_from_hf(folder: Path) -> tuple[ModelConfig, float]:
         DataError: the file is missing or damaged, or describes another architecture; names what differs.
     """
     require_own_files(folder)
-    path = folder / CONFIG
+    path = folder / CONFIG_JSON
     return architecture(read_object(path), str(path))
 
 

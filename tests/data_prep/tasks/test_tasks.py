@@ -140,7 +140,7 @@ def test_a_machine_that_fails_ends_the_others(words: Words, tmp_path: Path, capf
 def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, tmp_path: Path, capsys: Any) -> None:
     """Half the tasks with one filter and half with another would be a dataset that no spec describes."""
     child = start(words("out"))
-    while not (tmp_path / "out.work/plan.json").exists():
+    while not (tmp_path / "out.work/tasks.json").exists():
         time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from data_prep.read.items import Document, LeftOut
 from data_prep.read.lines import read_jsonl
-from data_prep.read.sources import Piece, read_piece, whole_pieces
+from data_prep.read.sources import Span, read_span, whole_spans
 from data_prep.tasks.work import cut, make_work, read_work
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
 from modernbert_train.errors import DataError
@@ -70,12 +70,12 @@ def test_parquet_is_cut_between_row_groups(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=5)
     config = config_of(tmp_path / "a.parquet", "parquet", task_bytes=1)
     tasks = list(cut(config))
-    assert [[(piece.begin, piece.end) for piece in task] for task in tasks] == [[(i, i + 1)] for i in range(4)]
-    items = [item for task in tasks for piece in task for item in read_piece(piece, config.sources["a"], LIMIT)]
+    assert [[(span.begin, span.end) for span in task] for task in tasks] == [[(i, i + 1)] for i in range(4)]
+    items = [item for task in tasks for span in task for item in read_span(span, config.sources["a"], LIMIT)]
     assert [item.id.split(":")[1] for item in items] == [str(i) for i in range(1, 21)]
     assert texts_of(items)[5:8] == ["row 6", "no_text", "row 8"]
-    second = Piece("a", str(tmp_path / "a.parquet"), 1, 2)
-    assert texts_of(list(read_piece(second, config.sources["a"], LIMIT))) == [
+    second = Span("a", str(tmp_path / "a.parquet"), 1, 2)
+    assert texts_of(list(read_span(second, config.sources["a"], LIMIT))) == [
         "row 6",
         "no_text",
         "row 8",
@@ -89,9 +89,9 @@ def test_hub_dataset_is_read_in_the_parts_that_datasets_gives(tmp_path: Path) ->
     for i in range(3):
         datasets.Dataset.from_dict({"text": [f"{i}a", f"{i}b"]}).to_parquet(str(tmp_path / f"train-{i}.parquet"))
     source = SourceConfig(kind="hub", path=str(tmp_path))
-    pieces = list(whole_pieces("a", source))
-    assert [(piece.begin, piece.end) for piece in pieces] == [(0, 3), (1, 3), (2, 3)]
-    items = [item for piece in pieces for item in read_piece(piece, source, LIMIT)]
+    spans = list(whole_spans("a", source))
+    assert [(span.begin, span.end) for span in spans] == [(0, 3), (1, 3), (2, 3)]
+    items = [item for span in spans for item in read_span(span, source, LIMIT)]
     assert texts_of(items) == ["0a", "0b", "1a", "1b", "2a", "2b"] and "part 2 of 3:1" in items[2].id
 
 
@@ -102,11 +102,11 @@ def test_tasks_depend_on_spec_and_files_alone(tmp_path: Path) -> None:
     config = config_of(tmp_path, "jsonl", task_bytes=2000)
     tasks = list(cut(config))
     assert tasks == list(cut(config)) and len(tasks) > 10
-    assert max(sum(piece.size for piece in task) for task in tasks) <= 2000
-    pieces = [piece for task in tasks for piece in task]
-    assert [piece.path for piece in pieces] == sorted(piece.path or "" for piece in pieces)
-    assert sum(piece.size for piece in pieces) == sum(file.stat().st_size for file in tmp_path.iterdir())
-    large = [piece for piece in pieces if piece.begin or piece.end]
+    assert max(sum(span.size for span in task) for task in tasks) <= 2000
+    spans = [span for task in tasks for span in task]
+    assert [span.path for span in spans] == sorted(span.path or "" for span in spans)
+    assert sum(span.size for span in spans) == sum(file.stat().st_size for file in tmp_path.iterdir())
+    large = [span for span in spans if span.begin or span.end]
     assert large == []  # none is larger than a task
     assert len(list(cut(config_of(tmp_path, "jsonl", task_bytes=1 << 30)))) == 1
 
@@ -116,10 +116,10 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     work = make_work(tmp_path / "work", config_of(tmp_path / "a.txt", "text"), {"asked": 1})
     assert read_work(tmp_path / "work") == (work, {"asked": 1}) and read_work(tmp_path) is None
-    pieces = work.pieces(0)
-    assert next(pieces).path == str(tmp_path / "a.txt")
+    spans = work.spans(0)
+    assert next(spans).path == str(tmp_path / "a.txt")
     (tmp_path / "a.txt").write_text("other")
     with pytest.raises(DataError, match="not the file it was"):
-        next(pieces)
+        next(spans)
     with pytest.raises(DataError, match="not the file it was"):
-        next(work.pieces(0))
+        next(work.spans(0))

@@ -27,7 +27,7 @@ _WAIT_SECONDS = 30.0  # for an answer of the store
 
 
 @contextmanager
-def meeting(topology: Topology, run_id: str, seconds: float) -> Iterator[dict[str, object]]:
+def rendezvous(topology: Topology, run_id: str, seconds: float) -> Iterator[dict[str, object]]:
     """Meet the other machines; what torch's agent needs to know of it.
 
     Args:

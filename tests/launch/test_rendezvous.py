@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from launch.meeting import meeting
+from launch.rendezvous import rendezvous
 from launch.topology import Topology
 from modernbert_train.errors import ConfigError
 from modernbert_train.ranks.rendezvous import wait_for_store, who_listens
@@ -71,14 +71,14 @@ def test_a_taken_port_is_told_at_once_where_the_store_would_be(
     with (
         listener() as port,
         pytest.raises(ConfigError, match=f"port {port} is taken on this machine, .*Give another"),
-        meeting(Topology(2, 1, node_rank, f"{HERE}:{port}"), "run", 600.0),
+        rendezvous(Topology(2, 1, node_rank, f"{HERE}:{port}"), "run", 600.0),
     ):
         pass
     other = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     other.set("modernbert-train/run", "modernbert-train-elsewhere")
     with (
         pytest.raises(ConfigError, match=f"port {other.port} is taken .* by the run elsewhere"),
-        meeting(Topology(2, 1, node_rank, f"{HERE}:{other.port}"), "run", 600.0),
+        rendezvous(Topology(2, 1, node_rank, f"{HERE}:{other.port}"), "run", 600.0),
     ):
         pass
 
@@ -89,7 +89,7 @@ def test_the_store_of_another_run_is_waited_for_no_longer_than_stated(capsys: py
     other.set("modernbert-train/run", "modernbert-train-elsewhere")
     with (
         pytest.raises(TimeoutError, match="is where the run elsewhere meets, not this one"),
-        meeting(Topology(2, 1, 1, f"{HERE}:{other.port}"), "run", 1.0),
+        rendezvous(Topology(2, 1, 1, f"{HERE}:{other.port}"), "run", 1.0),
     ):
         pass
     assert f"waiting for {HERE}:{other.port}: it is where the run elsewhere meets" in capsys.readouterr().out
@@ -100,12 +100,12 @@ def test_whoever_holds_the_store_leaves_last() -> None:
     port, events = free_port(), []
 
     def other_machine() -> None:
-        with meeting(Topology(2, 1, 1, f"{HERE}:{port}"), "run", 60.0):
+        with rendezvous(Topology(2, 1, 1, f"{HERE}:{port}"), "run", 60.0):
             time.sleep(1.0)
             events.append("the other")
 
     thread = threading.Thread(target=other_machine)
-    with meeting(Topology(2, 1, 0, f"{HERE}:{port}"), "run", 60.0) as place:
+    with rendezvous(Topology(2, 1, 0, f"{HERE}:{port}"), "run", 60.0) as place:
         assert place["rdzv_endpoint"] == f"{HERE}:{port}"
         thread.start()
         while who_listens(HERE, port) != "store":

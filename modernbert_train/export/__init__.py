@@ -1,1 +1,0 @@
-"""Trained weights as Hugging Face models, and back."""

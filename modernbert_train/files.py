@@ -1,0 +1,116 @@
+"""Files and folders that are whole or not there, and locks that end with their process: the one place for both.
+
+What is written goes beside its place, to the disk itself, and then by a rename into its place. So a crash, a full disk
+or a power cut leaves what was there before, or what should be there, and never a part of it.
+
+A lock belongs to an open file: the kernel drops it when the process ends, however it ends. What is locked is in use,
+and what is not locked was left behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import IO
+
+
+def lock(file: IO[str] | IO[bytes] | int) -> None:
+    """Take the lock of an open file or folder, waiting for whoever has it.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def lock_now(file: IO[str] | IO[bytes] | int, *, shared: bool = False) -> bool:
+    """Take the lock of an open file or folder if it is free.
+
+    Args:
+        file: as long as it is open the lock is held.
+        shared: together with all others who ask for it so.
+
+    Returns:
+        Whether it was free.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(file: IO[str] | IO[bytes] | int) -> None:
+    """Give a lock back before the file is closed: a process forked meanwhile has inherited it."""
+    fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file as a whole, in UTF-8; what was there is replaced. What cannot be encoded becomes a question mark.
+
+    Raises:
+        OSError: the disk refuses it; what was there before is untouched, and nothing else is left.
+    """
+    aside = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}.partial")
+    try:
+        with aside.open("w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def publish(staging: Path, out: Path) -> Path | None:
+    """Give a complete folder its name, once everything in it has reached the disk.
+
+    Args:
+        staging: the folder, on the same disk as `out`.
+        out: where it goes. A folder there is moved aside, to the name of `staging` with `-replaced` after it.
+
+    Returns:
+        The folder that was moved aside, if there was one, for the caller to remove.
+
+    Raises:
+        OSError: the disk refuses it.
+    """
+    for path in [*staging.rglob("*"), staging]:
+        sync(path)
+    replaced = None
+    if out.exists():
+        replaced = out.rename(staging.with_name(f"{staging.name}-replaced"))
+    try:
+        staging.rename(out)
+    except OSError:
+        if replaced is not None:
+            replaced.rename(out)
+        raise
+    sync(out.parent)
+    return replaced
+
+
+def sync(path: Path) -> None:
+    """Have what was written of a file, or the names in a folder, reach the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def existing(path: Path) -> Path:
+    """The path, or its nearest parent that is there."""
+    path = path.absolute()
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
+def free_bytes(path: Path) -> int:
+    """Free space on the disk of a path that need not be there yet."""
+    return shutil.disk_usage(existing(path)).free
