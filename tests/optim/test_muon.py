@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from modernbert_train.__main__ import main
 from modernbert_train.config.check import check
 from modernbert_train.config.schema import (
     ModelConfig,
@@ -39,7 +41,10 @@ from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.memory import memory, step_numbers
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.weights.gather import gather_optimizer, gather_weights, load_optimizer, load_weights
+from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
+from tests.distributed.test_invariance import drop_newest
+from tests.distributed.test_train_ranks import records, weights
 from tests.optim.test_stable_adamw import CountReads
 
 SIZE = ModelConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=24, attention="sdpa")
@@ -364,9 +369,9 @@ def test_shards_and_copies_of_shards_equal_one_process_and_its_checkpoints_go_on
     four = run_ranks(on_ranks, 4, [(4,), (2, 2)], halves, timeout_seconds=250)
     for ranks in (two, four):
         for rank, (steps, outcomes) in enumerate(ranks):
-            for name, weights in steps.items():
+            for name, moved in steps.items():
                 for key in ("layer.fused.weight", "layer.out.weight"):
-                    assert torch.equal(weights[key], firsts[name][key]), (name, key)
+                    assert torch.equal(moved[key], firsts[name][key]), (name, key)
             for (name, shape), outcome in outcomes.items():
                 assert_same(outcome, whole[name])
                 assert outcome.exchanges == 2, (name, shape)
@@ -379,6 +384,21 @@ def test_shards_and_copies_of_shards_equal_one_process_and_its_checkpoints_go_on
         assert whole[name].exchanges == 0
         keys = {key.partition("/")[0] for key in halves[name][1] if key.endswith("fused.weight")}
         assert keys == {"momentum"} | ({"row_square"} if name == "normuon" else set())
+
+
+@pytest.mark.runs
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """From its own checkpoint, whose tensors are not all of a weight's shape."""
+    runs = tmp_path / "runs"
+    short = ("phases.short.tokens=1500", "phases.long.tokens=700", "phases.long.schedule.decay_tokens=300")
+    words = ("optim={name: normuon, lr: 5e-3}", "data.validation=null", *short)
+    for name in ("straight", "resumed"):
+        assert main(["train", *tiny_run(*words, f"name={name}")]) == 0
+    drop_newest(runs / "resumed")
+    assert main(["train", *tiny_run(*words, "name=resumed")]) == 0
+    assert records(runs / "resumed", "resume")
+    found, expected = weights(runs / "resumed"), weights(runs / "straight")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_gradients_of_a_part_would_be_noticed() -> None:
