@@ -20,7 +20,7 @@ from modernbert_train.__main__ import read_run
 from modernbert_train.plan.advice import Setting, settings
 from modernbert_train.plan.communication import LINK_SHARE, Transfer, exchange, transfers
 from modernbert_train.plan.gpus import GPUS, find_measurement
-from modernbert_train.plan.make import Phase, Plan, make_plan
+from modernbert_train.plan.make import Plan, PlannedPhase, make_plan
 from modernbert_train.plan.memory import Strategy, sharing_ranks
 from modernbert_train.plan.speed import MEMORY_SHARE, microbatch_seconds, step_time
 from modernbert_train.text import markdown_table
@@ -47,17 +47,17 @@ def title(plan: Plan) -> str:
     return f"{name} at {plan.phases[0].config.row_tokens:,}"
 
 
-def with_rows(phase: Phase, rows: int) -> Phase:
+def with_rows(phase: PlannedPhase, rows: int) -> PlannedPhase:
     return replace(phase, config=replace(phase.config, batch_rows=rows))
 
 
-def strong_rows(phase: Phase, ranks: int) -> int | None:
+def strong_rows(phase: PlannedPhase, ranks: int) -> int | None:
     """The recipe's batch in whole rows on each GPU; None where that is another batch."""
     rows = -(-phase.config.batch_rows // ranks) * ranks
     return rows if rows <= (1 + MOST_ADDED) * phase.config.batch_rows else None
 
 
-def alone(plan: Plan, phase: Phase, gpu: str) -> float:
+def alone(plan: Plan, phase: PlannedPhase, gpu: str) -> float:
     """Tokens a second of one GPU that has the recipe's batch to itself."""
     rows, microbatch_rows = phase.config.batch_rows, phase.config.microbatch_rows
     work = plan.work(phase)
