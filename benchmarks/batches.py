@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from modernbert_train.batch import IGNORED_LABEL, Batch, Order, Packed, Sums
+from modernbert_train.models.masked_lm import ForMaskedLM
 
 
 def lay_out(
@@ -26,7 +27,7 @@ def lay_out(
     """
     cu_seqlens_S = torch.as_tensor(boundaries, dtype=torch.int32)
     lengths = cu_seqlens_S.diff().long()
-    positions_T = torch.arange(len(ids_T)) - cu_seqlens_S[:-1].long().repeat_interleave(lengths)
+    positions_T = torch.arange(len(ids_T)) - cu_seqlens_S[:-1].long().repeat_interleave(lengths, output_size=len(ids_T))
     return Packed(ids_T, positions_T, cu_seqlens_S, int(lengths.max()) if longest is None else longest, order=order)
 
 
@@ -48,11 +49,10 @@ def mlm_batch(
         num_rows: in the line.
     """
     ids_T = packed.input_ids_T
-    labels_M = ids_T[positions_M] if labels_M is None else labels_M
     return Batch(
         packed,
-        {"positions_M": positions_M, "labels_M": labels_M},
-        {"mlm": int((labels_M != IGNORED_LABEL).sum())},
+        {"positions_M": positions_M, "labels_M": ids_T[positions_M] if labels_M is None else labels_M},
+        {"mlm": len(positions_M) if labels_M is None else int((labels_M != IGNORED_LABEL).sum())},
         len(ids_T) if num_tokens is None else num_tokens,
         num_rows,
     )
@@ -72,7 +72,6 @@ def mean_loss(model: nn.Module, batch: Batch, figures: bool = False) -> Tensor:
     return sums.losses["mlm"] / max(1, batch.counts["mlm"])
 
 
-def all_logits(model: nn.Module, batch: Batch) -> Tensor:
+def all_logits(model: ForMaskedLM, batch: Batch) -> Tensor:
     """logits_MV at all positions of the targets, those that only pad them too."""
-    logits_MV: Tensor = model.logits(model.encode(batch.packed), batch.targets["positions_M"])
-    return logits_MV
+    return model.logits(model.encode(batch.packed), batch.targets["positions_M"])

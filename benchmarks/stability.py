@@ -50,7 +50,7 @@ def main() -> None:
     optimizer = StableAdamW(model.parameters(), 1e-4, weight_decay=1e-5)
     progress = Progress(config, visible=False)
     full_window = [9.0 + 0.01 * n for n in range(config.stability.spike_window_batches)]
-    step_now = CurrentStep(Requests(None), {"mlm": 1.0})
+    step_now = CurrentStep(Requests(None))
     guard = Guard(config, None, RunFolder(config), progress, lambda steps: None, step_now)  # type: ignore[arg-type]
     guard.memory["phase"], guard.memory["losses"] = "only", full_window
     plan = SimpleNamespace(phase="only", tokens_before=0, tokens=1)

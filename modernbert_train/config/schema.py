@@ -143,6 +143,37 @@ class AdamWConfig(OptimConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MuonConfig(StableAdamWConfig):
+    """Muon for the matrices of layers and head, StableAdamW for embeddings, norms and biases; see docs/recipe.md.
+
+    `lr` and `weight_decay` are those of the matrices and mean what they mean to stable_adamw; `betas`, `eps` and
+    `fused` are StableAdamW's.
+    """
+
+    name: str = "muon"
+    momentum: float = knob(0.95, low=0, below=1, why="usual is 0.95")
+    nesterov: bool = True  # orthogonalise a mixture of gradient and momentum, not the momentum alone
+    # towards the orthogonal matrix; each costs three matrix products
+    newton_schulz_iterations: int = knob(5, low=1, why="since without one nothing is orthogonalised; usual are 5")
+    # size of an update: match_rms_adamw: RMS 0.2, about that of Adam's, so that its rates serve (arXiv 2502.16982);
+    # original: sqrt(max(1, rows / columns)) times the orthogonal matrix, with rates of some 0.02
+    scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    # rate of embeddings, norms and biases over that of the matrices
+    adam_lr_ratio: float = knob(1.0, above=0, why="1 is the matrices' own rate")
+    # decay of embeddings over that of the matrices
+    adam_decay_ratio: float = knob(1.0, low=0, why="0 leaves embeddings undecayed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NorMuonConfig(MuonConfig):
+    """NorMuon (arXiv 2510.05491): Muon, and every row of an orthogonalised update brought to about the same size."""
+
+    name: str = "normuon"
+    # decay rate of the mean square of each row
+    row_beta: float = knob(0.95, low=0, below=1, why="usual is 0.95")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """Learning rate over one phase: linear warmup, a plateau, then a decay that ends with the phase."""
 
@@ -368,5 +399,10 @@ CHANGED_WHOLE = ("objective",)
 VARIANTS: dict[str, dict[str, type]] = {
     "model": {"modernbert": ModernBertConfig, "bert": BertConfig},
     "objective": {"mlm": MaskedLmConfig, "causal": CausalLmConfig, "sop": SentenceOrderConfig},
-    "optim": {"stable_adamw": StableAdamWConfig, "adamw": AdamWConfig},
+    "optim": {
+        "stable_adamw": StableAdamWConfig,
+        "adamw": AdamWConfig,
+        "muon": MuonConfig,
+        "normuon": NorMuonConfig,
+    },
 }

@@ -14,7 +14,7 @@ H head width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch._dynamo
@@ -62,6 +62,8 @@ class Embeddings(nn.Module):
 
 class Attention(nn.Module):
     """Multi-head self-attention with biases; dropout only after the output projection."""
+
+    stacked: ClassVar = {"Wqkv": 3}  # matrices that lie one below another in a weight; optim/groups.py reads it
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ Shape legend: T packed tokens, D model width, F hidden width, N heads, H head wi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +56,8 @@ def layer_norm(config: ModernBertConfig) -> nn.LayerNorm:
 class Attention(nn.Module):
     """Multi-head self-attention without biases; dropout only after the output projection."""
 
+    stacked: ClassVar = {"Wqkv": 3}  # matrices that lie one below another in a weight; optim/groups.py reads it
+
     def __init__(self, config: ModernBertConfig, window: bool) -> None:
         super().__init__()
         self.window = window
@@ -73,6 +75,8 @@ class Attention(nn.Module):
 
 class GeGLU(nn.Module):
     """Gated feed-forward: exact GELU (erf) on the first half of Wi's output, the second half is the gate."""
+
+    stacked: ClassVar = {"Wi": 2}
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()

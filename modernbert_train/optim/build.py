@@ -6,47 +6,81 @@ checkpoint of another phase, or of another configuration, cannot carry an old ra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from modernbert_train.config.packages import missing_fused
-from modernbert_train.config.schema import OptimConfig, RunConfig
+from modernbert_train.config.schema import (
+    AdamWConfig,
+    MuonConfig,
+    NorMuonConfig,
+    OptimConfig,
+    RunConfig,
+    StableAdamWConfig,
+)
 from modernbert_train.errors import ConfigError
-from modernbert_train.optim.groups import decay_groups
+from modernbert_train.optim.groups import Weight, decay_groups, param_group, weights_of
+from modernbert_train.optim.muon import Muon, Rule
 from modernbert_train.optim.schedules import lr_at, max_lr_at, weight_decay_at
 from modernbert_train.optim.stable_adamw import StableAdamW
 
 
-def _build_stable_adamw(config: OptimConfig, groups: list[dict[str, Any]]) -> Optimizer:
+def _build_stable_adamw(config: StableAdamWConfig, weights: Sequence[Weight]) -> Optimizer:
+    groups = decay_groups(weights, config.weight_decay)
+    return StableAdamW(groups, config.lr, betas=config.betas, eps=config.eps, fused=_fused(config))
+
+
+def _build_adamw(config: AdamWConfig, weights: Sequence[Weight]) -> Optimizer:
+    return AdamW(decay_groups(weights, config.weight_decay), config.lr, betas=config.betas, eps=config.eps)
+
+
+def _build_muon(config: MuonConfig, weights: Sequence[Weight]) -> Optimizer:
+    of_kind = {kind: [w for w in weights if w.kind == kind] for kind in ("matrix", "embedding", "vector")}
+    matrices, decay, ratio = of_kind["matrix"], config.weight_decay, config.adam_lr_ratio
+    groups = [
+        param_group(matrices, decay, parts=[weight.parts for weight in matrices]),
+        param_group(of_kind["embedding"], decay, lr_ratio=ratio, decay_ratio=config.adam_decay_ratio),
+        param_group(of_kind["vector"], decay, lr_ratio=ratio, decay_ratio=0.0),
+    ]
+    rule = Rule(
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        iterations=config.newton_schulz_iterations,
+        scale=config.scale,
+        row_beta=config.row_beta if isinstance(config, NorMuonConfig) else None,
+    )
+    groups = [group for group in groups if group["params"]]
+    return Muon(groups, config.lr, rule=rule, betas=config.betas, eps=config.eps, fused=_fused(config))
+
+
+def _fused(config: StableAdamWConfig) -> bool:
     for message in missing_fused(config):
         raise ConfigError(message)
-    fused = config.fused  # type: ignore[attr-defined]
-    return StableAdamW(groups, config.lr, betas=config.betas, eps=config.eps, fused=fused)
+    return config.fused
 
 
-def _build_adamw(config: OptimConfig, groups: list[dict[str, Any]]) -> Optimizer:
-    return AdamW(groups, config.lr, betas=config.betas, eps=config.eps)
-
-
-OPTIMIZERS: dict[str, Callable[[OptimConfig, list[dict[str, Any]]], Optimizer]] = {
-    "stable_adamw": _build_stable_adamw,
-    "adamw": _build_adamw,
+# type of the configuration -> what makes the optimizer of the weights
+OPTIMIZERS: dict[type[OptimConfig], Callable[[Any, Sequence[Weight]], Optimizer]] = {
+    StableAdamWConfig: _build_stable_adamw,
+    AdamWConfig: _build_adamw,
+    MuonConfig: _build_muon,
+    NorMuonConfig: _build_muon,
 }
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
-    """Build the optimizer named by the config over the trainable parameters, set for the first batch of the run.
+    """Build the optimizer that the config asks for over the trainable parameters, set for the first batch of the run.
 
-    Norms and biases are not decayed (see `decay_groups`).
+    Norms and biases are not decayed (see optim/groups.py).
 
     Raises:
         ValueError: a hyperparameter is out of range, or the weights are not fp32.
         ConfigError: the fused form is asked for where Triton is missing.
     """
-    optimizer = OPTIMIZERS[config.optim.name](config.optim, decay_groups(model, config.optim.weight_decay))
+    optimizer = OPTIMIZERS[type(config.optim)](config.optim, weights_of(model))
     apply_clock(optimizer, config, tokens=0)
     return optimizer
 
@@ -54,10 +88,10 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
 def apply_clock(optimizer: Optimizer, config: RunConfig, tokens: int) -> None:
     """Set every param group for the batch that starts when `tokens` global tokens were seen.
 
-    Sets `lr`; `weight_decay`, which stays 0 in groups that do not decay; and `max_lr`, where the optimizer has it.
+    Sets `lr` and `weight_decay`, each by the group's share of it, and `max_lr`, where the optimizer has it.
     """
     for group in optimizer.param_groups:
-        group["lr"] = lr_at(config, tokens)
-        group["weight_decay"] = weight_decay_at(config, tokens) if group["decays"] else 0.0
+        group["lr"] = lr_at(config, tokens) * group["lr_ratio"]
+        group["weight_decay"] = weight_decay_at(config, tokens) * group["decay_ratio"]
         if "max_lr" in group:
-            group["max_lr"] = max_lr_at(config, tokens)
+            group["max_lr"] = max_lr_at(config, tokens) * group["lr_ratio"]

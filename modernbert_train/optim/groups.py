@@ -1,39 +1,84 @@
-"""Which weights decay: matrices do, norms and biases do not.
+"""What a weight is to an optimizer, and which weights decay: matrices and embeddings do, norms and biases do not.
 
-The rule looks at shapes, not at module types, so that it holds for every model: a parameter with at most one dimension
+The rule looks at shapes and at nn.Embedding, so that it holds for every model: a parameter with at most one dimension
 (norm weights, biases) or called a bias is not decayed. Embeddings and the decoder tied to them are, as in the release.
+Only one fact is asked of a module: `stacked`, how many matrices lie one below another in a weight of its own.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from torch import nn
 
 
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split the trainable parameters of a model into param groups for an optimizer.
+@dataclass(frozen=True)
+class Weight:
+    """A trainable parameter of a model.
+
+    Attributes:
+        name: its first, where several modules share it.
+        parameter: itself.
+        kind: an embedding is looked up or tied to what is, a vector is a norm's weight or a bias.
+        parts: matrices of equal shape that lie one below another in it, such as the three of Wqkv.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    kind: Literal["matrix", "embedding", "vector"]
+    parts: int = 1
+
+
+def weights_of(model: nn.Module) -> list[Weight]:
+    """The trainable parameters of a model, each once."""
+    modules = dict(model.named_modules())
+    embeddings = {id(module.weight) for module in modules.values() if isinstance(module, nn.Embedding)}
+    return [
+        _weight(name, parameter, modules, embeddings)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def _weight(name: str, parameter: nn.Parameter, modules: dict[str, nn.Module], embeddings: set[int]) -> Weight:
+    owner, _, last = name.rpartition(".")
+    if parameter.ndim <= 1 or last == "bias":
+        return Weight(name, parameter, "vector")
+    if id(parameter) in embeddings:
+        return Weight(name, parameter, "embedding")
+    block, _, module = owner.rpartition(".")
+    return Weight(name, parameter, "matrix", getattr(modules[block], "stacked", {}).get(module, 1))
+
+
+def param_group(
+    weights: Sequence[Weight], weight_decay: float, *, lr_ratio: float = 1.0, decay_ratio: float = 1.0, **own: Any
+) -> dict[str, Any]:
+    """A param group of these weights.
 
     Args:
-        model: parameters shared by several modules are taken once, under the first name.
-        weight_decay: of the decayed group, in the optimizer's own unit.
+        weights: the group's.
+        weight_decay: of the run, in the optimizer's own unit.
+        lr_ratio, decay_ratio: the group's rate and decay over the run's; `apply_clock` multiplies by them.
+        own: more keys of the group.
 
     Returns:
-        The decayed group, then the undecayed one; an empty group is left out. Besides `params` and `weight_decay` each
-        carries `param_names`, in the order of `params`, and `decays`, by which a later change of the decay finds it.
+        Besides the above `param_names`, in the order of `params`.
     """
-    named: dict[bool, dict[str, nn.Parameter]] = {True: {}, False: {}}
-    for name, param in model.named_parameters():
-        if param.requires_grad:
-            decays = param.ndim > 1 and name.rpartition(".")[2] != "bias"
-            named[decays][name] = param
-    return [
-        {
-            "params": list(members.values()),
-            "param_names": list(members),
-            "decays": decays,
-            "weight_decay": weight_decay if decays else 0.0,
-        }
-        for decays, members in named.items()
-        if members
-    ]
+    return {
+        "params": [weight.parameter for weight in weights],
+        "param_names": [weight.name for weight in weights],
+        "lr_ratio": lr_ratio,
+        "decay_ratio": decay_ratio,
+        "weight_decay": decay_ratio * weight_decay,
+        **own,
+    }
+
+
+def decay_groups(weights: Sequence[Weight], weight_decay: float) -> list[dict[str, Any]]:
+    """All weights that decay, then those that do not; an empty group is left out. See `param_group`."""
+    decayed = [weight for weight in weights if weight.kind != "vector"]
+    rest = [weight for weight in weights if weight.kind == "vector"]
+    groups = (param_group(decayed, weight_decay), param_group(rest, weight_decay, decay_ratio=0.0))
+    return [group for group in groups if group["params"]]

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -125,25 +125,29 @@ class StableAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        blocks = self._collect_blocks()
-        if not blocks:
+        halves = self._halves(self.param_groups)
+        if not halves:
             return loss
 
-        halves = [_Foreach(block) if self._kernels is None else self._fused(block) for block in blocks]
-        sums = _sum_over_shards(blocks, [half.prepare() for half in halves])
+        sums = _sum_over_shards([half.sharding for half in halves], [half.prepare() for half in halves])
 
         grad_square = torch.zeros_like(sums[0][0, 0])
         update_square = torch.zeros_like(grad_square)
-        for block, half, sums_3P in zip(blocks, halves, sums, strict=True):
+        for half, sums_3P in zip(halves, sums, strict=True):
             ratio_P, grad_P, direction_P = sums_3P
             # A NaN passes through clamp and reaches the weights: it must be seen, not clipped away.
-            rate_P = block.group["lr"] / ratio_P.sqrt().clamp(min=1.0)
+            rate_P = half.group["lr"] / ratio_P.sqrt().clamp(min=1.0)
             half.apply(rate_P)
             grad_square += grad_P.sum()
             update_square += (rate_P.square() * direction_P).sum()
         self.last_grad_norm = grad_square.sqrt().float()
         self.last_update_norm = update_square.sqrt().float()
         return loss
+
+    def _halves(self, groups: Iterable[dict[str, Any]]) -> list[Halves]:
+        """The step of each block of these groups, not begun; advances step counts."""
+        blocks = self._collect_blocks(groups)
+        return [_Foreach(block) if self._kernels is None else self._fused(block) for block in blocks]
 
     def _fused(self, block: _Block) -> _Fused:
         assert self._kernels is not None
@@ -153,38 +157,58 @@ class StableAdamW(Optimizer):
             self._layouts[key] = self._kernels.TensorTable.of(sizes, block.global_sizes, device)
         return _Fused(self._kernels, self._layouts[key], block)
 
-    def _collect_blocks(self) -> list[_Block]:
+    def _collect_blocks(self, groups: Iterable[dict[str, Any]]) -> list[_Block]:
         """Sort the parameters that have a gradient into blocks, in the same order on every rank; advance their step."""
         blocks: list[_Block] = []
-        for group in self.param_groups:
+        for group in groups:
             found: dict[tuple[int, Sharding], _Block] = {}
             for param in group["params"]:
                 if param.grad is None:
                     continue
                 state = self.state[param]
                 if not state:
-                    _check_dtype(param)
+                    check_dtype(param)
                     # A python int: a tensor could be moved to the device when loaded, and reading it would wait.
                     state["step"] = 0
                     state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
                     state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
                 state["step"] += 1
-                key = (state["step"], _sharding_of(param))
+                key = (state["step"], sharding_of(param))
                 block = found.setdefault(key, _Block(group, *key))
-                block.params.append(_local(param))
-                block.grads.append(_local(param.grad))
-                block.exp_avgs.append(_local(state["exp_avg"]))
-                block.exp_avg_sqs.append(_local(state["exp_avg_sq"]))
+                block.params.append(local(param))
+                block.grads.append(local(param.grad))
+                block.exp_avgs.append(local(state["exp_avg"]))
+                block.exp_avg_sqs.append(local(state["exp_avg_sq"]))
                 block.global_sizes.append(param.numel())
             blocks.extend(found.values())
         return blocks
+
+
+class Halves(Protocol):
+    """The two halves of one block's step.
+
+    Attributes:
+        group: whose rate it is stepped by.
+        sharding: of its parameters.
+    """
+
+    group: dict[str, Any]
+    sharding: Sharding
+
+    def prepare(self) -> Tensor:
+        """Move the moments in place; returns sums_3P over the local shards, see `_Foreach.prepare`."""
+        ...
+
+    def apply(self, rate_P: Tensor) -> None:
+        """Step each parameter by its rate."""
+        ...
 
 
 class _Foreach:
     """The two halves of a block's step, as operations on lists of tensors."""
 
     def __init__(self, block: _Block) -> None:
-        self._block = block
+        self._block, self.group, self.sharding = block, block.group, block.sharding
         self._directions: tuple[Tensor, ...] = ()
 
     def prepare(self) -> Tensor:
@@ -213,7 +237,7 @@ class _Foreach:
         torch._foreach_add_(directions, group["eps"])
         torch._foreach_reciprocal_(directions)
         torch._foreach_mul_(directions, block.exp_avgs)
-        if decay := _decay(group):
+        if decay := decay_share(group):
             torch._foreach_add_(directions, block.params, alpha=decay)
         self._directions = directions
         norms = (ratio_norms, tensor_norms(block.grads), tensor_norms(directions))
@@ -231,8 +255,9 @@ class _Fused:
 
     def __init__(self, kernels: Any, layout: Any, block: _Block) -> None:
         self._kernels, self._layout, self._block = kernels, layout, block
+        self.group, self.sharding = block.group, block.sharding
         self._table = kernels.addresses(block.params, block.grads, block.exp_avgs, block.exp_avg_sqs)
-        self._constants = {"eps": block.group["eps"], "decay": _decay(block.group)}
+        self._constants = {"eps": block.group["eps"], "decay": decay_share(block.group)}
 
     def prepare(self) -> Tensor:
         new1, new2 = _new_shares(self._block)
@@ -249,7 +274,7 @@ def _new_shares(block: _Block) -> tuple[float, float]:
     return (1 - beta1) / (1 - beta1**block.step), (1 - beta2) / (1 - beta2**block.step)
 
 
-def _decay(group: dict[str, Any]) -> float:
+def decay_share(group: dict[str, Any]) -> float:
     """Share of a weight in its direction."""
     return group["weight_decay"] / group["max_lr"] if group["weight_decay"] else 0.0
 
@@ -265,12 +290,12 @@ def tensor_norms(tensors: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ..
     return torch._foreach_norm(tensors, 2, dtype=torch.float64)
 
 
-def _sum_over_shards(blocks: list[_Block], sums: list[Tensor]) -> list[Tensor]:
+def _sum_over_shards(shardings: list[Sharding], sums: list[Tensor]) -> list[Tensor]:
     """Complete the sums_3P of all blocks, with one all-reduce per mesh dimension that divides parameters."""
     result = list(sums)
     by_sharding: dict[Sharding, list[int]] = {}
-    for index, block in enumerate(blocks):
-        by_sharding.setdefault(block.sharding, []).append(index)
+    for index, sharding in enumerate(shardings):
+        by_sharding.setdefault(sharding, []).append(index)
     for sharding, indices in by_sharding.items():
         if sharding is None:
             continue
@@ -284,7 +309,8 @@ def _sum_over_shards(blocks: list[_Block], sums: list[Tensor]) -> list[Tensor]:
     return result
 
 
-def _sharding_of(param: Tensor) -> Sharding:
+def sharding_of(param: Tensor) -> Sharding:
+    """How a parameter, and its gradient with it, is divided."""
     if not isinstance(param, DTensor):
         return None
     assert isinstance(param.grad, DTensor) and param.grad.placements == param.placements, "gradient sharded otherwise"
@@ -292,7 +318,8 @@ def _sharding_of(param: Tensor) -> Sharding:
     return (param.device_mesh, dims) if dims else None
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -309,10 +336,11 @@ def _check_group(group: dict[str, Any]) -> None:
     if not group["eps"] > 0:
         raise ValueError(f"eps={group['eps']} (StableAdamW): must be above 0. Usual is 1e-6.")
     for param in group["params"]:
-        _check_dtype(param)
+        check_dtype(param)
 
 
-def _check_dtype(param: Tensor) -> None:
+def check_dtype(param: Tensor) -> None:
+    """Raises ValueError for master weights of low precision, which would swallow most updates."""
     if param.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"{param.dtype} parameter of shape {tuple(param.shape)} (StableAdamW): master weights must be float32. "

@@ -54,7 +54,7 @@ def phase_memory(
         plan.config.modernbert,
         plan.config.compute,
         plan.parameters,
-        optimizer=plan.config.optim.name,
+        optim=plan.config.optim,
         bf16=plan.bf16,
         strategy=strategy,
         shards=sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu]),

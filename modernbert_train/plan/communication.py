@@ -7,6 +7,7 @@ everything in fp32, in bf16 runs too (train/adapters.py says why), one step move
     fsdp2   each microbatch: all-gather of 4 P forward and 4 P_layers backward, reduce-scatter of 4 P, over N ranks
     hsdp    the same over the s ranks that share one copy of the weights (those of a node, unless the configuration
             says otherwise), and an all-reduce of 4 P / s over the N / s copies, with the last microbatch only
+    muon    on shards, once: two all-to-alls of 4 P_matrices over the ranks that share them; all wait for them
     each    COLLECTIVES all-reduces of a few numbers over N ranks; everything waits: predicted tokens, the guard
 
 What comes first or last has no computation to hide behind: forward the gathers of what lies outside the layers and of
@@ -14,9 +15,10 @@ the first layer; backward the reductions of the last layer and of what lies outs
 and being tied to the decoder it has its gradient last of all, under DDP too, where it fills the last bucket.
 
 A ring over n ranks moves (n - 1) / n of the bytes through each link for an all-gather or a reduce-scatter, twice that
-for an all-reduce. Over k nodes, the cards that a group has in one node share the (k - 1) / k of the bytes that cross
-its boundary. The slower of the two sets the rate. Each call also waits for its hops: a ring for all-gather and
-reduce-scatter, which grows with N; a tree over nodes for all-reduce, which grows with log2 k.
+for an all-reduce; an all-to-all moves 1 / n of it. Over k nodes, the cards that a group has in one node share the
+(k - 1) / k of the bytes that cross its boundary. The slower of the two sets the rate. Each call also waits for its
+hops: a ring for all-gather, reduce-scatter and all-to-all, which grows with N; a tree over nodes for all-reduce, which
+grows with log2 k.
 
 Links are taken to reach LINK_SHARE of their datasheet rate. A test counts the calls and bytes of real training steps.
 """
@@ -40,7 +42,7 @@ BACKWARD_SHARE = 2 / 3  # of the time of a microbatch
 COLLECTIVES = 2  # small all-reduces of a step
 COLLECTIVE_BYTES = 24  # on average
 
-Kind = Literal["all_gather", "reduce_scatter", "all_reduce"]
+Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def transfers(
     ranks: int,
     shards: int,
     per_node: int,
+    exchanged: int = 0,
 ) -> list[Transfer]:
     """The collectives of one step.
 
@@ -86,6 +89,7 @@ def transfers(
         ranks: of the run.
         shards: ranks that share one copy of the weights.
         per_node: ranks in a node.
+        exchanged: numbers that the optimizer brings to owners and back, see `matrix_numbers`.
     """
     everyone = (min(ranks, per_node), -(-ranks // per_node))
     found = [Transfer("all_reduce", *everyone, "backward", COLLECTIVES * COLLECTIVE_BYTES, COLLECTIVES, False, False)]
@@ -106,6 +110,8 @@ def transfers(
         Transfer("reduce_scatter", *group, "backward", layers, num_layers, True, True),
         Transfer("reduce_scatter", *group, "backward", root, 1, True, False),
     ]
+    if exchanged:
+        found.append(Transfer("all_to_all", *group, "backward", 2 * 4 * exchanged, 2, False, False))
     if strategy == "hsdp":
         copies = -(-ranks // shards)
         beside = max(1, min(ranks, per_node) // shards)  # copies in one node
@@ -128,6 +134,8 @@ def transfer_seconds(transfer: Transfer, gpu: Gpu) -> float:
     if transfer.kind == "all_reduce":
         hops = 2 * ((inside - 1) * NODE_HOP_SECONDS + math.log2(nodes) * NETWORK_HOP_SECONDS)
         return 2 * max(within, crossing) + transfer.calls * hops
+    if transfer.kind == "all_to_all":  # every rank sends its share only
+        within, crossing = within / ranks, crossing / nodes
     hops = (ranks - nodes) * NODE_HOP_SECONDS + (nodes * NETWORK_HOP_SECONDS if nodes > 1 else 0.0)
     return max(within, crossing) + transfer.calls * hops
 

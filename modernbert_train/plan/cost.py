@@ -8,6 +8,7 @@ from typing import Literal
 from modernbert_train.plan.advice import fits
 from modernbert_train.plan.gpus import GPUS, find_measurement
 from modernbert_train.plan.make import Plan
+from modernbert_train.plan.memory import moment_numbers
 
 
 @dataclass(frozen=True)
@@ -97,5 +98,5 @@ def stored(plan: Plan, gpu: str) -> Stored:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes of tensors in one checkpoint: weights and two moments, fp32."""
-    return 3 * 4 * plan.parameters.total
+    """Bytes of tensors in one checkpoint: weights and moments, fp32."""
+    return 4 * (plan.parameters.total + moment_numbers(plan.config.model, plan.parameters, plan.config.optim))

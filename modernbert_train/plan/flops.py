@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.config.schema import ModelConfig, ModernBertConfig, MuonConfig, OptimConfig
+from modernbert_train.plan.parameters import hidden_matrices
 
 
 @dataclass(frozen=True)
@@ -80,3 +81,15 @@ def flops_per_token(model: ModernBertConfig, spans: Spans, predicted_share: floa
         local_attention=4.0 * width * (layers - num_global) * spans.local,
         head=2.0 * width * (width + model.vocab_size) * predicted_share,
     )
+
+
+def optimizer_flops(model: ModelConfig, optim: OptimConfig) -> int:
+    """FLOPs of the matrix products of one update of all weights; 0 but for Muon.
+
+    An iteration of Newton-Schulz on a matrix of sides m <= n is X X^T, the square of that, and a product with X:
+    2 m^2 n + 2 m^3 + 2 m^2 n.
+    """
+    if not isinstance(optim, MuonConfig):
+        return 0
+    sides = [(count, min(shape), max(shape)) for count, *shape in hidden_matrices(model)]
+    return optim.newton_schulz_iterations * sum(count * (4 * m**2 * n + 2 * m**3) for count, m, n in sides)

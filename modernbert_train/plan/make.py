@@ -92,8 +92,16 @@ class Plan:
 
     def work(self, phase: PlannedPhase) -> Work:
         """What one rank computes in a phase."""
-        shape = (self.config.modernbert, self.config.compute)
-        return Work(*shape, phase.config.row_tokens, phase.flops, phase.predicted_share, phase.fill)
+        config = self.config
+        return Work(
+            config.modernbert,
+            config.compute,
+            config.optim,
+            phase.config.row_tokens,
+            phase.flops,
+            phase.predicted_share,
+            phase.fill,
+        )
 
     def step(self, gpu: str, phase: PlannedPhase, rows: int) -> StepTime:
         """Time of a step of the run as it is configured.

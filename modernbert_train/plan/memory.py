@@ -13,9 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
+from modernbert_train.config.schema import (
+    ComputeConfig,
+    ModelConfig,
+    ModernBertConfig,
+    MuonConfig,
+    NorMuonConfig,
+    OptimConfig,
+    StableAdamWConfig,
+)
 from modernbert_train.plan.gpus import Gpu
-from modernbert_train.plan.parameters import Parameters
+from modernbert_train.plan.parameters import Parameters, hidden_matrices
 
 Strategy = Literal["ddp", "fsdp2", "hsdp"]
 RESERVED_SHARE = 0.08  # of a GPU's memory: fragments of the allocator, kernels' workspaces
@@ -34,7 +42,7 @@ class Memory:
     Attributes:
         weights: fp32 master weights.
         gradients: fp32.
-        moments: two in fp32.
+        moments: of the optimizer, fp32.
         copies: weights in the precision of the matrix products, and under sharding those gathered in fp32.
         buffers: of communication.
         layers: what all layers keep for the backward pass; with checkpointing their inputs, and one layer at work.
@@ -117,12 +125,38 @@ def head_peak_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool,
     return logit * model.vocab_size * chunk + (2 * model.hidden_size * predicted if bf16 else 0)
 
 
+def matrix_numbers(model: ModelConfig, parameters: Parameters, optim: OptimConfig) -> int:
+    """Numbers that Muon keeps for the matrices, one for each entry, NorMuon another for each row; 0 for others."""
+    if not isinstance(optim, MuonConfig):
+        return 0
+    rows = sum(count * rows for count, rows, _ in hidden_matrices(model)) if isinstance(optim, NorMuonConfig) else 0
+    return parameters.hidden + rows
+
+
+def moment_numbers(model: ModelConfig, parameters: Parameters, optim: OptimConfig) -> int:
+    """Numbers that an optimizer keeps: two moments of each weight, but for Muon's matrices."""
+    of_matrices = matrix_numbers(model, parameters, optim)
+    return of_matrices + 2 * (parameters.total - (parameters.hidden if of_matrices else 0))
+
+
+def step_numbers(parameters: Parameters, optim: OptimConfig, shards: int) -> int:
+    """Numbers that a step needs for a moment, over all shards.
+
+    StableAdamW two a weight, AdamW one. Muon has its directions beside what StableAdamW needs for the rest; on shards
+    three copies of the matrices before that, of which two travel.
+    """
+    if not isinstance(optim, MuonConfig):
+        return (2 if isinstance(optim, StableAdamWConfig) else 1) * parameters.total
+    beside = parameters.hidden + 2 * (parameters.total - parameters.hidden)
+    return beside if shards == 1 else max(beside, 3 * parameters.hidden)
+
+
 def memory(
     model: ModernBertConfig,
     compute: ComputeConfig,
     parameters: Parameters,
     *,
-    optimizer: str,
+    optim: OptimConfig,
     bf16: bool,
     strategy: Strategy,
     shards: int,
@@ -136,7 +170,7 @@ def memory(
         model: the encoder.
         compute: how it is computed.
         parameters: the encoder's counts.
-        optimizer: its name; StableAdamW needs two copies of the local weights for a moment, AdamW one.
+        optim: the optimizer.
         bf16: autocast over fp32 weights.
         strategy: how ranks share the model.
         shards: ranks that share one copy of the weights, see `sharing_ranks`.
@@ -163,10 +197,10 @@ def memory(
     return Memory(
         weights=4 * own,
         gradients=4 * own,
-        moments=8 * own,
+        moments=4 * -(-moment_numbers(model, parameters, optim) // shards),
         copies=copies,
         buffers=buffers,
         layers=layers,
         head=head,
-        step=(8 if optimizer == "stable_adamw" else 4) * own,
+        step=4 * -(-step_numbers(parameters, optim, shards) // shards),
     )

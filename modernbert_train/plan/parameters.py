@@ -39,6 +39,11 @@ class Parameters:
         return self.layers + self.rest
 
     @property
+    def hidden(self) -> int:
+        """Entries of the matrices that Muon orthogonalises: all but the table."""
+        return self.matrices - self.embedding
+
+    @property
     def root(self) -> int:
         """What lies outside the layers: FSDP2 keeps it together, and whole from forward to backward."""
         return self.embedding + self.rest
@@ -81,3 +86,10 @@ def _bert(model: BertConfig) -> Parameters:
         rest=tables + 2 * width + width**2 + 3 * width + model.vocab_size,
         matrices=model.num_layers * matrices + width**2 + embedding,
     )
+
+
+def hidden_matrices(model: ModelConfig) -> list[tuple[int, int, int]]:
+    """How many matrices of how many rows and columns Muon orthogonalises, fused ones counted one by one."""
+    width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
+    gates = 2 if isinstance(model, ModernBertConfig) else 1  # value and gate of a GeGLU
+    return [(4 * layers + 1, width, width), (gates * layers, hidden, width), (layers, width, hidden)]

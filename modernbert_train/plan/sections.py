@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from modernbert_train.plan.advice import Setting, configured_memory, fits, remedy, settings
 from modernbert_train.plan.cost import bill_of, stored
+from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.gpus import GPUS, PRICE_DATE, find_measurement
 from modernbert_train.plan.make import Plan, PlannedPhase
 from modernbert_train.plan.memory import usable_bytes
@@ -150,9 +151,20 @@ def _flops(plan: Plan) -> Section:
         [
             "Keys are what a token truly sees, on average: its own document, in local layers within the window. "
             "Training is three times forward; the head counts the predicted tokens; the total is that of the whole "
-            "phase, in FLOPs."
+            "phase, in FLOPs.",
+            *_newton_schulz(plan),
         ],
     )
+
+
+def _newton_schulz(plan: Plan) -> Iterator[str]:
+    per_step = optimizer_flops(plan.config.model, plan.config.optim)
+    if per_step:
+        training = sum(phase.tokens * phase.flops.training for phase in plan.phases)
+        yield (
+            f"Newton-Schulz takes {per_step:.3g} FLOPs in each step besides, over the run "
+            f"{percent(2)(plan.steps * per_step / training)} of the training's; under ddp each rank computes all of it."
+        )
 
 
 def _memory(plan: Plan, gpu: str) -> Section:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig, OptimConfig
 from modernbert_train.plan.communication import Exchange, exchange, transfers
-from modernbert_train.plan.flops import Flops
+from modernbert_train.plan.flops import Flops, optimizer_flops
 from modernbert_train.plan.gpus import GPUS, find_measurement
-from modernbert_train.plan.memory import Strategy, sharing_ranks
+from modernbert_train.plan.memory import Strategy, matrix_numbers, sharing_ranks
 from modernbert_train.plan.parameters import count_parameters
 
 MATRIX_SHARE = 0.55  # of the peak, in matrix products of these widths
@@ -54,6 +54,7 @@ class Work:
     Attributes:
         model: the encoder.
         compute: how it is computed.
+        optim: the optimizer.
         row_tokens: of the phase.
         flops: of a token that is not padding.
         mask_rate: predicted share of the tokens of a line.
@@ -62,6 +63,7 @@ class Work:
 
     model: ModernBertConfig
     compute: ComputeConfig
+    optim: OptimConfig
     row_tokens: int
     flops: Flops
     mask_rate: float
@@ -157,12 +159,15 @@ def step_time(
     shards = sharing_ranks(strategy, ranks, shard_ranks, gpu)
     # of a measured rate it is part already, but of a batch so large that it does not count
     compute += OPTIMIZER_BYTES * parameters.total / shards / (MEMORY_SHARE * gpu.memory_rate)
+    # Muon's matrices are shared out among those that share the weights
+    compute += optimizer_flops(work.model, work.optim) / shards / (MATRIX_SHARE * gpu.peak_flops)
     sent = Exchange(0, 0.0, 0.0)
     if ranks > 1:
         parts = transfers(
             strategy,
             parameters,
             num_layers=work.model.num_layers,
+            exchanged=matrix_numbers(work.model, parameters, work.optim),
             ranks=ranks,
             shards=shards,
             per_node=gpu.per_node,

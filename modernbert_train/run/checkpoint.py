@@ -190,7 +190,8 @@ def _check_shapes(folder: Path, config: ModernBertConfig, weights: Shapes, momen
             )
     for key, shape in moments.items():
         name = key.partition("/")[2]
-        if name not in expected or shape not in ((), expected[name]):
+        # a number, one for each weight, or one for each row of them
+        if name not in expected or shape not in ((), expected[name], (*expected[name][:1], 1)):
             raise StorageError(
                 f"{folder / OPTIMIZER}: {key} has the shape {shape}, {expected.get(name)} by its {CONFIG_YAML}"
             )

@@ -1,6 +1,7 @@
 """A microbatch on its way: from a worker to the main process, through pinned memory, onto the device.
 
-If this breaks, tensors change places, so that token types are read as boundaries, or an objective's targets stay behind.
+If this breaks, tensors change places, so that token types are read as boundaries, or what an objective
+made stays behind.
 """
 
 from __future__ import annotations

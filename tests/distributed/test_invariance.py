@@ -70,7 +70,7 @@ def meshes() -> list[tuple[int, ...]]:
     ours = parallelism(RunConfig(model=size, optim=StableAdamWConfig(lr=1.0), distributed=asked), 4)
     shapes = []
     for config in (ParallelismConfig(fsdp2=FSDP2Config(device_mesh=init_device_mesh("cpu", (2, 2)))), ours):
-        model = ComposerObjective(ModernBertForMaskedLM(size), {"mlm": 1.0})
+        model = ComposerObjective(ModernBertForMaskedLM(size))
         state = State(
             model=model, rank_zero_seed=0, run_name="x", device=DeviceCPU(), parallelism_config=config, precision="fp32"
         )

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from modernbert_train.optim.groups import decay_groups
+from modernbert_train.optim.groups import decay_groups, weights_of
 from modernbert_train.optim.stable_adamw import StableAdamW
 from tests.distributed.gloo import run_ranks
 
@@ -46,7 +46,7 @@ def build_model() -> nn.Sequential:
 
 
 def build_optimizer(model: nn.Module) -> StableAdamW:
-    return StableAdamW(decay_groups(model, 0.02), 5e-3, max_lr=1e-2)
+    return StableAdamW(decay_groups(weights_of(model), 0.02), 5e-3, max_lr=1e-2)
 
 
 def backward(model: nn.Module, step: int) -> None:
@@ -109,7 +109,7 @@ def train_per_shard(num_shards: int) -> Outcome:
     """The wrong optimizer, on one process: each shard of each tensor is clipped by its own RMS."""
     model = build_model()
     shards = {param: [nn.Parameter(x) for x in param.data.chunk(num_shards)] for param in model.parameters()}
-    groups = decay_groups(model, 0.02)
+    groups = decay_groups(weights_of(model), 0.02)
     for group in groups:
         group["params"] = [shard for param in group["params"] for shard in shards[param]]
     optimizer = StableAdamW(groups, 5e-3, max_lr=1e-2)

@@ -10,8 +10,8 @@ from tests.gpu.parts import GPU_TEST, build, make_batch, need_kernel, needs_gpu,
 
 pytestmark = [*GPU_TEST, needs_gpu]
 
-from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
-from modernbert_train.optim.groups import decay_groups
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig, StableAdamWConfig
+from modernbert_train.optim.groups import decay_groups, weights_of
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.plan.memory import memory
 from modernbert_train.plan.parameters import count_parameters
@@ -42,7 +42,7 @@ def test_a_step_takes_the_memory_that_plan_says(compiled: bool) -> None:
         config,
         compute,
         count_parameters(config),
-        optimizer="stable_adamw",
+        optim=StableAdamWConfig(lr=1e-4),
         bf16=True,
         strategy="ddp",
         shards=1,
@@ -58,7 +58,7 @@ def test_a_step_takes_the_memory_that_plan_says(compiled: bool) -> None:
     model = build(config)
     if compiled:
         model.compile_layers()
-    optimizer = StableAdamW(decay_groups(model, 1e-5), 1e-4)
+    optimizer = StableAdamW(decay_groups(weights_of(model), 1e-5), 1e-4)
     training_step(model, optimizer, batch)
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):

@@ -15,7 +15,7 @@ from tests.gpu.parts import DEVICE, GPU_TEST, build, make_batch, need_kernel, ne
 
 pytestmark = [*GPU_TEST, needs_gpu]
 
-from modernbert_train.optim.groups import decay_groups
+from modernbert_train.optim.groups import decay_groups, weights_of
 from modernbert_train.optim.stable_adamw import StableAdamW
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def test_nothing_in_a_step_waits_for_the_device(attention: str, compiled: bool) 
     model = build(config, attention=attention)
     if compiled:
         model.compile_layers()
-    optimizer = StableAdamW(decay_groups(model, 1e-5), 1e-4)
+    optimizer = StableAdamW(decay_groups(weights_of(model), 1e-5), 1e-4)
     on_host = [make_batch([400, 300, seed + 1], ROW, config.vocab_size, seed=seed).to("cpu") for seed in range(4)]
     pinned = [batch.with_tensors([tensor.pin_memory() for tensor in batch.tensors()]) for batch in on_host]
     for batch in pinned[:2]:

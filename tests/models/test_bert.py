@@ -17,8 +17,8 @@ from modernbert_train.batch import Batch, Packed
 from modernbert_train.config.bert import BertConfig
 from modernbert_train.models import bert
 from modernbert_train.models.bert import BertForMaskedLM
-from modernbert_train.models.pairs import PairHead
 from modernbert_train.models.init import count_parameters, draw
+from modernbert_train.models.pairs import PairHead
 from modernbert_train.plan.parameters import count_bert_parameters
 from modernbert_train.weights.formats.bert import PAIR_HEAD, to_hf
 from tests.models.test_training import opaque_attention

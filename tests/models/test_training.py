@@ -159,7 +159,7 @@ def recorded_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str
             return sdpa.attend(q, k, v, layout, window)
 
     kernels = {name: Recorded(name) for name in ("a", "b")}
-    monkeypatch.setattr(modernbert, "choose_kernel", lambda name, *_: kernels[name])
+    monkeypatch.setattr(modernbert, "choose_kernel", lambda name, *_, **__: kernels[name])
     yield calls
 
 
@@ -226,7 +226,7 @@ def test_layers_compile_once_whatever_the_documents(
     torch._dynamo.reset()
     counters.clear()
     kernel = opaque_attention()
-    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_: kernel)
+    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_, **__: kernel)
     model = build(small(num_layers=4)).train()
     model.compile_layers(backend="aot_eager")
     compiled = []

@@ -20,7 +20,7 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import ConfigError
 from modernbert_train.optim.build import OPTIMIZERS, apply_clock, build_optimizer
-from modernbert_train.optim.groups import decay_groups
+from modernbert_train.optim.groups import decay_groups, weights_of
 from modernbert_train.optim.stable_adamw import StableAdamW
 
 
@@ -51,7 +51,7 @@ def make_run(optim: OptimConfig) -> RunConfig:
 
 def test_matrices_and_the_tied_embedding_decay_once_norms_and_biases_do_not() -> None:
     model = Encoder()
-    decayed, undecayed = decay_groups(model, 0.01)
+    decayed, undecayed = decay_groups(weights_of(model), 0.01)
     assert decayed["param_names"] == ["embedding.weight", "linear.weight"]
     assert undecayed["param_names"] == ["bias", "norm.weight", "norm.bias", "linear.bias", "decoder.bias"]
     assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.01, 0.0)
@@ -61,11 +61,13 @@ def test_matrices_and_the_tied_embedding_decay_once_norms_and_biases_do_not() ->
 
 
 def test_an_empty_group_is_left_out() -> None:
-    assert [group["param_names"] for group in decay_groups(nn.Linear(2, 2, bias=False), 0.01)] == [["weight"]]
+    assert [group["param_names"] for group in decay_groups(weights_of(nn.Linear(2, 2, bias=False)), 0.01)] == [
+        ["weight"]
+    ]
 
 
 def test_every_optimizer_of_the_schema_can_be_built() -> None:
-    assert set(OPTIMIZERS) == set(VARIANTS["optim"])
+    assert set(OPTIMIZERS) == set(VARIANTS["optim"].values())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -18,5 +19,5 @@ def make_batch(lengths: Sequence[int], predicted: int) -> Batch:
         predicted: positions with a label.
     """
     tokens = sum(lengths)
-    packed = lay_out(torch.zeros(tokens, dtype=torch.int64), torch.tensor([0, *lengths]).cumsum(0))
+    packed = lay_out(torch.zeros(tokens, dtype=torch.int64), [0, *accumulate(lengths)], max(lengths))
     return mlm_batch(packed, torch.arange(predicted))

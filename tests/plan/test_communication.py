@@ -86,6 +86,8 @@ def gb(kind: Any, inside: int, nodes: int, payload: float = 1e9) -> Transfer:
         (gb("all_reduce", 8, 1), 2 * 7 / 8),
         (gb("all_reduce", 1, 1), 0.0),
         (gb("all_gather", 8, 2), 15 / 16),  # 8 cards share the boundary
+        (gb("all_to_all", 8, 1), 7 / 8 / 8),  # every card sends its eighth only
+        (gb("all_to_all", 1, 2), 1 / 2 / 2 / 0.1),
         (gb("all_reduce", 1, 4), 2 * 3 / 4 / 0.1),  # one card of each node: the network alone
         (gb("all_gather", 1, 2), 1 / 2 / 0.1),
     ],

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 
-from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig, StableAdamWConfig
 from modernbert_train.models import modernbert
 from modernbert_train.models.attention import varlen
 from modernbert_train.models.heads import loss_and_gradient
@@ -81,7 +81,7 @@ _attend.register_autograd(_backward, setup_context=_setup)
 def use_kernel(monkeypatch: pytest.MonkeyPatch, attend: Any) -> None:
     """Kernels for GPUs do not run here; what memory they take does not depend on what they compute."""
     kernel = SimpleNamespace(prepare=lambda batch, side: None, attend=attend)
-    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_: kernel)
+    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_, **__: kernel)
 
 
 def saved(model: nn.Module, batch: Any, bf16: bool) -> int:
@@ -163,7 +163,7 @@ def planned(
     compute: ComputeConfig = PLAIN,
     **more: Any,
 ) -> Memory:
-    settings: dict[str, Any] = {"optimizer": "stable_adamw", "strategy": "ddp", "shards": 1, "ranks": 1}
+    settings: dict[str, Any] = {"optim": StableAdamWConfig(lr=1.0), "strategy": "ddp", "shards": 1, "ranks": 1}
     counts = count_parameters(config)
     return memory(config, compute, counts, bf16=bf16, tokens=tokens, predicted=predicted, **(settings | more))
 

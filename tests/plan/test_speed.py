@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig, StableAdamWConfig
 from modernbert_train.plan import gpus
 from modernbert_train.plan.advice import fits, phase_memory, settings
 from modernbert_train.plan.flops import flops_per_token, mean_spans
@@ -36,7 +36,8 @@ def test_the_roofline_is_near_what_was_measured(found: Measurement, monkeypatch:
         intermediate_size=found.intermediate_size,
     )
     flops = flops_per_token(model, mean_spans([found.row_tokens], model.half_window), 0.3)
-    work = Work(model, ComputeConfig(compile=True), found.row_tokens, flops, mask_rate=0.3, fill=1.0)
+    optim = StableAdamWConfig(lr=1.0)
+    work = Work(model, ComputeConfig(compile=True), optim, found.row_tokens, flops, mask_rate=0.3, fill=1.0)
     seconds, basis = microbatch_seconds(found.gpu, work, 98_304)
     assert basis == "measured" and 98_304 / seconds == pytest.approx(found.tokens_per_second)
     monkeypatch.setattr(gpus, "MEASUREMENTS", ())

@@ -166,7 +166,7 @@ def gradient_in_bf16(sharding: Any) -> dict[str, torch.Tensor]:
     from composer.distributed.fsdp2_utils import generate_composer_model_policy
 
     config = ModernBertConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=24)
-    adapter = ComposerObjective(ModernBertForMaskedLM(config), {"mlm": 1.0})
+    adapter = ComposerObjective(ModernBertForMaskedLM(config))
     if sharding is not None:
         policy = generate_composer_model_policy(adapter)
         prepare_fully_shard(adapter, sharding, Precision("amp_bf16"), policy)

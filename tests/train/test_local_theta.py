@@ -33,12 +33,14 @@ def test_the_clock_sets_the_angles_of_local_layers(tiny_run: TinyRun) -> None:
     """Before, in and (after a rollback) out of the phase that has its own base; heads of 16 have 8 pairs."""
     config = read_run(tiny_run(LONG, "model.local_rope_theta=5_000"))
     model = ModernBertForMaskedLM(config.model)
-    parameters = [{"params": list(model.parameters()), "lr": 1.0, "weight_decay": 0.0, "decays": True}]
+    parameters = [
+        {"params": list(model.parameters()), "lr": 1.0, "weight_decay": 0.0, "lr_ratio": 1.0, "decay_ratio": 1.0}
+    ]
     clock = SetClock(config, None)
     for tokens, local, whole in ((0, 5_000, 10_000), (4_100, 40_000, 160_000), (3_000, 5_000, 10_000)):
         token, batch = SimpleNamespace(value=tokens), SimpleNamespace(value=1)
         state = SimpleNamespace(
-            model=ComposerObjective(model, {"mlm": 1.0}),
+            model=ComposerObjective(model),
             batch=SimpleNamespace(plan=SimpleNamespace(tokens_before=tokens)),
             timestamp=SimpleNamespace(token=token, batch=batch),
             optimizers=[torch.optim.SGD(parameters)],

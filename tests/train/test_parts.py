@@ -155,4 +155,4 @@ def test_an_unsharded_model_is_not_taken_for_a_sharded_one(tiny_run: TinyRun) ->
     """Composer ignores an FSDP2 setting it does not understand and trains with DDP."""
     config = read_run(tiny_run())
     with pytest.raises(RunError, match=r"fsdp2: not in force; \d+ parameters are whole"):
-        assert_sharded(ComposerObjective(ModernBertForMaskedLM(config.model), {"mlm": 1.0}), None)
+        assert_sharded(ComposerObjective(ModernBertForMaskedLM(config.model)), None)

@@ -19,8 +19,8 @@ from modernbert_train.batch import Packed
 from modernbert_train.config.bert import BertConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.bert import BertForMaskedLM
-from modernbert_train.models.pairs import PairHead
 from modernbert_train.models.init import draw
+from modernbert_train.models.pairs import PairHead
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.bert import PAIR_HEAD, describe, from_hf, names, read, to_hf
 
