@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.text import table
 
 
 def describe(config: RunConfig) -> str:
     """The run's phases, batch sizes, learning rates and expected steps, one phase a line; and what is advised."""
-    head = ("phase", "tokens", "row", "batch rows", "steps", "peak lr", "decay", "global theta")
+    head = ("phase", "tokens", "row", "batch rows", "steps", "peak lr", "decay", "its own")
     rows = [head, *(_row(config, name, phase) for name, phase in config.phases.items())]
     advised = [f"advice: {text}" for text in advice(config)]
     return "\n".join(
@@ -39,8 +41,15 @@ def _row(config: RunConfig, name: str, phase: PhaseConfig) -> tuple[str, ...]:
         f"about {expected_steps(phase):,}",
         f"{config.optim.lr * phase.lr_ratio:.2e}",
         decay,
-        f"{config.in_phase[name].modernbert.global_rope_theta:,.0f}",
+        ", ".join(_own(phase)) or "nothing",
     )
+
+
+def _own(phase: PhaseConfig) -> Iterator[str]:
+    """What the phase overrides, in the run's own keys."""
+    for section in phase.overridden:
+        for key, value in getattr(phase, section).items():
+            yield f"{section}.{key} {value:,g}" if isinstance(value, float) else f"{section}.{key} {value}"
 
 
 def expected_steps(phase: PhaseConfig) -> int:

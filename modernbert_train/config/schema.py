@@ -198,7 +198,7 @@ class PhaseConfig:
     """A range of training. Position in it is counted in tokens; weights and moments carry over from the last.
 
     In `model`, `objective` and `optim` stand keys of the run's sections of those names, with the values that they have
-    in this phase; a key that is not given, or null, is the run's. Which keys can be given is said where they are.
+    in this phase; a key that is not given, or null, is the run's. Only keys that are marked so can be given.
     """
 
     tokens: int = knob(above=0)  # length of the phase, in tokens that are not padding
@@ -208,9 +208,9 @@ class PhaseConfig:
     # tokens, padding included, in one forward pass on one rank
     microbatch_tokens: int = knob(above=0, restart=True)
     lr_ratio: float = knob(1.0, above=0)  # peak rate of the phase over optim.lr
-    model: dict[str, Any] = knob(factory=dict, overrides=True)  # as `{global_rope_theta: 160_000}`
-    objective: dict[str, Any] = knob(factory=dict, overrides=True)  # as `{mask_rate: 0.15}`
-    optim: dict[str, Any] = knob(factory=dict, overrides=True)  # as `{weight_decay: 0}`
+    model: dict[str, Any] = knob(factory=dict, overrides=True)
+    objective: dict[str, Any] = knob(factory=dict, overrides=True)
+    optim: dict[str, Any] = knob(factory=dict, overrides=True)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     batch_warmup: BatchWarmupConfig | None = None
     reset_moments: bool = False  # start the phase with an empty optimizer; otherwise moments carry over

@@ -46,6 +46,19 @@ def test_what_only_decides_speed_may_change_and_what_is_trained_may_not(tiny_run
             RunFolder(read_run(tiny_run(forbidden))).open()
 
 
+def test_a_folder_of_an_earlier_version_says_so_and_what_to_do(tiny_run: TinyRun) -> None:
+    """Its keys are others; "unknown key" alone would send people to edit a file that they did not write."""
+    folder = RunFolder(read_run(tiny_run()))
+    folder.open()
+    folder.save_config()
+    folder.close()
+    saved = folder.path / "config.yaml"
+    saved.write_text(saved.read_text() + "device: cpu\n")
+    with pytest.raises(ConfigError, match="not written by this version") as error:
+        folder.open()
+    assert "is compute.device now. Rename it." in str(error.value) and "--fresh" in str(error.value)
+
+
 def test_the_saved_configuration_runs_by_itself(tiny_run: TinyRun) -> None:
     """`train runs/NAME` must mean the run that is there."""
     config = read_run(tiny_run("optim.lr=1e-3"))

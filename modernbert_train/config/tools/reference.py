@@ -114,17 +114,25 @@ def _written(section: _Section) -> Iterator[str]:
         path = _join(section.path, field.name)
         if path in VARIANTS or _dataclass(hints[field.name]) is not None:
             continue
+        if facts_of(field).overrides:
+            yield from _overrides(path, field.name)
+            continue
         yield f"#### {section.title(path)}\n"
         meaning = _prose(comments.get(field.name, ""))
         facts = facts_of(field)
         told = [_kind(hints[field.name]), _default(field), facts.bounds(), *_changes(facts)]
         about = "; ".join(text for text in told if text)
-        if facts.overrides:
-            keys = dict.fromkeys(f"`{key}`" for schema in VARIANTS[field.name].values() for key in phased_keys(schema))
-            about = f"what the phase changes of the run's `{field.name}`: {', '.join(keys)}"
         if section.variant and field.name == "name":
             about = f"`{section.variant}` chooses these keys"
         yield f"{about}<br>\n{meaning}\n" if meaning else f"{about}\n"
+
+
+def _overrides(path: str, section: str) -> Iterator[str]:
+    """The keys of a section of the run that a phase may have, each once whatever the variants."""
+    keys = dict.fromkeys(key for schema in VARIANTS[section].values() for key in phased_keys(schema))
+    for key in keys:
+        yield f"#### `{path}.{key}`\n"
+        yield f"as `{section}.{key}`, in this phase; default: the run's\n"
 
 
 def _join(path: str, name: str) -> str:
