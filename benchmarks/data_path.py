@@ -18,19 +18,20 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.write.shards import ShardWriter
-from modernbert_train.config.schema import DataConfig, MaskedLmConfig, OptimConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import DataConfig, OptimConfig, PhaseConfig, RunConfig
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.mixture import Stream, TokenStreams
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.shuffle import ShuffledChunks
-from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.objectives import build_objective
 from modernbert_train.vocabulary import Vocabulary
 
 VOCAB_SIZE = 50_048
@@ -142,12 +143,13 @@ def read_tokens(folder: Path) -> Rate:
 def load(folder: Path, row_tokens: int, num_workers: int = 0) -> Rate:
     clock = Clock()
     shards = TokenShards(folder, "tokens", VOCAB_SIZE, max_open_shards=64)
-    ids = dict(pad_id=0, cls_id=2, sep_id=3, mask_id=4)
-    vocabulary = Vocabulary(num_entries=VOCAB_SIZE, ordinary=np.arange(5, VOCAB_SIZE), sha256="", **ids)
+    vocabulary = Vocabulary(
+        VOCAB_SIZE, cls_id=2, sep_id=3, pad_id=0, mask_id=4, ordinary=np.arange(5, VOCAB_SIZE), sha256=""
+    )
     streams = TokenStreams([Stream("train", 17, shards)])
     loader = PackedLoader(
         plans(shards.lengths, row_tokens, shards.shard_documents),
-        MicrobatchMaker(streams, MaskedLM(MaskedLmConfig(), vocabulary), vocabulary),
+        MicrobatchMaker(streams, partial(build_objective, vocabulary=vocabulary), vocabulary),
         rank=0,
         num_ranks=1,
         num_workers=num_workers,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import DataConfig, OptimConfig, PhaseConfig, RunConfig, StreamConfig
-from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, WINDOW, Chunk, GreedyPacker
+from modernbert_train.data.packing import SPECIAL_TOKENS, WINDOW, Chunk, GreedyPacker
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.shuffle import ShuffledChunks
 
@@ -70,7 +70,7 @@ def best_fit(lengths: Sequence[int], row_tokens: int, open_rows: int = 64) -> fl
         if at == len(rooms) and len(rooms) == open_rows:
             left.append(rooms.pop(0))
         room = (rooms.pop(at) if at < len(rooms) else row_tokens) - need
-        if room < SMALLEST_SEQUENCE:
+        if room <= SPECIAL_TOKENS:
             left.append(room)
         else:
             insort(rooms, room)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.data.path import DataPath, open_path
-from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.objectives import build_objective
 
 
 class Row(NamedTuple):
@@ -28,7 +29,7 @@ class Row(NamedTuple):
 
 def make_path(config: RunConfig) -> DataPath:
     facts = read_facts(config)
-    return open_path(config, facts, MaskedLM(config.objective, facts.vocabulary))
+    return open_path(config, facts, partial(build_objective, vocabulary=facts.vocabulary))
 
 
 def make_loader(config: RunConfig, rank: int = 0, num_ranks: int = 1, num_workers: int = 0) -> PackedLoader:

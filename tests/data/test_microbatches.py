@@ -13,7 +13,7 @@ import torch
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import MaskedLmConfig, RunConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import Chunk
 from modernbert_train.objectives.mlm import MaskedLM
@@ -86,7 +86,9 @@ def test_the_numbers_of_a_batch_say_what_it_holds(config: RunConfig) -> None:
             padding, predicted = labels_M == IGNORED_LABEL, batch.counts["mlm"]
             assert predicted == int((~padding).sum()) > 0
             assert (positions_M[padding] == 0).all() and not padding[:predicted].any()
-            assert len(labels_M) == MaskedLM(config.objective, vocabulary).max_predicted(plan.mask_rate, tokens)
+            objective = plan.objective
+            assert isinstance(objective, MaskedLmConfig)
+            assert len(labels_M) == MaskedLM(objective, vocabulary).max_predicted(objective.mask_rate, tokens)
 
 
 def masks_by_chunk(config: RunConfig) -> dict[Chunk, tuple[list[int], list[int]]]:

@@ -10,6 +10,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +28,6 @@ from modernbert_train.batch import Batch
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
     DataConfig,
-    MaskedLmConfig,
     PhaseConfig,
     PhaseStreamConfig,
     RunConfig,
@@ -48,7 +48,7 @@ from modernbert_train.data.planner import BatchPlan, BatchPlanner
 from modernbert_train.data.shuffle import ChunkCursor
 from modernbert_train.errors import DataError
 from modernbert_train.keyed_random import derive
-from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.objectives import build_objective
 from modernbert_train.vocabulary import Vocabulary
 from tests.conftest import TinyRun
 from tests.data.make_shards import make_documents, make_shards, make_texts, make_tokenizer
@@ -297,7 +297,7 @@ def test_a_later_phase_reads_what_the_first_left_aside() -> None:
 
 
 def loaders(config: RunConfig, mixture: Mixture, num_ranks: int) -> list[PackedLoader]:
-    maker = MicrobatchMaker(streams_of(config, mixture), MaskedLM(MaskedLmConfig(), VOCABULARY), VOCABULARY)
+    maker = MicrobatchMaker(streams_of(config, mixture), partial(build_objective, vocabulary=VOCABULARY), VOCABULARY)
     settings = {"num_workers": 0, "prefetch_batches": 1}
     return [
         PackedLoader(planner(config, mixture), maker, rank=rank, num_ranks=num_ranks, **settings)

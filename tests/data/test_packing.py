@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modernbert_train.data.packing import SMALLEST_SEQUENCE, SPECIAL_TOKENS, Chunk, GreedyPacker, pack_greedy
+from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk, GreedyPacker, pack_greedy
 
 Streams = st.tuples(
     st.integers(8, 100).flatmap(lambda row: st.tuples(st.just(row), st.lists(st.integers(1, row - 2), max_size=60))),
@@ -33,7 +33,7 @@ class Slow:
         self.closed: list[list[int]] = []
 
     def place(self, number: int, need: int) -> None:
-        if self.row_tokens - need < SMALLEST_SEQUENCE:
+        if self.row_tokens - need <= SPECIAL_TOKENS:
             self.closed.append([number])
         else:
             self.waiting.append((need, number, len(self.closed)))

@@ -240,7 +240,7 @@ def test_a_phase_may_have_a_mask_rate_of_its_own() -> None:
     config = RunConfig(
         **{**vars(config), "objective": MaskedLmConfig(mask_rate=0.4), "phases": {**config.phases, "p1": changed}}
     )
-    rates = {plan.phase: plan.mask_rate for plan in planner(config, [[30] * 40])}
+    rates = {plan.phase: plan.objective.mask_rate for plan in planner(config, [[30] * 40])}
     assert rates == {"p0": 0.4, "p1": 0.15}
 
 

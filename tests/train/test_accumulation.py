@@ -14,6 +14,8 @@ from modernbert_train.train import accumulation, composer_internals
 from modernbert_train.train.accumulation import ReduceCopiesOnce
 from modernbert_train.train.composer_internals import PlannedTrainer
 
+MLM = {"mlm": 1.0}
+
 
 def test_copies_are_summed_with_the_last_microbatch_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any earlier, and under HSDP what comes after it is only in one copy of the weights, which drift apart."""
@@ -39,14 +41,18 @@ class Step:
     def __init__(self, predicted: list[int]) -> None:
         self.calls: list[tuple[Any, float, bool]] = []
         device = SimpleNamespace(tensor_to_device=lambda tensor: tensor)
-        self.batch = SimpleNamespace(microbatches=tuple(SimpleNamespace(counts={"mlm": n}) for n in predicted))
+        plan = SimpleNamespace(objective=SimpleNamespace(terms=MLM))
+        self.batch = SimpleNamespace(
+            plan=plan, microbatches=tuple(SimpleNamespace(counts={"mlm": n}) for n in predicted)
+        )
         self.state = SimpleNamespace(batch=self.batch, optimizers=[], device=device)
         self.engine = SimpleNamespace(run_event=lambda event: None)
         self._train_data_spec = SimpleNamespace(microbatch_transforms=lambda part: part)
-        self._original_model = SimpleNamespace(terms={"mlm": 1.0}, divide_by=self._divide_by)
+        self._original_model = SimpleNamespace(divide_by=self._divide_by)
         self._divided_by: Mapping[str, float | Tensor] = {}
 
-    def _divide_by(self, counts: Mapping[str, float | Tensor]) -> None:
+    def _divide_by(self, counts: Mapping[str, float | Tensor], terms: Mapping[str, float]) -> None:
+        assert terms == MLM
         self._divided_by = counts
 
     def _means_over_ranks(self, counts: Mapping[str, int]) -> Mapping[str, float | Tensor]:

@@ -1,0 +1,132 @@
+"""A loss of several terms: each is divided once, by its count in the global batch, however that was cut.
+
+If this breaks, memory or the number of GPUs decides how much a term weighs, and the loss that is printed is not the one
+whose gradient is followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from modernbert_train.batch import Batch, Packed, Sums
+from modernbert_train.train import composer_internals
+from modernbert_train.train.adapters import ComposerObjective, weighted
+from modernbert_train.train.composer_internals import PlannedTrainer
+
+TERMS = {"mlm": 1.0, "sop": 0.5}
+# of each row what the two terms sum over: as many tokens here as there, pairs in some, and a row with neither
+TOKENS = [[1.0, 2.0, 3.0], [4.0], [], [5.0, 6.0], [7.0, 8.0, 9.0, 10.0], [11.0]]
+PAIRS = [[1.0], [], [], [2.0, -4.0], [], [3.0]]
+
+
+class TwoTerms(nn.Module):
+    """Sums of a weight times what is in the rows; their gradients are the sums of the rows' numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = SimpleNamespace(layers=())
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, batch: Batch, figures: bool = False) -> Sums:
+        sums = {name: (self.weight[n] * batch.targets[name]).sum() for n, name in enumerate(TERMS)}
+        return Sums(sums, {})
+
+
+def microbatch(rows: Sequence[int]) -> Batch:
+    targets = {
+        name: torch.tensor([number for row in rows for number in of_rows[row]])
+        for name, of_rows in (("mlm", TOKENS), ("sop", PAIRS))
+    }
+    nothing = torch.zeros(0, dtype=torch.int64)
+    counts = {name: len(numbers) for name, numbers in targets.items()}
+    return Batch(Packed(nothing, nothing, nothing, 1), targets, counts, num_rows=len(rows))
+
+
+class Step:
+    """What Composer's trainer does with a step on one rank, with our own way of making gradients."""
+
+    def __init__(self, cut: Sequence[Sequence[int]]) -> None:
+        self._original_model = ComposerObjective(TwoTerms())  # type: ignore[arg-type]
+        plan = SimpleNamespace(objective=SimpleNamespace(terms=TERMS))
+        self.batch = SimpleNamespace(plan=plan, microbatches=tuple(microbatch(rows) for rows in cut))
+        device = SimpleNamespace(tensor_to_device=lambda tensor: tensor)
+        self.state = SimpleNamespace(batch=self.batch, optimizers=[], device=device)
+        self.engine = SimpleNamespace(run_event=lambda event: None)
+        self._train_data_spec = SimpleNamespace(microbatch_transforms=lambda part: part)
+        self.loss = 0.0
+
+    def _means_over_ranks(self, counts: Mapping[str, int]) -> Mapping[str, float | Tensor]:
+        return PlannedTrainer._means_over_ranks(self, counts)  # type: ignore[arg-type]
+
+    def _train_microbatch(self, scaling: bool, weight: float, last: bool) -> None:
+        assert weight == 1, "Composer would weigh the microbatch"
+        batch = self.state.batch
+        loss = self._original_model.loss(self._original_model(batch), batch)
+        loss.backward()
+        self.loss += float(loss)
+
+    def run(self) -> tuple[float, list[float]]:
+        """What this rank adds to the loss and to the gradient."""
+        PlannedTrainer._make_gradients(self, self.batch.microbatches)  # type: ignore[arg-type]
+        grad = self._original_model.model.weight.grad
+        return self.loss, [0.0, 0.0] if grad is None else grad.tolist()
+
+
+def flat(numbers: list[list[float]]) -> list[float]:
+    return [number for row in numbers for number in row]
+
+
+MEANS = [sum(flat(numbers)) / len(flat(numbers)) for numbers in (TOKENS, PAIRS)]
+LOSS, GRADIENT = MEANS[0] + 0.5 * MEANS[1], [MEANS[0], 0.5 * MEANS[1]]
+CUTS: list[list[list[int]]] = [
+    [[0, 1, 2, 3, 4, 5]],
+    [[0, 1], [2, 3], [4, 5]],
+    [[0], [1, 2, 3, 4], [5]],
+    [[2], [0, 1], [3, 4, 5]],
+    [[number] for number in range(6)],
+]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_each_term_is_divided_once_by_its_count_whatever_the_cut(cut: list[list[int]]) -> None:
+    loss, gradient = Step(cut).run()
+    assert loss == pytest.approx(LOSS) and gradient == pytest.approx(GRADIENT)
+
+
+@pytest.mark.parametrize("ranks", [[[[0, 1, 2]], [[3, 4, 5]]], [[[0], [1]], [[2, 3], [4, 5]]], [[[2], [1]], CUTS[1]]])
+def test_ranks_make_the_same_step(monkeypatch: pytest.MonkeyPatch, ranks: list[list[list[int]]]) -> None:
+    """Wrappers average gradients over ranks; one rank may have nothing of a term, or of all of them."""
+    steps = [Step(cut) for cut in ranks]
+    totals = torch.tensor(
+        [[sum(part.counts[term] for part in step.batch.microbatches) for term in TERMS] for step in steps]
+    ).sum(0)
+    monkeypatch.setattr(composer_internals.dist, "get_world_size", lambda: len(ranks))
+    monkeypatch.setattr(composer_internals.dist, "all_reduce", lambda counts: counts.copy_(totals))
+    found = [step.run() for step in steps]
+    numbers = [row for cut in ranks for part in cut for row in part]
+    means = [
+        sum(of_rows) / len(of_rows)
+        for of_rows in (flat([TOKENS[row] for row in numbers]), flat([PAIRS[row] for row in numbers]))
+    ]
+    assert sum(loss for loss, _ in found) / len(ranks) == pytest.approx(means[0] + 0.5 * means[1])
+    gradient = torch.tensor([grad for _, grad in found]).mean(0).tolist()
+    assert gradient == pytest.approx([means[0], 0.5 * means[1]])
+
+
+def test_a_term_of_which_there_is_nothing_adds_nothing() -> None:
+    """0, with a gradient of 0: neither is divided by 0."""
+    loss, gradient = Step([[1], [4]]).run()
+    assert loss == pytest.approx((4 + 7 + 8 + 9 + 10) / 5) and gradient[1] == 0.0
+
+
+def test_terms_that_were_not_asked_for_do_not_count() -> None:
+    """What a module computes beside them, for its figures, is not trained."""
+    sums: dict[str, Any] = {"mlm": torch.tensor(6.0), "sop": torch.tensor(8.0), "other": torch.tensor(100.0)}
+    assert float(weighted(sums, TERMS, {"mlm": 3.0, "sop": 4.0})) == 6 / 3 + 0.5 * 8 / 4
+    assert float(weighted(sums, {"mlm": 1.0}, {"mlm": 3.0})) == 2.0
