@@ -10,8 +10,7 @@ from modernbert_train.data.check import check_data
 from modernbert_train.data.fingerprint import data_fingerprint, differences
 from modernbert_train.errors import ConfigError
 from modernbert_train.evals.heldout import Evaluation, open_validation
-from modernbert_train.models.encoders import build_encoder
-from modernbert_train.objectives import build_module
+from modernbert_train.models.build import build_model
 from modernbert_train.ranks.group import joined
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.weights.gather import load_weights
@@ -41,7 +40,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
         print(f"warning: other data than the run had when it was saved: {each}", file=sys.stderr)
     phase = last_phase(found)
     compute = Compute.of(config)
-    model = build_module(config.objective, build_encoder(source.model, config.compute))
+    model = build_model(source.model, found.config.objective, config.compute)
     load_weights(model, found.weights())
     with joined(compute.device, config.distributed.timeout_seconds):
         validation = open_validation(config, facts)

@@ -9,18 +9,12 @@ Shape legend: T packed tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
 from modernbert_train.config.schema import CausalLmConfig
 from modernbert_train.objectives.mlm import LABELS, POSITIONS
 from modernbert_train.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from modernbert_train.models.encoder import Encoder
-    from modernbert_train.models.masked_lm import ForMaskedLM
 
 
 class CausalLM:
@@ -46,10 +40,3 @@ class CausalLM:
             LABELS: np.pad(ids_T[from_ + 1], (0, spare), constant_values=IGNORED_LABEL),
         }
         return Inputs(ids_T, targets, {"causal": total}, order="causal")
-
-    @staticmethod
-    def module(config: CausalLmConfig, encoder: Encoder) -> ForMaskedLM:
-        """See `Objective.module`."""
-        from modernbert_train.models.masked_lm import ForMaskedLM
-
-        return ForMaskedLM(encoder, z_loss=config.z_loss)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,6 @@ from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.keyed_random import Keys, hash64, uniform
 from modernbert_train.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from modernbert_train.models.encoder import Encoder
-    from modernbert_train.models.masked_lm import ForMaskedLM
 
 log = logging.getLogger(__name__)
 
@@ -80,13 +76,6 @@ class MaskedLM:
             LABELS: np.pad(masked.labels_M, (0, bound - predicted), constant_values=IGNORED_LABEL),
         }
         return Inputs(masked.input_ids_T, targets, {"mlm": predicted})
-
-    @staticmethod
-    def module(config: MaskedLmConfig, encoder: Encoder) -> ForMaskedLM:
-        """See `Objective.module`."""
-        from modernbert_train.models.masked_lm import ForMaskedLM
-
-        return ForMaskedLM(encoder, z_loss=config.z_loss)
 
     def corrupt(
         self,

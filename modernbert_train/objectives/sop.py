@@ -14,7 +14,6 @@ Shape legend: T packed tokens, Q sequences of text, P pairs (padded).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +23,6 @@ from modernbert_train.config.schema import SentenceOrderConfig
 from modernbert_train.keyed_random import hash64, uniform
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from modernbert_train.models.encoder import Encoder
-    from modernbert_train.models.masked_lm import ForMaskedLM
 
 PAIRS, ORDER = "pairs_P", "swapped_P"  # names of the targets: index of each pair's [CLS], and 0 or 1
 _CUT, _SWAP = (np.uint64(n) for n in (0xC7, 0x5A))
@@ -113,10 +108,3 @@ class SentenceOrder:
         ends = low + np.flatnonzero(np.isin(own[low - 1 : high - 1], self._ends)) if len(self._ends) else np.empty(0)
         places = ends if len(ends) else np.arange(low, high)
         return int(places[int(draw * len(places))])
-
-    @staticmethod
-    def module(config: SentenceOrderConfig, encoder: Encoder) -> ForMaskedLM:
-        """See `Objective.module`."""
-        from modernbert_train.models.pairs import WithOrder
-
-        return WithOrder(encoder, z_loss=config.z_loss)

@@ -22,14 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from modernbert_train.config.load import load_run
-from modernbert_train.config.schema import ModernBertConfig, RunConfig
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.files import publish
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.models.build import shapes_of
 from modernbert_train.run.manifest import (
     CONFIG_YAML,
     FILES,
@@ -166,7 +165,7 @@ def verify(folder: Path) -> Checkpoint:
     state = _checked(folder / STATE, lambda path: read_state(path, config, manifest.step))
     weights = _checked(folder / WEIGHTS, read_shapes)
     moments = _checked(folder / OPTIMIZER, partial(read_shapes, floating=False))
-    _check_shapes(folder, config.modernbert, weights, moments)
+    _check_shapes(folder, config, weights, moments)
     return Checkpoint(folder, state, config, manifest.phase_end)
 
 
@@ -178,10 +177,8 @@ def _checked(path: Path, read: Callable[[Path], T]) -> T:
         raise StorageError(f"{path}: damaged, though its hash is right; {error}") from None
 
 
-def _check_shapes(folder: Path, config: ModernBertConfig, weights: Shapes, moments: Shapes) -> None:
-    with torch.device("meta"):
-        model = ModernBertForMaskedLM(config)
-    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+def _check_shapes(folder: Path, config: RunConfig, weights: Shapes, moments: Shapes) -> None:
+    expected = shapes_of(config.model, config.objective)
     for name in sorted(expected.keys() | weights.keys()):
         if weights.get(name) != expected.get(name):
             raise StorageError(

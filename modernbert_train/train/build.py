@@ -39,9 +39,9 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.path import DataPath, open_path
-from modernbert_train.models.encoders import build_encoder
+from modernbert_train.models import build as models
 from modernbert_train.models.masked_lm import ForMaskedLM
-from modernbert_train.objectives import build_module, build_objective
+from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import build_optimizer
 from modernbert_train.ranks.group import num_ranks, this_rank
 from modernbert_train.ranks.save_requests import Requests
@@ -152,7 +152,7 @@ def build_model(config: RunConfig, *, sharded: bool) -> ForMaskedLM:
         sharded: build it without memory, on the meta device; FSDP2 gives each rank memory for its share.
     """
     with torch.device("meta") if sharded else nullcontext():
-        model = build_module(config.objective, build_encoder(config.model, config.compute))
+        model = models.build_model(config.model, config.objective, config.compute)
     if config.compute.compile:
         model.compile_layers()
     return model

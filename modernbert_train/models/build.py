@@ -1,0 +1,45 @@
+"""Which encoder a `model` section is, and which model the heads of an objective make of it.
+
+A new architecture is a file beside this one and a row in `ENCODERS`; a new kind of heads is a row in `HEADS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from modernbert_train.config.schema import BertConfig, ComputeConfig, ModelConfig, ModernBertConfig, ObjectiveConfig
+from modernbert_train.models.bert import Bert
+from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.models.modernbert import ModernBert
+from modernbert_train.models.pairs import WithOrder
+
+ENCODERS: dict[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = {
+    ModernBertConfig: ModernBert,
+    BertConfig: Bert,
+}
+
+# by `ObjectiveConfig.heads`
+HEADS: dict[tuple[str, ...], type[ForMaskedLM]] = {("tokens",): ForMaskedLM, ("tokens", "pair"): WithOrder}
+
+
+def build_model(model: ModelConfig, objective: ObjectiveConfig, compute: ComputeConfig | None = None) -> ForMaskedLM:
+    """What a run trains, without its weights.
+
+    Args:
+        model: the encoder.
+        objective: the heads that stand on it.
+        compute: kernels and recomputation; None: the defaults.
+    """
+    encoder = ENCODERS[type(model)](model, compute or ComputeConfig())
+    return HEADS[objective.heads](encoder, z_loss=objective.z_loss)
+
+
+def shapes_of(model: ModelConfig, objective: ObjectiveConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter, the tied decoder's not repeated; nothing is allocated."""
+    with torch.device("meta"):
+        built = build_model(model, objective)
+    return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
