@@ -13,15 +13,16 @@ import transformers
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from modernbert_train.batch import Batch, Packed
+from benchmarks.batches import all_logits, lay_out, mean_loss
 from modernbert_train.config.bert import BertConfig
+from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.models import bert
 from modernbert_train.models.bert import BertForMaskedLM
-from modernbert_train.models.init import count_parameters, draw
+from modernbert_train.models.init import count_parameters, initialize
 from modernbert_train.models.pairs import PairHead
-from modernbert_train.plan.parameters import count_bert_parameters
+from modernbert_train.plan import parameters as planned
 from modernbert_train.weights.formats.bert import PAIR_HEAD, to_hf
-from tests.models.test_training import opaque_attention
+from tests.models.test_training import first_predictions, opaque_attention
 
 Make = Callable[..., Any]
 LENGTHS = [300, 1, 64, 128, 129, 65]  # in rows of 352 that hold 301, 321 and 65 tokens: each has a tail of pads
@@ -41,15 +42,15 @@ TIED = {f"{head}.decoder.{end}" for head in ("cls.predictions", "lm_head") for e
 
 def fill(module: nn.Module, config: BertConfig) -> None:
     """Weights large enough for attention to matter, norms and biases that parity could miss at one and zero."""
-    draw(module, lambda _: config.init_std, config.init_cutoff, seed=3)
+    initialize(module, config, seed=3)
     generator = torch.Generator().manual_seed(4)
     for parameter in module.parameters():
         if parameter.dim() == 1:
             parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
 
 
-def build(config: BertConfig, **options: Any) -> BertForMaskedLM:
-    model = BertForMaskedLM(config, attention="sdpa", **options)
+def build(config: BertConfig, **compute: Any) -> BertForMaskedLM:
+    model = BertForMaskedLM(config, ComputeConfig(attention="sdpa", **compute))
     fill(model, config)
     return model.eval()
 
@@ -90,10 +91,6 @@ def rows_of(sequences: list[Tensor]) -> list[list[Tensor]]:
     return [sequences[:2], sequences[2:5], sequences[5:]]
 
 
-def packed_of(batch: Batch, segment_ids_T: Tensor | None = None) -> Packed:
-    return Packed(batch.input_ids_T, batch.position_ids_T, batch.cu_seqlens_S, batch.max_seqlen, segment_ids_T)
-
-
 def assert_same_gradients(ours: dict[str, Tensor], config: BertConfig, twin: nn.Module) -> None:
     theirs = {name: parameter.grad for name, parameter in twin.named_parameters()}
     translated = to_hf(ours, config)
@@ -131,7 +128,7 @@ def test_packed_rows_equal_transformers_sequence_by_sequence(
 
     mask = padded([torch.ones(len(ids)) for ids in apart], 0)
     out = twin(input_ids=padded(apart, PAD), attention_mask=mask, output_hidden_states=True)
-    hidden_TD = model.encode(packed_of(batch))
+    hidden_TD = model.encode(batch.packed)
     for index, start in enumerate(STARTS):
         expected = out.hidden_states[-1][index, : LENGTHS[index]]
         torch.testing.assert_close(hidden_TD[start : start + len(expected)], expected, atol=1e-5, rtol=0)
@@ -139,12 +136,12 @@ def test_packed_rows_equal_transformers_sequence_by_sequence(
     logits = torch.cat([logits[index, :length:3] for index, length in enumerate(LENGTHS)])
     loss = F.cross_entropy(logits, torch.cat([ids[::3] for ids in apart]))
 
-    chunked, plain = model(batch), model(batch, keep_logits=True)
-    torch.testing.assert_close(plain.logits_MV[: batch.num_predicted], logits, atol=1e-5, rtol=0)
-    torch.testing.assert_close(plain.loss, loss, atol=1e-6, rtol=0)
-    torch.testing.assert_close(chunked.loss, loss, atol=1e-6, rtol=0)
+    chunked, plain = mean_loss(model, batch), mean_loss(model, batch, figures=True)
+    torch.testing.assert_close(all_logits(model, batch)[: batch.counts["mlm"]], logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(plain, loss, atol=1e-6, rtol=0)
+    torch.testing.assert_close(chunked, loss, atol=1e-6, rtol=0)
     if pair_head is None:
-        chunked.loss.backward()
+        chunked.backward()
         loss.backward()
         ours = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
         assert_same_gradients(ours, config, twin)
@@ -152,20 +149,20 @@ def test_packed_rows_equal_transformers_sequence_by_sequence(
 
 def test_pairs_equal_bert_for_pretraining(sequences: Make, pack: Make) -> None:
     """Segments, pooler and the pair's two classes: values, and gradients of both losses together."""
-    model, pair_head = build(SMALL), PairHead(SMALL)
+    model, pair_head = build(SMALL), PairHead(SMALL.hidden_size)
     fill(pair_head, SMALL)
     twin = twin_of(model, transformers.BertForPreTraining, pair_head)
     apart = sequences(LENGTHS)
     batch = pack(rows_of(apart), row_tokens=352)
     segments = [(torch.arange(len(ids)) >= len(ids) // 3).long() for ids in apart]
-    segment_ids_T = torch.zeros_like(batch.input_ids_T)
+    segment_ids_T = torch.zeros_like(batch.packed.input_ids_T)
     for start, own in zip(STARTS, segments, strict=True):
         segment_ids_T[start : start + len(own)] = own
     pair_labels = torch.tensor([0, 1, 1, 0, 1, 0])
 
-    hidden_TD = model.encode(packed_of(batch, segment_ids_T))
-    positions = batch.positions_M[: batch.num_predicted]
-    logits_MV, pair_logits_P2 = model.decoder(model.head(hidden_TD[positions])), pair_head(hidden_TD[STARTS])
+    hidden_TD = model.encode(replace(batch.packed, segment_ids_T=segment_ids_T))
+    positions, labels = (batch.targets[name][: batch.counts["mlm"]] for name in ("positions_M", "labels_M"))
+    logits_MV, pair_logits_P2 = model.logits(hidden_TD, positions), pair_head(hidden_TD[STARTS])
     out = twin(
         input_ids=padded(apart, PAD),
         attention_mask=padded([torch.ones(len(ids)) for ids in apart], 0),
@@ -174,9 +171,8 @@ def test_pairs_equal_bert_for_pretraining(sequences: Make, pack: Make) -> None:
     logits = torch.cat([out.prediction_logits[index, :length:3] for index, length in enumerate(LENGTHS)])
     torch.testing.assert_close(logits_MV, logits, atol=1e-5, rtol=0)
     torch.testing.assert_close(pair_logits_P2, out.seq_relationship_logits, atol=1e-5, rtol=0)
-    assert not torch.allclose(model.encode(packed_of(batch)), hidden_TD, atol=1e-2), "segments do nothing"
+    assert not torch.allclose(model.encode(batch.packed), hidden_TD, atol=1e-2), "segments do nothing"
 
-    labels = batch.labels_M[: batch.num_predicted]
     (F.cross_entropy(logits_MV, labels) + F.cross_entropy(pair_logits_P2, pair_labels)).backward()
     (F.cross_entropy(logits, labels) + F.cross_entropy(out.seq_relationship_logits, pair_labels)).backward()
     modules = {"": model, PAIR_HEAD: pair_head}
@@ -187,9 +183,9 @@ def test_pairs_equal_bert_for_pretraining(sequences: Make, pack: Make) -> None:
 def test_one_segment_is_the_first(sequences: Make, pack: Make) -> None:
     """An objective without pairs and one whose texts are all first segments must train the same."""
     model = build(SMALL)
-    batch = pack([sequences([40])], row_tokens=50)
-    zeros = torch.zeros_like(batch.input_ids_T)
-    assert torch.equal(model.encode(packed_of(batch)), model.encode(packed_of(batch, zeros)))
+    packed = pack([sequences([40])], row_tokens=50).packed
+    zeros = torch.zeros_like(packed.input_ids_T)
+    assert torch.equal(model.encode(packed), model.encode(replace(packed, segment_ids_T=zeros)))
 
 
 def test_the_offset_moves_the_rows_of_positions(sequences: Make, pack: Make) -> None:
@@ -199,8 +195,8 @@ def test_the_offset_moves_the_rows_of_positions(sequences: Make, pack: Make) -> 
     state = roberta.state_dict()
     state["model.embeddings.position_embeddings.weight"] = state["model.embeddings.position_embeddings.weight"][2:]
     plain.load_state_dict(state)
-    assert torch.equal(roberta.encode(packed_of(batch)), plain.encode(packed_of(batch)))
-    roberta(batch).loss.backward()
+    assert torch.equal(roberta.encode(batch.packed), plain.encode(batch.packed))
+    mean_loss(roberta, batch).backward()
     gradient = roberta.model.embeddings.position_embeddings.weight.grad
     assert gradient is not None and gradient.any(dim=1).nonzero().flatten().tolist() == list(range(2, 42))
 
@@ -208,7 +204,7 @@ def test_the_offset_moves_the_rows_of_positions(sequences: Make, pack: Make) -> 
 def test_the_two_gelus_differ(sequences: Make, pack: Make) -> None:
     """By little: a model that is read with the wrong one seems to work."""
     batch = pack([sequences([40])], row_tokens=40)
-    erf, tanh = (build(replace(SMALL, activation=name)).encode(packed_of(batch)) for name in ("gelu", "gelu_tanh"))
+    erf, tanh = (build(replace(SMALL, activation=name)).encode(batch.packed) for name in ("gelu", "gelu_tanh"))
     assert 1e-5 < (erf - tanh).abs().max() < 1e-1
 
 
@@ -217,8 +213,8 @@ def test_a_document_does_not_change_its_neighbours(sequences: Make, pack: Make) 
     model = build(SMALL)
     a, b, c = sequences([70, 50, 60])
     with torch.no_grad():
-        one = model.encode(packed_of(pack([[a, b], [c]], row_tokens=130)))
-        other = model.encode(packed_of(pack([[a, b.flip(0)], [c]], row_tokens=130)))
+        one = model.encode(pack([[a, b], [c]], row_tokens=130).packed)
+        other = model.encode(pack([[a, b.flip(0)], [c]], row_tokens=130).packed)
     assert torch.equal(one[:70], other[:70]) and torch.equal(one[130:], other[130:])
     assert not torch.equal(one[70:120], other[70:120])
 
@@ -226,9 +222,9 @@ def test_a_document_does_not_change_its_neighbours(sequences: Make, pack: Make) 
 @pytest.mark.parametrize("spare", [0, 4])
 def test_no_label_gives_zero_loss_and_zero_gradients(sequences: Make, pack: Make, spare: int) -> None:
     model = build(SMALL)
-    out = model(pack([sequences([20, 3])], row_tokens=30, predict_every=0, spare=spare))
-    assert out.loss.item() == 0.0 and out.loss.dtype == torch.float32
-    out.loss.backward()
+    loss = model(pack([sequences([20, 3])], row_tokens=30, predict_every=0, spare=spare)).losses["mlm"]
+    assert loss.item() == 0.0 and loss.dtype == torch.float32
+    loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and not parameter.grad.any(), name
 
@@ -239,7 +235,7 @@ def test_the_row_of_pad_gets_no_gradient_as_an_input(sequences: Make, pack: Make
     batch = pack([sequences([20])], row_tokens=30)
     with torch.no_grad():
         model.decoder.weight = nn.Parameter(model.decoder.weight.clone())  # untied, to see the input's alone
-    model(batch).loss.backward()
+    mean_loss(model, batch).backward()
     gradient_VD = model.model.embedding().grad
     assert gradient_VD is not None and gradient_VD.any() and not gradient_VD[PAD].any()
 
@@ -249,9 +245,9 @@ def test_recomputation_changes_no_gradient(sequences: Make, pack: Make) -> None:
     batch = pack([sequences([40, 9])], row_tokens=50)
     gradients = []
     for recompute in (False, True):
-        model = build(SMALL, recompute=recompute).train()
+        model = build(SMALL, activation_checkpointing=recompute).train()
         torch.manual_seed(0)
-        model(batch).loss.backward()
+        mean_loss(model, batch).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
@@ -260,9 +256,9 @@ def test_bf16_autocast_trains_near_fp32(sequences: Make, pack: Make) -> None:
     """The precision of real runs: fp32 sums of the loss, fp32 gradients, and no other function."""
     model = build(SMALL)
     batch = pack([sequences([100, 30])], row_tokens=140)
-    expected = model(batch).loss
+    expected = mean_loss(model, batch)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = model(batch).loss
+        loss = mean_loss(model, batch)
     assert loss.dtype == torch.float32 and loss.item() == pytest.approx(expected.item(), rel=0.02)
     loss.backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
@@ -276,14 +272,13 @@ def test_layers_compile_once_whatever_the_documents(
     torch._dynamo.reset()
     counters.clear()
     kernel = opaque_attention()
-    monkeypatch.setattr(bert, "choose_kernel", lambda *_: kernel)
+    monkeypatch.setattr(bert, "choose_kernel", lambda *_, **__: kernel)
     model = build(SMALL).train()
     model.compile_layers(backend="aot_eager")
     compiled = []
     for lengths in ([96], [50, 20], [1, 2, 3, 90], [3] * 30):
         batch = pack([sequences(lengths)], row_tokens=96)
-        batch = replace(batch, positions_M=batch.positions_M[:16], labels_M=batch.labels_M[:16], num_predicted=16)
-        model(batch).loss.backward()
+        mean_loss(model, first_predictions(batch, 16)).backward()
         compiled.append(counters["stats"]["unique_graphs"])
     assert compiled == [2] * 4
 
@@ -291,15 +286,29 @@ def test_layers_compile_once_whatever_the_documents(
 def test_dropout_is_that_of_the_phase_and_acts_in_training_only(sequences: Make, pack: Make) -> None:
     """After the embeddings, and after both parts of each layer: transformers' places, but not the probabilities."""
     model = build(SMALL)
-    packed = packed_of(pack([sequences([50])], row_tokens=50))
+    packed = pack([sequences([50])], row_tokens=50).packed
     still = model.encode(packed)
     assert torch.equal(model.encode(packed), still)
     model.train()
     assert not torch.equal(model.encode(packed), model.encode(packed))
     rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
     assert rates == [0.1] * (1 + 2 * SMALL.num_layers)
-    model.model.set_phase(replace(SMALL, dropout=0.0))
+    model.set_phase(replace(SMALL, dropout=0.0))
     assert torch.equal(model.encode(packed), still)
+
+
+def test_in_causal_order_no_token_sees_a_later_one(sequences: Make, pack: Make) -> None:
+    """All layers are global: each token sees its sequence up to itself, and nothing of the one before."""
+    model = build(SMALL)
+    a, b = sequences([30, 50])
+    other = torch.cat([b[:20], b[20:].flip(0)])
+    with torch.no_grad():
+        one, two = (model.encode(replace(pack([[a, end]], row_tokens=90).packed, order="causal")) for end in (b, other))
+        alone = model.encode(replace(pack([[b]], row_tokens=50).packed, order="causal"))
+        whole = model.encode(pack([[b]], row_tokens=50).packed)
+    assert torch.equal(one[:50], two[:50]) and not torch.allclose(one[50:80], two[50:80], atol=1e-2)
+    torch.testing.assert_close(one[30:80], alone, atol=1e-5, rtol=0)
+    assert not torch.allclose(alone[:49], whole[:49], atol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -307,13 +316,11 @@ def test_dropout_is_that_of_the_phase_and_acts_in_training_only(sequences: Make,
     [
         ({"max_seqlen": 401}, r"up to 401 tokens, but model\.max_positions=400\. Shorten"),
         ({"segment_ids_T": torch.zeros(8, dtype=torch.int64)}, r"makes pairs, but model\.segments=1\. Set"),
-        ({"order_T": torch.zeros(8, dtype=torch.int64)}, "an order of what tokens see: no kernel serves it"),
     ],
 )
 def test_what_the_encoder_cannot_read_is_refused(changes: dict[str, Any], message: str) -> None:
     """On a GPU an index beyond a table ends the process with words that nobody understands."""
-    line = torch.arange(8)
-    packed = Packed(line, line, torch.tensor([0, 8], dtype=torch.int32), 8)
+    packed = lay_out(torch.arange(8), [0, 8])
     with pytest.raises(ValueError, match=message):
         build(replace(SMALL, segments=1)).encode(replace(packed, **changes))
 
@@ -322,7 +329,7 @@ def test_initial_weights_are_googles() -> None:
     """Truncated normal of one deviation for every matrix, the output projections too; biases zero, norms one."""
     config = BertConfig(vocab_size=1024, hidden_size=256, num_layers=2, num_heads=4, intermediate_size=384)
     model = BertForMaskedLM(config)
-    draw(model, model.model.init_std, config.init_cutoff, seed=17)
+    initialize(model, config, seed=17)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             assert (parameter == (0.0 if name.endswith("bias") else 1.0)).all(), name
@@ -346,7 +353,7 @@ def test_counts_are_the_published_models(changes: dict[str, Any], kind: type, to
     config = BertConfig(**changes)
     with torch.device("meta"):
         model = BertForMaskedLM(config)
-    counts = count_bert_parameters(config)
+    counts = planned.count_parameters(config)
     assert counts.total == total == count_parameters(model)
     assert counts.layers == sum(parameter.numel() for parameter in model.model.layers.parameters())
     assert counts.layer == sum(parameter.numel() for parameter in model.model.layers[0].parameters())
@@ -359,7 +366,7 @@ def test_counts_are_the_published_models(changes: dict[str, Any], kind: type, to
 
 def test_the_pair_head_makes_it_bert_for_pretraining() -> None:
     with torch.device("meta"):
-        head = PairHead(BertConfig())
+        head = PairHead(BertConfig().hidden_size)
         theirs = transformers.BertForPreTraining(transformers.BertConfig())
     total = sum(parameter.numel() for parameter in theirs.parameters())
-    assert count_bert_parameters(BertConfig()).total + count_parameters(head) == total == 110_106_428
+    assert planned.count_parameters(BertConfig()).total + count_parameters(head) == total == 110_106_428

@@ -138,6 +138,20 @@ def test_a_document_does_not_change_its_neighbours(small: Make, build: Make, seq
     assert not torch.equal(one[70:120], other[70:120])
 
 
+def test_in_causal_order_no_token_sees_a_later_one(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+    """Global and local layers: each token sees its sequence up to itself, and nothing of the one before."""
+    model = build(small())
+    a, b = sequences([30, 50])
+    other = torch.cat([b[:20], b[20:].flip(0)])
+    with torch.no_grad():
+        one, two = (model.encode(replace(pack([[a, end]], row_tokens=90).packed, order="causal")) for end in (b, other))
+        alone = model.encode(replace(pack([[b]], row_tokens=50).packed, order="causal"))
+        whole = model.encode(pack([[b]], row_tokens=50).packed)
+    assert torch.equal(one[:50], two[:50]) and not torch.allclose(one[50:80], two[50:80], atol=1e-2)
+    torch.testing.assert_close(one[30:80], alone, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(alone[:49], whole[:49], atol=1e-2)
+
+
 @pytest.mark.parametrize("spare", [0, 4])
 @pytest.mark.parametrize("z_loss", [0.0, 1e-3])
 def test_no_label_gives_zero_loss_and_zero_gradients(

@@ -22,7 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from modernbert_train.__main__ import main
 from modernbert_train.config.check import check
 from modernbert_train.config.schema import (
-    ModelConfig,
+    ComputeConfig,
+    ModernBertConfig,
     MuonConfig,
     NorMuonConfig,
     OptimConfig,
@@ -47,7 +48,7 @@ from tests.distributed.test_invariance import drop_newest
 from tests.distributed.test_train_ranks import records, weights
 from tests.optim.test_stable_adamw import CountReads
 
-SIZE = ModelConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=24, attention="sdpa")
+SIZE = ModernBertConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=24)
 LR, MAX_LR, DECAY = 3e-3, 1e-2, 0.02
 SHAPES = {(9, 4): 3, (8, 5): 2, (4, 7): 1, (6, 6): 1}  # of weights: how many matrices each is
 RULES = [
@@ -411,7 +412,7 @@ def test_gradients_of_a_part_would_be_noticed() -> None:
 # --- plan --------------------------------------------------------------------------------------------------------
 
 
-def stepped(optim: OptimConfig, size: ModelConfig = SIZE) -> tuple[ModernBertForMaskedLM, torch.optim.Optimizer]:
+def stepped(optim: OptimConfig, size: ModernBertConfig = SIZE) -> tuple[ModernBertForMaskedLM, torch.optim.Optimizer]:
     model = ModernBertForMaskedLM(size)
     optimizer = build_optimizer(make_run(optim), model)
     for parameter in model.parameters():
@@ -421,7 +422,7 @@ def stepped(optim: OptimConfig, size: ModelConfig = SIZE) -> tuple[ModernBertFor
 
 
 @pytest.mark.parametrize("size", [SIZE, replace(SIZE, hidden_size=48, intermediate_size=16)])
-def test_plan_counts_the_flops_of_a_step(size: ModelConfig) -> None:
+def test_plan_counts_the_flops_of_a_step(size: ModernBertConfig) -> None:
     """As torch does: nothing but Newton-Schulz is a matrix product."""
     optim = MuonConfig(lr=1e-3, newton_schulz_iterations=3)
     _, optimizer = stepped(optim, size)
@@ -437,7 +438,7 @@ def test_plan_knows_the_memory_of_state_and_step(optim: OptimConfig) -> None:
     _, optimizer = stepped(optim, size)
     counts = count_parameters(size)
     shape: Any = {"strategy": "ddp", "shards": 1, "ranks": 1, "tokens": 0, "predicted": 0}
-    told = memory(size, counts, optim=optim, bf16=True, **shape)
+    told = memory(size, ComputeConfig(), counts, optim=optim, bf16=True, **shape)
     states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     assert told.moments == sum(value.nbytes for value in states)
     assert told.step == 4 * step_numbers(counts, optim, 1)

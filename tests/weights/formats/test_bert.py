@@ -15,11 +15,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from modernbert_train.batch import Packed
+from benchmarks.batches import lay_out
 from modernbert_train.config.bert import BertConfig
+from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.bert import BertForMaskedLM
-from modernbert_train.models.init import draw
+from modernbert_train.models.init import initialize
 from modernbert_train.models.pairs import PairHead
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.bert import PAIR_HEAD, describe, from_hf, names, read, to_hf
@@ -41,7 +42,7 @@ THEIRS = [
 def weights_of(config: BertConfig, pair_head: bool = False) -> dict[str, Tensor]:
     """Of a model, and of a pair head where asked for; no two values alike, biases too."""
     model = BertForMaskedLM(config)
-    draw(model, model.model.init_std, config.init_cutoff, seed=1)
+    initialize(model, config, seed=1)
     modules: dict[str, torch.nn.Module] = {"": model}
     if pair_head:
         modules[PAIR_HEAD] = PairHead(config.hidden_size)
@@ -77,14 +78,13 @@ def test_transformers_loads_the_export_and_computes_the_same(config: BertConfig,
     twin, report = transformers.AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     encoder = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
-    model = BertForMaskedLM(config, attention="sdpa")
+    model = BertForMaskedLM(config, ComputeConfig(attention="sdpa"))
     model.load_state_dict(weights, strict=True)
     ids = torch.randint(5, 64, (40,), generator=torch.Generator().manual_seed(0))
-    packed = Packed(ids, torch.arange(40), torch.tensor([0, 40], dtype=torch.int32), 40)
     with torch.no_grad():
-        hidden_TD = model.eval().encode(packed)
+        hidden_TD = model.eval().encode(lay_out(ids, [0, 40]))
         torch.testing.assert_close(encoder(ids[None]).last_hidden_state[0], hidden_TD, atol=1e-5, rtol=0)
-        logits_TV = model.decoder(model.head(hidden_TD))
+        logits_TV = model.logits(hidden_TD, torch.arange(40))
         torch.testing.assert_close(twin.eval()(ids[None]).logits[0], logits_TV, atol=1e-5, rtol=0)
 
 
