@@ -148,7 +148,7 @@ def test_one_stream_is_all_of_the_mixture(tiny_run: TinyRun) -> None:
 
 def test_the_histogram_by_hand() -> None:
     lengths = {"a": np.array([1, 2, 3, 4, 7, 8], np.uint32), "b": np.array([64, 5, 6], np.uint32)}
-    lines = length_histogram(lengths, row_tokens=10).splitlines()
+    lines = length_histogram(lengths, row_tokens=10, special_tokens=2).splitlines()
     counts = {
         tuple(line.split()[:-3]) if "to" in line else (line.split()[0],): line.split()[-3:] for line in lines[2:5]
     }

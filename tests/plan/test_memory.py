@@ -124,7 +124,7 @@ def test_base_with_98304_tokens_keeps_what_is_said(
     monkeypatch: pytest.MonkeyPatch, bf16: bool, checkpointing: bool
 ) -> None:
     """At the published size, with the kernel GPUs use: fake tensors have shapes, storages and no memory."""
-    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_: varlen)
+    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_, **__: varlen)
     config, compute = BASE, ComputeConfig(activation_checkpointing=checkpointing)
     tokens, predicted = 96 * 1024, 29_528
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -171,7 +171,7 @@ def test_the_picture_in_the_terminal_is_the_schedule(tiny_run: TinyRun) -> None:
         value = lr_at(config, round(column * 5999 / (COLUMNS - 1)))
         assert height == max(1, round(24 * value / 5e-3))
     assert "batch size, rows: 4 to 8" in lines and "context length, tokens: 64 to 128" in lines
-    assert "masking rate: 10 % to 20 %" in lines
+    assert "predicted tokens: 10 % to 20 %" in lines
     assert lines[-3].index("┬", 3) == lines[-2].index("long") == 2 + 4000 * COLUMNS // 6000
     assert all(len(line) <= COLUMNS + 2 for line in lines)
 
