@@ -14,6 +14,8 @@ from omegaconf import MISSING
 
 from modernbert_train.config.knob import knob
 
+Order = Literal["all", "causal"]  # what a token sees: both sides, or itself and what stands before it
+
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
@@ -42,6 +44,11 @@ class ObjectiveConfig:
     def heads(self) -> tuple[str, ...]:
         """What stands on the encoder; a run's phases may change between objectives with the same."""
         return ("tokens",)
+
+    @property
+    def order(self) -> Order:
+        """What a token sees of its sequence."""
+        return "all"
 
     def for_validation(self) -> ObjectiveConfig:
         """The same on held-out text, whatever training does: figures of all runs compare."""
@@ -88,6 +95,10 @@ class CausalLmConfig(ObjectiveConfig):
     @property
     def terms(self) -> Mapping[str, float]:
         return {"causal": 1.0}
+
+    @property
+    def order(self) -> Order:
+        return "causal"
 
     @property
     def predicted_share(self) -> float:
