@@ -546,6 +546,6 @@ FAULTS = (
         "            number += 1\n            yield shard",
         "            yield shard\n        number += 1",
         "shards: those of one task replace each other",
-        ("tests/data_prep/tasks/test_tasks.py",),
+        ("tests/data_prep/write/test_merging.py",),
     ),
 )
