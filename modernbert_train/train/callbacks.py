@@ -55,7 +55,7 @@ class SetClock(Callback):
                 state.optimizers[0].state.clear()
             self._phase = position.name
         apply_clock(state.optimizers[0], self._config, tokens)
-        inner_model(state.model).set_phase(at(self._config, tokens).modernbert)
+        inner_model(state.model).set_phase(at(self._config, tokens).model)
         key_dropout(self._config, adapter_of(state.model), state.timestamp.batch.value)
 
 
