@@ -111,6 +111,16 @@ def test_masked_tokens_are_predicted_where_they_stand(masking: Any) -> None:
     assert (labels >= 10).all() and (inputs.ids_T[positions] == MASK).sum() > 10
 
 
+def test_reference_masking_predicts_special_tokens_where_they_stand() -> None:
+    """It predicts [CLS] and the last [SEP] like any token; each position at most once."""
+    text, config = text_of([30, 2, 11, 1, 57, 3] * 40, tail=12), SentenceOrderConfig(masking="reference", mask_rate=0.5)
+    plain, inputs = make(text, KEPT), make(text, config)
+    real = inputs.targets["labels_M"] != IGNORED_LABEL
+    positions, labels = inputs.targets["positions_M"][real], inputs.targets["labels_M"][real]
+    assert np.array_equal(labels, plain.ids_T[positions]) and len(set(positions.tolist())) == len(positions)
+    assert {CLS, SEP} < set(labels.tolist()) and not (labels == PAD).any()
+
+
 def test_shapes_and_draws_do_not_follow_the_company() -> None:
     """A document's pair is the same in any row; targets are as long for any documents."""
     alone, among = text_of([30], tail=67), text_of([30, 20, 41])
