@@ -219,9 +219,9 @@ FAULTS = (
     ),
     Fault(
         "checkpoint-sync",
-        "modernbert_train/run/checkpoint.py",
-        "_sync(staging)",
-        "_sync(folder)",
+        "modernbert_train/files.py",
+        "        sync(path)\n    replaced = None",
+        "        path.exists()\n    replaced = None",
         "the newest checkpoint after a power cut: it is visible before its files are on the disk",
         ("tests/run/test_checkpoint.py",),
     ),
@@ -485,9 +485,9 @@ FAULTS = (
     ),
     Fault(
         "export-sync",
-        "modernbert_train/weights/hf_folder.py",
-        "os.fsync(file.fileno())",
-        "file.flush()",
+        "modernbert_train/files.py",
+        'for path in [*staging.rglob("*"), staging]:',
+        "for path in [staging]:",
         "an export after a power cut: it replaced the last one before it was on the disk",
         ("tests/weights/test_hf_folder.py",),
     ),
@@ -514,6 +514,6 @@ FAULTS = (
         "            number += 1\n            yield shard",
         "            yield shard\n        number += 1",
         "shards: those of one task replace each other",
-        ("tests/data_prep/tasks/test_tasks.py",),
+        ("tests/data_prep/write/test_merging.py",),
     ),
 )
