@@ -10,7 +10,7 @@ import torch
 
 from modernbert_train.compute import Compute
 from modernbert_train.config.load import load_run
-from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.config.schema import MaskedLmConfig, ModernBertConfig
 from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
 from modernbert_train.data.planner import BatchPlan, StreamCount
 from modernbert_train.run import throughput
@@ -70,7 +70,7 @@ def steps(
     for number, each in enumerate(seconds):
         now += each + (between or {}).get(number, 0.0)
         monkeypatch.setattr(throughput.time, "monotonic", lambda now=now: now)
-        plan = BatchPlan("short", 10 * number, 10, (), 20, 64, 2, 0.3, (StreamCount("train", 0, 9, 9),))
+        plan = BatchPlan("short", 10 * number, 10, (), 20, 64, 2, MaskedLmConfig(), (StreamCount("train", 0, 9, 9),))
         found.append(a_meter.measure(plan, ROWS, 30, seconds=each, wait_seconds=each / 4))
     return found
 
