@@ -179,7 +179,7 @@ def _newton_schulz(plan: Plan) -> Iterator[str]:
 
 
 def _no_memory(gpu: str) -> Section:
-    return Section(f"Memory of one {GPUS[gpu].label}", notes=[f"Memory is {MEASURE}"])
+    return Section(f"Memory of one {GPUS[gpu].label}", [("memory", MEASURE)], flush_left=True)
 
 
 def _memory(plan: Plan, gpu: str) -> Section:
@@ -276,12 +276,12 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
     compiled = "compiled" if plan.config.compute.compile else "NOT compiled (compute.compile=true is faster)"
     notes = [
         "Predicted: matrix products at 55 % of the peak, attention at 27 %, elementwise work at 75 % of the memory's "
-        f"rate, {compiled}; against the published averages on H100 this is from -6 to +21 %. Prices are assumptions of "
-        f"{PRICE_DATE}; --price NAME=DOLLARS sets yours."
+        f"rate, {compiled}; against the published averages on H100, of ModernBERT's masked-language modelling, this is "
+        f"from -6 to +21 %. Prices are assumptions of {PRICE_DATE}; --price NAME=DOLLARS sets yours."
     ]
     if not plan.knows_memory:
         notes.append(
-            f"Those averages are of ModernBERT. For {plan.config.model.name} nothing was measured: its matrices and "
+            f"For {plan.config.model.name} nothing was measured: its matrices and "
             "attention are counted, its elementwise work is taken to be that of ModernBERT's layers. Whether a GPU has "
             "the memory is not said."
         )

@@ -127,6 +127,7 @@ BROKEN = {
     "phases.one.model.local_rope_theta=0": "phases.one.model.local_rope_theta=0.0: must be above 0.",
     "phases.one.microbatch_tokens=0": "phases.one.microbatch_tokens=0: must be above 0.",
     "phases.one.row_tokens=4": "phases.one.row_tokens=4: must be at least 8, for text between [CLS] and [SEP].",
+    "phases.one.objective.name=sop": "phases.one.objective.name=sop: cannot follow objective.name=mlm in one run",
     "phases.one.optim.weight_decay=-1": "phases.one.optim.weight_decay=-1.0: must be at least 0",
     "phases.one.objective.mask_rate=0": "phases.one.objective.mask_rate=0.0: must be above 0 and at most 1",
     "phases.one.microbatch_tokens=100": "phases.one.microbatch_tokens=100 is not a multiple of phases.one.row_tokens",
