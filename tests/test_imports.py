@@ -57,7 +57,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.weights": (
         "config", "data.dataset_card", "errors", "files", "models", "own_files", "read_json", "run", "tensor_files",
-        "vocabulary",
+        "text", "vocabulary",
     ),
     "modernbert_train.evals": (
         "batch", "compute", "config", "data", "errors", "models", "objectives", "ranks", "run", "vocabulary", "weights",
@@ -129,7 +129,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.weights.average": ("safetensors", "torch"),
     "modernbert_train.weights.fill": ("torch", "transformers"),
     "modernbert_train.weights.formats": (),
-    "modernbert_train.weights.formats.bert": ("torch",),
+    "modernbert_train.weights.formats.tensors": ("torch",),
     "modernbert_train.weights.hub": ("huggingface_hub",),
     "modernbert_train.weights.model_card": (),
     "modernbert_train.weights.named_source": (),

@@ -14,7 +14,13 @@ from modernbert_train.models.build import build_model
 from modernbert_train.ranks.group import joined
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.weights.gather import load_weights
-from modernbert_train.weights.source import check_same_architecture, check_same_tokenizer, last_phase, source_of
+from modernbert_train.weights.source import (
+    check_same_architecture,
+    check_same_tokenizer,
+    last_phase,
+    phase_objective,
+    source_of,
+)
 
 
 def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> Evaluation:
@@ -34,7 +40,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     facts = check_data(config)
     found = checkpoint or newest_checkpoint(config)
     source = source_of(found)
-    check_same_architecture(source, config.modernbert, str(found.folder))
+    check_same_architecture(source, config.model, str(found.folder))
     check_same_tokenizer(source, config, str(found.folder))
     for each in differences(found.state.data, data_fingerprint(facts)):
         print(f"warning: other data than the run had when it was saved: {each}", file=sys.stderr)
@@ -44,7 +50,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     load_weights(model, found.weights())
     with joined(compute.device, config.distributed.timeout_seconds):
         validation = open_validation(config, facts)
-        objective = found.config.in_phase[found.state.phase].objective
+        objective = phase_objective(found)
         result = validation.evaluate(model.to(compute.device), phase, compute, objective)
     print(describe(result, objective.for_validation().predicted_share, found.folder.name))
     return result
