@@ -7,7 +7,8 @@ from modernbert_train.config.schema import VARIANTS
 from modernbert_train.models.build import ENCODERS
 from modernbert_train.objectives import OBJECTIVES
 from modernbert_train.optim.build import OPTIMIZERS
-from tests.extension.toy_encoder import Bag, BagConfig
+from modernbert_train.plan.census import ENCODERS as CENSUS
+from tests.extension.toy_encoder import Bag, BagConfig, count
 from tests.extension.toy_objective import FirstToken, FirstTokenConfig
 from tests.extension.toy_optimizer import SignConfig, build
 
@@ -18,5 +19,6 @@ def add(put: Callable[[dict[Any, Any], Any, Any], None] = dict.__setitem__) -> N
     put(VARIANTS["objective"], "first", FirstTokenConfig)
     put(VARIANTS["optim"], "sign", SignConfig)
     put(ENCODERS, BagConfig, Bag)
+    put(CENSUS, BagConfig, count)
     put(OBJECTIVES, FirstTokenConfig, FirstToken)
     put(OPTIMIZERS, SignConfig, build)
