@@ -39,4 +39,4 @@ class CausalLM:
             POSITIONS: np.pad(from_, (0, spare)),
             LABELS: np.pad(ids_T[from_ + 1], (0, spare), constant_values=IGNORED_LABEL),
         }
-        return Inputs(ids_T, targets, {"causal": total}, order="causal")
+        return Inputs(ids_T, targets, {"causal": total}, order=settings.order)
