@@ -275,8 +275,10 @@ def _variant(
     table = VARIANTS.get(".".join(section))
     if table is None:
         return base
-    default = None if config is None else config[here[-1]].get("name")
-    name = value.get("name", default) if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping):
+        errors.append(_bad(here, value, f"a section with a name, one of {', '.join(table)}, and its keys", origins))
+        return None
+    name = value.get("name", None if config is None else config[here[-1]].get("name"))
     if not isinstance(name, str) or name not in table:
         near = _nearest(str(name), list(table))
         errors.append(_bad((*here, "name"), name, "one of " + ", ".join(table), origins) + near)

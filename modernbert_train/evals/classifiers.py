@@ -29,7 +29,8 @@ def linear(learned_LD: Tensor, labels_L: Tensor, num_classes: int, told_ND: Tens
         int64 number of the class of each, N.
     """
     mean_D, deviation_D = learned_LD.mean(dim=0), learned_LD.std(dim=0, correction=0)
-    deviation_D = torch.where(deviation_D > 0, deviation_D, 1.0)
+    varies_D = deviation_D > 1e-9 * mean_D.abs()  # more than a mean is rounded by
+    deviation_D = torch.where(varies_D, deviation_D, 1.0)
     input_LD = (learned_LD - mean_D) / deviation_D
     weight_CD = torch.zeros(num_classes, input_LD.shape[1], dtype=input_LD.dtype, requires_grad=True)
     bias_C = torch.zeros(num_classes, dtype=input_LD.dtype, requires_grad=True)
