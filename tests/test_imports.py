@@ -46,7 +46,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.objectives": ("batch", "config", "errors", "keyed_random", "vocabulary"),
     "modernbert_train.models": ("batch", "config", "errors", "keyed_random"),
     "modernbert_train.optim": ("clock", "config", "errors"),
-    "modernbert_train.report": ("config.read", "errors", "files", "read_json", "text"),
+    "modernbert_train.report": ("config.evals", "config.read", "errors", "files", "read_json", "text"),
     "modernbert_train.plan": (
         "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.facts", "data.mixing",
         "data.packing", "data.path", "errors", "optim.schedules", "read_json", "report", "text",

@@ -13,6 +13,10 @@ from omegaconf import MISSING
 
 from modernbert_train.config.knob import knob
 
+# of the names of figures, which are free otherwise
+BASELINE = "baseline/"  # before the name of a figure: what is reached without looking at the text
+COUNT = "num_"  # begins the name of what only counts, which no curve is drawn of
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorConfig:

@@ -275,10 +275,11 @@ def _variant(
     table = VARIANTS.get(".".join(section))
     if table is None:
         return base
-    if not isinstance(value, Mapping):
+    if value is not None and not isinstance(value, Mapping):
         errors.append(_bad(here, value, f"a section with a name, one of {', '.join(table)}, and its keys", origins))
         return None
-    name = value.get("name", None if config is None else config[here[-1]].get("name"))
+    default = None if config is None else config[here[-1]].get("name")
+    name = None if value is None else value.get("name", default)
     if not isinstance(name, str) or name not in table:
         near = _nearest(str(name), list(table))
         errors.append(_bad((*here, "name"), name, "one of " + ", ".join(table), origins) + near)

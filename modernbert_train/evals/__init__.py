@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from modernbert_train.compute import Compute
+from modernbert_train.config.evals import BASELINE, COUNT
 from modernbert_train.config.schema import EvaluatorConfig, PhaseConfig, ProbeConfig, RunConfig
 from modernbert_train.evals.probe import Probe
 from modernbert_train.models.masked_lm import ForMaskedLM
-
-BASELINE = "baseline/"  # before a figure's name: what is reached without knowing the text
-COUNT = "num_"  # begins the name of a figure that only counts, which no curve is drawn of
 
 
 class Evaluator(Protocol):
@@ -36,7 +34,7 @@ class Evaluator(Protocol):
             compute: where the model is, and the precision to compute in.
 
         Returns:
-            Figures by name; see `BASELINE` and `COUNT`. A function of the weights and the configuration alone.
+            Figures by name; `BASELINE` and `COUNT` begin some. A function of the weights and the configuration alone.
         """
 
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from modernbert_train.compute import Compute
+from modernbert_train.config.evals import BASELINE
 from modernbert_train.config.schema import PhaseConfig, ProbeConfig, RunConfig
 from modernbert_train.data.labelled import ONLY_LEARNED, Labelled, read_labelled
 from modernbert_train.evals.classifiers import CLASSIFIERS, Classify, accuracy, macro_f1, majority
@@ -66,7 +67,7 @@ class Probe:
         is_told_N = self._parts_N != ONLY_LEARNED
         labels_N = self._labels_N[is_told_N]
         found: dict[str, float] = {}
-        classifiers = {"": CLASSIFIERS[self._settings.classifier], "baseline/": majority}
+        classifiers = {"": CLASSIFIERS[self._settings.classifier], BASELINE: majority}
         for prefix, classify in classifiers.items():
             if prefix or bool(embeddings_ND.isfinite().all()):
                 told_N = self._told(classify, embeddings_ND)[is_told_N]

@@ -140,6 +140,7 @@ BROKEN = {
     "optim.fused=true": "optim.fused=true with compute.device=cpu: those kernels need a GPU.",
     "compute.global_attention=flex": "compute.global_attention=flex with compute.device=cpu: that kernel needs a GPU.",
     "compute.precision=bf16": "compute.precision=bf16 with compute.device=cpu: Composer trains in fp32 on CPUs.",
+    "evals.heldout={name: probe, train: a.csv}": "evals.heldout: this name is the held-out text's",
 }
 Load = Callable[..., RunConfig]
 

@@ -194,7 +194,7 @@ def test_sharded_weights_are_measured_as_whole_ones(tiny_run: TinyRun, tmp_path:
 
 
 def test_logistic_regression_is_that_of_its_definition() -> None:
-    """Held against plain gradient descent; other scales of embeddings, and a width that never varies, change nothing."""
+    """Held against plain gradient descent; other scales, and a width that never varies, change nothing."""
     draw = torch.Generator().manual_seed(1)
     inputs_LD, told_ND = torch.randn(2, 90, 4, generator=draw, dtype=torch.float64)
     labels_L = (inputs_LD[:, :3] + torch.randn(90, 3, generator=draw, dtype=torch.float64)).argmax(dim=1)
