@@ -24,7 +24,7 @@ from benchmarks.measure import Case, Group, Stage, Unusable, Work
 from modernbert_train.batch import Packed
 from modernbert_train.models.attention import KERNELS, Kernel
 from modernbert_train.models.attention.visible import Visible
-from modernbert_train.plan.flops import mean_spans
+from modernbert_train.plan.flops import mean_keys
 
 HEAD_SIZE = 64
 BACKWARD = 2.5
@@ -68,8 +68,7 @@ def line_of(lengths: list[int], longest: int, device: torch.device) -> Packed:
 
 def attention_flops(lengths: list[int], half_window: int | None, heads: int) -> float:
     """Of the forward pass over these documents; without a window all pairs of a document count."""
-    spans = mean_spans(lengths, half_window or 0)
-    keys = spans.whole if half_window is None else spans.local
+    keys = mean_keys(lengths, half_window)
     return 4.0 * HEAD_SIZE * heads * keys * sum(lengths)
 
 

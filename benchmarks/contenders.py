@@ -295,7 +295,12 @@ def _record(who: Contender, batches: Sequence[StepBatch], config: RunConfig, sec
     """Add a round of steps over these batches."""
     parts = [part for batch in batches for part in batch.microbatches]
     flops = sum(
-        training_flops(batch.rows, sum(part.counts["mlm"] for part in batch.microbatches), config.modernbert)
+        training_flops(
+            batch.rows,
+            {"mlm": sum(part.counts["mlm"] for part in batch.microbatches)},
+            config.model,
+            batch.plan.objective,
+        )
         for batch in batches
     )
     who.rates.append(sum(part.num_tokens for part in parts) / seconds)

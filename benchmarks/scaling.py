@@ -19,7 +19,7 @@ from pathlib import Path
 from modernbert_train.__main__ import read_run
 from modernbert_train.plan.advice import Setting, settings
 from modernbert_train.plan.communication import LINK_SHARE, Transfer, exchange, transfers
-from modernbert_train.plan.gpus import GPUS, find_measurement
+from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan, PlannedPhase, make_plan
 from modernbert_train.plan.memory import Strategy, sharing_ranks
 from modernbert_train.plan.speed import MEMORY_SHARE, microbatch_seconds, step_time
@@ -151,10 +151,7 @@ def print_tables(gpus: Sequence[str], shapes: Sequence[str] = SHAPES, scales: Se
         )
         for plan in plans:
             (phase, *_) = plan.phases
-            measured = (
-                find_measurement(gpu, plan.config.modernbert, plan.config.compute, phase.config.row_tokens) is not None
-            )
-            basis = "published rate" if measured else "predicted rate"
+            basis = "published rate" if plan.measured(gpu, phase) is not None else "predicted rate"
             print(f"\n{title(plan)}, {basis}, {alone(plan, phase, gpu):,.0f} tokens/s of one GPU alone")
             for weak in (False, True):
                 print(f"\n{'weak' if weak else 'strong'} scaling\n")

@@ -53,7 +53,7 @@ def main() -> None:
     step_now = CurrentStep(Requests(None))
     guard = Guard(config, None, RunFolder(config), progress, lambda steps: None, step_now)  # type: ignore[arg-type]
     guard.memory["phase"], guard.memory["losses"] = "only", full_window
-    plan = SimpleNamespace(phase="only", tokens_before=0, tokens=1)
+    plan = SimpleNamespace(phase="only", tokens_before=0, tokens=1, objective=config.objective)
     state: Any = SimpleNamespace(model=model, optimizers=[optimizer], timestamp=SimpleNamespace())
     logger: Any = None
     rng = np.random.default_rng(0)

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from modernbert_train.config.objective import Order as Order
 from modernbert_train.keyed_random import Keys
 
 IGNORED_LABEL = -100
-Order = Literal["all", "causal"]  # all: on both sides; causal: itself and what stands before it
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.import_stubs": (),
     "modernbert_train.lasting_output": (),
     "modernbert_train.torch_internals": (),
-    "modernbert_train.batch": (),
+    "modernbert_train.batch": ("config.objective",),
     "modernbert_train.own_files": ("errors",),
     "modernbert_train.import_hook": ("import_stubs", "ranks.stop_signals"),
     "modernbert_train.vocabulary": ("errors", "own_files", "read_json", "read_once"),

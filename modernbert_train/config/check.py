@@ -13,9 +13,11 @@ from dataclasses import fields
 
 from modernbert_train.config.knob import facts_of, knobs
 from modernbert_train.config.launch import launch_mistakes
+from modernbert_train.config.objective import Order
 from modernbert_train.config.plugins import GPU_ONLY
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
+    BertConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -25,6 +27,9 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.config.stream_rules import one_source, phase_shares, stream_shares
 from modernbert_train.errors import ConfigError
+
+# kernel -> orders that it serves; models/attention says the same of the device and precision at hand
+KERNEL_ORDERS: dict[str, tuple[Order, ...]] = dict.fromkeys(("varlen", "flash", "flex", "sdpa"), ("all", "causal"))
 
 Rule = Callable[[RunConfig, int], Iterator[str]]
 
@@ -138,6 +143,66 @@ def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
             f"start.checkpoint={config.start.checkpoint} and weights.{key}={other}: both would give the first weights. "
             f"Keep start to go on from a checkpoint, weights.{key} for weights alone."
         )
+
+
+def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """Learned positions end somewhere; rows must not be longer."""
+    most = getattr(config.model, "max_positions", None)
+    if most is None:
+        return
+    for name, phase in config.phases.items():
+        if phase.row_tokens > most:
+            here = f"phases.{name}"
+            fitting = phase.microbatch_tokens // most * most or most
+            yield (
+                f"{here}.row_tokens={phase.row_tokens} exceeds model.max_positions={most}, and a sequence may fill its "
+                f"row. Set {here}.row_tokens={most} and {here}.microbatch_tokens={fitting}, or raise "
+                f"model.max_positions to {phase.row_tokens}."
+            )
+    if config.eval.row_tokens is not None and config.eval.row_tokens > most:
+        yield (
+            f"eval.row_tokens={config.eval.row_tokens} exceeds model.max_positions={most}, and a sequence may fill its "
+            "row. Remove eval.row_tokens, which then is the phase's, or lower it."
+        )
+
+
+def segments_for_pairs(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """An encoder that has token types needs two for pairs; one that has none reads pairs by [SEP] alone."""
+    segments = getattr(config.model, "segments", None)
+    pairs = [now.objective for now in (config, *config.in_phase.values()) if "pair" in now.objective.heads]
+    if segments is not None and segments < 2 and pairs:
+        yield (
+            f"model.segments={segments} with objective.name={pairs[0].name}: it makes pairs, whose halves are two "
+            "segments. Set model.segments=2, or objective.name=mlm."
+        )
+
+
+def roberta(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """An offset of the positions makes a BERT a RoBERTa, whose head has the exact GELU in transformers."""
+    model = config.model
+    if isinstance(model, BertConfig) and model.position_offset > 0 and model.activation != "gelu":
+        yield (
+            f"model.position_offset={model.position_offset} with model.activation={model.activation}: positions that "
+            "begin after the padding's are RoBERTa's, which transformers only has with the exact GELU. Set "
+            "model.activation=gelu, or model.position_offset=0."
+        )
+
+
+def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """A named kernel must serve what tokens see in every phase; what this machine can do the kernels say later."""
+    compute = config.compute
+    for key, kernel in {"attention": compute.attention, "global_attention": compute.global_attention}.items():
+        if kernel is None or kernel == "auto":
+            continue
+        for name, now in config.in_phase.items():
+            order = now.objective.order
+            if order not in KERNEL_ORDERS[kernel]:
+                able = ", ".join(each for each, orders in KERNEL_ORDERS.items() if order in orders)
+                yield (
+                    f"compute.{key}={kernel} with objective.name={now.objective.name} in phases.{name}: that kernel "
+                    f"has no {order} order. Set compute.{key}=auto, or one of {able}."
+                )
+                break
 
 
 def phases_present(config: RunConfig, num_ranks: int) -> Iterator[str]:
@@ -304,6 +369,10 @@ RULES: tuple[Rule, ...] = (
     mask_shares,
     objectives_of_phases,
     model_shape,
+    positions,
+    segments_for_pairs,
+    roberta,
+    kernels_and_orders,
     one_origin,
     phases_present,
     phase_microbatch,

@@ -14,6 +14,8 @@ from omegaconf import MISSING
 
 from modernbert_train.config.knob import knob
 
+Order = Literal["all", "causal"]  # a token sees: all, both sides; causal, itself and what stands before it
+
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
@@ -44,9 +46,19 @@ class ObjectiveConfig:
         raise NotImplementedError
 
     @property
+    def order(self) -> Order:
+        """What a token sees of its sequence."""
+        return "all"
+
+    @property
     def heads(self) -> tuple[str, ...]:
-        """What stands on the encoder; a run's phases may change between objectives with the same."""
+        """What stands on the encoder, one for each of `terms`; a run's phases may change between objectives with the
+        same."""
         return ("tokens",)
+
+    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
+        """How often each head is applied for each token that is not padding, in sequences of this mean length."""
+        return {"tokens": self.predicted_share * (1 - self.special_tokens / sequence_tokens)}
 
     def for_validation(self) -> ObjectiveConfig:
         """The same on held-out text, whatever training does: figures of all runs compare."""
@@ -102,6 +114,14 @@ class CausalLmConfig(ObjectiveConfig):
     def predicted_share(self) -> float:
         return 1.0
 
+    @property
+    def order(self) -> Order:
+        return "causal"
+
+    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
+        """See `ObjectiveConfig`: the text and its [SEP] are predicted, [CLS] is not."""
+        return {"tokens": 1 - 1 / sequence_tokens}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceOrderConfig(MaskedLmConfig):
@@ -122,3 +142,7 @@ class SentenceOrderConfig(MaskedLmConfig):
     @property
     def heads(self) -> tuple[str, ...]:
         return ("tokens", "pair")
+
+    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
+        """See `ObjectiveConfig`: every sequence is a pair, but for texts of one token."""
+        return {**super().uses_of_heads(sequence_tokens), "pair": 1 / sequence_tokens}

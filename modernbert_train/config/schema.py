@@ -161,9 +161,9 @@ class MuonConfig(StableAdamWConfig):
     # original: sqrt(max(1, rows / columns)) times the orthogonal matrix, with rates of some 0.02
     scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     # rate of embeddings, norms and biases over that of the matrices
-    adam_lr_ratio: float = knob(1.0, above=0, why="1 is the matrices' own rate")
+    adam_lr_ratio: float = knob(1.0, above=0, why="where 1 is the matrices' own rate")
     # decay of embeddings over that of the matrices
-    adam_decay_ratio: float = knob(1.0, low=0, why="0 leaves embeddings undecayed")
+    adam_decay_ratio: float = knob(1.0, low=0, why="where 0 leaves embeddings undecayed")
 
 
 @dataclass(frozen=True, kw_only=True)

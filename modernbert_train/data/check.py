@@ -27,7 +27,7 @@ def check_data(config: RunConfig) -> DataFacts:
 
     Raises:
         DataError: a folder is missing or damaged, or the shards were made with another tokenizer.
-        ConfigError: the model's vocabulary does not fit the tokenizer.
+        ConfigError: the model's vocabulary or first position does not fit the tokenizer.
     """
     vocabulary = read_vocabulary(config.data.tokenizer)
     if vocabulary.num_entries > config.model.vocab_size:
@@ -35,6 +35,13 @@ def check_data(config: RunConfig) -> DataFacts:
             f"model.vocab_size={config.model.vocab_size} is smaller than the tokenizer in {config.data.tokenizer}, "
             f"which has {vocabulary.num_entries} entries. Set model.vocab_size="
             f"{-(-vocabulary.num_entries // 64) * 64}."
+        )
+    offset = getattr(config.model, "position_offset", 0)
+    if offset not in (0, vocabulary.pad_id + 1):
+        raise ConfigError(
+            f"model.position_offset={offset}: the tokenizer in {config.data.tokenizer} has [PAD] at "
+            f"{vocabulary.pad_id}, and a RoBERTa's positions begin right after it. Set model.position_offset="
+            f"{vocabulary.pad_id + 1}, or 0 for a BERT."
         )
     mistakes = []
     for key, path in named_folders(config):

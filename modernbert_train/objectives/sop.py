@@ -92,9 +92,16 @@ class SentenceOrder:
         # the same buffer with the text of each sequence in one piece, where mlm.py expects it
         joined_T = text.ids_T.copy()
         back_T = np.arange(len(joined_T))
-        for start, at in zip(text.starts_Q.tolist(), places, strict=True):
-            joined_T[start : start + len(at)] = ids_T[at]
-            back_T[start : start + len(at)] = at
+        for start, at, middle, pair in zip(
+            text.starts_Q.tolist(), places, (starts_Q2[:, 1] - 1).tolist(), (lengths_Q2[:, 1] > 0).tolist(), strict=True
+        ):
+            end = start + len(at)
+            joined_T[start:end] = ids_T[at]
+            back_T[start:end] = at
+            if (
+                pair
+            ):  # the last [SEP] stands first after the text, as masking=reference predicts it, then the middle one
+                back_T[end : end + 2] = end + 1, middle
         inputs = self._tokens.make(replace(text, ids_T=joined_T), settings)
         out_T = ids_T.copy()
         changed = np.flatnonzero(inputs.ids_T != joined_T)

@@ -23,9 +23,9 @@ class Setting:
     Attributes:
         strategy: how ranks share the model.
         microbatch_rows: the most that fit and divide a rank's rows.
-        fitting_rows: the most that fit.
+        fitting_rows: the most that fit; where memory is not predicted, the most that are configured.
         microbatches: of one step on one rank.
-        memory: of one GPU.
+        memory: of one GPU; None where it is not predicted.
         step: its time.
     """
 
@@ -33,7 +33,7 @@ class Setting:
     microbatch_rows: int
     fitting_rows: int
     microbatches: int
-    memory: Memory
+    memory: Memory | None
     step: StepTime
 
 
@@ -60,12 +60,14 @@ def phase_memory(
         shards=sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu]),
         ranks=ranks,
         tokens=tokens,
-        predicted=math.ceil(phase.predicted_share * tokens) + 32,  # a bound as MaskedLM.max_predicted
+        predicted=math.ceil(phase.objective.predicted_share * tokens) + 32,  # a bound as MaskedLM.max_predicted
     )
 
 
 def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Setting]:
     """For each strategy that makes sense, the largest microbatch that fits and divides a rank's rows; best first.
+
+    Where memory is not predicted, a microbatch has at most the rows that are configured.
 
     Returns:
         By time of a step, sharding that gains less than 2 % over ddp after it; nothing if not even one row fits.
@@ -76,7 +78,11 @@ def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Sett
         if (strategy != "ddp" and shards == 1) or (strategy == "hsdp" and shards == ranks):
             continue  # the same as ddp, or as fsdp2
         own_rows = -(-phase.config.batch_rows // ranks)
-        fitting = _most_rows(plan, phase, gpu, strategy, ranks, own_rows)
+        fitting = (
+            _most_rows(plan, phase, gpu, strategy, ranks, own_rows)
+            if plan.knows_memory
+            else min(own_rows, phase.config.microbatch_rows)
+        )
         if fitting:
             rows = max(rows for rows in range(1, fitting + 1) if own_rows % rows == 0)
             found.append(_setting(plan, phase, gpu, strategy, ranks, rows, fitting))
@@ -130,7 +136,7 @@ def _setting(
         microbatch_rows=rows,
         fitting_rows=fitting,
         microbatches=-(-phase.config.batch_rows // ranks // rows),
-        memory=phase_memory(plan, phase, gpu, strategy, ranks, rows),
+        memory=phase_memory(plan, phase, gpu, strategy, ranks, rows) if plan.knows_memory else None,
         step=step,
     )
 

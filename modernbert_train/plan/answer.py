@@ -10,7 +10,7 @@ from modernbert_train.plan.cost import Bill, bill_of, stored
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan
 from modernbert_train.plan.memory import usable_bytes
-from modernbert_train.plan.sections import Section, dollars, gb
+from modernbert_train.plan.sections import MEASURE, Section, dollars, gb
 from modernbert_train.text import duration, plural, tokens_text
 
 GAIN = 1.05  # a change is proposed if it makes a run faster by this factor
@@ -48,6 +48,8 @@ def _phases(plan: Plan) -> str:
 
 def _memory(plan: Plan, gpu: str) -> str:
     """Whether every phase fits, told by the one that needs most."""
+    if not plan.knows_memory:
+        return MEASURE
     peak, name = max((configured_memory(plan, phase, gpu).peak, phase.name) for phase in plan.phases)
     usable = usable_bytes(GPUS[gpu])
     verdict = (
@@ -69,7 +71,7 @@ def _cheaper(plan: Plan, bill: Bill, bills: dict[str, Bill]) -> str | None:
 
 def _notes(plan: Plan, gpu: str, bill: Bill) -> Iterator[str]:
     """What stands in the way, what the figures rest on, what is faster; the weightiest first."""
-    for phase in plan.phases:
+    for phase in plan.phases if plan.knows_memory else ():
         if not fits(plan, phase, gpu):
             yield str(remedy(plan, phase, gpu, settings(plan, phase, gpu, plan.ranks)))
     if not plan.bf16:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from modernbert_train.plan.advice import fits
-from modernbert_train.plan.gpus import GPUS, find_measurement
+from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan
 from modernbert_train.plan.memory import moment_numbers
 
@@ -22,7 +22,7 @@ class Bill:
         seconds: of training and validation.
         gpu_hours: the same of all GPUs.
         price: dollars an hour for one GPU.
-        fits: whether every phase fits as it is configured.
+        fits: whether every phase fits as it is configured; None where memory is not predicted.
     """
 
     tokens_per_second: float
@@ -31,7 +31,7 @@ class Bill:
     seconds: float
     gpu_hours: float
     price: float
-    fits: bool
+    fits: bool | None
 
     @property
     def dollars(self) -> float:
@@ -49,8 +49,7 @@ def bill_of(plan: Plan, gpu: str, prices: dict[str, float]) -> Bill:
     training = sum(plan.phase_seconds(gpu, phase) for phase in plan.phases)
     flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
     seconds = training + plan.validation_seconds(gpu)
-    shape = (plan.config.modernbert, plan.config.compute)
-    measured = [find_measurement(gpu, *shape, phase.config.row_tokens) is not None for phase in plan.phases]
+    measured = [plan.measured(gpu, phase) is not None for phase in plan.phases]
     return Bill(
         tokens_per_second=plan.tokens / training / plan.ranks,
         mfu=flops / training / plan.ranks / GPUS[gpu].peak_flops,
@@ -58,7 +57,7 @@ def bill_of(plan: Plan, gpu: str, prices: dict[str, float]) -> Bill:
         seconds=seconds,
         gpu_hours=plan.ranks * seconds / 3600,
         price=prices.get(gpu, GPUS[gpu].price),
-        fits=all(fits(plan, phase, gpu) for phase in plan.phases),
+        fits=all(fits(plan, phase, gpu) for phase in plan.phases) if plan.knows_memory else None,
     )
 
 
@@ -99,4 +98,4 @@ def stored(plan: Plan, gpu: str) -> Stored:
 
 def checkpoint_bytes(plan: Plan) -> int:
     """Bytes of tensors in one checkpoint: weights and moments, fp32."""
-    return 4 * (plan.parameters.total + moment_numbers(plan.config.model, plan.parameters, plan.config.optim))
+    return 4 * (plan.parameters.total + moment_numbers(plan.parameters, plan.config.optim))

@@ -15,13 +15,14 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import INDEX, LENGTHS
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mixing import phase_weights
 from modernbert_train.data.packing import Chunk, GreedyPacker
 from modernbert_train.errors import DataError
+from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, mean_spans
 from modernbert_train.read_json import read_json
 
@@ -130,15 +131,17 @@ def _read(folder: Path) -> StreamLengths:
     return StreamLengths(np.asarray(lengths[::stride]), len(lengths), shard_documents)
 
 
-def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig) -> RowText:
+def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig, objective: ObjectiveConfig) -> RowText:
     """Cut documents into sequences as training does, and pack a sample of them.
 
     Args:
         config: the run.
         documents: what there is.
         phase: whose row length and shares of streams count.
+        objective: in that phase.
     """
-    row, side, special = phase.row_tokens, config.modernbert.half_window, config.objective.special_tokens
+    model = census(config.model)
+    row, special = phase.row_tokens, objective.special_tokens
     if documents.streams:
         own = {
             name: stream.documents if config.data.mix_by == "documents" else stream.tokens
@@ -157,7 +160,7 @@ def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig) -> RowT
         for name, weight in weights.items()
     }
     shares = {name: weight / sum(asked.values()) for name, weight in asked.items()}
-    spans = {name: mean_spans(lengths, side) for name, lengths in cut.items()}
+    spans = {name: mean_spans(lengths, model, objective.order) for name, lengths in cut.items()}
     sequences = {name: share / float(cut[name].mean()) for name, share in shares.items()}  # for each token
     passes = {
         name: phase.tokens * share * len(stream.lengths) / stream.documents / int(cut[name].sum())

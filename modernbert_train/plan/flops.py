@@ -1,25 +1,26 @@
 """FLOPs of a token from the keys that it truly sees: its own document, in local layers within the window.
 
 Counting is that of the literature (PaLM, arXiv:2204.02311, appendix B): a multiply-add counts two, the backward pass
-twice the forward one, recomputation nothing; embeddings, norms and softmax count nothing. The head counts the
-predicted positions only, because nothing else is computed.
+twice the forward one, recomputation nothing; embeddings, norms and softmax count nothing. A head counts the positions
+that it is applied to, because nothing else is computed. Which matrices and windows there are is in census.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.config.schema import ModelConfig, ModernBertConfig, MuonConfig, OptimConfig
-from modernbert_train.plan.parameters import hidden_matrices
+from modernbert_train.config.objective import Order
+from modernbert_train.config.schema import MuonConfig, OptimConfig
+from modernbert_train.plan.census import Census
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Keys that a token sees, the mean over all tokens: in global layers, and in local ones."""
+    """Keys that a token sees, the mean over all tokens: in global layers, and over the local ones; 0 without any."""
 
     whole: float
     local: float
@@ -44,46 +45,52 @@ class Flops:
         return 3 * self.forward
 
 
-def mean_spans(lengths: Sequence[int] | NDArray[np.integer], half_window: int) -> Spans:
-    """Average the keys seen over the tokens of sequences.
+def mean_keys(lengths: Sequence[int] | NDArray[np.integer], window: int | None, order: Order = "all") -> float:
+    """Average the keys seen in one layer over the tokens of sequences.
 
-    A sequence of n tokens has n^2 pairs, of which b (b + 1) are further apart than the window, b = n - 1 - half_window.
+    A sequence of n tokens has n^2 pairs, of which b (b + 1) are further apart than a window of w, b = n - 1 - w. In
+    causal order it has n (n + 1) / 2; a window then holds the token itself and w - 1 before it, see `Visible.around` of
+    models/attention, and hides b (b + 1) / 2, b = n - w.
 
     Args:
         lengths: tokens of each sequence, at least one sequence.
-        half_window: keys visible on each side in local layers.
+        window: tokens on each side; None: all.
+        order: what a token sees of its sequence.
     """
     n = np.asarray(lengths, dtype=np.float64)
-    beyond = np.maximum(0.0, n - 1 - half_window)
-    tokens = n.sum()
-    return Spans(float((n * n).sum() / tokens), float((n * n - beyond * (beyond + 1)).sum() / tokens))
+    causal = order == "causal"
+    pairs = n * (n + 1) / 2 if causal else n * n
+    if window is not None:
+        beyond = np.maximum(0.0, n - (max(1, window) if causal else 1 + window))
+        pairs = pairs - beyond * (beyond + 1) / (2 if causal else 1)
+    return float(pairs.sum() / n.sum())
 
 
-def flops_per_token(model: ModernBertConfig, spans: Spans, predicted_share: float) -> Flops:
-    """FLOPs of the forward pass for one token.
+def mean_spans(lengths: Sequence[int] | NDArray[np.integer], model: Census, order: Order = "all") -> Spans:
+    """The same over the global and over the local layers of a model."""
+    local = [window for window in model.windows if window is not None]
+    keys = {window: mean_keys(lengths, window, order) for window in {*local, None}}
+    return Spans(keys[None], sum(keys[window] for window in local) / max(1, len(local)))
 
-    With D the model width, F the hidden width, V the vocabulary, L layers of which G are global:
 
-        layers      2 L (4 D^2 + 3 D F)
-        attention   4 D keys for each layer: scores, and the weighted sum of values
-        head        2 (D^2 + D V) for each predicted token
+def flops_per_token(model: Census, spans: Spans, uses: Mapping[str, float]) -> Flops:
+    """FLOPs of the forward pass for one token: 2 for each entry of a matrix, as often as it is used.
 
     Args:
-        model: the encoder.
+        model: the encoder with its heads.
         spans: keys seen.
-        predicted_share: predicted positions over tokens.
+        uses: of each head, the positions that it is applied to over tokens.
     """
-    width, layers = model.hidden_size, model.num_layers
-    num_global = sum(model.is_global(index) for index in range(layers))
+    per_use = [(matrix.head, 2.0 * matrix.numbers * matrix.uses) for matrix in model.matrices if matrix.uses]
     return Flops(
-        layers=2.0 * layers * (4 * width**2 + 3 * width * model.intermediate_size),
-        global_attention=4.0 * width * num_global * spans.whole,
-        local_attention=4.0 * width * (layers - num_global) * spans.local,
-        head=2.0 * width * (width + model.vocab_size) * predicted_share,
+        layers=sum(flops for head, flops in per_use if head is None),
+        global_attention=model.key_flops * model.num_global * spans.whole,
+        local_attention=model.key_flops * (len(model.windows) - model.num_global) * spans.local,
+        head=sum(uses[head] * flops for head, flops in per_use if head is not None),
     )
 
 
-def optimizer_flops(model: ModelConfig, optim: OptimConfig) -> int:
+def optimizer_flops(model: Census, optim: OptimConfig) -> int:
     """FLOPs of the matrix products of one update of all weights; 0 but for Muon.
 
     An iteration of Newton-Schulz on a matrix of sides m <= n is X X^T, the square of that, and a product with X:
@@ -91,5 +98,5 @@ def optimizer_flops(model: ModelConfig, optim: OptimConfig) -> int:
     """
     if not isinstance(optim, MuonConfig):
         return 0
-    sides = [(count, min(shape), max(shape)) for count, *shape in hidden_matrices(model)]
+    sides = [(each.count, *sorted((each.rows, each.columns))) for each in model.hidden]
     return optim.newton_schulz_iterations * sum(count * (4 * m**2 * n + 2 * m**3) for count, m, n in sides)

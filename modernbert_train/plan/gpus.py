@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig, ModernBertConfig, ObjectiveConfig
 
 PRICE_DATE = "2026-11"
 MIB = 1 << 20
@@ -75,11 +75,15 @@ MEASUREMENTS = (
 )
 
 
-def find_measurement(gpu: str, model: ModernBertConfig, compute: ComputeConfig, row_tokens: int) -> Measurement | None:
+def find_measurement(
+    gpu: str, model: ModelConfig, objective: ObjectiveConfig, compute: ComputeConfig, row_tokens: int
+) -> Measurement | None:
     """What was measured with this GPU, this shape of the encoder and this length of rows, or None.
 
-    All were measured with compiled layers, so a model that is not compiled has none.
+    All were measured with ModernBERT, masked-language modelling and compiled layers; anything else has none.
     """
+    if not isinstance(model, ModernBertConfig) or objective.name != "mlm":
+        return None
     if not compute.compile or compute.activation_checkpointing:
         return None
     names = ("hidden_size", "num_layers", "intermediate_size", "vocab_size")

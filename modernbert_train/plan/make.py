@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.config.schema import ModernBertConfig, ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.facts import DataFacts
+from modernbert_train.plan.census import Census, census
 from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
 from modernbert_train.plan.flops import Flops, flops_per_token
+from modernbert_train.plan.gpus import Measurement, find_measurement
 from modernbert_train.plan.parameters import Parameters, count_parameters
 from modernbert_train.plan.speed import StepTime, Work, step_time
 from modernbert_train.plan.steps import StepRange, crossings, step_ranges, validations
@@ -25,7 +27,7 @@ class PlannedPhase:
         config: its configuration.
         text: what its rows hold.
         flops: of a token that is not padding.
-        predicted_share: of the tokens of text.
+        objective: in this phase.
         ranges: its steps.
     """
 
@@ -33,7 +35,7 @@ class PlannedPhase:
     config: PhaseConfig
     text: RowText
     flops: Flops
-    predicted_share: float
+    objective: ObjectiveConfig
     ranges: tuple[StepRange, ...]
 
     @property
@@ -83,6 +85,15 @@ class Plan:
         return self.config.compute.precision != "fp32"
 
     @property
+    def census(self) -> Census:
+        return census(self.config.model, self.config.objective)
+
+    @property
+    def knows_memory(self) -> bool:
+        """Whether memory is predicted: what layers keep was counted for ModernBERT's alone, see memory.py."""
+        return isinstance(self.config.model, ModernBertConfig)
+
+    @property
     def steps(self) -> int:
         return sum(phase.steps for phase in self.phases)
 
@@ -94,14 +105,18 @@ class Plan:
         """What one rank computes in a phase."""
         config = self.config
         return Work(
-            config.modernbert,
+            config.model,
+            phase.objective,
             config.compute,
             config.optim,
             phase.config.row_tokens,
             phase.flops,
-            phase.predicted_share,
             phase.fill,
         )
+
+    def measured(self, gpu: str, phase: PlannedPhase) -> Measurement | None:
+        """What was measured of such a phase on a GPU, or None."""
+        return find_measurement(gpu, self.config.model, phase.objective, self.config.compute, phase.config.row_tokens)
 
     def step(self, gpu: str, phase: PlannedPhase, rows: int) -> StepTime:
         """Time of a step of the run as it is configured.
@@ -148,7 +163,9 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
         DataError, ConfigError: the data exists and does not belong to the run.
     """
     documents = read_documents(config, median, facts)
-    texts = [rows_of(config, documents, phase) for phase in config.phases.values()]
+    texts = [
+        rows_of(config, documents, phase, config.in_phase[name].objective) for name, phase in config.phases.items()
+    ]
     ranges, exact = step_ranges(config, documents, [text.fill for text in texts])
     phases = tuple(
         _phase(config, name, phase, texts[index], [s for s in ranges if s.phase == index])
@@ -158,7 +175,7 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
     return Plan(
         config=config,
         ranks=ranks,
-        parameters=count_parameters(config.modernbert),
+        parameters=count_parameters(config.model, config.objective),
         documents=documents,
         phases=phases,
         exact=exact,
@@ -183,8 +200,6 @@ def _phase(
     config: RunConfig, name: str, phase: PhaseConfig, text: RowText, ranges: Sequence[StepRange]
 ) -> PlannedPhase:
     objective = config.in_phase[name].objective
-    rate = objective.predicted_share
-    predicted = rate * (1 - objective.special_tokens / text.sequence_tokens)
-    return PlannedPhase(
-        name, phase, text, flops_per_token(config.modernbert, text.spans, predicted), rate, tuple(ranges)
-    )
+    uses = objective.uses_of_heads(text.sequence_tokens)
+    flops = flops_per_token(census(config.model, objective), text.spans, uses)
+    return PlannedPhase(name, phase, text, flops, objective, tuple(ranges))

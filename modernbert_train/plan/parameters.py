@@ -1,13 +1,14 @@
-"""How many numbers a model learns, counted from its shape; equal to the real model's, which a test builds.
+"""How many numbers a model learns, added up from its census; equal to the real model's, which a test builds.
 
-Shape legend: D model width, F hidden width, V vocabulary.
+Shape legend: D model width, V vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import ModelConfig, ObjectiveConfig
+from modernbert_train.plan.census import census
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,11 @@ class Parameters:
 
     Attributes:
         embedding: V * D, the table that the decoder shares; a lookup in the input, a matrix product in the head.
-        layer: of one layer, its two norms included; ModernBERT's first layer has only one.
+        layer: of one layer, its norms included; ModernBERT's first layer has one norm less.
         layers: of all layers.
-        rest: norms before and after the layers, the head's dense matrix and norm, the decoder's bias; BERT's tables of
-            positions and segments.
+        rest: norms before and after the layers, heads, the decoder's bias; BERT's tables of positions and segments.
         matrices: entries of all matrices that are multiplied with, the shared table included.
+        hidden_rows: rows of those that Muon orthogonalises.
     """
 
     embedding: int
@@ -28,6 +29,7 @@ class Parameters:
     layers: int
     rest: int
     matrices: int
+    hidden_rows: int
 
     @property
     def total(self) -> int:
@@ -49,47 +51,22 @@ class Parameters:
         return self.embedding + self.rest
 
 
-def count_parameters(model: ModelConfig) -> Parameters:
-    """Count a model's parameters with its masked-LM head."""
-    if isinstance(model, ModernBertConfig):
-        return _modernbert(model)
-    if isinstance(model, BertConfig):
-        return _bert(model)
-    raise NotImplementedError(model.name)
+def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Parameters:
+    """Count a model's parameters.
 
-
-def _modernbert(model: ModernBertConfig) -> Parameters:
-    """149,655,232 for ModernBERT-base, 395,881,664 for large."""
-    width, hidden = model.hidden_size, model.intermediate_size
-    matrices = 4 * width**2 + 3 * width * hidden  # Wqkv, attn.Wo; Wi, mlp.Wo
-    embedding = model.vocab_size * width
+    Args:
+        model: the encoder.
+        objective: whose heads stand on it; None: that of masked-language modelling alone.
+    """
+    found = census(model, objective)
+    of_layers = [matrix for matrix in found.matrices if matrix.place == "layer"]
+    embedding = sum(m.numbers for m in found.matrices if m.place == "embedding" and m.uses)
+    layers = sum(matrix.numbers for matrix in of_layers)
     return Parameters(
         embedding=embedding,
-        layer=matrices + 2 * width,
-        layers=model.num_layers * (matrices + 2 * width) - width,
-        rest=2 * width + width**2 + width + model.vocab_size,
-        matrices=model.num_layers * matrices + width**2 + embedding,
+        layer=sum(matrix.rows * matrix.columns * -(-matrix.count // model.num_layers) for matrix in of_layers),
+        layers=layers,
+        rest=sum(matrix.numbers for matrix in found.matrices) - embedding - layers,
+        matrices=sum(matrix.numbers for matrix in found.matrices if matrix.uses),
+        hidden_rows=sum(matrix.count * matrix.rows for matrix in found.hidden),
     )
-
-
-def _bert(model: BertConfig) -> Parameters:
-    """109,514,298 for base and 335,174,458 for large; of RoBERTa 124,697,433 and 355,412,057."""
-    width, hidden = model.hidden_size, model.intermediate_size
-    matrices = 4 * width**2 + 2 * width * hidden  # Wqkv, attn.Wo; Wi, mlp.Wo
-    layer = matrices + 5 * width + hidden + 4 * width  # biases; weights and biases of two norms
-    embedding = model.vocab_size * width
-    tables = (model.max_positions + model.position_offset + model.segments) * width
-    return Parameters(
-        embedding=embedding,
-        layer=layer,
-        layers=model.num_layers * layer,
-        rest=tables + 2 * width + width**2 + 3 * width + model.vocab_size,
-        matrices=model.num_layers * matrices + width**2 + embedding,
-    )
-
-
-def hidden_matrices(model: ModelConfig) -> list[tuple[int, int, int]]:
-    """How many matrices of how many rows and columns Muon orthogonalises, fused ones counted one by one."""
-    width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
-    gates = 2 if isinstance(model, ModernBertConfig) else 1  # value and gate of a GeGLU
-    return [(4 * layers + 1, width, width), (gates * layers, hidden, width), (layers, width, hidden)]

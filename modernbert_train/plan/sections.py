@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from modernbert_train.plan.advice import Setting, configured_memory, fits, remedy, settings
 from modernbert_train.plan.cost import bill_of, stored
 from modernbert_train.plan.flops import optimizer_flops
-from modernbert_train.plan.gpus import GPUS, PRICE_DATE, find_measurement
+from modernbert_train.plan.gpus import GPUS, PRICE_DATE
 from modernbert_train.plan.make import Plan, PlannedPhase
 from modernbert_train.plan.memory import usable_bytes
 from modernbert_train.plan.speed import PLANNED_TOKENS_PER_SECOND
 from modernbert_train.text import duration, percent, plural, tokens_text
 
 GB = 1e9
+# what is said in place of memory that is not predicted
+MEASURE = (
+    "predicted for ModernBERT only. Measure it: start the run under another name (train RUN name=trial), stop it with "
+    "Ctrl-C after some steps, and read peak_memory_bytes in its metrics.jsonl, which its progress lines show in GB."
+)
 SCALES = (8, 16, 32, 64, 128, 256, 512, 1024)
 SHARE = percent(1)
 Cells = tuple[str, ...]
@@ -46,8 +51,7 @@ def sections(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float
         _model(plan),
         _phases(plan),
         _flops(plan),
-        _memory(plan, gpu),
-        _advice(plan, gpu),
+        *([_memory(plan, gpu), _advice(plan, gpu)] if plan.knows_memory else [_no_memory(gpu)]),
         _storage(plan, gpu),
         _gpus(plan, shown, prices),
         _scaling(plan, gpu),
@@ -66,8 +70,7 @@ def dollars(amount: float) -> str:
 
 
 def _model(plan: Plan) -> Section:
-    counts, model = plan.parameters, plan.config.modernbert
-    num_global = sum(model.is_global(index) for index in range(model.num_layers))
+    counts, model = plan.parameters, plan.config.model
     return Section(
         "Model",
         [
@@ -75,11 +78,18 @@ def _model(plan: Plan) -> Section:
             ("embedding, shared with the decoder", f"{counts.embedding:,}"),
             ("active in every token, all the rest", f"{counts.active:,}"),
         ],
-        [
-            f"{model.num_layers} layers of width {model.hidden_size}, {num_global} of them global, the others within "
-            f"{model.half_window} tokens on each side."
-        ],
+        [f"{model.num_layers} layers of width {model.hidden_size}, {_windows(plan)}."],
     )
+
+
+def _windows(plan: Plan) -> str:
+    """Which layers see what."""
+    windows, num_global = plan.census.windows, plan.census.num_global
+    local = sorted({window for window in windows if window is not None})
+    if not local:
+        return "all of them global"
+    sides = " or ".join(f"{window}" for window in local)
+    return f"{num_global} of them global, the others within {sides} tokens on each side"
 
 
 def _phases(plan: Plan) -> Section:
@@ -116,7 +126,8 @@ def _phases(plan: Plan) -> Section:
 
 def _dropout(plan: Plan) -> Iterator[str]:
     """Where dropout would be another on another number of ranks; see `share_of_rank` of data/microbatches.py."""
-    if plan.config.modernbert.attention_out_dropout == 0:
+    models = [now.model for now in plan.config.in_phase.values()]
+    if not any(getattr(model, key, 0) for model in models for key in ("attention_out_dropout", "dropout")):
         return
     for phase in plan.phases:
         shared = phase.config.microbatch_rows * plan.ranks
@@ -140,7 +151,7 @@ def _flops(plan: Plan) -> Section:
             (
                 phase.name,
                 f"{spans.whole:,.0f}",
-                f"{spans.local:,.0f}",
+                f"{spans.local:,.0f}" if spans.local else "-",
                 *(f"{part / 1e9:.4f}" for part in parts),
                 f"{phase.tokens * flops.training:.3g}",
             )
@@ -150,21 +161,25 @@ def _flops(plan: Plan) -> Section:
         rows,
         [
             "Keys are what a token truly sees, on average: its own document, in local layers within the window. "
-            "Training is three times forward; the head counts the predicted tokens; the total is that of the whole "
-            "phase, in FLOPs.",
+            "In causal order that is itself and what stands before it. Training is three times forward; the head "
+            "counts the predicted tokens and the pairs; the total is that of the whole phase, in FLOPs.",
             *_newton_schulz(plan),
         ],
     )
 
 
 def _newton_schulz(plan: Plan) -> Iterator[str]:
-    per_step = optimizer_flops(plan.config.model, plan.config.optim)
+    per_step = optimizer_flops(plan.census, plan.config.optim)
     if per_step:
         training = sum(phase.tokens * phase.flops.training for phase in plan.phases)
         yield (
             f"Newton-Schulz takes {per_step:.3g} FLOPs in each step besides, over the run "
             f"{percent(2)(plan.steps * per_step / training)} of the training's; under ddp each rank computes all of it."
         )
+
+
+def _no_memory(gpu: str) -> Section:
+    return Section(f"Memory of one {GPUS[gpu].label}", [("memory", MEASURE)], flush_left=True)
 
 
 def _memory(plan: Plan, gpu: str) -> Section:
@@ -208,6 +223,7 @@ def _advice(plan: Plan, gpu: str) -> Section:
 
 
 def _setting_row(phase: PlannedPhase, setting: Setting) -> Cells:
+    assert setting.memory is not None
     return (
         phase.name,
         setting.strategy,
@@ -239,7 +255,9 @@ def _storage(plan: Plan, gpu: str) -> Section:
 
 
 def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section:
-    rows = [("GPUs", "tokens/s each", "MFU", "rates", "time", "GPU hours", "dollars an hour", "cost", "fits")]
+    fit = ("fits",) if plan.knows_memory else ()
+    head = ("GPUs", "tokens/s each", "MFU", "rates", "time", "GPU hours", "dollars an hour", "cost", *fit)
+    rows: list[Cells] = [head]
     for name in shown:
         bill = bill_of(plan, name, prices)
         rows.append(
@@ -252,21 +270,23 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
                 f"{bill.gpu_hours:,.1f}" if bill.gpu_hours >= 1 else f"{bill.gpu_hours:.2g}",
                 f"{bill.price:.2f}" + ("" if name in prices else " assumed"),
                 dollars(bill.dollars),
-                "yes" if bill.fits else "NO",
+                *(("yes" if bill.fits else "NO",) if plan.knows_memory else ()),
             )
         )
     compiled = "compiled" if plan.config.compute.compile else "NOT compiled (compute.compile=true is faster)"
     notes = [
         "Predicted: matrix products at 55 % of the peak, attention at 27 %, elementwise work at 75 % of the memory's "
-        f"rate, {compiled}; against the published averages on H100 this is from -6 to +21 %. Prices are assumptions of "
-        f"{PRICE_DATE}; --price NAME=DOLLARS sets yours."
+        f"rate, {compiled}; against the published averages on H100, of ModernBERT's masked-language modelling, this is "
+        f"from -6 to +21 %. Prices are assumptions of {PRICE_DATE}; --price NAME=DOLLARS sets yours."
     ]
-    shape = (plan.config.modernbert, plan.config.compute)
+    if not plan.knows_memory:
+        notes.append(
+            f"For {plan.config.model.name} nothing was measured: its matrices and "
+            "attention are counted, its elementwise work is taken to be that of ModernBERT's layers. Whether a GPU has "
+            "the memory is not said."
+        )
     sources = {
-        found.source
-        for name in shown
-        for phase in plan.phases
-        if (found := find_measurement(name, *shape, phase.config.row_tokens)) is not None
+        found.source for name in shown for phase in plan.phases if (found := plan.measured(name, phase)) is not None
     }
     notes += [f"Measured: {source}." for source in sorted(sources)]
     if not plan.bf16:
@@ -298,6 +318,7 @@ def _scaling(plan: Plan, gpu: str) -> Section:
         f"Scaling of phase {phase.name}: one step on many {kind.label}",
         rows,
         [
+            *([] if plan.knows_memory else ["Microbatches are at most those of the configuration."]),
             f"The same global batch, rounded up to whole rows on every GPU, in nodes of {kind.per_node}. GB sent are "
             f"the tensors gathered and reduced in a step. Links reach 80 % of {kind.node_link / GB:.0f} GB/s in a node "
             f"and {kind.network_link / GB:.0f} GB/s per GPU between nodes. Efficiency is computation over the whole "

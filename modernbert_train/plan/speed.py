@@ -1,9 +1,9 @@
 """Seconds of a microbatch and of a step: measured where somebody measured, else a roofline with stated shares.
 
 The roofline adds three times, each at a share of a datasheet rate: matrix products, attention, and the traffic of
-everything elementwise. The shares are chosen so that the four published averages on H100 come out within +21 %, +10 %,
--2 % and -6 % (base and large at 1,024 and 8,192 tokens); a test keeps that true. Small microbatches are bound by the
-time to launch kernels.
+everything elementwise, which in every encoder is taken to be that of ModernBERT's layers. The shares are chosen so that
+the four published averages on H100 come out within +21 %, +10 %, -2 % and -6 % (base and large at 1,024 and 8,192
+tokens); a test keeps that true. Small microbatches are bound by the time to launch kernels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from modernbert_train.config.schema import ComputeConfig, ModernBertConfig, OptimConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig, OptimConfig
+from modernbert_train.plan.census import census
 from modernbert_train.plan.communication import Exchange, exchange, transfers
 from modernbert_train.plan.flops import Flops, optimizer_flops
 from modernbert_train.plan.gpus import GPUS, find_measurement
@@ -53,20 +54,20 @@ class Work:
 
     Attributes:
         model: the encoder.
+        objective: what is trained.
         compute: how it is computed.
         optim: the optimizer.
         row_tokens: of the phase.
         flops: of a token that is not padding.
-        mask_rate: predicted share of the tokens of a line.
         fill: share of a line that is not padding.
     """
 
-    model: ModernBertConfig
+    model: ModelConfig
+    objective: ObjectiveConfig
     compute: ComputeConfig
     optim: OptimConfig
     row_tokens: int
     flops: Flops
-    mask_rate: float
     fill: float
 
 
@@ -113,7 +114,7 @@ def microbatch_seconds(gpu_name: str, work: Work, tokens: int) -> tuple[float, L
         work: what is computed.
         tokens: of the microbatch, padding included.
     """
-    found = find_measurement(gpu_name, work.model, work.compute, work.row_tokens)
+    found = find_measurement(gpu_name, work.model, work.objective, work.compute, work.row_tokens)
     if found is not None:
         return tokens * work.fill / found.tokens_per_second, "measured"
     gpu, model, flops = GPUS[gpu_name], work.model, work.flops
@@ -122,7 +123,8 @@ def microbatch_seconds(gpu_name: str, work: Work, tokens: int) -> tuple[float, L
     matrices = passes * flops.layers + 3 * flops.head
     attention = passes * (flops.global_attention + LOCAL_TILES * flops.local_attention) * work.fill
     layer_bytes = traffic.width * model.hidden_size + traffic.hidden * model.intermediate_size
-    moved = passes / 3 * model.num_layers * layer_bytes + traffic.logit * model.vocab_size * work.mask_rate
+    moved = passes / 3 * model.num_layers * layer_bytes
+    moved += traffic.logit * model.vocab_size * work.objective.predicted_share
     seconds = matrices / (MATRIX_SHARE * gpu.peak_flops) + attention / (ATTENTION_SHARE * gpu.peak_flops)
     seconds += moved / (MEMORY_SHARE * gpu.memory_rate)
     return max(tokens * seconds, LAUNCH_SECONDS * traffic.kernels * model.num_layers), "roofline"
@@ -149,7 +151,8 @@ def step_time(
         microbatch_rows: of one forward pass, at most; the last microbatch may be smaller.
         shard_ranks: of hsdp, ranks that share one copy of the weights; None: those of a node.
     """
-    gpu, parameters = GPUS[gpu_name], count_parameters(work.model)
+    gpu, model = GPUS[gpu_name], census(work.model, work.objective)
+    parameters = count_parameters(work.model, work.objective)
     own_rows = -(-rows // ranks)
     whole, rest = divmod(own_rows, microbatch_rows)
     sizes = [microbatch_rows] * whole + [rest] * (rest > 0)
@@ -160,14 +163,14 @@ def step_time(
     # of a measured rate it is part already, but of a batch so large that it does not count
     compute += OPTIMIZER_BYTES * parameters.total / shards / (MEMORY_SHARE * gpu.memory_rate)
     # Muon's matrices are shared out among those that share the weights
-    compute += optimizer_flops(work.model, work.optim) / shards / (MATRIX_SHARE * gpu.peak_flops)
+    compute += optimizer_flops(model, work.optim) / shards / (MATRIX_SHARE * gpu.peak_flops)
     sent = Exchange(0, 0.0, 0.0)
     if ranks > 1:
         parts = transfers(
             strategy,
             parameters,
             num_layers=work.model.num_layers,
-            exchanged=matrix_numbers(work.model, parameters, work.optim),
+            exchanged=matrix_numbers(parameters, work.optim),
             ranks=ranks,
             shards=shards,
             per_node=gpu.per_node,

@@ -12,7 +12,7 @@ import torch
 
 from modernbert_train.compute import Compute
 from modernbert_train.config.describe import advice
-from modernbert_train.config.schema import ComputeConfig, RunConfig
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import few_predictions
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.models.attention import choose_kernel
@@ -44,19 +44,18 @@ def banner(
     """
     plan = make_plan(config, ranks, facts=facts)
     about = "" if plan.exact else "about "
-    parameters, model = plan.parameters, config.modernbert
+    parameters, model = plan.parameters, config.model
     flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
-    whole = sum(model.is_global(index) for index in range(model.num_layers))
     lines = [
         f"{config.name}: {parameters.total:,} parameters, {config.total_tokens:,} tokens, {about}{plan.steps:,} steps, "
         f"{rate(flops)} FLOPs",
-        f"  model   {model.num_layers} layers ({whole} global) of width {model.hidden_size}; "
+        f"  model   {model.num_layers} layers ({plan.census.num_global} global) of width {model.hidden_size}; "
         f"{parameters.embedding:,} of the parameters are embeddings",
         *_phases(plan),
         f"  on      {_machines(config, compute.device, ranks, ranks_per_node)}, "
         f"{'bf16 autocast over fp32 weights' if compute.bf16 else compute.precision}",
         *_network(compute.device, ranks, ranks_per_node),
-        f"  kernels {_kernels(config.compute, compute)}",
+        f"  kernels {_kernels(plan, compute)}",
         *_streams(facts),
         f"  vocab   {config.data.tokenizer}, hash {facts.vocabulary.sha256[:_HASH]}",
         f"  eval    {_validations(config, plan)}",
@@ -111,14 +110,18 @@ def _network(device: torch.device, ranks: int, ranks_per_node: int) -> list[str]
     return [f"  network {find_transport(os.environ).text}"]
 
 
-def _kernels(asked: ComputeConfig, compute: Compute) -> str:
+def _kernels(plan: Plan, compute: Compute) -> str:
     """The kernels that the model chooses here, asked in the way in which it asks."""
-    dtype = torch.bfloat16 if compute.bf16 else torch.float32
-    local, whole = (
-        choose_kernel(name, compute.device, dtype).name
-        for name in (asked.attention, asked.global_attention or asked.attention)
-    )
-    names = local if whole == local else f"{whole} in global layers, {local} in local ones"
+    asked, dtype = plan.config.compute, torch.bfloat16 if compute.bf16 else torch.float32
+    whole_key = "compute.attention" if asked.global_attention is None else "compute.global_attention"
+    all_global = plan.census.num_global == len(plan.census.windows)
+    found = []  # of each phase, since what it trains may need another
+    for phase in plan.phases:
+        order = phase.objective.order
+        whole = choose_kernel(asked.global_attention or asked.attention, compute.device, dtype, whole_key, order).name
+        local = whole if all_global else choose_kernel(asked.attention, compute.device, dtype, order=order).name
+        found.append(whole if whole == local else f"{whole} in global layers, {local} in local ones")
+    names = "; then ".join(dict.fromkeys(found))
     extras = [
         *(["compiled"] * asked.compile),
         *(["recomputed in the backward pass"] * asked.activation_checkpointing),

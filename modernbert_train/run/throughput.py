@@ -10,15 +10,15 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from modernbert_train.compute import Compute
-from modernbert_train.config.schema import ModernBertConfig, RunConfig
-from modernbert_train.data.packing import SPECIAL_TOKENS
+from modernbert_train.config.schema import ModelConfig, ObjectiveConfig, RunConfig
 from modernbert_train.data.planner import BatchPlan, Row, StreamCount
+from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import flops_per_token, mean_spans
 from modernbert_train.plan.gpus import GPUS
 
@@ -40,7 +40,7 @@ _SETTLED_SECONDS = 600.0  # before, the time between steps (validations, checkpo
 
 
 def training_flops(
-    rows: Sequence[Row], predicted: int, model: ModernBertConfig, special_tokens: int = SPECIAL_TOKENS
+    rows: Sequence[Row], counts: Mapping[str, int], model: ModelConfig, objective: ObjectiveConfig
 ) -> float:
     """FLOPs of a forward and a backward pass over some rows, by the true length of each sequence in them.
 
@@ -48,13 +48,14 @@ def training_flops(
 
     Args:
         rows: the chunks in each row.
-        predicted: positions that are predicted in them.
+        counts: of each loss term in them, in the order of `objective.terms`.
         model: the encoder.
-        special_tokens: of each chunk.
+        objective: what is trained.
     """
-    lengths = [chunk.length + special_tokens for row in rows for chunk in row]
-    tokens = sum(lengths)
-    return tokens * flops_per_token(model, mean_spans(lengths, model.half_window), predicted / tokens).training
+    lengths = [chunk.length + objective.special_tokens for row in rows for chunk in row]
+    tokens, counted = sum(lengths), census(model, objective)
+    uses = {head: count / tokens for head, count in zip(objective.heads, counts.values(), strict=True)}
+    return tokens * flops_per_token(counted, mean_spans(lengths, counted, objective.order), uses).training
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
@@ -97,14 +98,14 @@ class Meter:
         self._in_steps = 0.0  # seconds since then that steps took
 
     def measure(
-        self, plan: BatchPlan, rows: Sequence[Row], predicted: int, seconds: float, wait_seconds: float
+        self, plan: BatchPlan, rows: Sequence[Row], counts: Mapping[str, int], seconds: float, wait_seconds: float
     ) -> dict[str, Any]:
         """What a step had and what it cost, as it stands in metrics.jsonl.
 
         Args:
             plan: of the global batch.
             rows: this rank's rows of it.
-            predicted: positions predicted in them.
+            counts: of each loss term in them.
             seconds: that the step took, the wait for its batch included.
             wait_seconds: until every rank had its batch.
 
@@ -119,7 +120,7 @@ class Meter:
             peak_memory_bytes: see `peak_memory_bytes`.
             seconds_left: to the end of the run; see `_seconds_left`.
         """
-        speed = training_flops(rows, predicted, self._config.modernbert, plan.objective.special_tokens) / seconds
+        speed = training_flops(rows, counts, self._config.model, plan.objective) / seconds
         found = _streams(plan.streams) | {
             "tokens_per_second": plan.tokens / seconds,
             "packing_efficiency": plan.tokens / (plan.num_rows * plan.row_tokens),

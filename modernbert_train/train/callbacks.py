@@ -30,7 +30,7 @@ from modernbert_train.run.progress import Progress
 from modernbert_train.run.record import Record
 from modernbert_train.run.throughput import Meter
 from modernbert_train.train.adapters import ComposerObjective, adapter_of, inner_model, step_tokens
-from modernbert_train.train.step_numbers import CurrentStep
+from modernbert_train.train.step_numbers import CurrentStep, StepNumbers
 
 _DROPOUT = 4
 
@@ -56,7 +56,7 @@ class SetClock(Callback):
                 state.optimizers[0].state.clear()
             self._phase = position.name
         apply_clock(state.optimizers[0], self._config, tokens)
-        inner_model(state.model).set_phase(at(self._config, tokens).modernbert)
+        inner_model(state.model).set_phase(at(self._config, tokens).model)
         key_dropout(self._config, adapter_of(state.model), state.timestamp.batch.value)
 
 
@@ -106,7 +106,7 @@ class Measure(Callback):
         seconds = time.perf_counter() - self._started
         optimizer, plan = state.optimizers[0], batch.plan
         update_norm: Tensor | None = getattr(optimizer, "last_update_norm", None)
-        predicted = sum(next(iter(microbatch.counts.values())) for microbatch in batch.microbatches)
+        counts = {term: sum(part.counts[term] for part in batch.microbatches) for term in plan.objective.terms}
         entry: dict[str, Any] = {
             "kind": "step",
             "step": state.timestamp.batch.value,
@@ -116,11 +116,11 @@ class Measure(Callback):
             "row_tokens": plan.row_tokens,
             "predicted": numbers.predicted,
             "loss": numbers.loss,
-            **({f"loss/{term}": loss for term, loss in numbers.losses.items()} if len(numbers.losses) > 1 else {}),
+            **_terms(numbers),
             "lr": optimizer.param_groups[0]["lr"],
             "grad_norm": numbers.grad_norm,
             "update_norm": None,
-            **self._meter.measure(plan, batch.rows, predicted, seconds, self._delivered - self._started),
+            **self._meter.measure(plan, batch.rows, counts, seconds, self._delivered - self._started),
         }
         self._record.step(entry, None if update_norm is None else Reading(update_norm), logger.log_metrics)
         if plan.unused:
@@ -132,6 +132,14 @@ class Measure(Callback):
     def close(self, state: State, logger: Logger) -> None:
         self._record.flush()
         self._progress.close()
+
+
+def _terms(numbers: StepNumbers) -> dict[str, float]:
+    """Of an objective of several terms, the loss and the count of each."""
+    if len(numbers.losses) == 1:
+        return {}
+    losses = {f"loss/{term}": loss for term, loss in numbers.losses.items()}
+    return losses | {f"count/{term}": count for term, count in numbers.counts.items()}
 
 
 class PlanAhead(Callback):

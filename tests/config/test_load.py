@@ -125,8 +125,8 @@ def test_values_mean_what_people_mean(load: Load, text: str, key: str, value: ob
         ("phases: {my one: {tokens: 'a  b'}}", "phases.my one.tokens='a  b' (extra.yaml:1): expected a whole number."),
         ("phases: null", "phases=None (extra.yaml:1): expected a section with one entry for each name."),
         ("\n\ncheckpoint: 3", "checkpoint=3 (extra.yaml:3): expected a section with keys interval_seconds,"),
-        ("optim: null", "optim.name=None (extra.yaml:1): expected one of stable_adamw, adamw."),
-        ("optim: {name: [adamw]}", "optim.name=['adamw'] (extra.yaml:1): expected one of stable_adamw, adamw."),
+        ("optim: null", "optim.name=None (extra.yaml:1): expected one of stable_adamw, adamw, muon, normuon."),
+        ("optim: {name: [adamw]}", "optim.name=['adamw'] (extra.yaml:1): expected one of stable_adamw, adamw, muon, "),
     ],
 )
 def test_values_of_another_kind_are_refused(refused: Callable[..., list[str]], text: str, message: str) -> None:
@@ -227,7 +227,10 @@ def test_the_name_of_a_variant_chooses_its_defaults_once_everything_is_merged(lo
 
 def test_an_unknown_variant_lists_the_known_ones(refused: Callable[..., list[str]]) -> None:
     (line,) = refused("optim:\n  name: adamww")
-    assert line == "optim.name='adamww' (extra.yaml:2): expected one of stable_adamw, adamw. Did you mean adamw?"
+    assert (
+        line
+        == "optim.name='adamww' (extra.yaml:2): expected one of stable_adamw, adamw, muon, normuon. Did you mean adamw?"
+    )
 
 
 @pytest.mark.parametrize(

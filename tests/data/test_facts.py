@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from modernbert_train import vocabulary
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.data.check import check_data
 from modernbert_train.data.fingerprint import data_fingerprint
-from modernbert_train.errors import DataError
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TINY_YAML, TinyRun
 
 SHORT = (
@@ -86,6 +88,21 @@ def test_data_exchanged_within_a_process_are_seen(tiny_data: Path, tmp_path: Pat
     tokenizer.write_bytes(tokenizer.read_bytes() + b" ")
     with pytest.raises(DataError, match="made with another tokenizer"):
         check_data(config)
+
+
+def test_positions_begin_at_0_or_after_the_padding(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """A RoBERTa whose positions begin anywhere else computes something else in transformers."""
+    run = yaml.safe_load(Path(tiny_run()[0]).read_text())
+    del run["phases"]["long"]["model"]
+    file, after_pad = tmp_path / "roberta.yaml", read_vocabulary(run["data"]["tokenizer"]).pad_id + 1
+    run["model"] = {"name": "bert"}
+    file.write_text(yaml.safe_dump(run, sort_keys=False))
+    for offset in (0, after_pad):
+        check_data(read_run([str(file), f"model.position_offset={offset}"]))
+    with pytest.raises(
+        ConfigError, match=rf"model\.position_offset=7: .* has \[PAD\] at .*position_offset={after_pad}, or 0"
+    ):
+        check_data(read_run([str(file), "model.position_offset=7"]))
 
 
 def change_last_byte(file: Path) -> None:

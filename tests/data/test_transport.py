@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from modernbert_train.batch import Batch, Order, Packed
+from benchmarks.batches import labels_of_line
+from modernbert_train.batch import IGNORED_LABEL, Batch, Inputs, Order, Packed, PackedText
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch, _divide
+from modernbert_train.data.microbatches import MicrobatchMaker
+from modernbert_train.vocabulary import read_vocabulary
 from tests.data.batches import make_path, same
 
 
@@ -83,6 +88,36 @@ def test_on_the_device_torch_can_index_by_everything(microbatches: list[Batch]) 
         for one, two in zip(ready.tensors(), batch.tensors(), strict=True):
             assert one.tolist() == two.tolist()
         assert {tensor.device.type for tensor in batch.to("meta").tensors()} == {"meta"}
+
+
+class Everything:
+    """An objective that asks for all that there is."""
+
+    def make(self, text: PackedText, settings: Any) -> Inputs:
+        targets = {"starts_Q": text.starts_Q, "nothing_N": np.zeros(0, dtype=np.int64)}
+        segments_T = np.arange(len(text.ids_T)) % 2
+        return Inputs(text.ids_T + 1, targets, {"all": len(text.starts_Q)}, segments_T, order="causal")
+
+
+def test_what_an_objective_makes_reaches_the_encoder(config: RunConfig) -> None:
+    """Its ids, token types and order, and its own targets and counts; loaded, sent and put on the device."""
+    path, plan = make_path(config), next(make_path(config).planned.planner)
+    maker = MicrobatchMaker(path.streams, lambda settings: Everything(), read_vocabulary(config.data.tokenizer))
+    usual = list(path.maker.microbatches(plan.rows, plan))
+    found = list(maker.microbatches(plan.rows, plan))
+    step: StepBatch = pickle.loads(pickle.dumps(StepBatch(tuple(found), plan)))
+    for batch, other in zip(step.microbatches, usual, strict=True):
+        ready, masked_T = batch.to("cpu"), labels_of_line(other)
+        kept_T = masked_T == IGNORED_LABEL
+        assert torch.equal(ready.packed.input_ids_T[kept_T], other.packed.input_ids_T.long()[kept_T] + 1)
+        assert ready.packed.segment_ids_T is not None
+        assert ready.packed.segment_ids_T.tolist() == [place % 2 for place in range(len(masked_T))]
+        assert ready.packed.order == "causal" and other.packed.order == "all"
+        assert ready.packed.cu_seqlens_S.tolist() == other.packed.cu_seqlens_S.tolist()
+        cls_id = read_vocabulary(config.data.tokenizer).cls_id
+        assert (ready.packed.input_ids_T[ready.targets["starts_Q"] - 1] == cls_id + 1).all()
+        assert ready.counts == {"all": len(ready.targets["starts_Q"])} and len(ready.targets["nothing_N"]) == 0
+        assert (ready.num_tokens, ready.num_rows) == (other.num_tokens, other.num_rows)
 
 
 def test_a_tensor_that_would_lose_digits_does_not_travel(config: RunConfig) -> None:

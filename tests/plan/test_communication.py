@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.schema import ModernBertConfig
@@ -35,9 +37,17 @@ def large(sizes: Sizes) -> Sizes:
 @pytest.mark.runs
 @pytest.mark.timeout(290)
 @pytest.mark.parametrize(
-    ("ranks", "cases"), [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.slow)], ids=["2 ranks", "4 ranks"]
+    ("system", "ranks", "cases"),
+    [
+        ("modernbert mlm", 2, TWO),
+        ("bert sop", 2, TWO),
+        pytest.param("modernbert mlm", 4, FOUR, marks=pytest.mark.slow),
+    ],
+    ids=["2 ranks", "2 ranks, bert and pairs", "4 ranks"],
 )
-def test_a_real_step_sends_what_is_said(tiny_run: TinyRun, ranks: int, cases: list[tuple[Strategy, int, int]]) -> None:
+def test_a_real_step_sends_what_is_said(
+    tiny_run: TinyRun, system: str, ranks: int, cases: list[tuple[Strategy, int, int]]
+) -> None:
     """As many calls, and as many numbers but for the padding of shards that do not divide evenly: under DDP one
     all-reduce a step, not one for each microbatch, and under HSDP the copies meet once as well."""
     runs = []
@@ -47,14 +57,22 @@ def test_a_real_step_sends_what_is_said(tiny_run: TinyRun, ranks: int, cases: li
         sharing = (f"distributed.shard_ranks={shards}",) if strategy == "hsdp" else ()
         words = (f"name={strategy}{microbatches}", f"distributed.strategy={strategy}", *sharing, *cut)
         runs.append(tiny_run(*words, "phases.long=null", "data.validation=null"))
+    encoder, objective = system.split()
+    file = Path(runs[0][0])  # of all of them
+    run = yaml.safe_load(file.read_text())
+    run["objective"] = {"name": objective}
+    if encoder == "bert":
+        sizes_of = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
+        run["model"] = {"name": "bert", "max_positions": 64, **{key: run["model"][key] for key in sizes_of}}
+    file.write_text(yaml.safe_dump(run, sort_keys=False))
     (counted, *_) = run_ranks(count_steps, ranks, runs, STEP, timeout_seconds=280)
-    model = read_run(runs[0]).model
+    config = read_run(runs[0])
     for (strategy, shards, microbatches), found in zip(cases, counted, strict=True):
         assert found.microbatches == microbatches
         collectives, *parts = transfers(
             strategy,
-            count_parameters(model),
-            num_layers=model.num_layers,
+            count_parameters(config.model, config.objective),
+            num_layers=config.model.num_layers,
             ranks=ranks,
             shards=shards,
             per_node=8,

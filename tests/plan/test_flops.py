@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,26 +11,41 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.batches import mean_loss
-from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.batch import Batch
+from modernbert_train.config.objective import Order
+from modernbert_train.config.schema import (
+    BertConfig,
+    CausalLmConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ModernBertConfig,
+    ObjectiveConfig,
+    SentenceOrderConfig,
+)
 from modernbert_train.models.attention import sdpa
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.plan.flops import Spans, flops_per_token, mean_spans
+from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.build import build_model
+from modernbert_train.models.pairs import ORDER, PAIRS
+from modernbert_train.plan.census import census
+from modernbert_train.plan.flops import Spans, flops_per_token, mean_keys, mean_spans
 from tests.plan.batches import make_batch
 
 BASE = ModernBertConfig(vocab_size=2048, num_layers=4, attention_out_dropout=0.0)  # two layers of a kind
 TINY = replace(BASE, vocab_size=512, hidden_size=32, num_heads=2, intermediate_size=48, local_attention=16)
 LARGE = ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
+BERT = BertConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48, dropout=0.0)
+MLM = MaskedLmConfig()
 
 
-def counted(config: ModernBertConfig, lengths: list[int], predicted: int) -> tuple[float, float]:
+def counted(config: ModelConfig, objective: ObjectiveConfig, batch: Batch) -> tuple[float, float]:
     """What torch counts per token: forward, and forward with backward. The plain attention formula, which does not
     compute scores again in its backward pass, is what torch has counts for on every device."""
-    model, batch = ModernBertForMaskedLM(config), make_batch(lengths, predicted)
+    model, tokens = build_model(config, objective), len(batch.packed.input_ids_T)
     with FlopCounterMode(display=False) as forward, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(batch, figures=True)  # in training the loss makes its gradients on the way forward
     with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
         mean_loss(model, batch).backward()
-    return forward.get_total_flops() / sum(lengths), training.get_total_flops() / sum(lengths)
+    return forward.get_total_flops() / tokens, training.get_total_flops() / tokens
 
 
 @pytest.mark.runs
@@ -38,33 +54,76 @@ def test_flops_equal_torchs_counter(config: ModernBertConfig) -> None:
     """Documents that fill the kernel's blocks, so that it computes nothing for padding. In local layers it computes a
     block of queries with all keys around it and throws away what the window hides; those keys are put in."""
     lengths, predicted = [128, 64, 192], 115
-    spans = replace(mean_spans(lengths, config.half_window), local=sdpa.BLOCK_QUERIES + 2 * config.half_window)
-    flops = flops_per_token(config, spans, predicted / sum(lengths))
-    forward, training = counted(config, lengths, predicted)
+    model = census(config)
+    spans = replace(mean_spans(lengths, model), local=sdpa.BLOCK_QUERIES + 2 * config.half_window)
+    flops = flops_per_token(model, spans, {"tokens": predicted / sum(lengths)})
+    forward, training = counted(config, MLM, make_batch(lengths, predicted))
     assert flops.forward == pytest.approx(forward, rel=0.001)
     assert flops.training == pytest.approx(training, rel=0.001)
 
 
-def test_global_layers_need_no_correction() -> None:
+@pytest.mark.parametrize("config", [replace(TINY, global_attn_every_n_layers=1), BERT], ids=["modernbert", "bert"])
+def test_global_layers_need_no_correction(config: ModelConfig) -> None:
     """With global layers alone the kernel computes the very pairs that are counted."""
-    config = replace(TINY, global_attn_every_n_layers=1)
-    lengths = [33, 7, 100]
-    flops = flops_per_token(config, mean_spans(lengths, config.half_window), 40 / sum(lengths))
-    forward, training = counted(config, lengths, 40)
+    lengths, model = [33, 7, 100], census(config)
+    flops = flops_per_token(model, mean_spans(lengths, model), {"tokens": 40 / sum(lengths)})
+    forward, training = counted(config, MLM, make_batch(lengths, 40))
     assert flops.forward == pytest.approx(forward, rel=0.001)
     assert flops.training == pytest.approx(training, rel=0.001)
 
 
-def test_spans_equal_masks_written_out() -> None:
+@pytest.mark.parametrize("config", [replace(TINY, global_attn_every_n_layers=1), BERT], ids=["modernbert", "bert"])
+def test_every_token_is_predicted_in_causal_order(config: ModelConfig) -> None:
+    """The plain formula computes all pairs and hides half of them; the half that is seen is what counts."""
+    lengths, objective, model = [33, 7, 100], CausalLmConfig(), census(config, CausalLmConfig())
+    tokens = sum(lengths)
+    uses = objective.uses_of_heads(tokens / len(lengths))
+    assert uses["tokens"] * tokens == pytest.approx(tokens - len(lengths))  # all but the last of each
+    batch = make_batch(lengths, tokens - len(lengths))
+    computed = flops_per_token(model, mean_spans(lengths, model), uses)
+    forward, training = counted(config, MLM, replace(batch, packed=replace(batch.packed, order="causal")))
+    assert (computed.forward, computed.training) == (
+        pytest.approx(forward, rel=1e-3),
+        pytest.approx(training, rel=1e-3),
+    )
+    seen = flops_per_token(model, mean_spans(lengths, model, "causal"), uses)
+    pairs = [n * (n + 1) / 2 for n in lengths]
+    assert seen.global_attention == pytest.approx(4 * 32 * len(model.windows) * sum(pairs) / tokens)
+    assert (seen.layers, seen.head) == (computed.layers, computed.head)
+
+
+@pytest.mark.parametrize("config", [replace(TINY, global_attn_every_n_layers=1), BERT], ids=["modernbert", "bert"])
+def test_a_head_for_pairs_counts_the_pairs(config: ModelConfig) -> None:
+    lengths, objective = [33, 7, 100], SentenceOrderConfig()
+    batch, model = make_batch(lengths, 40), census(config, objective)
+    targets = {**batch.targets, PAIRS: torch.tensor([0, 33, 40]), ORDER: torch.tensor([0, 1, 0])}
+    uses = {"tokens": 40 / sum(lengths), "pair": 3 / sum(lengths)}
+    assert objective.uses_of_heads(sum(lengths) / 3)["pair"] == pytest.approx(uses["pair"])
+    flops = flops_per_token(model, mean_spans(lengths, model), uses)
+    real = build_model(config, objective)
+    with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
+        sums = real(replace(batch, targets=targets)).losses
+        (sums["mlm"] + sums["sop"]).backward()
+    assert flops.training == pytest.approx(training.get_total_flops() / sum(lengths), rel=0.001)
+
+
+@pytest.mark.parametrize("order", ["all", "causal"])
+def test_spans_equal_masks_written_out(order: Order) -> None:
     """Windows are cut at both ends of a document, documents do not see each other, and boundaries are inclusive."""
     lengths, side = [1, 8, 9, 10, 17, 40], 8
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     place = torch.arange(sum(lengths))
     same = document[:, None] == document
-    near = (place[:, None] - place).abs() <= side
-    spans = mean_spans(lengths, side)
-    assert spans.whole == pytest.approx(same.sum(1).double().mean().item())
-    assert spans.local == pytest.approx((same & near).sum(1).double().mean().item())
+    visible, back = Visible.around(side, order), place[:, None] - place
+
+    def mean_seen(window: bool) -> float:
+        before, after = (len(place) if each < 0 else each for each in visible.sides(window))
+        return (same & (back <= before) & (-back <= after)).sum(1).double().mean().item()
+
+    assert mean_keys(lengths, None, order) == pytest.approx(mean_seen(False))
+    assert mean_keys(lengths, side, order) == pytest.approx(mean_seen(True))
+    spans = mean_spans(lengths, census(TINY), order)
+    assert (spans.whole, spans.local) == (pytest.approx(mean_seen(False)), pytest.approx(mean_seen(True)))
 
 
 @pytest.mark.parametrize(
@@ -74,16 +133,26 @@ def test_spans_equal_masks_written_out() -> None:
         (ModernBertConfig(), 8192, 1.3530),
         (LARGE, 1024, 2.3071),
         (LARGE, 8192, 3.1887),
+        (BertConfig(), 512, 0.6095),
     ],
 )
-def test_the_published_sizes_by_hand(config: ModernBertConfig, length: int, gflop: float) -> None:
-    """Worked out by hand once: base and large, one document a row, 30 % predicted."""
-    flops = flops_per_token(config, mean_spans([length], config.half_window), 0.3)
+def test_the_published_sizes_by_hand(config: ModelConfig, length: int, gflop: float) -> None:
+    """Worked out by hand once: one document a row, 30 % predicted."""
+    flops = flops_per_token(census(config), mean_spans([length], census(config)), {"tokens": 0.3})
     assert flops.training / 1e9 == pytest.approx(gflop, abs=1e-4)
 
 
 def test_parts_add_up() -> None:
-    flops = flops_per_token(TINY, Spans(100, 10), 0.0)
+    flops = flops_per_token(census(TINY), Spans(100, 10), {"tokens": 0.0})
     assert flops.head == 0.0
     assert flops.global_attention == 4 * 32 * 2 * 100 and flops.local_attention == 4 * 32 * 2 * 10
     assert flops.forward == flops.layers + flops.global_attention + flops.local_attention
+
+
+def windows(config: ModelConfig) -> Sequence[int | None]:
+    return census(config).windows
+
+
+def test_windows_of_each_layer() -> None:
+    assert windows(TINY) == (None, 8, 8, None)
+    assert windows(BERT) == (None, None, None) and mean_spans([5, 9], census(BERT)).local == 0.0

@@ -17,6 +17,15 @@ from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.picture import BLOCKS, COLUMNS, charts, picture_svg, picture_text
 from tests.conftest import TinyRun
 
+BERT_RUN = """\
+name: bert
+data: {train: absent/train, tokenizer: absent/tokenizer}
+model: {name: bert}
+optim: {name: normuon, lr: 1.0e-3}
+phases:
+  short: {tokens: 2_000_000_000, row_tokens: 128, batch_rows: 2048, microbatch_tokens: 32768}
+  long: {tokens: 500_000_000, row_tokens: 512, batch_rows: 512, microbatch_tokens: 32768}
+"""
 ROOT = Path(__file__).parents[2]
 RUNS = [path for path in (ROOT / "yamls").rglob("*.yaml") if re.search(r"^phases:|^include:\n", path.read_text(), re.M)]
 
@@ -110,6 +119,30 @@ def test_the_answer_says_what_stands_in_the_way(capsys: pytest.CaptureFixture[st
     assert found["memory"][0].startswith("fits, 7.75 GB to spare: 69.4 of 77.2 usable GB")
     assert found["cheapest"][0].startswith("8 x B200: ") and len(found["note"]) == 2
     assert re.match(r"compute.compile=true: .+ instead of .+, predicted", found["note"][1])
+
+
+@pytest.mark.parametrize("objective", ["mlm", "causal", "sop"])
+def test_another_encoder_is_planned_without_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], objective: str
+) -> None:
+    """Steps, FLOPs, time, cost and what is sent; of memory one sentence that says how to know, and no number."""
+    file = tmp_path / "bert.yaml"
+    file.write_text(BERT_RUN, encoding="utf-8")
+    out = told(capsys, str(file), f"objective.name={objective}", "--ranks", "8", "--html", str(tmp_path / "plan.html"))
+    _, found = answered(out)
+    total = {"sop": "110,106,428"}.get(objective, "109,514,298")
+    assert found["model"] == [f"{total} parameters"] and "cheapest" not in found
+    (memory,) = found["memory"]
+    assert memory.startswith("predicted for ModernBERT only. Measure it: start the run under another name")
+    assert "12 layers of width 768, all of them global." in out
+    titles = [paragraph.split("\n")[0] for paragraph in out.split("\n\n")[1:]]
+    assert titles[:4] == ["Model", "Training", "GFLOP per token", "Memory of one H100 SXM"]
+    assert not any(title.startswith("Largest microbatch") for title in titles)
+    (costs,) = [each for each in out.split("\n\n") if each.startswith("Time and cost")]
+    assert "fits" not in costs and "measured " not in costs.split("Predicted:")[0] and "For bert nothing was" in costs
+    (scaling,) = [each for each in out.split("\n\n") if each.startswith("Scaling of phase")]
+    assert re.search(r"  64 +2,048 +hsdp +4,096 ", scaling) and "Microbatches are at most those" in scaling
+    assert not re.search(r"\b(nan|inf|None)\b", out)
 
 
 def test_gpus_and_prices_are_the_users(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:

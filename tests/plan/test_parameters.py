@@ -2,37 +2,97 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
+from torch import nn
 
-from modernbert_train.config.schema import ModernBertConfig
-from modernbert_train.models.modernbert import EncoderLayer, ModernBertForMaskedLM
+from modernbert_train.config.schema import (
+    BertConfig,
+    CausalLmConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ModernBertConfig,
+    ObjectiveConfig,
+    SentenceOrderConfig,
+)
+from modernbert_train.models.build import ENCODERS as MODELS
+from modernbert_train.models.build import build_model
+from modernbert_train.optim.groups import weights_of
+from modernbert_train.plan.census import ENCODERS, census
 from modernbert_train.plan.parameters import count_parameters
 
 LARGE = ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 TINY = ModernBertConfig(vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48)
+BERT_LARGE = BertConfig(hidden_size=1024, num_layers=24, num_heads=16, intermediate_size=4096)
+ROBERTA = BertConfig(vocab_size=50265, segments=1, position_offset=2)
+ROBERTA_LARGE = BertConfig(
+    vocab_size=50265, segments=1, position_offset=2, hidden_size=1024, num_layers=24, num_heads=16,
+    intermediate_size=4096,
+)  # fmt: skip
+MODELS_OF_EACH_KIND = {
+    "base": ModernBertConfig(),
+    "large": LARGE,
+    "tiny": TINY,
+    "bert": BertConfig(),
+    "roberta": ROBERTA,
+}
 
 
-@pytest.mark.parametrize("config", [ModernBertConfig(), LARGE, TINY], ids=["base", "large", "tiny"])
-def test_counts_equal_the_real_model(config: ModernBertConfig) -> None:
-    """Every part, because memory of shards and what is gathered follow from the parts."""
+@pytest.mark.parametrize("objective", [MaskedLmConfig(), CausalLmConfig(), SentenceOrderConfig()], ids=lambda o: o.name)
+@pytest.mark.parametrize("name", MODELS_OF_EACH_KIND)
+def test_counts_equal_the_real_model(name: str, objective: ObjectiveConfig) -> None:
+    """Every part, because memory of shards and what is gathered follow from the parts; and every matrix, because FLOPs
+    and Muon do."""
+    config = MODELS_OF_EACH_KIND[name]
     with torch.device("meta"):
-        model = ModernBertForMaskedLM(config)
-    counts = count_parameters(config)
+        model = build_model(config, objective)
+    counts = count_parameters(config, objective)
 
-    def numel(module: torch.nn.Module) -> int:
+    def numel(module: nn.Module) -> int:
         return sum(parameter.numel() for parameter in module.parameters())
 
     assert counts.total == numel(model)
-    assert counts.embedding == numel(model.model.embeddings.tok_embeddings)
-    assert counts.layers == numel(model.model.layers)
-    layer = model.model.layers[1]
-    assert isinstance(layer, EncoderLayer) and counts.layer == numel(layer)
-    assert counts.matrices == sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)
+    assert counts.embedding == model.model.embedding().numel()
+    assert counts.layers == sum(numel(layer) for layer in model.model.layers)
+    assert counts.layer == numel(list(model.model.layers)[1])
     assert counts.active == counts.total - counts.embedding
     assert counts.root + counts.layers == counts.total
+    orthogonalised: Counter[tuple[int, ...]] = Counter()
+    for weight in weights_of(model):
+        if weight.kind == "matrix":
+            rows, columns = weight.parameter.shape
+            # Wi of ModernBERT and Wqkv are several matrices; see optim/groups.py
+            orthogonalised[rows // weight.parts, columns] += weight.parts
+    found: Counter[tuple[int, ...]] = Counter()
+    for matrix in census(config, objective).hidden:
+        found[matrix.rows, matrix.columns] += matrix.count
+    assert found == orthogonalised
+    assert counts.hidden == sum(rows * columns * count for (rows, columns), count in orthogonalised.items())
+    assert counts.hidden_rows == sum(rows * count for (rows, _), count in orthogonalised.items())
 
 
-def test_the_published_sizes() -> None:
-    assert count_parameters(ModernBertConfig()).total == 149_655_232
-    assert count_parameters(LARGE).total == 395_881_664
+@pytest.mark.parametrize(
+    ("config", "total"),
+    [
+        (ModernBertConfig(), 149_655_232),
+        (LARGE, 395_881_664),
+        (BertConfig(), 109_514_298),
+        (BERT_LARGE, 335_174_458),
+        (ROBERTA, 124_697_433),
+        (ROBERTA_LARGE, 355_412_057),
+    ],
+    ids=["modernbert-base", "modernbert-large", "bert-base", "bert-large", "roberta-base", "roberta-large"],
+)
+def test_the_published_sizes(config: ModelConfig, total: int) -> None:
+    assert count_parameters(config).total == total
+
+
+def test_the_published_size_with_a_head_for_pairs() -> None:
+    """BertForPreTraining of transformers."""
+    assert count_parameters(BertConfig(), SentenceOrderConfig()).total == 110_106_428
+
+
+def test_every_encoder_that_can_be_built_is_counted() -> None:
+    assert ENCODERS.keys() == MODELS.keys()

@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.config.schema import ComputeConfig, ModernBertConfig, StableAdamWConfig
+from modernbert_train.config.schema import (
+    BertConfig,
+    CausalLmConfig,
+    ComputeConfig,
+    MaskedLmConfig,
+    ModernBertConfig,
+    StableAdamWConfig,
+)
 from modernbert_train.plan import gpus
 from modernbert_train.plan.advice import fits, phase_memory, settings
+from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import flops_per_token, mean_spans
 from modernbert_train.plan.gpus import GPUS, MEASUREMENTS, Measurement
 from modernbert_train.plan.make import Plan, make_plan
@@ -35,9 +43,10 @@ def test_the_roofline_is_near_what_was_measured(found: Measurement, monkeypatch:
         num_heads=found.hidden_size // 64,
         intermediate_size=found.intermediate_size,
     )
-    flops = flops_per_token(model, mean_spans([found.row_tokens], model.half_window), 0.3)
+    counted, objective = census(model), MaskedLmConfig(mask_rate=0.3)
+    flops = flops_per_token(counted, mean_spans([found.row_tokens], counted), {"tokens": 0.3})
     optim = StableAdamWConfig(lr=1.0)
-    work = Work(model, ComputeConfig(compile=True), optim, found.row_tokens, flops, mask_rate=0.3, fill=1.0)
+    work = Work(model, objective, ComputeConfig(compile=True), optim, found.row_tokens, flops, fill=1.0)
     seconds, basis = microbatch_seconds(found.gpu, work, 98_304)
     assert basis == "measured" and 98_304 / seconds == pytest.approx(found.tokens_per_second)
     monkeypatch.setattr(gpus, "MEASUREMENTS", ())
@@ -79,7 +88,7 @@ def test_advice_fits_divides_and_is_the_largest(gpu: str, overrides: list[str]) 
     for setting in found:
         rows = setting.microbatch_rows
         assert own_rows % rows == 0 and setting.microbatches == own_rows // rows
-        assert setting.memory.peak <= room
+        assert setting.memory is not None and setting.memory.peak <= room
         larger = phase_memory(plan, phase, gpu, setting.strategy, plan.ranks, setting.fitting_rows + 1)
         assert larger.peak > room or setting.fitting_rows == own_rows
         assert not any(own_rows % more == 0 for more in range(rows + 1, setting.fitting_rows + 1))
@@ -133,8 +142,17 @@ def test_the_configured_ranks_of_a_shard_are_respected() -> None:
 def test_a_measurement_is_for_one_shape_only() -> None:
     """Half the layers must not be given the speed of all."""
     shape, compiled, eager = ModernBertConfig(), ComputeConfig(compile=True), ComputeConfig()
-    assert gpus.find_measurement("h100", shape, compiled, 1024) is not None
-    assert gpus.find_measurement("h100", replace(shape, num_layers=10), compiled, 1024) is None
-    assert gpus.find_measurement("h100", shape, eager, 1024) is None
-    assert gpus.find_measurement("h200", shape, compiled, 1024) is None
-    assert gpus.find_measurement("h100", shape, compiled, 512) is None
+    mlm = MaskedLmConfig()
+    assert gpus.find_measurement("h100", shape, mlm, compiled, 1024) is not None
+    assert gpus.find_measurement("h100", replace(shape, num_layers=10), mlm, compiled, 1024) is None
+    assert gpus.find_measurement("h100", shape, mlm, eager, 1024) is None
+    assert gpus.find_measurement("h200", shape, mlm, compiled, 1024) is None
+    assert gpus.find_measurement("h100", shape, mlm, compiled, 512) is None
+
+
+def test_a_measurement_is_for_one_architecture_and_objective_only() -> None:
+    """Of the same sizes, but with every token predicted from those before it, or with other layers."""
+    sizes = {"vocab_size": 50368, "num_layers": 22, "intermediate_size": 1152}
+    compiled = ComputeConfig(compile=True)
+    assert gpus.find_measurement("h100", ModernBertConfig(), CausalLmConfig(), compiled, 1024) is None
+    assert gpus.find_measurement("h100", BertConfig(**sizes), MaskedLmConfig(), compiled, 1024) is None

@@ -16,6 +16,7 @@ from modernbert_train.config.load import differences, load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.optim.schedules import lr_at, max_lr_at, weight_decay_at
+from modernbert_train.plan.parameters import count_parameters
 from tests.train.test_run import records
 
 RECIPES = Path(__file__).parents[2] / "yamls/recipes"
@@ -133,3 +134,40 @@ def test_the_tiny_recipe_runs_whole_and_phase_by_phase_and_grows(
     assert main(["train", *words(tiny_data, tmp_path, "tiny-large.yaml", grown)]) == 0
     start_of_large = records(tmp_path / "tiny-large", "start")[0]["from"]
     assert "hidden_size 128 -> 192, num_layers 4 -> 7" in start_of_large, start_of_large
+
+
+# parameters, steps and tokens in a step of a full batch, all published; arXiv 1810.04805, 1907.11692 and 2312.17482
+BERTS = {
+    "bert-base": (109_514_298, 1_000_000, {"short": 256 * 128, "long": 256 * 512}),
+    "roberta-base": (124_696_665, 500_000, {"main": 8192 * 512}),
+    "mosaicbert": (109_518_912, 70_000, {"main": 4096 * 128}),
+}
+
+
+@pytest.mark.parametrize("name", BERTS)
+def test_berts_are_trained_as_published(name: str) -> None:
+    config = load_run([RECIPES / f"{name}.yaml"])
+    check(config, num_ranks=8)
+    parameters, steps, batches = BERTS[name]
+    assert count_parameters(config.model).total == parameters
+    assert {key: phase.batch_rows * phase.row_tokens for key, phase in config.phases.items()} == batches
+    assert sum(phase.tokens // batches[key] for key, phase in config.phases.items()) == steps
+    assert all(phase.tokens % batches[key] == 0 for key, phase in config.phases.items())
+    last = config.total_tokens - 1
+    assert lr_at(config, last) == pytest.approx(0.02 * 5e-4 if name == "mosaicbert" else 0, abs=1e-9)
+
+
+def test_the_rate_of_bert_is_one_line_over_both_lengths() -> None:
+    """It falls to a tenth in the phase of 128 tokens and goes on from there; a jump would show in the loss."""
+    config = load_run([RECIPES / "bert-base.yaml"])
+    border = config.phases["short"].tokens
+    assert lr_at(config, 327_680_000) == pytest.approx(1e-4)
+    assert lr_at(config, border - 1) == pytest.approx(1e-5, rel=1e-3) == pytest.approx(lr_at(config, border), rel=1e-3)
+
+
+@pytest.mark.runs
+def test_a_run_that_begins_causal_ends_masked(tiny_data: Path, tmp_path: Path) -> None:
+    assert main(["train", *words(tiny_data, tmp_path, "causal-then-masked.yaml")]) == 0
+    found = records(tmp_path / "causal-then-masked")
+    shares = {entry["phase"]: entry["predicted"] / entry["rows"] / entry["row_tokens"] for entry in found}
+    assert shares["causal"] > 0.8 and shares["masked"] < 0.4

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from modernbert_train.compute import Compute
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig, StreamConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.facts import read_facts
+from modernbert_train.models.build import build_model
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.ranks.transport import Transport
 from modernbert_train.run import banner as banner_module
@@ -46,6 +48,21 @@ def test_it_says_what_will_be_trained(tiny_run: TinyRun, tiny_data: Path) -> Non
     assert "  from    step-00000004 (1,273 tokens)" in text
     assert f"  folder  {config.folder}" in text
     assert "  saves   at the end of each phase (kept); otherwise the newest 3 are kept" in text
+
+
+def test_it_says_what_another_encoder_is(tiny_run: TinyRun, tmp_path: Path) -> None:
+    run = yaml.safe_load(Path(tiny_run()[0]).read_text())
+    del run["phases"]["long"]["model"]
+    run["model"] = {"name": "bert", "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "max_positions": 128}
+    run["objective"] = {"name": "sop"}
+    file = tmp_path / "bert.yaml"
+    file.write_text(yaml.safe_dump(run, sort_keys=False))
+    config = load_run([file])
+    lines = said(config)
+    parameters = sum(p.numel() for p in build_model(config.model, config.objective).parameters())
+    assert lines[0].startswith(f"tiny: {parameters:,} parameters, 6,000 tokens, ")
+    assert lines[1] == "  model   12 layers (12 global) of width 32; 976,704 of the parameters are embeddings"
+    assert "  kernels sdpa, not compiled" in lines
 
 
 @pytest.mark.runs

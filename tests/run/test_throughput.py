@@ -10,7 +10,13 @@ import torch
 
 from modernbert_train.compute import Compute
 from modernbert_train.config.load import load_run
-from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.config.schema import (
+    BertConfig,
+    CausalLmConfig,
+    MaskedLmConfig,
+    ModernBertConfig,
+    SentenceOrderConfig,
+)
 from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
 from modernbert_train.data.planner import BatchPlan, StreamCount
 from modernbert_train.run import throughput
@@ -20,6 +26,7 @@ from tests.conftest import TinyRun
 MODEL = ModernBertConfig(
     vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16
 )
+MLM = MaskedLmConfig()
 ROWS = ((Chunk(0, 0, 0, 5), Chunk(0, 1, 0, 40)), (Chunk(0, 2, 0, 61),))
 
 
@@ -42,7 +49,28 @@ def test_flops_are_those_of_the_pairs_of_tokens_that_see_each_other() -> None:
         forward += 2 * sum(lengths) * weights
         forward += 2 * 2 * width * pairs[None if layer in (0, 3) else 8]
     forward += 2 * predicted * (width * width + width * 512)
-    assert training_flops(ROWS, predicted, MODEL) == pytest.approx(3 * forward, rel=1e-12)
+    assert training_flops(ROWS, {"mlm": predicted}, MODEL, MLM) == pytest.approx(3 * forward, rel=1e-12)
+
+
+def test_flops_of_another_encoder_in_causal_order() -> None:
+    """BERT has one matrix into its feed-forward and no window; a token sees itself and what stands before it."""
+    model = BertConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48)
+    lengths = [chunk.length + SPECIAL_TOKENS for row in ROWS for chunk in row]
+    predicted = sum(lengths) - len(lengths)
+    forward = 3 * 2 * sum(lengths) * (4 * 32 * 32 + 2 * 32 * 48)
+    forward += 3 * 4 * 32 * sum(n * (n + 1) // 2 for n in lengths)
+    forward += 2 * predicted * (32 * 32 + 32 * 512)
+    counts = {"causal": predicted}
+    assert training_flops(ROWS, counts, model, CausalLmConfig()) == pytest.approx(3 * forward, rel=1e-12)
+
+
+def test_flops_of_pairs() -> None:
+    """A pair has one special token more, and its head reads [CLS] alone; a batch without a pair is no special case."""
+    objective = SentenceOrderConfig()
+    with_pairs, without = (training_flops(ROWS, {"mlm": 30, "sop": n}, MODEL, objective) for n in (3, 0))
+    assert with_pairs - without == pytest.approx(3 * 3 * 2 * (32 * 32 + 2 * 32), rel=1e-6)
+    longer = tuple(tuple(chunk._replace(length=chunk.length + 1) for chunk in row) for row in ROWS)
+    assert without == pytest.approx(training_flops(longer, {"mlm": 30}, MODEL, MLM), rel=1e-12)
 
 
 def test_the_peak_is_known_only_where_the_datasheet_is() -> None:
@@ -70,14 +98,14 @@ def steps(
     for number, each in enumerate(seconds):
         now += each + (between or {}).get(number, 0.0)
         monkeypatch.setattr(throughput.time, "monotonic", lambda now=now: now)
-        plan = BatchPlan("short", 10 * number, 10, (), 20, 64, 2, 0.3, (StreamCount("train", 0, 9, 9),))
-        found.append(a_meter.measure(plan, ROWS, 30, seconds=each, wait_seconds=each / 4))
+        plan = BatchPlan("short", 10 * number, 10, (), 20, 64, 2, MLM, (StreamCount("train", 0, 9, 9),))
+        found.append(a_meter.measure(plan, ROWS, {"mlm": 30}, seconds=each, wait_seconds=each / 4))
     return found
 
 
 def test_shares_and_rates_of_a_step(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
     (entry,) = steps(a_meter, monkeypatch, [2.0])
-    assert entry["rank_flops_per_second"] == training_flops(ROWS, 30, MODEL) / 2
+    assert entry["rank_flops_per_second"] == training_flops(ROWS, {"mlm": 30}, MODEL, MLM) / 2
     assert entry["mfu"] == pytest.approx(entry["rank_flops_per_second"] / 1e9)
     assert entry["tokens_per_second"] == 5
     assert entry["data_wait_share"] == 0.25

@@ -35,17 +35,17 @@ def compare(runs: Path, then: tuple[str, ...], now: tuple[str, ...]) -> list[str
 # override -> what is told of it; all of them are given at once
 MAY = {
     # on which machine and how fast
-    "device=cpu": "device: auto -> cpu",
+    "compute.device=cpu": "compute.device: auto -> cpu",
     "data.num_workers=7": "data.num_workers: 1 -> 7",
     "data.prefetch_batches=7": "data.prefetch_batches: 2 -> 7",
     "data.worker_timeout_seconds=7": "data.worker_timeout_seconds: 300.0 -> 7.0",
     "data.cache_folder=cache": "data.cache_folder: None -> cache",
     "data.cache_limit_bytes=7": "data.cache_limit_bytes: None -> 7",
     "data.download_timeout_seconds=7": "data.download_timeout_seconds: 60.0 -> 7.0",
-    "model.attention=sdpa": "model.attention: auto -> sdpa",
-    "model.global_attention=flex": "model.global_attention: None -> flex",
-    "model.compile=true": "model.compile: False -> True",
-    "model.activation_checkpointing=true": "model.activation_checkpointing: False -> True",
+    "compute.attention=sdpa": "compute.attention: auto -> sdpa",
+    "compute.global_attention=flex": "compute.global_attention: None -> flex",
+    "compute.compile=true": "compute.compile: False -> True",
+    "compute.activation_checkpointing=true": "compute.activation_checkpointing: False -> True",
     "distributed.strategy=fsdp2": "distributed.strategy: ddp -> fsdp2",
     "distributed.timeout_seconds=7": "distributed.timeout_seconds: 300.0 -> 7.0",
     "launch.nodes=2": "launch.nodes: 1 -> 2",
@@ -67,7 +67,7 @@ MAY = {
 }
 MAY_NOT = {
     "seed=7": "seed: 17 -> 7",
-    "precision=fp32": "precision: auto -> fp32",
+    "compute.precision=fp32": "compute.precision: auto -> fp32",
     "data.mix_by=documents": "data.mix_by: tokens -> documents",
     "data.packing_window=7": "data.packing_window: 128 -> 7",
     "data.max_wait_rows=7": "data.max_wait_rows: 2048 -> 7",
@@ -77,7 +77,7 @@ MAY_NOT = {
     "model.local_attention=64": "model.local_attention: 128 -> 64",
     "model.local_rope_theta=7": "model.local_rope_theta: 10000.0 -> 7.0",
     "model.attention_out_dropout=0": "model.attention_out_dropout: 0.1 -> 0.0",
-    "model.init_from=there": "model.init_from: None -> there",
+    "weights.init_from=there": "weights.init_from: None -> there",
     "objective.mask_rate=0.2": "objective.mask_rate: 0.3 -> 0.2",
     "objective.eval_mask_rate=0.2": "objective.eval_mask_rate: 0.15 -> 0.2",
     "optim.lr=2": "optim.lr: 1.0 -> 2.0",

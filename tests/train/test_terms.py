@@ -6,18 +6,25 @@ whose gradient is followed.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
+from modernbert_train.__main__ import main
 from modernbert_train.batch import Batch, Packed, Sums
 from modernbert_train.train import composer_internals
 from modernbert_train.train.adapters import ComposerObjective, weighted
 from modernbert_train.train.composer_internals import PlannedTrainer
+from tests.conftest import TinyRun
+from tests.data.make_shards import make_documents, make_shards
 
 TERMS = {"mlm": 1.0, "sop": 0.5}
 # of each row what the two terms sum over: as many tokens here as there, pairs in some, and a row with neither
@@ -123,6 +130,27 @@ def test_a_term_of_which_there_is_nothing_adds_nothing() -> None:
     """0, with a gradient of 0: neither is divided by 0."""
     loss, gradient = Step([[1], [4]]).run()
     assert loss == pytest.approx((4 + 7 + 8 + 9 + 10) / 5) and gradient[1] == 0.0
+
+
+@pytest.mark.runs
+def test_texts_too_short_for_pairs_train_their_masked_tokens(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Batches without any pair: the order's loss is 0 and not 0/0, in training and on held-out text."""
+    file, *_ = tiny_run()
+    run = yaml.safe_load(Path(file).read_text())
+    for name, seed in (("train", 21), ("validation", 22)):
+        tokenizer = Path(run["data"]["tokenizer"])
+        make_shards(tmp_path / name, make_documents(tokenizer, [1] * 300, seed=seed), tokenizer)
+        run["data"][name] = str(tmp_path / name)
+    run["objective"] = {"name": "sop", "mask_rate": 0.5}
+    Path(file).write_text(yaml.safe_dump(run, sort_keys=False))
+    assert main(["train", file, "phases.long=null", "phases.short={tokens: 900, schedule: {warmup_tokens: 0}}"]) == 0
+    metrics = (tmp_path / "runs/tiny/metrics.jsonl").read_text().splitlines()
+    steps = [entry for line in metrics if (entry := json.loads(line))["kind"] == "step"]
+    assert steps and all((step["count/sop"], step["loss/sop"]) == (0, 0.0) for step in steps)
+    assert all(step["count/mlm"] == step["predicted"] and math.isfinite(step["grad_norm"]) for step in steps)
+    assert sum(step["predicted"] for step in steps) > 0
+    (measured, *_) = [entry for line in metrics if (entry := json.loads(line))["kind"] == "validation"]
+    assert (measured["sop/loss"], measured["sop/accuracy"]) == (0.0, 0.0)
 
 
 def test_terms_that_were_not_asked_for_do_not_count() -> None:

@@ -61,7 +61,7 @@ def test_every_section_has_the_numbers_of_the_run(folder: Path) -> None:
     last = [line for line in lines if line["kind"] == "validation"][-1]
     evaluation = section(text, "Evaluation")
     assert f"| this model | {last['loss']:.3f} | {last['accuracy']:.1%} |" in evaluation
-    assert f"{last['predicted']} predictions" in evaluation and "15% of the tokens masked" in evaluation
+    assert f"{last['predicted']} predictions" in evaluation and "15% of the tokens predicted" in evaluation
 
 
 def test_the_licence_is_the_users_or_unknown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

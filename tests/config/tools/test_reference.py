@@ -57,10 +57,10 @@ def test_values_are_as_yaml_has_them() -> None:
     """A reader copies them: null and not None, a number without a comma, no signature of a class."""
     page = reference()
     assert not re.search(r"\bNone\b|Literal|\w+Config\(|\d,\d{3}`|<class", page)
-    defaults = dict(re.findall(r"^#### `([\w.<>]+)`.*\n\n.*; default `([^`]*)`", page, re.MULTILINE))
-    assert yaml.safe_load(defaults["model.vocab_size"]) == ModernBertConfig.vocab_size == 50368
-    assert yaml.safe_load(defaults["data.cache_folder"]) is None
-    assert yaml.safe_load(defaults["optim.betas"]) == list(StableAdamWConfig.betas)
+    defaults = dict(re.findall(r"^#### `([\w.<>]+`(?: \(\w+\))?).*\n\n.*; default `([^`]*)`", page, re.MULTILINE))
+    assert yaml.safe_load(defaults["model.vocab_size` (modernbert)"]) == ModernBertConfig.vocab_size == 50368
+    assert yaml.safe_load(defaults["data.cache_folder`"]) is None
+    assert yaml.safe_load(defaults["optim.betas` (stable_adamw)"]) == list(StableAdamWConfig.betas)
 
 
 def test_links_within_the_page_and_to_others_lead_somewhere() -> None:

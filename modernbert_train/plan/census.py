@@ -1,0 +1,146 @@
+"""What a model is made of, by its configuration alone: its matrices, what each is multiplied with, its layers' windows.
+
+From this follow parameters, FLOPs, what Muon orthogonalises and what GPUs send. Another architecture is one function
+here and a row in `ENCODERS`; another head is one in `HEADS`. Tests hold every one against the real model.
+
+Shape legend: D model width, F hidden width, V vocabulary, L layers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from modernbert_train.config.schema import BertConfig, MaskedLmConfig, ModelConfig, ModernBertConfig, ObjectiveConfig
+
+Place = Literal["embedding", "layer", "head"]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Matrices of one shape, or vectors as matrices of one column.
+
+    Attributes:
+        rows, columns: of each.
+        place: where they stand. In layers they are spread evenly over them.
+        count: how many, each of its own numbers.
+        uses: products of each with what it is multiplied with; 0: norms, biases, and tables that are only looked up.
+        head: whose positions it is multiplied with, a name of `ObjectiveConfig.heads`; None: every token.
+    """
+
+    rows: int
+    columns: int
+    place: Place
+    count: int = 1
+    uses: int = 0
+    head: str | None = None
+
+    @property
+    def numbers(self) -> int:
+        return self.count * self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class Census:
+    """A model with its heads.
+
+    Attributes:
+        matrices: and vectors.
+        windows: of each layer, the tokens that a token sees on each side; None: all of its sequence.
+        key_flops: of a token in one layer's attention, for each key that it sees.
+    """
+
+    matrices: tuple[Matrix, ...]
+    windows: tuple[int | None, ...]
+    key_flops: int
+
+    @property
+    def hidden(self) -> list[Matrix]:
+        """What Muon orthogonalises, fused matrices one by one: all that are multiplied with, but the embedding."""
+        return [matrix for matrix in self.matrices if matrix.uses and matrix.place != "embedding"]
+
+    @property
+    def num_global(self) -> int:
+        """Layers without a window."""
+        return sum(window is None for window in self.windows)
+
+
+@functools.cache
+def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Census:
+    """Count a model.
+
+    Args:
+        model: the encoder.
+        objective: whose heads stand on it; None: that of masked-language modelling alone.
+    """
+    matrices, windows = ENCODERS[type(model)](model)
+    heads = (objective or MaskedLmConfig()).heads
+    beside = tuple(matrix for head in heads if head in HEADS for matrix in HEADS[head](model))
+    # scores, and the weighted sum of values: a product of width D each
+    return Census((*matrices, *beside), windows, key_flops=4 * model.hidden_size)
+
+
+Counted = tuple[tuple[Matrix, ...], tuple[int | None, ...]]  # what an encoder is, with the head that predicts tokens
+
+
+def _modernbert(model: ModernBertConfig) -> Counted:
+    """No biases but the decoder's; the first layer has one norm, the others two."""
+    width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
+    windows = tuple(None if model.is_global(index) else model.half_window for index in range(layers))
+    return (
+        _table(model),
+        Matrix(width, width, "layer", 4 * layers, uses=1),  # Wqkv, attn.Wo
+        Matrix(hidden, width, "layer", 2 * layers, uses=1),  # Wi: values and gates
+        Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
+        Matrix(width, 1, "layer", 2 * layers - 1),
+        Matrix(width, 1, "embedding"),  # its norm
+        *_prediction(model),
+        Matrix(width, 1, "head", 2),  # the last layer's norm, and the head's
+    ), windows
+
+
+def _bert(model: BertConfig) -> Counted:
+    """Biases everywhere; norms have one too. Tables of positions and segments are only looked up."""
+    width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
+    return (
+        _table(model),
+        Matrix(model.max_positions + model.position_offset, width, "embedding"),
+        Matrix(model.segments, width, "embedding"),
+        Matrix(width, 1, "embedding", 2),
+        Matrix(width, width, "layer", 4 * layers, uses=1),  # Wqkv, attn.Wo
+        Matrix(hidden, width, "layer", layers, uses=1),  # Wi
+        Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
+        Matrix(width, 1, "layer", (5 + 4) * layers),  # biases of the matrices before D; two norms
+        Matrix(hidden, 1, "layer", layers),
+        *_prediction(model),
+        Matrix(width, 1, "head", 3),  # bias of the dense matrix, norm
+    ), (None,) * layers
+
+
+def _table(model: ModelConfig) -> Matrix:
+    """The embedding: looked up by every token, and as the decoder multiplied with what is predicted."""
+    return Matrix(model.vocab_size, model.hidden_size, "embedding", uses=1, head="tokens")
+
+
+def _prediction(model: ModelConfig) -> tuple[Matrix, ...]:
+    """The dense matrix of the head that predicts tokens, and the decoder's bias."""
+    dense = Matrix(model.hidden_size, model.hidden_size, "head", uses=1, head="tokens")
+    return dense, Matrix(model.vocab_size, 1, "head")
+
+
+def _pair(model: ModelConfig) -> tuple[Matrix, ...]:
+    """See `PairHead` of models/pairs.py."""
+    width = model.hidden_size
+    return (
+        Matrix(width, width, "head", uses=1, head="pair"),
+        Matrix(2, width, "head", uses=1, head="pair"),
+        Matrix(width + 2, 1, "head"),
+    )
+
+
+ENCODERS: dict[type[ModelConfig], Callable[[Any], Counted]] = {ModernBertConfig: _modernbert, BertConfig: _bert}
+
+# heads of an objective besides that of the tokens, which is the encoder's own
+HEADS: dict[str, Callable[[ModelConfig], tuple[Matrix, ...]]] = {"pair": _pair}

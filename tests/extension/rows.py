@@ -1,0 +1,22 @@
+"""The rows that make the toys part of the framework: one in each table, and no edit elsewhere."""
+
+from collections.abc import Callable
+from typing import Any
+
+from modernbert_train.config.schema import VARIANTS
+from modernbert_train.models.build import ENCODERS
+from modernbert_train.objectives import OBJECTIVES
+from modernbert_train.optim.build import OPTIMIZERS
+from tests.extension.toy_encoder import Bag, BagConfig
+from tests.extension.toy_objective import FirstToken, FirstTokenConfig
+from tests.extension.toy_optimizer import SignConfig, build
+
+
+def add(put: Callable[[dict[Any, Any], Any, Any], None] = dict.__setitem__) -> None:
+    """Put a row into each table; a test takes them out again."""
+    put(VARIANTS["model"], "bag", BagConfig)
+    put(VARIANTS["objective"], "first", FirstTokenConfig)
+    put(VARIANTS["optim"], "sign", SignConfig)
+    put(ENCODERS, BagConfig, Bag)
+    put(OBJECTIVES, FirstTokenConfig, FirstToken)
+    put(OPTIMIZERS, SignConfig, build)

@@ -1,0 +1,16 @@
+"""The page shows the toys as they are: code on a page that nobody runs is wrong within a month."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs/extending.md"
+
+
+@pytest.mark.parametrize("file", sorted(HERE.glob("toy_*.py")), ids=lambda file: file.stem)
+def test_the_page_shows_the_toy(file: Path) -> None:
+    code = file.read_text()
+    assert code[code.index("@dataclass") :].rstrip() in PAGE.read_text(), f"copy {file.name} to docs/extending.md"

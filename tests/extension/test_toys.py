@@ -1,0 +1,57 @@
+"""A toy of each kind, at most 40 lines, and a row in each table: if a run of them needs an edit elsewhere, the seam is
+not there, and whoever adds an encoder has to understand everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from modernbert_train.__main__ import main
+from tests.conftest import TinyRun
+from tests.extension import rows
+from tests.systems.test_exactness import assert_equal_runs, killed_and_gone_on
+
+HERE = Path(__file__).parent
+MODEL = {"vocab_size": 512, "hidden_size": 32, "num_layers": 2, "num_heads": 1, "intermediate_size": 32}
+NUMBERS = {"norm_eps": 1e-5, "init_std": 0.05, "init_cutoff": 2.0}
+
+
+@pytest.fixture(autouse=True)
+def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows.add(monkeypatch.setitem)
+
+
+def toys(words: list[str]) -> list[str]:
+    """The tiny run, all of toys; a phase overrides the toy's own key."""
+    file = Path(words[0])
+    run = yaml.safe_load(file.read_text())
+    run["model"] = {"name": "bag", **MODEL, **NUMBERS}
+    run["objective"], run["optim"] = {"name": "first"}, {"name": "sign", "lr": 1e-3}
+    run["phases"]["long"]["model"] = {"mixture": 0.2}
+    file.write_text(yaml.safe_dump(run, sort_keys=False))
+    return words
+
+
+def test_a_toy_has_at_most_forty_lines_of_its_own() -> None:
+    for file in HERE.glob("toy_*.py"):
+        lines = [line for line in file.read_text().splitlines() if line.strip() and "import" not in line]
+        assert len(lines) <= 40, file.name
+
+
+@pytest.mark.runs
+def test_toys_are_trained_killed_and_gone_on_with(tiny_run: TinyRun, tmp_path: Path) -> None:
+    common = ("checkpoint.interval_steps=3", "data.num_workers=0")
+    assert main(["train", *toys(tiny_run(*common, "name=whole"))]) == 0
+    killed_and_gone_on(toys(tiny_run(*common, "name=killed")), step=8)
+    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+    assert main(["eval", *toys(tiny_run(*common, "name=whole"))]) == 0
+
+
+@pytest.mark.runs
+def test_bad_values_of_toys_are_told_as_those_of_others(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bounds beside a key are all that a key needs."""
+    assert main(["check", *toys(tiny_run("model.mixture=1.5", "phases.long.model.hidden_size=8"))]) == 78
+    said = capsys.readouterr().err
+    assert "model.mixture=1.5: must be at least 0 and at most 1." in said or "hidden_size" in said

@@ -1,0 +1,40 @@
+"""The next token: what is predicted, and from where. One place off, and a model learns to copy what it reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
+from modernbert_train.config.schema import CausalLmConfig
+from modernbert_train.objectives.causal import CausalLM
+from tests.objectives.test_mlm import CLS, SEP, VOCABULARY, keys, line
+
+
+def make(lengths: list[int], tail: int) -> tuple[PackedText, Inputs]:
+    ids, starts, sizes = line(lengths, tail)
+    text = PackedText(ids, starts, sizes, keys(len(lengths)))
+    return text, CausalLM(CausalLmConfig(), VOCABULARY).make(text, CausalLmConfig())
+
+
+@pytest.mark.parametrize("tail", [0, 6])
+@pytest.mark.parametrize("lengths", [[1], [5, 1, 30], [7, 7]])
+def test_every_token_predicts_the_next_of_its_sequence(lengths: list[int], tail: int) -> None:
+    """[CLS] the first, the last [SEP], which predicts nothing; no pad is predicted, none predicts."""
+    text, inputs = make(lengths, tail)
+    positions, labels = inputs.targets["positions_M"], inputs.targets["labels_M"]
+    real = labels != IGNORED_LABEL
+    expected = [at for start, size in zip(text.starts_Q, lengths, strict=True) for at in range(start - 1, start + size)]
+    assert positions[real].tolist() == expected
+    assert (labels[real] == text.ids_T[positions[real] + 1]).all()
+    assert inputs.counts == {"causal": sum(lengths) + len(lengths)} == {"causal": int(real.sum())}
+    assert (labels[real] == SEP).sum() == len(lengths) and not (labels == CLS).any()
+
+
+def test_inputs_are_the_text_and_the_encoder_is_told() -> None:
+    """Of shapes that do not depend on the documents, so that nothing is compiled twice."""
+    text, inputs = make([5, 9], 4)
+    other = make([3, 3, 6], 4)[1]
+    assert inputs.order == "causal" and inputs.segments_T is None
+    assert np.array_equal(inputs.ids_T, text.ids_T)
+    assert {len(values) for each in (inputs, other) for values in each.targets.values()} == {len(text.ids_T), 22}

@@ -1,0 +1,121 @@
+"""Exactness of every encoder with every objective, and of a run that changes what it is trained for.
+
+What a user would lose: a BERT that is resumed into another run than it was, or a run whose loss depends on its ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modernbert_train.__main__ import main
+from modernbert_train.run.checkpoint import newest_valid
+from tests.conftest import TinyRun
+from tests.systems.test_matrix import PAIRS, system
+from tests.train.faulty import Killed, at_fault
+from tests.train.test_run import records
+
+ROOT = Path(__file__).resolve().parents[2]
+CAUSAL_FIRST = ("objective={name: mlm}", "phases.short.objective={name: causal}")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found, passed_over = newest_valid(folder / "checkpoints")
+    assert found is not None and not passed_over
+    return found.weights()
+
+
+def assert_equal_runs(folder: Path, expected: Path) -> None:
+    assert records(folder) == records(expected) and len(records(folder)) > 10
+    assert records(folder, "validation") == records(expected, "validation")
+    found = weights(folder)
+    for name, tensor in weights(expected).items():
+        assert torch.equal(tensor, found[name]), name
+
+
+def killed_and_gone_on(words: list[str], step: int) -> None:
+    with at_fault(kill_at=step), pytest.raises(Killed):
+        main(["train", *words])
+    assert main(["train", *words]) == 0
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(("encoder", "objective"), PAIRS)
+def test_a_killed_run_goes_on_as_if_it_never_was(
+    tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str
+) -> None:
+    """With dropout, whose draws must not depend on where a run was stopped."""
+    dropout = "model.attention_out_dropout=0.1" if encoder == "modernbert" else "model.dropout=0.1"
+    common = (dropout, "checkpoint.interval_steps=3")
+    assert main(["train", *system(tiny_run(*common, "name=whole"), encoder, objective)]) == 0
+    killed_and_gone_on(system(tiny_run(*common, "name=killed"), encoder, objective), step=8)
+    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+
+
+@pytest.mark.runs
+def test_a_run_learns_causally_and_then_from_masks(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """One run, two objectives: killed in the second phase it goes on in the second, with what the first has learnt."""
+    common = (*CAUSAL_FIRST, "checkpoint.interval_steps=3")
+    assert main(["train", *tiny_run(*common, "name=whole")]) == 0
+    steps = records(tmp_path / "runs/whole")
+    by_phase: dict[str, list[dict[str, Any]]] = {"short": [], "long": []}
+    for step in steps:
+        by_phase[step["phase"]].append(step)
+    # every token but [CLS] and what pads is predicted at first, and three in ten after that
+    shares = {
+        phase: sum(step["predicted"] for step in found) / (found[-1]["tokens"] - (4000 if phase == "long" else 0))
+        for phase, found in by_phase.items()
+    }
+    assert shares["short"] > 0.9 and 0.2 < shares["long"] < 0.4
+    at = len(by_phase["short"]) + 2
+    killed_and_gone_on(tiny_run(*common, "name=killed"), step=at)
+    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+
+
+def test_a_phase_cannot_change_to_an_objective_with_other_heads(tiny_run: TinyRun, capsys: Any) -> None:
+    """Its head would have no weights, or the packing no room for its special tokens."""
+    assert main(["check", *tiny_run("phases.long.objective={name: sop}")]) == 78
+    said = capsys.readouterr().err
+    assert "phases.long.objective.name=sop: cannot follow objective.name=mlm in one run" in said
+    assert "weights.init_from" in said
+
+
+def launch(words: list[str], ranks: int) -> None:
+    command = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(ranks)]
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("encoder", "objective"), [*PAIRS, ("modernbert", "causal first")])
+def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str) -> None:
+    """The loss of each term is a mean over the global batch, however it was cut."""
+
+    def words(*more: str) -> list[str]:
+        if objective == "causal first":
+            return tiny_run(*CAUSAL_FIRST, *more)
+        return system(tiny_run(*more), encoder, objective)
+
+    launch(words("name=one"), 1)
+    for strategy in ("ddp", "fsdp2"):
+        launch(words(f"name={strategy}", f"distributed.strategy={strategy}"), 2)
+        found, wanted = records(tmp_path / "runs" / strategy), records(tmp_path / "runs/one")
+        assert len(found) == len(wanted) > 10
+        for one, other in zip(found, wanted, strict=True):
+            assert [one[key] for key in ("step", "tokens", "predicted")] == [
+                other[key] for key in ("step", "tokens", "predicted")
+            ]
+            for key in ("loss", "grad_norm"):
+                assert one[key] == pytest.approx(other[key], rel=2e-4, abs=1e-6), (one["step"], key)
+        reference = weights(tmp_path / "runs/one")
+        for name, tensor in weights(tmp_path / "runs" / strategy).items():
+            torch.testing.assert_close(tensor, reference[name], rtol=2e-3, atol=2e-5, msg=name)
