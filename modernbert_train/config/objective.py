@@ -31,11 +31,6 @@ class ObjectiveConfig:
         return 2
 
     @property
-    def order(self) -> Literal["all", "causal"]:
-        """What a token sees of its sequence; see batch.py."""
-        return "all"
-
-    @property
     def terms(self) -> Mapping[str, float]:
         """Loss term -> weight; the first is a mean over predicted tokens."""
         raise NotImplementedError
@@ -101,10 +96,6 @@ class CausalLmConfig(ObjectiveConfig):
     """
 
     name: str = "causal"
-
-    @property
-    def order(self) -> Literal["all", "causal"]:
-        return "causal"
 
     @property
     def terms(self) -> Mapping[str, float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from modernbert_train.batch import Inputs, PackedText
 from modernbert_train.compute import Compute
+from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.microbatches import MicrobatchMaker, share_of_rank
 from modernbert_train.data.packing import SPECIAL_TOKENS, WINDOW, Chunk, GreedyPacker
@@ -113,7 +114,7 @@ class _Texts:
 class _Plain:
     """Text as it is: what an objective makes that predicts nothing, but the place of each sequence."""
 
-    def __init__(self, order: Literal["all", "causal"]) -> None:
+    def __init__(self, order: Order) -> None:
         self._order = order
 
     def make(self, text: PackedText, settings: Any) -> Inputs:

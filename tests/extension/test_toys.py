@@ -30,6 +30,7 @@ def toys(words: list[str]) -> list[str]:
     run["model"] = {"name": "bag", **MODEL, **NUMBERS}
     run["objective"], run["optim"] = {"name": "first"}, {"name": "sign", "lr": 1e-3}
     run["phases"]["long"]["model"] = {"mixture": 0.2}
+    run["evals"] = {"size": {"name": "norm", "every_tokens": 1000}}
     file.write_text(yaml.safe_dump(run, sort_keys=False))
     return words
 
