@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     words = "median length of documents, in place of the data's"
     verb.add_argument("--median", type=_positive, metavar="TOKENS", help=words)
     verb.add_argument("--html", type=Path, metavar="FILE", help="write it as a page too; FILE.svg: the picture alone")
-    with_run(add("eval", _eval, "held-out loss and accuracy of a run's newest checkpoint, or one named"))
+    with_run(add("eval", _eval, "held-out loss, accuracy and evals of a run's newest checkpoint, or one named"))
     verb = with_run(add("export", _export, "write a run's newest checkpoint, one named, or FILE.pt for Hugging Face"))
     verb.add_argument("--out", type=Path, help="folder of the model; default: the run's folder/hf")
     with_licence(verb)
@@ -257,6 +257,10 @@ def _check(options: argparse.Namespace) -> None:
         print(f"warning: {warning}")
     if config.data.streams:
         print(describe_streams(config, facts))
+    if config.evals:
+        from modernbert_train.data.labelled import describe_labelled
+
+        print(*describe_labelled(config), sep="\n")
     print(f"\n{picture_text(config)}")
 
 

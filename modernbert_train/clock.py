@@ -66,6 +66,11 @@ def crosses(interval: int | None, before: int, after: int) -> bool:
     return interval is not None and before // interval != after // interval
 
 
+def is_due(config: RunConfig, interval: int | None, before: int, after: int) -> bool:
+    """Whether what is done every so many tokens, and at the end of each phase, is due after a step."""
+    return crosses(interval, before, after) or ends_phase(config, before, after)
+
+
 def validations_in(phase: PhaseConfig, settings: EvalConfig, held_out_tokens: int | None) -> int:
     """How many times a phase is validated where no interval is given, the last of them at its end; at least once.
 
@@ -87,7 +92,7 @@ def validates(config: RunConfig, held_out_tokens: int | None, before: int, after
     A function of the clock alone: the same for any number of ranks, and wherever the run was stopped and went on.
     """
     if config.eval.interval_tokens is not None:
-        return crosses(config.eval.interval_tokens, before, after) or ends_phase(config, before, after)
+        return is_due(config, config.eval.interval_tokens, before, after)
     position = position_at(config, before)
     parts, tokens = validations_in(position.phase, config.eval, held_out_tokens), position.phase.tokens
     return parts * position.tokens // tokens != parts * (position.tokens + after - before) // tokens

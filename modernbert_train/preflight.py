@@ -14,6 +14,7 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.packages import missing_packages
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
+from modernbert_train.data.labelled import describe_labelled
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.run.manifest import CONFIG_YAML, STATE, read_manifest
 from modernbert_train.run.run_folder import RunFolder
@@ -31,7 +32,8 @@ def preflight(config: RunConfig, num_ranks: int = 1, *, fresh: bool = False, fol
         config: the run.
         num_ranks: processes that would train.
         fresh: what the run's folder holds would be put aside.
-        folder: also look at the run's folder and its first weights, which only the first machine need see.
+        folder: also look at the run's folder, its first weights and labelled texts, which only the first machine need
+            see.
 
     Raises:
         RunError: a line, or a few, for each mistake; of several the exit code is that of the configuration before that
@@ -63,6 +65,8 @@ def _of_itself(config: RunConfig, num_ranks: int) -> Iterator[Look]:
 
 
 def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
+    if config.evals:  # which rank 0 reads for all
+        yield lambda: describe_labelled(config)
     run = RunFolder(config)
     if fresh or not run.has_checkpoints():
         start = () if config.start is None else (config.start.checkpoint,)

@@ -46,7 +46,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.objectives": ("batch", "config", "errors", "keyed_random", "vocabulary"),
     "modernbert_train.models": ("batch", "config", "errors", "keyed_random"),
     "modernbert_train.optim": ("clock", "config", "errors"),
-    "modernbert_train.report": ("config.read", "errors", "files", "read_json", "text"),
+    "modernbert_train.report": ("config.evals", "config.read", "errors", "files", "read_json", "text"),
     "modernbert_train.plan": (
         "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.facts", "data.mixing",
         "data.packing", "data.path", "errors", "optim.schedules", "read_json", "report", "text",
@@ -60,9 +60,10 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "text", "vocabulary",
     ),
     "modernbert_train.evals": (
-        "batch", "compute", "config", "data", "errors", "models", "objectives", "ranks", "run", "vocabulary", "weights",
+        "batch", "compute", "config", "data", "errors", "keyed_random", "models", "objectives", "ranks", "run",
+        "vocabulary", "weights",
     ),
-    "modernbert_train.preflight": ("config", "data.check", "errors", "run", "weights.named_source"),
+    "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
     "modernbert_train.train": (
         "batch", "clock", "compute", "config", "data", "errors", "evals", "import_hook", "keyed_random", "models",
         "objectives", "optim", "preflight", "ranks", "read_json", "report", "run", "text", "vocabulary", "weights",
@@ -73,8 +74,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
     "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "models", "trials"),
     "modernbert_train.__main__": (
-        "config", "data.check", "data.facts", "doctor", "errors", "evals", "inspection", "lasting_output", "plan",
-        "preflight", "ranks", "report", "run", "train", "weights",
+        "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals", "inspection",
+        "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
     ),
     "data_prep": (
         "config", "data.dataset_card", "errors", "files", "import_stubs", "ranks.orphans", "read_json", "text",
@@ -134,6 +135,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.weights.model_card": (),
     "modernbert_train.weights.named_source": (),
     "modernbert_train.evals": ("numpy", "torch"),
+    "modernbert_train.evals.probe": ("numpy", "tokenizers", "torch"),
     "modernbert_train.train": ("composer", "numpy", "torch"),
     "modernbert_train.train.composer_internals": ("composer", "torch", "wandb"),
     "modernbert_train.trials": ("torch",),

@@ -22,6 +22,7 @@ from modernbert_train.config.schema import (
     ModelConfig,
     ModernBertConfig,
     PhaseConfig,
+    ProbeConfig,
     RunConfig,
 )
 from modernbert_train.config.stream_rules import one_source, phase_shares, stream_shares
@@ -286,6 +287,34 @@ def validation_rows(config: RunConfig, num_ranks: int) -> Iterator[str]:
         )
 
 
+def evaluations(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    for name, settings in config.evals.items():
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
+            yield f"evals.{name}: the name stands in metrics. Use at most 40 letters, digits, '_' and '-'."
+        elif name == "heldout":
+            yield "evals.heldout: this name is the held-out text's, whose section is eval. Choose another."
+        if isinstance(settings, ProbeConfig):
+            yield from _probe(f"evals.{name}", settings)
+
+
+def _probe(here: str, probe: ProbeConfig) -> Iterator[str]:
+    for key, file in (("train", probe.train), ("test", probe.test)):
+        if file is not None and not file.endswith((".jsonl", ".tsv", ".csv")):
+            yield f"{here}.{key}={file}: of which kind is it? Name a file that ends in .jsonl, .tsv or .csv."
+    if probe.test == probe.train:
+        yield (
+            f"{here}.test={probe.test} is {here}.train too: what was learned would be told. Remove test, and each text "
+            "is told by what was learned from the others."
+        )
+    if not probe.text_columns:
+        yield f"{here}.text_columns=[]: there would be nothing to read. Name the column of the text."
+    if probe.label_column in probe.text_columns:
+        yield (
+            f"{here}.label_column={probe.label_column} is one of {here}.text_columns too: the text would hold its "
+            "class. Name another."
+        )
+
+
 def worker_patience(config: RunConfig, num_ranks: int) -> Iterator[str]:
     data = config.data
     if 0 < data.worker_timeout_seconds <= 2 * data.download_timeout_seconds and data.num_workers > 0:
@@ -353,6 +382,7 @@ RULES: tuple[Rule, ...] = (
     stream_shares,
     phase_shares,
     validation_rows,
+    evaluations,
     worker_patience,
     precision_and_device,
     sharding,

@@ -155,14 +155,17 @@ def _fill(config: Any, schema: type, tree: Any, path: tuple[str, ...], origins: 
             for name, entry in value.items():
                 if entry is None:
                     continue
-                config[key][name] = OmegaConf.structured(inner)
+                schema_of_entry = _variant(here, (*here, name), entry, inner, None, origins, errors)
+                if schema_of_entry is None:
+                    continue
+                config[key][name] = OmegaConf.structured(schema_of_entry)
                 _set_editable(config[key][name])
-                _fill_section(config[key], name, inner, entry, (*here, name), origins, errors)
+                _fill_section(config[key], name, schema_of_entry, entry, (*here, name), origins, errors)
         elif dataclasses.is_dataclass(hint):
             if value is None and hint is not hints[key]:
                 config[key] = None
                 continue
-            variant = _variant(key, path, value, typing.cast(type, hint), config, origins, errors)
+            variant = _variant(here, here, value, typing.cast(type, hint), config, origins, errors)
             if variant is None:
                 continue
             assert isinstance(variant, type)
@@ -197,7 +200,7 @@ def _fill_overrides(
         errors.append(_bad(here, value, f"a section with keys {', '.join(allowed)}", origins))
         return
     if section in CHANGED_WHOLE and value.get("name", None) not in (None, config._get_root()[section].name):
-        variant = _variant(section, (), value, schema, config._get_root(), origins, errors)
+        variant = _variant((section,), (section,), value, schema, config._get_root(), origins, errors)
         if variant is None:
             return
         schema, allowed = variant, [field.name for field in dataclasses.fields(variant)]
@@ -256,15 +259,30 @@ def _refused(here: tuple[str, ...], origins: Origins, errors: list[str]) -> bool
 
 
 def _variant(
-    key: str, path: tuple[str, ...], value: Any, base: type, config: Any, origins: Origins, errors: list[str]
+    section: tuple[str, ...],
+    here: tuple[str, ...],
+    value: Any,
+    base: type,
+    config: Any,
+    origins: Origins,
+    errors: list[str],
 ) -> type | None:
-    table = VARIANTS.get(".".join((*path, key)))
+    """The schema of what stands at `here`: `base`, or that of its name in the table of the section.
+
+    The section is `here` itself or, where it has an entry for each name, the one above. Its default is in `config`;
+    entries have none.
+    """
+    table = VARIANTS.get(".".join(section))
     if table is None:
         return base
-    name = value.get("name", config[key].get("name")) if isinstance(value, Mapping) else None
+    if value is not None and not isinstance(value, Mapping):
+        errors.append(_bad(here, value, f"a section with a name, one of {', '.join(table)}, and its keys", origins))
+        return None
+    default = None if config is None else config[here[-1]].get("name")
+    name = None if value is None else value.get("name", default)
     if not isinstance(name, str) or name not in table:
         near = _nearest(str(name), list(table))
-        errors.append(_bad((*path, key, "name"), name, "one of " + ", ".join(table), origins) + near)
+        errors.append(_bad((*here, "name"), name, "one of " + ", ".join(table), origins) + near)
         return None
     return table[name]
 

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from omegaconf import MISSING
 
 from modernbert_train.config.bert import BertConfig as BertConfig
+from modernbert_train.config.evals import EvaluatorConfig as EvaluatorConfig
+from modernbert_train.config.evals import ProbeConfig as ProbeConfig
 from modernbert_train.config.knob import facts_of, knob
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.config.model import ModelConfig as ModelConfig  # importers of the schema take all of it here
@@ -341,6 +343,8 @@ class RunConfig:
     phases: dict[str, PhaseConfig] = knob(factory=dict, restart=True)
     start: StartConfig | None = None  # None: from scratch, or from weights.init_from or weights.grow_from
     eval: EvalConfig = knob(factory=EvalConfig, restart=True)
+    # other measurements during training, by names of your choice; see docs/watching.md
+    evals: dict[str, EvaluatorConfig] = knob(factory=dict, restart=True)
     checkpoint: CheckpointConfig = knob(factory=CheckpointConfig, restart=True)
     # it says what is done when something goes wrong, and that is recorded
     stability: StabilityConfig = knob(factory=StabilityConfig, restart=True)
@@ -395,7 +399,7 @@ def _overridden(section: str, value: Any, overrides: Mapping[str, Any]) -> Any:
 # Sections of which a phase may take another variant.
 CHANGED_WHOLE = ("objective",)
 
-# A section whose schema is chosen by its `name`: section -> name -> dataclass.
+# A section, or each entry of a mapping, whose schema is chosen by its `name`: section -> name -> dataclass.
 VARIANTS: dict[str, dict[str, type]] = {
     "model": {"modernbert": ModernBertConfig, "bert": BertConfig},
     "objective": {"mlm": MaskedLmConfig, "causal": CausalLmConfig, "sop": SentenceOrderConfig},
@@ -405,4 +409,5 @@ VARIANTS: dict[str, dict[str, type]] = {
         "muon": MuonConfig,
         "normuon": NorMuonConfig,
     },
+    "evals": {"probe": ProbeConfig},
 }

@@ -5,7 +5,7 @@ Which rows are a rank's own is decided here too, so that microbatches are the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from modernbert_train.batch import Batch, Inputs, Packed, PackedText
 from modernbert_train.config.schema import ObjectiveConfig
-from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan, Row
+from modernbert_train.keyed_random import Keys
 from modernbert_train.vocabulary import Vocabulary
 
 
@@ -26,19 +26,27 @@ class Objective(Protocol):
     def make(self, text: PackedText, settings: Any) -> Inputs: ...
 
 
+class Documents(Protocol):
+    """Where the tokens are; see `TokenStreams`."""
+
+    def read(self, document: int) -> NDArray[Any]: ...
+
+    def mask_keys(self, chunks: Sequence[Chunk]) -> Keys: ...
+
+
 class MicrobatchMaker:
     """Reads, lays out and masks the rows of a plan.
 
     Args:
-        streams: where the tokens are; masks are keyed by the seeds of the streams.
+        documents: by the numbers that the chunks have.
         build_objective: what is made of the text, by its section of the configuration.
         vocabulary: ids of the special tokens.
     """
 
     def __init__(
-        self, streams: TokenStreams, build_objective: Callable[[ObjectiveConfig], Objective], vocabulary: Vocabulary
+        self, documents: Documents, build_objective: Callable[[ObjectiveConfig], Objective], vocabulary: Vocabulary
     ) -> None:
-        self._streams = streams
+        self._documents = documents
         self._build_objective = build_objective
         self._objectives: dict[str, Objective] = {}
         self._vocabulary = vocabulary
@@ -57,7 +65,7 @@ class MicrobatchMaker:
         for number, row in enumerate(rows):
             at = number * row_tokens
             for chunk in row:
-                text = self._streams.read(chunk.document)[chunk.start : chunk.start + chunk.length]
+                text = self._documents.read(chunk.document)[chunk.start : chunk.start + chunk.length]
                 end = at + 1 + len(text)
                 ids[at] = self._vocabulary.cls_id
                 ids[at + 1 : end] = text
@@ -69,7 +77,7 @@ class MicrobatchMaker:
             if at < (number + 1) * row_tokens:
                 boundaries.append((number + 1) * row_tokens)
         lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
-        packed_text = PackedText(ids, np.array(starts, dtype=np.int64), lengths, self._streams.mask_keys(chunks))
+        packed_text = PackedText(ids, np.array(starts, dtype=np.int64), lengths, self._documents.mask_keys(chunks))
         if settings.name not in self._objectives:
             self._objectives[settings.name] = self._build_objective(settings)
         inputs = self._objectives[settings.name].make(packed_text, settings)

@@ -1,14 +1,19 @@
-"""`python -m modernbert_train eval`: a run's newest checkpoint, or one named, is measured on the held-out text."""
+"""`python -m modernbert_train eval`: a run's newest checkpoint, or one named, is measured as training measures it.
+
+That is on the held-out text, and by what stands in `evals`.
+"""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from modernbert_train.compute import Compute
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.fingerprint import data_fingerprint, differences
 from modernbert_train.errors import ConfigError
+from modernbert_train.evals import build_evaluators, figures_text
 from modernbert_train.evals.heldout import Evaluation, open_validation
 from modernbert_train.models.build import build_model
 from modernbert_train.ranks.group import joined
@@ -23,20 +28,25 @@ from modernbert_train.weights.source import (
 )
 
 
-def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> Evaluation:
-    """Measure a checkpoint on the held-out text and print the figures; nothing is written.
+def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> dict[str, dict[str, float]]:
+    """Measure a checkpoint and print the figures; nothing is written.
 
     Args:
-        config: the run; its data, masking rate and eval section are used.
+        config: the run; its data, masking rate and sections eval and evals are used.
         checkpoint: None is the run's newest.
 
+    Returns:
+        Figures by name: those of the held-out text are `heldout`, the others have the names they have in evals.
+
     Raises:
-        ConfigError: the run names no held-out text, or the checkpoint is of another architecture or tokenizer.
-        DataError: shards and tokenizer do not belong together.
+        ConfigError: the run names nothing to measure on, or the checkpoint is of another architecture or tokenizer.
+        DataError: shards and tokenizer do not belong together, or labelled texts cannot be used.
         StorageError: it has no checkpoint.
     """
-    if config.data.validation is None:
-        raise ConfigError("data.validation: not set, so there is nothing to measure on. Name held-out shards.")
+    if config.data.validation is None and not config.evals:
+        raise ConfigError(
+            "data.validation: not set, and evals is empty, so there is nothing to measure on. Name held-out shards."
+        )
     facts = check_data(config)
     found = checkpoint or newest_checkpoint(config)
     source = source_of(found)
@@ -48,12 +58,18 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     compute = Compute.of(config)
     model = build_model(source.model, found.config.objective, config.compute)
     load_weights(model, found.weights())
+    now = replace(config, model=source.model, objective=phase_objective(found))
+    figures: dict[str, dict[str, float]] = {}
     with joined(compute.device, config.distributed.timeout_seconds):
-        validation = open_validation(config, facts)
-        objective = phase_objective(found)
-        result = validation.evaluate(model.to(compute.device), phase, compute, objective)
-    print(describe(result, objective.for_validation().predicted_share, found.folder.name))
-    return result
+        model.to(compute.device)
+        if facts.validation is not None:
+            result = open_validation(config, facts).evaluate(model, phase, compute, now.objective)
+            figures["heldout"] = result.as_dict()
+            print(describe(result, now.objective.for_validation().predicted_share, found.folder.name))
+        for name, evaluator in build_evaluators(config).items():
+            figures[name] = evaluator(model, now, phase, compute)
+            print(f"{name}: {figures_text(figures[name])}; {evaluator}; {found.folder.name}")
+    return figures
 
 
 def describe(result: Evaluation, predicted_share: float, checkpoint: str) -> str:

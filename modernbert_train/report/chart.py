@@ -23,6 +23,7 @@ POINTS = 20_000  # drawn in one chart, all its lines together, up to gaps: bound
 BUCKETS = (10, 600)  # that a line is thinned to, of two points each: the fewest (of 1,000 runs) and the most
 EVENTS = 500  # restarts or faults drawn in one chart; where there are more, neighbours share a mark
 PHASE_LETTERS = 24  # of a phase's name above the plot
+SERIES = 4  # main lines of one run in a chart that differ, see chart.css
 DIAMOND = "M0 0l5 6-5 6-5-6z"
 NARROW = 300  # plot width on a phone in px: phase labels must not touch even there
 
@@ -32,6 +33,7 @@ class Line:
     """One series. `kind` is also its CSS class: faint and main are curves, dashed a reference, points are dots.
 
     `run` is the number of the run that it is of, where several share a chart; it gives colour, dashes and marker.
+    `series` is its number among several main lines of one run.
     """
 
     name: str
@@ -39,10 +41,12 @@ class Line:
     x: Sequence[float]
     y: Sequence[float]
     run: int | None = None
+    series: int = 0
 
     @property
     def css(self) -> str:
-        return f"{self.kind} {line_of(self.run)}".rstrip()
+        series = self.series % SERIES
+        return f"{self.kind} {f's{series}' if series else line_of(self.run)}".rstrip()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 from modernbert_train.config.read import read_yaml
 from modernbert_train.report.chart import Chart, Event, Line, Marks
 from modernbert_train.report.curves import StepRecord, read_history, smooth
+from modernbert_train.report.evaluations import compared_charts
 from modernbert_train.report.html import marks_of
 from modernbert_train.report.page import render, write
 from modernbert_train.report.runs_table import Run, runs_table, settings_table
@@ -107,7 +108,7 @@ def _charts(runs: Sequence[Run]) -> list[Chart]:
         for title, lines in shares.items()
         if any(math.isfinite(value) for line in lines for value in line.y)
     ]
-    return charts
+    return charts + compared_charts([(run.name, run.history) for run in runs])
 
 
 def _marks(runs: Sequence[Run]) -> Marks:

@@ -8,17 +8,20 @@ resume made void are dropped, and how many were dropped is told.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.errors import DataError
 from modernbert_train.read_json import number, parse_object, read_lines
+from modernbert_train.text import shorten
 
 NAN = math.nan
 _MOST = 1e100  # of a figure: any more, and an axis could not be drawn
 _MOST_COUNT = 1e18  # of steps and tokens
+_MOST_FIGURES = 100  # of an evaluation
+_LETTERS = 60  # of the names of an evaluation and its figures
 
 
 class StepRecord(NamedTuple):
@@ -47,6 +50,16 @@ class ValidationRecord(NamedTuple):
     accuracy: float
     unigram_loss: float
     unigram_accuracy: float
+
+
+class EvaluationRecord(NamedTuple):
+    """One measurement of `evals`; see evaluations.py."""
+
+    step: int
+    phase: str
+    tokens: float
+    name: str
+    figures: Mapping[str, float]
 
 
 class Restart(NamedTuple):
@@ -92,6 +105,7 @@ class History:
 
     steps: list[StepRecord] = field(default_factory=list)
     validations: list[ValidationRecord] = field(default_factory=list)
+    evaluations: list[EvaluationRecord] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     repeated_steps: int = 0
@@ -116,6 +130,7 @@ class History:
             self.steps.pop()
             self.repeated_steps += 1
         self.validations = [v for v in self.validations if v.step <= step]
+        self.evaluations = [e for e in self.evaluations if e.step <= step]
         self.faults = [fault for fault in self.faults if fault.step <= step]
 
 
@@ -218,6 +233,12 @@ def _add_line(history: History, line: str) -> None:
         rest = [_number(record, key) for key in ValidationRecord._fields[3:]]
         history.validations = [v for v in history.validations if (v.step, v.phase) != (step, phase)]
         history.validations.append(ValidationRecord(step, phase, tokens, *rest))
+    elif kind == "evaluation":
+        name, figures = shorten(str(record.get("name", "")), _LETTERS), record.get("figures")
+        figures = figures if isinstance(figures, dict) else {}
+        numbers = {shorten(key, _LETTERS): _number(figures, key) for key in list(figures)[:_MOST_FIGURES]}
+        history.evaluations = [e for e in history.evaluations if e[:4] != (step, phase, tokens, name)]
+        history.evaluations.append(EvaluationRecord(step, phase, tokens, name, numbers))
     elif kind == "fault":
         history.faults.append(_fault(record))
 

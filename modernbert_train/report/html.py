@@ -15,6 +15,7 @@ from typing import Any
 from modernbert_train.report.chart import Chart, Event, Line, Marks
 from modernbert_train.report.chart import standalone as draw_standalone
 from modernbert_train.report.curves import History, StepRecord, read_history, smooth, thin
+from modernbert_train.report.evaluations import evaluation_charts, evaluation_table
 from modernbert_train.report.events import event_table, what_happened, what_was_done
 from modernbert_train.report.page import render, resource, write
 from modernbert_train.report.summary import header_note, phase_table, smoothing_window, tiles, warnings, where_text
@@ -70,7 +71,7 @@ def render_page(name: str, history: History, config_text: str) -> str:
         places=[(step.tokens, where_text(step)) for step in shown],
         resting=where_text(history.steps[-1]) if history.steps else "",
         above=f"{tiles(history)}\n{warnings(history)}",
-        below=f"{phase_table(history)}\n{event_table(history)}\n{config}",
+        below=f"{phase_table(history)}\n{evaluation_table(history)}\n{event_table(history)}\n{config}",
     )
 
 
@@ -120,7 +121,7 @@ def _charts(history: History) -> list[Chart]:
     if any(math.isfinite(step.data_wait_share) for step in steps):
         waits = smoothed(lambda s: s.data_wait_share)
         charts.append(Chart("Waiting for data, share of the step", waits, percent(2), percent(2), low=0.0))
-    return charts
+    return charts + evaluation_charts(history, marks_of(history).end)
 
 
 def _baseline(history: History, pick: Callable[[Any], float]) -> Line:
@@ -134,6 +135,7 @@ def _baseline(history: History, pick: Callable[[Any], float]) -> Line:
 
 def marks_of(history: History) -> Marks:
     ends = [s.tokens for s in history.steps[-1:]] + [v.tokens for v in history.validations[-1:]]
+    ends += [e.tokens for e in history.evaluations[-1:]]
     return Marks(
         end=max(ends + [r.tokens for r in history.restarts], default=0.0),
         boundaries=[(phase.start, phase.name) for phase in history.phases()],

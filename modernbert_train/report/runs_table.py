@@ -14,7 +14,7 @@ from html import escape
 
 from modernbert_train.report.curves import History
 from modernbert_train.report.series import key
-from modernbert_train.report.summary import figures
+from modernbert_train.report.summary import NONE, figures
 from modernbert_train.text import shorten
 
 FEW = 6  # runs whose settings stand side by side
@@ -42,7 +42,11 @@ class Run:
 def runs_table(runs: Sequence[Run]) -> str:
     """A row per run: its line in the charts, its name, what it came to; the settings that differ if runs are many."""
     found = [figures(run.history) for run in runs]
-    heads = [h for h in found[0] if h not in ("MFU", "Data wait") or any(math.isfinite(f[h].value) for f in found)]
+    heads = [
+        head
+        for head in dict.fromkeys(head for each in found for head in each)
+        if head not in ("MFU", "Data wait") or any(math.isfinite(each[head].value) for each in found)
+    ]
     losses = [each["Validation loss"].value for each in found]
     best = min(filter(math.isfinite, losses), default=None)
     settings = differing(runs) if len(runs) > FEW else {}
@@ -50,12 +54,12 @@ def runs_table(runs: Sequence[Run]) -> str:
     for number, (run, each) in enumerate(zip(runs, found, strict=True)):
         cells = []
         for head in heads:
-            text = escape(each[head].text)
-            shown = f"<b>{text}</b>" if head == "Validation loss" and each[head].value == best else text
-            cells.append(f'<td data-value="{each[head].value if math.isfinite(each[head].value) else ""}">{shown}</td>')
+            value, text = each.get(head, NONE)
+            shown = f"<b>{escape(text)}</b>" if head == "Validation loss" and value == best else escape(text)
+            cells.append(f'<td data-value="{value if math.isfinite(value) else ""}">{shown}</td>')
         cells += [_value(values[number]) for values in settings.values()]
         rows.append(f'<tr data-run="{number}"><th scope="row">{key(number, run.name)}</th>{"".join(cells)}</tr>')
-    columns = [f"<th>{head}</th>" for head in ("Run", *heads)]
+    columns = [f"<th>{escape(head)}</th>" for head in ("Run", *heads)]
     columns += [f'<th class="key-name">{_breakable(name)}</th>' for name in settings]
     return f"""<details class="box runs" open><summary>Runs</summary>
 <div class="tools" hidden><input type="search" aria-label="Filter the runs" placeholder="Filter by name or key=value">

@@ -9,6 +9,7 @@ from html import escape
 from typing import NamedTuple
 
 from modernbert_train.report.curves import History, StepRecord, ValidationRecord
+from modernbert_train.report.evaluations import NUMBER, last_figures
 from modernbert_train.text import date, duration, fixed, percent, plural, rate, tokens_text, whole
 
 LOSS, ACCURACY = fixed(3), percent(2)
@@ -46,19 +47,21 @@ class Figure(NamedTuple):
     text: str
 
 
+NONE = Figure(math.nan, "none")
+
+
 def figures(history: History) -> dict[str, Figure]:
     """What a run came to, by the heads of a table's columns."""
     steps, last = history.steps, history.validations[-1] if history.validations else None
     tokens, number = (steps[-1].tokens, steps[-1].step) if steps else (0, 0)
-    none = Figure(math.nan, "none")
 
     def shown(value: float, text: Callable[[float], str]) -> Figure:
         return Figure(value, _shown(value, text))
 
     return {
         "Training loss": shown(_final(steps), LOSS),
-        "Validation loss": Figure(last.loss, LOSS(last.loss)) if last else none,
-        "Accuracy": Figure(last.accuracy, ACCURACY(last.accuracy)) if last else none,
+        "Validation loss": Figure(last.loss, LOSS(last.loss)) if last else NONE,
+        "Accuracy": Figure(last.accuracy, ACCURACY(last.accuracy)) if last else NONE,
         "Tokens": shown(tokens, tokens_text),
         "Steps": shown(number, whole),
         "Tokens/s": shown(_median(steps, "tokens_per_second"), whole),
@@ -67,7 +70,7 @@ def figures(history: History) -> dict[str, Figure]:
         "Wall time": shown(history.running_seconds, duration),
         "Restarts": shown(len(history.restarts), whole),
         "Faults": shown(len(history.faults), whole),
-    }
+    } | {head: shown(value, NUMBER) for head, value in last_figures(history).items()}
 
 
 def phase_table(history: History) -> str:

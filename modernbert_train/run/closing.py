@@ -27,5 +27,5 @@ def closing_text(config: RunConfig, *, tokens: int, steps: int, loss: float | No
 def next_commands(config: RunConfig) -> str:
     """What can be done with a run that is trained, as one would type it."""
     folder = shlex.quote(config.folder)
-    verbs = (["eval"] if config.data.validation is not None else []) + ["export", "report"]
+    verbs = (["eval"] if config.data.validation is not None or config.evals else []) + ["export", "report"]
     return "\n".join(["next:", *(f"  python -m modernbert_train {verb} {folder}" for verb in verbs)])

@@ -21,6 +21,7 @@ One optimizer step, in the order of Composer's events; callbacks act in the orde
 | batch_end           | Measure          | StepNumbers, the norm of the update -> a line of metrics.jsonl             |
 |                     | Guard            | its verdict -> a rollback                                                  |
 |                     | Validate         | held-out text, where the clock says so -> figures                          |
+|                     | Evaluate         | labelled texts, where the clock says so -> figures                         |
 |                     | plugins          | Composer's own callbacks, by name                                          |
 |                     | Save             | StepNumbers, all state -> a checkpoint when due or asked; stops if asked   |
 """
@@ -50,7 +51,16 @@ from modernbert_train.run.record import Record
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.train.accumulation import accumulation
 from modernbert_train.train.adapters import ComposerObjective, assert_sharded, data_spec, is_sharded, parallelism
-from modernbert_train.train.callbacks import Measure, PlanAhead, SafeReport, SetClock, Trace, Validate, key_dropout
+from modernbert_train.train.callbacks import (
+    Evaluate,
+    Measure,
+    PlanAhead,
+    SafeReport,
+    SetClock,
+    Trace,
+    Validate,
+    key_dropout,
+)
 from modernbert_train.train.checkpointing import Save
 from modernbert_train.train.composer_internals import PlannedTrainer, composer_device
 from modernbert_train.train.plugins import build_loggers
@@ -113,6 +123,7 @@ def build(
     callbacks = [
         *(Trace(), SetClock(config, last_phase), measure, PlanAhead(loader), step, guard),
         *([] if validate is None else [validate]),
+        *([Evaluate(config, compute, record, progress)] if config.evals else []),
         *plugins,
         *accumulation(config, ranks),
         save,

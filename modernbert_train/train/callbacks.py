@@ -1,4 +1,4 @@
-"""What happens around a step: the clock is set, the step is measured, validated, saved, and a signal is obeyed.
+"""What happens around a step: the clock is set, the step is measured, validated, evaluated, saved, a signal is obeyed.
 
 Composer runs callbacks in the order of its list, and build.py lists them in the order in which they stand here: what
 a step measured is on disk before the checkpoint that would skip the step is.
@@ -14,12 +14,13 @@ from composer.core import Callback, Event, State
 from composer.loggers import Logger
 from torch import Tensor
 
-from modernbert_train.clock import at, position_at, validates
+from modernbert_train.clock import at, is_due, position_at, validates
 from modernbert_train.compute import Compute
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.errors import RunError
+from modernbert_train.evals import build_evaluators, figures_text
 from modernbert_train.evals.heldout import Evaluation, open_validation
 from modernbert_train.keyed_random import derive
 from modernbert_train.optim.build import apply_clock
@@ -188,6 +189,33 @@ class Validate(Callback):
             f"accuracy {found['accuracy']:.1%}"
         )
         logger.log_metrics({f"validation/{key}": value for key, value in found.items()})
+
+
+class Evaluate(Callback):
+    """Takes the other measurements, each as often as its section of evals: says. The run must have some."""
+
+    def __init__(self, config: RunConfig, compute: Compute, record: Record, progress: Progress) -> None:
+        self._config = config
+        self._evaluators = build_evaluators(config)
+        self._compute = compute
+        self._record = record
+        self._progress = progress
+        for name, evaluator in self._evaluators.items():
+            progress.line(f"evals.{name}: {evaluator}")
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        before, after = step_tokens(state)
+        for name, evaluator in self._evaluators.items():
+            if not is_due(self._config, self._config.evals[name].every_tokens, before, after):
+                continue
+            passed(f"the evaluation {name}")
+            position, now = position_at(self._config, before), at(self._config, before)
+            found = evaluator(inner_model(state.model), now, position.phase, self._compute)
+            step = state.timestamp.batch.value
+            entry = {"kind": "evaluation", "step": step, "phase": position.name, "tokens": after}
+            self._record.write(entry | {"name": name, "figures": found})
+            self._progress.line(f"{name} at {after:,} tokens: {figures_text(found)}")
+            logger.log_metrics({f"evals/{name}/{figure}": value for figure, value in found.items()})
 
 
 class SafeReport(Callback):

@@ -27,7 +27,7 @@ def test_eval_measures_the_checkpoint_that_is_named(
     first, last = records(folder, "validation")
     for entry in (first, last):
         named = folder / f"checkpoints/step-{entry['step']:08d}"
-        found = evaluate_run(read_run([str(named)]), checkpoint=open_named(named)).as_dict()
+        found = evaluate_run(read_run([str(named)]), checkpoint=open_named(named))["heldout"]
         assert found == {key: entry[key] for key in found}
         capsys.readouterr()
         assert main(["eval", str(named)]) == 0

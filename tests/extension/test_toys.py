@@ -12,6 +12,7 @@ from modernbert_train.__main__ import main
 from tests.conftest import TinyRun
 from tests.extension import rows
 from tests.systems.test_exactness import assert_equal_runs, killed_and_gone_on
+from tests.train.test_run import records
 
 HERE = Path(__file__).parent
 MODEL = {"vocab_size": 512, "hidden_size": 32, "num_layers": 2, "num_heads": 1, "intermediate_size": 32}
@@ -30,6 +31,7 @@ def toys(words: list[str]) -> list[str]:
     run["model"] = {"name": "bag", **MODEL, **NUMBERS}
     run["objective"], run["optim"] = {"name": "first"}, {"name": "sign", "lr": 1e-3}
     run["phases"]["long"]["model"] = {"mixture": 0.2}
+    run["evals"] = {"size": {"name": "norm", "every_tokens": 1000}}
     file.write_text(yaml.safe_dump(run, sort_keys=False))
     return words
 
@@ -61,3 +63,14 @@ def test_bad_values_of_toys_are_told_as_those_of_others(tiny_run: TinyRun, capsy
     assert main(["check", *toys(tiny_run("model.mixture=1.5", "phases.long.model.hidden_size=8"))]) == 78
     said = capsys.readouterr().err
     assert "model.mixture=1.5: must be at least 0 and at most 1." in said or "hidden_size" in said
+
+
+@pytest.mark.runs
+def test_a_toy_evaluation_is_recorded_and_drawn(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """With an encoder of the framework's own; the report knows nothing of norms."""
+    words = tiny_run("evals.size={name: norm, every_tokens: 2000, power: 1}")
+    assert main(["train", *words]) == 0
+    lines = records(tmp_path / "runs/tiny", "evaluation")
+    assert len(lines) == 3 and all(line["name"] == "size" and line["figures"]["norm"] > 0 for line in lines)
+    assert "Evaluations: norm" in (tmp_path / "runs/tiny/report.html").read_text()
+    assert main(["eval", *words]) == 0

@@ -20,6 +20,14 @@ def validation(number: int, loss: float = 2.5, phase: str = "stable") -> dict[st
     }  # fmt: skip
 
 
+def evaluation(number: int, name: str = "sst2", phase: str = "stable", **figures: float) -> dict[str, Any]:
+    found = figures or {"accuracy": 0.6, "baseline/accuracy": 0.5, "num_texts": 40.0}
+    return {
+        "kind": "evaluation", "step": number, "phase": phase, "tokens": number * 100, "name": name, "figures": found,
+        "time": 1001.5 + 2 * number,
+    }  # fmt: skip
+
+
 def fault(
     number: int, action: str, fault: str = "non_finite", loss: float | str = "nan", **more: Any
 ) -> dict[str, Any]:

@@ -18,10 +18,13 @@ from launch.sweeps.trial import diverged, figure, milestones, read_entries, toke
 from modernbert_train.errors import DataError
 from modernbert_train.report import write_comparison, write_report
 from modernbert_train.report.curves import read_history
-from tests.report.records import fault, resume, step, validation
+from tests.report.records import evaluation, fault, resume, step, validation
 
 RUBBISH = [bytes(range(256)), b"\xff" * 40, b"[" * 100_000, b"[1, 2]", b"null", b'{"kind": {}}', b'{"step":' * 9]
-WHOLE: list[dict[str, Any]] = [step(1), validation(1), resume(1), step(2), fault(3, "skip"), step(4), validation(4)]
+WHOLE: list[dict[str, Any]] = [
+    step(1), validation(1), resume(1), step(2), fault(3, "skip"), step(4), validation(4), evaluation(4),
+    evaluation(4, "other"),
+]  # fmt: skip
 odd = st.one_of(
     st.none(), st.booleans(), st.text(max_size=5), st.integers(), st.sampled_from([10**400, -1, 1e308, -1e308, 2**63]),
     st.floats(allow_nan=True), st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=2), st.none()),

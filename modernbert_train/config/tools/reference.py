@@ -94,11 +94,11 @@ def _sections(section: _Section) -> Iterator[_Section]:
         note = "; ".join(text for text in about if text)
         note = f"`{here}`: {note}" if note else ""
         inner = _dataclass(hints[field.name])
+        place = f"{here}.<name>" if typing.get_origin(hints[field.name]) is dict else here
         if here in VARIANTS:
             for name, schema in VARIANTS[here].items():
-                yield from _sections(_Section(here, schema, name, note))
+                yield from _sections(_Section(place, schema, name, note))
         elif inner is not None:
-            place = f"{here}.<name>" if typing.get_origin(hints[field.name]) is dict else here
             yield from _sections(_Section(place, inner, None, note))
 
 

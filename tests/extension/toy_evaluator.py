@@ -1,0 +1,30 @@
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from modernbert_train.compute import Compute
+from modernbert_train.config.evals import EvaluatorConfig
+from modernbert_train.config.knob import knob
+from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.models.masked_lm import ForMaskedLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormConfig(EvaluatorConfig):
+    name: str = "norm"
+    power: float = knob(2.0, above=0)
+
+
+class Norm:
+    def __init__(self, key: str, settings: NormConfig, config: RunConfig) -> None:
+        self.power = settings.power
+
+    def __str__(self) -> str:
+        return f"norm of power {self.power} of the embedding"
+
+    def __call__(self, model: ForMaskedLM, now: RunConfig, phase: PhaseConfig, compute: Compute) -> dict[str, float]:
+        weight: Tensor = model.model.embedding().detach()
+        if isinstance(weight, DTensor):  # under FSDP2; every rank takes part
+            weight = weight.full_tensor()
+        return {"norm": float(weight.norm(self.power))}
