@@ -73,7 +73,8 @@ def _open(folder: Path) -> tuple[Any, Any, bool]:
     set_verbosity_error()  # heads that are not used here are no news; weights that are missing are told below
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
-        model, loaded = opener.from_pretrained(folder, output_loading_info=True, **settings)
+        opened: Any = opener.from_pretrained(folder, output_loading_info=True, **settings)
+        model, loaded = opened
     except Exception as error:  # what a stranger's folder holds can fail in any way
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise DataError(
