@@ -334,7 +334,7 @@ def _grow(options: argparse.Namespace) -> None:
     check_model(config.model)
     from modernbert_train.weights.grow import grow_model
 
-    grow_model(options.source, config.modernbert, config.weights.grow_mode, options.out, options.licence)
+    grow_model(options.source, config.model, config.weights.grow_mode, options.out, options.licence)
 
 
 def _average(options: argparse.Namespace) -> None:

@@ -30,7 +30,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.import_stubs": (),
     "modernbert_train.lasting_output": (),
     "modernbert_train.torch_internals": (),
-    "modernbert_train.batch": ("config.objective",),
+    "modernbert_train.batch": ("config.objective", "keyed_random"),
     "modernbert_train.own_files": ("errors",),
     "modernbert_train.import_hook": ("import_stubs", "ranks.stop_signals"),
     "modernbert_train.vocabulary": ("errors", "own_files", "read_json", "read_once"),
@@ -57,7 +57,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.weights": (
         "config", "data.dataset_card", "errors", "files", "models", "own_files", "read_json", "run", "tensor_files",
-        "vocabulary",
+        "text", "vocabulary",
     ),
     "modernbert_train.evals": (
         "batch", "compute", "config", "data", "errors", "keyed_random", "models", "objectives", "ranks", "run",
@@ -130,7 +130,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.weights.average": ("safetensors", "torch"),
     "modernbert_train.weights.fill": ("torch", "transformers"),
     "modernbert_train.weights.formats": (),
-    "modernbert_train.weights.formats.bert": ("torch",),
+    "modernbert_train.weights.formats.tensors": ("torch",),
     "modernbert_train.weights.hub": ("huggingface_hub",),
     "modernbert_train.weights.model_card": (),
     "modernbert_train.weights.named_source": (),

@@ -39,5 +39,5 @@ class BertConfig(ModelConfig):
     # after the embeddings, the attention's projection and the feed-forward, in training only
     dropout: float = knob(0.1, low=0, below=1, phased=True)
     # truncated normal, the same for all matrices (google-research/bert, modeling.py)
-    init_std: float = knob(0.02, above=0)
-    init_cutoff: float = knob(2.0, above=0)  # truncation, in standard deviations
+    init_std: float = knob(0.02, above=0, training=True)
+    init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations

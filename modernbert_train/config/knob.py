@@ -29,6 +29,7 @@ class Knob:
         above, low, high, below: the value lies above, at or above, at or below, below these; so does each of a list.
         why: ends the sentence of a value that does not.
         phased: a phase may override it, see `RunConfig.in_phase`.
+        training: it matters in training alone: weights that were trained with another value are of the same model.
         overrides: the field is a phase's, and holds what it overrides of the run's section of that name.
         restart: may change between the starts of one run; it decides how fast or how visibly it trains, not what.
         local: may differ between the machines of one run.
@@ -40,6 +41,7 @@ class Knob:
     below: float | None = None
     why: str = ""
     phased: bool = False
+    training: bool = False
     overrides: bool = False
     restart: bool = False
     local: bool = False
@@ -104,6 +106,12 @@ def knobs(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, K
 def phased_keys(section: Any) -> list[str]:
     """What a phase may override of a section, given as its dataclass or an instance of it."""
     return [field.name for field in dataclasses.fields(section) if facts_of(field).phased]
+
+
+def architecture_keys(section: Any) -> list[str]:
+    """What weights are only of one model with, of a `model` section: keys that are neither `phased` nor `training`."""
+    facts = {field.name: facts_of(field) for field in dataclasses.fields(section)}
+    return [name for name, knob in facts.items() if not (knob.phased or knob.training)]
 
 
 def may(what: Literal["restart", "local"], schema: type, key: str) -> bool:

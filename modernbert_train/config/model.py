@@ -23,8 +23,8 @@ class ModelConfig:
     num_heads: int = knob(above=0)
     intermediate_size: int = knob(above=0)
     norm_eps: float = knob(above=0)
-    init_std: float = knob(above=0)
-    init_cutoff: float = knob(above=0)
+    init_std: float = knob(above=0, training=True)
+    init_cutoff: float = knob(above=0, training=True)
 
     @property
     def head_size(self) -> int:
@@ -61,10 +61,10 @@ class ModernBertConfig(ModelConfig):
     local_rope_theta: float = knob(10_000.0, above=0, phased=True)  # the same of local layers
     norm_eps: float = knob(1e-5, above=0)
     # after the attention's output projection, in training only
-    attention_out_dropout: float = knob(0.1, low=0, below=1)
+    attention_out_dropout: float = knob(0.1, low=0, below=1, training=True)
     # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
-    init_std: float = knob(0.02, above=0)
-    init_cutoff: float = knob(2.0, above=0)  # truncation, in standard deviations
+    init_std: float = knob(0.02, above=0, training=True)
+    init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
 
     def init_std_of(self, name: str) -> float:
         """See `ModelConfig`; output projections are smaller."""

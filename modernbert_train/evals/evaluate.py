@@ -19,7 +19,13 @@ from modernbert_train.models.build import build_model
 from modernbert_train.ranks.group import joined
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.weights.gather import load_weights
-from modernbert_train.weights.source import check_same_architecture, check_same_tokenizer, last_phase, source_of
+from modernbert_train.weights.source import (
+    check_same_architecture,
+    check_same_tokenizer,
+    last_phase,
+    phase_objective,
+    source_of,
+)
 
 
 def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> dict[str, dict[str, float]]:
@@ -44,7 +50,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     facts = check_data(config)
     found = checkpoint or newest_checkpoint(config)
     source = source_of(found)
-    check_same_architecture(source, config.modernbert, str(found.folder))
+    check_same_architecture(source, config.model, str(found.folder))
     check_same_tokenizer(source, config, str(found.folder))
     for each in differences(found.state.data, data_fingerprint(facts)):
         print(f"warning: other data than the run had when it was saved: {each}", file=sys.stderr)
@@ -52,7 +58,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     compute = Compute.of(config)
     model = build_model(source.model, found.config.objective, config.compute)
     load_weights(model, found.weights())
-    now = replace(config, model=source.model, objective=found.config.in_phase[found.state.phase].objective)
+    now = replace(config, model=source.model, objective=phase_objective(found))
     figures: dict[str, dict[str, float]] = {}
     with joined(compute.device, config.distributed.timeout_seconds):
         model.to(compute.device)

@@ -43,3 +43,11 @@ def shapes_of(model: ModelConfig, objective: ObjectiveConfig) -> dict[str, tuple
     with torch.device("meta"):
         built = build_model(model, objective)
     return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
+
+
+def all_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The same with all heads that there are, each under its own module."""
+    with torch.device("meta"):
+        encoder = ENCODERS[type(model)](model, ComputeConfig())
+        built = [heads(encoder) for heads in HEADS.values()]
+    return {name: tuple(parameter.shape) for each in built for name, parameter in each.named_parameters()}

@@ -16,7 +16,7 @@ from modernbert_train.models.sharding import like
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
+def initialize(model: nn.Module, config: ModelConfig, seed: int, only: tuple[str, ...] | None = None) -> None:
     """Fill every parameter in place: matrices truncated normal, norms one, biases zero.
 
     Matrices have mean 0 and the standard deviation that their name has by the configuration, before truncation at
@@ -27,10 +27,18 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
     keeps its share. So a model that is built on the meta device, sharded and only then given memory (`to_empty`) starts
     with the same weights as any other, and no rank ever holds all of it.
 
+    Args:
+        model: of any architecture, with any heads.
+        config: the architecture.
+        seed: of the run.
+        only: modules to fill, by the first part of a parameter's name; None is all.
+
     Raises:
         ValueError: a parameter is still on the meta device.
     """
     for name, parameter in model.named_parameters():
+        if only is not None and name.partition(".")[0] not in only:
+            continue
         if parameter.is_meta:
             raise ValueError(f"{name} is on the meta device. Give the model memory first: model.to_empty(device=...).")
         if parameter.dim() == 1:

@@ -90,13 +90,13 @@ def _modernbert(model: ModernBertConfig) -> Counted:
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
     windows = tuple(None if model.is_global(index) else model.half_window for index in range(layers))
     return (
-        _table(model),
+        table_of(model),
         Matrix(width, width, "layer", 4 * layers, uses=1),  # Wqkv, attn.Wo
         Matrix(hidden, width, "layer", 2 * layers, uses=1),  # Wi: values and gates
         Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
         Matrix(width, 1, "layer", 2 * layers - 1),
         Matrix(width, 1, "embedding"),  # its norm
-        *_prediction(model),
+        *prediction_of(model),
         Matrix(width, 1, "head", 2),  # the last layer's norm, and the head's
     ), windows
 
@@ -105,7 +105,7 @@ def _bert(model: BertConfig) -> Counted:
     """Biases everywhere; norms have one too. Tables of positions and segments are only looked up."""
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
     return (
-        _table(model),
+        table_of(model),
         Matrix(model.max_positions + model.position_offset, width, "embedding"),
         Matrix(model.segments, width, "embedding"),
         Matrix(width, 1, "embedding", 2),
@@ -114,17 +114,17 @@ def _bert(model: BertConfig) -> Counted:
         Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
         Matrix(width, 1, "layer", (5 + 4) * layers),  # biases of the matrices before D; two norms
         Matrix(hidden, 1, "layer", layers),
-        *_prediction(model),
+        *prediction_of(model),
         Matrix(width, 1, "head", 3),  # bias of the dense matrix, norm
     ), (None,) * layers
 
 
-def _table(model: ModelConfig) -> Matrix:
+def table_of(model: ModelConfig) -> Matrix:
     """The embedding: looked up by every token, and as the decoder multiplied with what is predicted."""
     return Matrix(model.vocab_size, model.hidden_size, "embedding", uses=1, head="tokens")
 
 
-def _prediction(model: ModelConfig) -> tuple[Matrix, ...]:
+def prediction_of(model: ModelConfig) -> tuple[Matrix, ...]:
     """The dense matrix of the head that predicts tokens, and the decoder's bias."""
     dense = Matrix(model.hidden_size, model.hidden_size, "head", uses=1, head="tokens")
     return dense, Matrix(model.vocab_size, 1, "head")

@@ -109,8 +109,15 @@ def find_branch(config: RunConfig) -> Start | None:
             f"{name}: holds weights alone, so there is nothing to go on from. Name a run or a checkpoint of this "
             "program, or use weights.init_from for weights."
         )
-    check_same_architecture(source, config.modernbert, name)
+    check_same_architecture(source, config.model, name)
     check_same_tokenizer(source, config, name)
+    heads = source.checkpoint.config.objective.heads
+    if heads != config.objective.heads:
+        raise ConfigError(
+            f"{name}: has the heads {', '.join(heads)}, and objective.name={config.objective.name} here needs "
+            f"{', '.join(config.objective.heads)}. Use weights.init_from, which draws what is missing, or set the "
+            "objective it had."
+        )
     there, tokens = source.checkpoint.config.optim.name, source.checkpoint.state.tokens
     if config.start.moments == "keep" and there != config.optim.name:
         raise ConfigError(

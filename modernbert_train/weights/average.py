@@ -22,11 +22,10 @@ from modernbert_train.config.knob import phased_keys
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.files import write_whole
-from modernbert_train.models.tiling import EQUAL, GROWING
 from modernbert_train.run.checkpoint import Checkpoint, commit, verify
 from modernbert_train.run.manifest import CONFIG_YAML, WEIGHTS
 from modernbert_train.run.saved_state import Averaged
-from modernbert_train.weights.source import Source, open_source
+from modernbert_train.weights.source import Source, open_source, other_architecture
 
 
 @dataclass(frozen=True)
@@ -170,11 +169,12 @@ def _parts(sources: Sequence[Source], weights: Sequence[float] | None) -> list[P
 
 def _check_same(one: Source, other: Source) -> None:
     """Weights that mean different things have no mean."""
-    keys = [key for key in (*GROWING, *EQUAL) if key != "head_size"]  # it follows from two others
-    keys += phased_keys(one.model)
-    pairs = {f"model.{key}": (getattr(one.model, key), getattr(other.model, key)) for key in keys}
-    pairs["sha256 of the tokenizer"] = (one.tokenizer_sha256, other.tokenizer_sha256)
-    wrong = [f"{key}: {here} and {there}" for key, (here, there) in pairs.items() if here != there]
+    different = other_architecture(one.model, other.model)
+    if one.model.name == other.model.name:
+        different += [(f"model.{k}", getattr(one.model, k), getattr(other.model, k)) for k in phased_keys(one.model)]
+    different.append(("order", one.order, other.order))
+    different.append(("sha256 of the tokenizer", one.tokenizer_sha256, other.tokenizer_sha256))
+    wrong = [f"{key}: {here} and {there}" for key, here, there in different if here != there]
     if wrong:
         raise ConfigError(
             f"{one.folder} and {other.folder} cannot be averaged:\n  "

@@ -20,8 +20,11 @@ from torch import Tensor
 
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import DataError
-from modernbert_train.weights.formats.modernbert import CONFIG_JSON, architecture, max_tokens_of, read_object
-from modernbert_train.weights.hf_folder import SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG, complete
+from modernbert_train.weights.formats import modernbert
+from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
+from modernbert_train.weights.formats.modernbert import architecture, max_tokens_of
+from modernbert_train.weights.formats.tensors import from_hf
+from modernbert_train.weights.hf_folder import SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG
 
 _TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS)
 
@@ -91,7 +94,7 @@ class ComposerFile:
         Raises:
             DataError: they do not fit the architecture.
         """
-        return complete(self.stored, self.model, str(self.path), self.described_by)
+        return from_hf(modernbert, self.stored, self.model, str(self.path), self.described_by)
 
 
 def open_composer(path: Path) -> ComposerFile:

@@ -7,8 +7,10 @@ from pathlib import Path
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.weights.formats import export_format
+from modernbert_train.weights.formats.tensors import without_place
 from modernbert_train.weights.hf_folder import export
-from modernbert_train.weights.model_card import model_card, run_card
+from modernbert_train.weights.model_card import model_card, run_card, what
 from modernbert_train.weights.source import check_same_tokenizer, open_source, source_of
 
 
@@ -35,15 +37,20 @@ def export_run(
     check_same_tokenizer(source, config, str(found.folder))
     folder = out or Path(config.folder) / ("hf" if checkpoint is None else f"hf-{found.folder.name}")
     streams, metrics = config.data.all_streams, RunFolder(config).read_metrics()
+    weights = found.weights()
+    left_out = without_place(export_format(source.model, source.order), weights, source.model)
     export(
-        found.weights(),
+        weights,
         source.model,  # the architecture is the checkpoint's, whatever the YAML says today
+        order=source.order,
         max_tokens=source.max_tokens,
         tokenizer_folder=Path(config.data.tokenizer),
         out=folder,
         card=run_card(
             found.config,
             streams,
+            phase=found.state.phase,
+            left_out=left_out,
             step=found.step,
             tokens=found.state.tokens,
             metrics=metrics,
@@ -51,6 +58,8 @@ def export_run(
             average=found.state.average,
         ),
     )
+    for head in left_out:
+        print(f"left out: {head}, for which transformers' {source.model.name} has no place")
     print(folder)
     return folder
 
@@ -71,12 +80,11 @@ def convert_model(name: str, out: Path, licence: str | None = None) -> Path:
     """
     source = open_source(name)
     sections = {
-        "": f"A ModernBERT encoder ([arXiv 2412.13663](https://arxiv.org/abs/2412.13663)), converted from "
-        f"{Path(name).name}, a checkpoint of its training.",
+        "": f"{what(source.model, source.order)}, converted from {Path(name).name}, a checkpoint of its training.",
         "Data, training and evaluation": "Not recorded in that file; ask who trained it. Nor is the longest sequence: "
         f"{source.max_tokens:,} tokens is what a configuration states or transformers assumes.",
     }
-    card = model_card(Path(name).stem, sections, licence=licence)
+    card = model_card(Path(name).stem, sections, model=source.model, order=source.order, licence=licence)
     with source.tokenizer_folder() as tokenizer:
         export(
             source.weights(),

@@ -1,4 +1,7 @@
-"""The likeliest tokens for a [MASK], from an exported model, as any user of transformers would get them."""
+"""The likeliest tokens for a [MASK], from an exported model, as any user of transformers would get them.
+
+An encoder reads the whole text. A decoder reads what stands before the [MASK], and says what comes next.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,16 @@ from typing import Any
 
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_files
-from modernbert_train.weights.formats.modernbert import CONFIG_JSON, read_object
+from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
+
+_DECODERS = ("ForCausalLM", "LMHeadModel")  # ends of their classes' names
 
 
 def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
     """Print-ready lines: each text, and the likeliest tokens for its [MASK] with their probabilities.
 
     Args:
-        model_folder: an exported model, or any that transformers opens for masked language modelling.
+        model_folder: an exported model, or any that transformers opens for masked or causal language modelling.
         texts: each with exactly one [MASK].
         top: how many tokens.
 
@@ -25,15 +30,17 @@ def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
     """
     import torch
 
-    tokenizer, model = _open(Path(model_folder))
+    tokenizer, model, is_decoder = _open(Path(model_folder))
     lines = []
     for text in texts:
         encoded = tokenizer(text, return_tensors="pt")
         places = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
         if len(places) != 1:
             raise DataError(f"{text!r}: has {len(places)} [MASK], expected one. Write the text with one [MASK] in it.")
+        if is_decoder and places[0] == 0:
+            raise DataError(f"{text!r}: nothing stands before its [MASK], and a decoder reads nothing else. Add text.")
         with torch.no_grad():
-            logits_V = model(**encoded).logits[0, places[0]]
+            logits_V = model(**encoded).logits[0, int(places[0]) - is_decoder]
         probabilities, ids = logits_V.softmax(-1).topk(min(top, len(logits_V)))
         guesses = [
             f"{json.dumps(tokenizer.decode([token]), ensure_ascii=False)} {probability:.0%}"
@@ -43,25 +50,28 @@ def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
     return "\n".join(lines)
 
 
-def _open(folder: Path) -> tuple[Any, Any]:
-    """Tokenizer and model; nothing in the folder is run, and nothing is fetched."""
-    from transformers import CONFIG_MAPPING, AutoModelForMaskedLM, AutoTokenizer
+def _open(folder: Path) -> tuple[Any, Any, bool]:
+    """Tokenizer, model, and whether it is a decoder; nothing in the folder is run, and nothing is fetched."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     if not (folder / CONFIG_JSON).is_file():
         raise DataError(f"{folder}: holds no exported model. Write one with `python -m modernbert_train export`.")
     require_own_files(folder)
-    kind = read_object(folder / CONFIG_JSON).get("model_type")
+    raw = read_object(folder / CONFIG_JSON)
+    kind, named = raw.get("model_type"), raw.get("architectures")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise DataError(
             f"{folder / CONFIG_JSON}: model_type={str(kind)[:80]}, which transformers does not know. Name the folder "
             "of an exported model; it says model_type=modernbert."
         )
+    is_decoder = isinstance(named, list) and any(str(each).endswith(_DECODERS) for each in named)
+    opener = AutoModelForCausalLM if is_decoder else AutoModelForMaskedLM
     settings = {"trust_remote_code": False, "local_files_only": True}
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
-        model = AutoModelForMaskedLM.from_pretrained(folder, **settings).eval()
+        model = opener.from_pretrained(folder, **settings).eval()
     except Exception as error:  # what a stranger's folder holds can fail in any way
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise DataError(
@@ -72,4 +82,4 @@ def _open(folder: Path) -> tuple[Any, Any]:
             f"{folder}: the tokenizer has {len(tokenizer)} entries and the mask token {tokenizer.mask_token}, the "
             f"model has vocab_size={model.config.vocab_size}. Put the tokenizer there that the model was trained with."
         )
-    return tokenizer, model
+    return tokenizer, model, is_decoder

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.config.objective import Order
+from modernbert_train.config.schema import ModelConfig, ModernBertConfig
 from modernbert_train.models.tiling import GROWING, Mode, grow
+from modernbert_train.weights.formats.tensors import MASKED_LM, module_of
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.model_card import model_card
-from modernbert_train.weights.source import Source, open_source
+from modernbert_train.weights.source import growable, open_source
 
 
-def grow_model(name: str, model: ModernBertConfig, mode: Mode, out: Path, licence: str | None = None) -> Path:
+def grow_model(name: str, model: ModelConfig, mode: Mode, out: Path, licence: str | None = None) -> Path:
     """Write a larger model, with the tokenizer, RoPE bases and length of the smaller one.
 
     Args:
@@ -26,19 +28,18 @@ def grow_model(name: str, model: ModernBertConfig, mode: Mode, out: Path, licenc
         The folder.
 
     Raises:
-        ConfigError: the smaller architecture cannot grow into the larger.
+        ConfigError: the smaller architecture cannot grow into the larger, or one of them is no ModernBERT.
         DataError, StorageError: see `open_source` and `export`.
     """
     source = open_source(name)
-    card = _card(name, source, model, mode, licence)
+    old, new = growable(source.model, model, f"--from {name}")
+    weights = {each: tensor for each, tensor in source.weights().items() if module_of(each) in MASKED_LM}
+    card = _card(name, old, new, mode, source.order, licence)
     with source.tokenizer_folder() as tokenizer:
         export(
-            grow(source.weights(), source.model, model, mode),
-            replace(
-                model,
-                global_rope_theta=source.model.global_rope_theta,
-                local_rope_theta=source.model.local_rope_theta,
-            ),
+            grow(weights, old, new, mode),
+            replace(new, global_rope_theta=old.global_rope_theta, local_rope_theta=old.local_rope_theta),
+            order=source.order,
             max_tokens=source.max_tokens,
             tokenizer_folder=tokenizer,
             out=out,
@@ -48,11 +49,13 @@ def grow_model(name: str, model: ModernBertConfig, mode: Mode, out: Path, licenc
     return out
 
 
-def _card(name: str, source: Source, model: ModernBertConfig, mode: Mode, licence: str | None) -> str:
-    sizes = "\n".join(f"| {key} | {getattr(source.model, key):,} | {getattr(model, key):,} |" for key in GROWING)
+def _card(
+    name: str, old: ModernBertConfig, new: ModernBertConfig, mode: Mode, order: Order, licence: str | None
+) -> str:
+    sizes = "\n".join(f"| {key} | {getattr(old, key):,} | {getattr(new, key):,} |" for key in GROWING)
     sections = {
         "": f"The weights of {name}, enlarged by center tiling (mode {mode}) and not trained since: a start "
         "for pretraining, `weights.init_from`, and not a model to use.",
         "Sizes": f"| | from | to |\n| --- | --- | --- |\n{sizes}",
     }
-    return model_card("A grown start", sections, licence=licence, base=name)
+    return model_card("A grown start", sections, model=new, order=order, licence=licence, base=name)

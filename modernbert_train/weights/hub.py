@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from modernbert_train.errors import DataError
-from modernbert_train.weights.formats.modernbert import CONFIG_JSON
+from modernbert_train.weights.formats.config_json import CONFIG_JSON
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 

@@ -6,19 +6,33 @@ What is not known is said to be unknown; nothing is left for the reader to guess
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from modernbert_train import __version__
-from modernbert_train.config.schema import MaskedLmConfig, ObjectiveConfig, PhaseConfig, RunConfig, StreamConfig
+from modernbert_train.config.objective import Order
+from modernbert_train.config.schema import (
+    BertConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ModernBertConfig,
+    ObjectiveConfig,
+    PhaseConfig,
+    RunConfig,
+    SentenceOrderConfig,
+    StreamConfig,
+)
 from modernbert_train.data.dataset_card import DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.models.init import count_parameters
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.models.build import shapes_of
 from modernbert_train.read_json import Count, as_type, is_count, number, read_json
 from modernbert_train.run.saved_state import Averaged
+from modernbert_train.text import plural
+from modernbert_train.weights.formats.bert import PAIR_HEAD
+from modernbert_train.weights.formats.tensors import heads_among, module_of
 
 MASK = "[MASK]"
 PREPARE_REPORT = "prepare_report.json"
@@ -29,6 +43,8 @@ def model_card(
     name: str,
     sections: Mapping[str, str],
     *,
+    model: ModelConfig,
+    order: Order = "all",
     licence: str | None,
     datasets: Sequence[str] = (),
     base: str | None = None,
@@ -38,6 +54,8 @@ def model_card(
     Args:
         name: of the model.
         sections: heading -> text; an empty heading is the introduction.
+        model: the architecture.
+        order: what it was trained to see.
         licence: identifier of a licence as the hub knows them, such as apache-2.0; None says that there is none yet.
         datasets: ids on the hub of what it was trained on.
         base: id on the hub of the model that it was made from.
@@ -50,7 +68,11 @@ def model_card(
             f"--licence={licence!r}: not an identifier of the hub. Write it as apache-2.0, cc-by-4.0, mit or other."
         )
     header: dict[str, Any] = {"license": licence or "unknown", "library_name": "transformers"}
-    header |= {"pipeline_tag": "fill-mask", "mask_token": MASK, "tags": ["modernbert", "fill-mask", "encoder"]}
+    if order == "causal":
+        header |= {"pipeline_tag": "text-generation", "tags": [model.name, "text-generation", "decoder"]}
+    else:
+        header |= {"pipeline_tag": "fill-mask", "mask_token": MASK, "tags": [model.name, "fill-mask", "encoder"]}
+    auto = "AutoModelForCausalLM" if order == "causal" else "AutoModelForMaskedLM"
     header |= {"datasets": list(datasets)} if datasets else {}
     header |= {"base_model": base} if base and _is_hub_id(base) else {}
     stated = f"{licence}, as stated by who exported the model."
@@ -72,11 +94,11 @@ def model_card(
 ## Use
 
 ```python
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import {auto}, AutoTokenizer
 
 path = "."  # this folder, or its id on the hub
 tokenizer = AutoTokenizer.from_pretrained(path)
-model = AutoModelForMaskedLM.from_pretrained(path)
+model = {auto}.from_pretrained(path)
 ```
 
 ## Licence
@@ -89,6 +111,8 @@ def run_card(
     trained: RunConfig,
     streams: Mapping[str, StreamConfig],
     *,
+    phase: str,
+    left_out: Sequence[str] = (),
     step: int,
     tokens: int,
     metrics: Sequence[dict[str, Any]],
@@ -100,16 +124,28 @@ def run_card(
     Args:
         trained: the configuration it was trained with.
         streams: its training shards, where they are today; the card says so of those that are nowhere.
+        phase: of the checkpoint's last step.
+        left_out: heads that are not exported.
         step, tokens: of the checkpoint.
         metrics: the run's record.
         licence: see `model_card`.
         average: the checkpoints whose mean the weights are, as average.py records them.
     """
-    parameters = count_parameters(ModernBertForMaskedLM(trained.modernbert))
+    now = trained.in_phase[phase]
+    model, order = now.model, now.objective.order
+    shapes = shapes_of(model, now.objective)
+    parameters = sum(math.prod(shape) for name, shape in shapes.items() if module_of(name) not in left_out)
     introduction = (
-        f"A ModernBERT encoder ([arXiv 2412.13663](https://arxiv.org/abs/2412.13663)) with {parameters:,} parameters, "
-        f"pretrained by masked-language modelling with modernbert-train {__version__}."
+        f"{what(model, order)}, with {parameters:,} parameters, pretrained by {_OBJECTIVES[now.objective.name]} with "
+        f"modernbert-train {__version__}."
     )
+    if left_out:
+        introduction += f" It was trained with the heads {', '.join(left_out)} too, which have no place in this format."
+    elif PAIR_HEAD in heads_among(shapes):
+        introduction += (
+            " Of a pair, `token_type_ids` are 0 for `[CLS] a [SEP]` and 1 for `b [SEP]`; its second class is that `b` "
+            "stood before `a`."
+        )
     data = {name: _read_shards(stream.path) for name, stream in streams.items()}
     sections = {
         "": introduction,
@@ -118,12 +154,31 @@ def run_card(
         )
         + "\n\nThe model inherits the limits and the rights of its text.",
         "Training": _training(trained, step, tokens) + (_averaging(average) if average else ""),
-        "Evaluation": _evaluation(trained, tokens, metrics),
+        "Evaluation": _evaluation(now.objective, tokens, metrics),
     }
     sources = [source for _, report in data.values() for source in _sources(report).values()]
     hub = [source["path"] for source in sources if source.get("kind") == "hub" and _is_hub_id(source["path"])]
     origin = trained.weights.init_from or trained.weights.grow_from
-    return model_card(trained.name, sections, licence=licence, datasets=hub, base=origin)
+    return model_card(trained.name, sections, model=model, order=order, licence=licence, datasets=hub, base=origin)
+
+
+def what(model: ModelConfig, order: Order) -> str:
+    """An architecture in words, with the paper that it is from."""
+    name, paper = "ModernBERT", "2412.13663"
+    if isinstance(model, BertConfig):
+        name, paper = ("RoBERTa", "1907.11692") if model.position_offset else ("BERT", "1810.04805")
+    return f"A {name} {'decoder' if order == 'causal' else 'encoder'} {_paper(paper)}"
+
+
+def _paper(number: str) -> str:
+    return f"([arXiv {number}](https://arxiv.org/abs/{number}))"
+
+
+_OBJECTIVES = {
+    "mlm": "masked-language modelling",
+    "causal": "causal language modelling",
+    "sop": f"masked-language modelling and sentence order {_paper('1909.11942')}",
+}
 
 
 def _is_hub_id(name: str) -> bool:
@@ -181,37 +236,65 @@ def _data(card: DatasetCard | None, report: dict[str, Any]) -> str:
 
 
 def _training(trained: RunConfig, step: int, tokens: int) -> str:
-    optim, model = trained.optim, trained.modernbert
+    optim, model = trained.optim, trained.model
     origin = "drawn at random (truncated normal)"
     for key in ("init_from", "grow_from"):
         if getattr(trained.weights, key):
             origin = f"`weights.{key}={getattr(trained.weights, key)}`"
     if trained.start is not None:
         origin = f"`start.checkpoint={trained.start.checkpoint}`"
-    every = model.global_attn_every_n_layers
+    bases = " RoPE base, global / local |" if isinstance(model, ModernBertConfig) else ""
     rows = "\n".join(_phase_row(name, phase, trained) for name, phase in trained.phases.items())
     return f"""{tokens:,} tokens of {trained.total_tokens:,} planned, in {step:,} steps, seed {trained.seed}.
 
 - First weights: {origin}.
 - Architecture: {model.num_layers} layers of width {model.hidden_size}, {model.num_heads} heads, hidden width
-  {model.intermediate_size}; layers 0, {every}, {2 * every}, ... attend globally, the others within
-  {model.local_attention} tokens; dropout {model.attention_out_dropout:g} after attention.
-- Objective: {_objective(trained.objective)}.
+  {model.intermediate_size}; {_details(model)}.
+- Objective: {_objectives(trained)}.
 - Optimizer: {optim.name}, betas {tuple(optim.betas)}, epsilon {optim.eps:g}, weight decay {optim.weight_decay:g}.
 
-| phase | tokens | context | rows in a batch | predicted | peak learning rate | schedule | RoPE base, global / local |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+| phase | tokens | context | rows in a batch | predicted | peak learning rate | schedule |{bases}
+| --- | --- | --- | --- | --- | --- | --- |{" --- |" if bases else ""}
 {rows}"""
+
+
+def _details(model: ModelConfig) -> str:
+    if isinstance(model, ModernBertConfig):
+        every = model.global_attn_every_n_layers
+        return (
+            f"layers 0, {every}, {2 * every}, ... attend globally, the others within\n"
+            f"  {model.local_attention} tokens; dropout {model.attention_out_dropout:g} after attention"
+        )
+    if isinstance(model, BertConfig):
+        return (
+            f"{model.max_positions:,} learned positions, {plural(model.segments, 'segment')};\n"
+            f"  activation {model.activation}, dropout {model.dropout:g}, none of attention probabilities"
+        )
+    return f"model.name={model.name}"
+
+
+def _objectives(trained: RunConfig) -> str:
+    """Of the run, or of each of its phases where they differ."""
+    each = {name: _objective(now.objective) for name, now in trained.in_phase.items()}
+    if len(set(each.values())) <= 1:
+        return _objective(trained.objective) if not each else next(iter(each.values()))
+    return "; ".join(f"in {name} {text}" for name, text in each.items())
 
 
 def _objective(objective: ObjectiveConfig) -> str:
     if not isinstance(objective, MaskedLmConfig):
-        return f"`{objective.name}`"
+        return _OBJECTIVES[objective.name]
     rest = 1 - objective.mask_token_share - objective.random_token_share
-    return (
+    text = (
         f"{objective.masking} masking; of the predicted tokens {objective.mask_token_share:.0%} become `{MASK}`,\n"
         f"  {objective.random_token_share:.0%} a random token, {rest:.0%} stay"
     )
+    if isinstance(objective, SentenceOrderConfig):
+        text += (
+            f"; the two halves of {objective.swapped_share:.0%} of the texts\n"
+            f"  change places, which the pair head is to tell, with weight {objective.order_weight:g}"
+        )
+    return text
 
 
 def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
@@ -222,9 +305,11 @@ def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
         parts.append(f"{schedule.decay} to {schedule.final_lr_ratio:g} over {schedule.decay_tokens:,} tokens")
     size = f"{phase.batch_rows:,}" if warmup is None else f"{warmup.start_rows:,} to {phase.batch_rows:,}"
     now = trained.in_phase[name]
-    bases = f"{now.modernbert.global_rope_theta:,.0f} / {now.modernbert.local_rope_theta:,.0f}"
-    cells = (name, f"{phase.tokens:,}", f"{phase.row_tokens:,}", size, f"{now.objective.predicted_share:.0%}")
-    return "| " + " | ".join((*cells, f"{now.optim.lr * phase.lr_ratio:.2e}", ", ".join(parts), bases)) + " |"
+    cells = [name, f"{phase.tokens:,}", f"{phase.row_tokens:,}", size, f"{now.objective.predicted_share:.0%}"]
+    cells += [f"{now.optim.lr * phase.lr_ratio:.2e}", ", ".join(parts)]
+    if isinstance(now.model, ModernBertConfig):
+        cells.append(f"{now.model.global_rope_theta:,.0f} / {now.model.local_rope_theta:,.0f}")
+    return "| " + " | ".join(cells) + " |"
 
 
 def _averaging(average: Sequence[Averaged]) -> str:
@@ -237,12 +322,12 @@ def _averaging(average: Sequence[Averaged]) -> str:
     )
 
 
-def _evaluation(trained: RunConfig, tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
+def _evaluation(objective: ObjectiveConfig, tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
     measured = [entry for entry in metrics if _is_validation(entry) and entry["tokens"] <= tokens]
     if not measured:
         return "Not measured: the run named no held-out text, or had not come to it."
     last = measured[-1]
-    share = trained.objective.for_validation().predicted_share
+    share = objective.for_validation().predicted_share
     return (
         f"On {last['predicted']:,} predictions in held-out documents, {share:.0%} of the tokens predicted, "
         f"after {last['tokens']:,} tokens of training:\n\n"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from modernbert_train.errors import DataError, StorageError
 from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST
-from modernbert_train.weights.formats import modernbert
+from modernbert_train.weights.formats import read_folder
+from modernbert_train.weights.formats.config_json import CONFIG_JSON
 from modernbert_train.weights.hub import check_name
 
 
@@ -29,7 +30,7 @@ def check_named(name: str | Path, runs_folder: str | None = None) -> None:
             raise StorageError(f"{folder}: a run without a checkpoint. Train it first, or name another.")
         return
     if folder.suffix == ".safetensors":
-        raise DataError(f"{folder}: weights alone. Name the folder that holds them and their {modernbert.CONFIG_JSON}.")
+        raise DataError(f"{folder}: weights alone. Name the folder that holds them and their {CONFIG_JSON}.")
     if folder.suffix == ".pt" and not folder.is_file():
         raise DataError(f"{folder}: no such file. Name a checkpoint of Composer, such as ep0-ba4000-rank0.pt.")
     if folder.is_file():
@@ -43,5 +44,4 @@ def check_named(name: str | Path, runs_folder: str | None = None) -> None:
         raise DataError(f"{folder}: no such run. Name one of those in {runs_folder}, or another model.")
     check_name(str(name))
     if folder.is_dir():
-        path = folder / modernbert.CONFIG_JSON
-        modernbert.architecture(modernbert.read_object(path), str(path))
+        read_folder(folder)

@@ -16,17 +16,21 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig
+from modernbert_train.config.knob import architecture_keys
+from modernbert_train.config.objective import Order
+from modernbert_train.config.schema import ModelConfig, ModernBertConfig, ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.models.build import shapes_of
+from modernbert_train.models.init import initialize
 from modernbert_train.models.sharding import like
-from modernbert_train.models.tiling import EQUAL, GROWING, check_growth, grow_each
-from modernbert_train.own_files import require_own_files
+from modernbert_train.models.tiling import GROWING, check_growth, grow_each
 from modernbert_train.run.checkpoint import Checkpoint, newest_valid, verify
 from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST
 from modernbert_train.vocabulary import read_vocabulary, token_ids
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
-from modernbert_train.weights.formats import modernbert
-from modernbert_train.weights.hf_folder import DECODER, TOKENIZER, load_weights
+from modernbert_train.weights.formats import read_folder
+from modernbert_train.weights.formats.tensors import DECODER, heads_among, module_of
+from modernbert_train.weights.hf_folder import TOKENIZER, load_weights
 from modernbert_train.weights.hub import local_model
 from modernbert_train.weights.named_source import check_named
 
@@ -39,6 +43,7 @@ class Source:
         folder: a checkpoint or a Hugging Face model; of Composer, the file.
         checkpoint: the checkpoint, if it is one.
         model: the architecture, with the RoPE bases that the weights were last trained with.
+        order: what they were last trained to see.
         max_tokens: longest sequence they were trained on.
         tokenizer: folder of the tokenizer; None where it is in Composer's file, or nowhere.
         tokenizer_sha256: its hash; None where there is none.
@@ -46,13 +51,16 @@ class Source:
 
     folder: Path
     checkpoint: Checkpoint | None
-    model: ModernBertConfig
+    model: ModelConfig
+    order: Order
     max_tokens: int
     tokenizer: Path | None
     tokenizer_sha256: str | None
 
     def weights(self) -> dict[str, Tensor]:
-        """Every parameter, whole, in fp32; mapped from the file, so only what is being copied need be in memory.
+        """Every parameter, whole, in fp32, and further heads that are there.
+
+        Mapped from the file, so only what is being copied need be in memory.
 
         Raises:
             DataError: the file of a Hugging Face model or of Composer is damaged, or does not fit its configuration.
@@ -105,16 +113,14 @@ def open_source(name: str | Path) -> Source:
     if folder.is_file():
         return _from_composer(open_composer(folder))
     folder = local_model(str(name))
-    require_own_files(folder)
-    raw = modernbert.read_object(folder / modernbert.CONFIG_JSON)
-    model = modernbert.architecture(raw, str(folder / modernbert.CONFIG_JSON))
-    return Source(folder, None, model, modernbert.max_tokens_of(raw), *_tokenizer_in(folder))
+    said = read_folder(folder)
+    return Source(folder, None, said.model, said.order, said.max_tokens, *_tokenizer_in(folder))
 
 
 def _from_composer(file: ComposerFile) -> Source:
     text = file.tokenizer_files.get(TOKENIZER)
     tokenizer = (None, hashlib.sha256(text.encode()).hexdigest()) if text else _tokenizer_in(file.path.parent)
-    return Source(file.path, None, file.model, file.max_tokens, *tokenizer)
+    return Source(file.path, None, file.model, "all", file.max_tokens, *tokenizer)
 
 
 def _tokenizer_in(folder: Path) -> tuple[Path | None, str | None]:
@@ -130,7 +136,12 @@ def source_of(found: Checkpoint) -> Source:
     """A checkpoint as a source of weights."""
     now, max_tokens = found.config.in_phase[found.state.phase], last_phase(found).row_tokens
     tokenizer, sha256 = Path(now.data.tokenizer), found.state.data["tokenizer"]
-    return Source(found.folder, found, now.modernbert, max_tokens, tokenizer, sha256)
+    return Source(found.folder, found, now.model, now.objective.order, max_tokens, tokenizer, sha256)
+
+
+def phase_objective(found: Checkpoint) -> ObjectiveConfig:
+    """The objective of that phase."""
+    return found.config.in_phase[found.state.phase].objective
 
 
 @dataclass(frozen=True)
@@ -140,14 +151,18 @@ class Origin:
     Attributes:
         source: the weights.
         config: the run that starts.
+        drawn: heads of the run that are not there, and are drawn at random.
+        left_out: heads there that the run has not.
     """
 
     source: Source
     config: RunConfig
+    drawn: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """One line for the banner."""
-        model, weights, old = self.config.modernbert, self.config.weights, self.source.model
+        model, weights, old = self.config.model, self.config.weights, self.source.model
         text = f"weights.init_from={self.source.folder}"
         if weights.grow_from is not None:
             text = f"weights.grow_from={self.source.folder} ({weights.grow_mode}): " + ", ".join(
@@ -155,16 +170,13 @@ class Origin:
             )
         if self.source.tokenizer_sha256 is None:
             text += "; no tokenizer comes with it, so nobody could tell whether it is yours"
-        first = next(iter(self.config.in_phase.values())).modernbert
-        bases = {
-            "global": (old.global_rope_theta, first.global_rope_theta),
-            "local": (old.local_rope_theta, first.local_rope_theta),
-        }
-        return text + "".join(
-            f"; {kind} RoPE base {there:,.0f} there, {here:,.0f} here"
-            for kind, (there, here) in bases.items()
-            if there != here
-        )
+        first = next(iter(self.config.in_phase.values()))
+        if self.source.order != first.objective.order:
+            orders = {"all": "an encoder, trained to see both sides", "causal": "a decoder, trained in causal order"}
+            text += f"; {orders[self.source.order]}, and objective.name={first.objective.name} here"
+        text += "".join(f"; no {head} there, drawn at random" for head in self.drawn)
+        text += "".join(f"; {head} there is left out" for head in self.left_out)
+        return text + "".join(_other_bases(old, first.model))
 
     @torch.no_grad()
     def fill(self, model: nn.Module) -> None:
@@ -173,16 +185,27 @@ class Origin:
         Raises:
             DataError: see `Source.weights`.
         """
-        stored, new, weights = self.source.weights(), self.config.modernbert, self.config.weights
+        config, weights = self.config, self.config.weights
+        stored = {name: t for name, t in self.source.weights().items() if module_of(name) not in self.left_out}
         tensors: Iterable[tuple[str, Tensor]] = stored.items()
         if weights.grow_from is not None:
-            tensors = grow_each(stored, self.source.model, new, weights.grow_mode)
-        targets = dict(model.named_parameters())
+            models = growable(self.source.model, config.model, "weights.grow_from")
+            tensors = grow_each(stored, *models, weights.grow_mode)
+        initialize(model, config.model, config.seed, only=self.drawn)
+        targets = {name: each for name, each in model.named_parameters() if module_of(name) not in self.drawn}
         for name, tensor in tensors:
             if name != DECODER:  # tied, and therefore already there
                 target = targets.pop(name)
                 target.copy_(like(tensor, target))
         assert not targets, f"left without weights: {sorted(targets)}"
+
+
+def _other_bases(old: ModelConfig, first: ModelConfig) -> Iterator[str]:
+    if isinstance(old, ModernBertConfig) and isinstance(first, ModernBertConfig):
+        for kind in ("global", "local"):
+            there, here = (getattr(model, f"{kind}_rope_theta") for model in (old, first))
+            if there != here:
+                yield f"; {kind} RoPE base {there:,.0f} there, {here:,.0f} here"
 
 
 def find_origin(config: RunConfig) -> Origin | None:
@@ -192,38 +215,66 @@ def find_origin(config: RunConfig) -> Origin | None:
         ConfigError: the architecture or the tokenizer is not the run's; names both values.
         DataError, StorageError: see `open_source` and `Source.weights`.
     """
-    model, weights = config.modernbert, config.weights
+    weights = config.weights
     key, name = ("grow_from", weights.grow_from) if weights.grow_from is not None else ("init_from", weights.init_from)
     if name is None:
         return None
     check_named(name, config.runs_folder)
     source = open_source(name)
     if key == "grow_from":
-        check_growth(source.model, model, weights.grow_mode)
+        check_growth(*growable(source.model, config.model, f"weights.grow_from={name}"), weights.grow_mode)
     else:
-        check_same_architecture(source, model, f"weights.init_from={source.folder}")
+        check_same_architecture(source, config.model, f"weights.init_from={source.folder}")
     check_same_tokenizer(source, config, f"weights.{key}={name}")
-    source.weights()  # read once for nothing, so that damage is told before anything is made
-    return Origin(source, config)
+    # read once for nothing but the names, so that damage is told before anything is made
+    there, here = heads_among(source.weights()), heads_among(shapes_of(config.model, config.objective))
+    if key == "grow_from":  # a head is not grown
+        return Origin(source, config, drawn=here, left_out=there)
+    return Origin(
+        source,
+        config,
+        drawn=tuple(head for head in here if head not in there),
+        left_out=tuple(head for head in there if head not in here),
+    )
 
 
-def check_same_architecture(source: Source, model: ModernBertConfig, key: str) -> None:
+def growable(old: ModelConfig, new: ModelConfig, key: str) -> tuple[ModernBertConfig, ModernBertConfig]:
+    """Both as ModernBERTs, since nothing else is grown; `key` is what named the smaller.
+
+    Raises:
+        ConfigError: one of them is another; names it.
+    """
+    if isinstance(old, ModernBertConfig) and isinstance(new, ModernBertConfig):
+        return old, new
+    raise ConfigError(
+        f"{key}: model.name={new.name} here, {old.name} there, and only a modernbert grows, into a modernbert. Train "
+        "this model from scratch, or start from one of its own size with weights.init_from."
+    )
+
+
+def check_same_architecture(source: Source, model: ModelConfig, key: str) -> None:
     """Compare the architecture of weights with the run's; `key` is what named them.
 
     Raises:
         ConfigError: they differ; names every key with both values.
     """
-    wrong = [
-        f"model.{name}={getattr(model, name)} here, {getattr(source.model, name)} there"
-        for name in (*GROWING, *EQUAL)
-        if getattr(model, name) != getattr(source.model, name) and name != "head_size"  # follows from two others
-    ]
-    if wrong:
+    if wrong := other_architecture(model, source.model):
+        remedy = "Set the values it has, or enlarge a smaller model with weights.grow_from."
+        if model.name != source.model.name:
+            remedy = f"Set model.name={source.model.name} and the values it has, or name weights of a {model.name}."
         raise ConfigError(
             f"{key}: of another architecture:\n  "
-            + "\n  ".join(wrong)
-            + "\nSet the values it has, or enlarge a smaller model with weights.grow_from."
+            + "\n  ".join(f"{name}={here} here, {there} there" for name, here, there in wrong)
+            + f"\n{remedy}"
         )
+
+
+def other_architecture(model: ModelConfig, other: ModelConfig) -> list[tuple[str, object, object]]:
+    """Keys in which two architectures differ, with both values; of different kinds it is their name."""
+    if type(model) is not type(other):
+        return [("model.name", model.name, other.name)]
+    pairs = ((f"model.{key}", getattr(model, key), getattr(other, key)) for key in architecture_keys(model))
+    return [(key, here, there) for key, here, there in pairs if here != there]
 
 
 def check_same_tokenizer(source: Source, config: RunConfig, key: str) -> None:

@@ -8,7 +8,8 @@ from modernbert_train.evals import EVALUATORS
 from modernbert_train.models.build import ENCODERS
 from modernbert_train.objectives import OBJECTIVES
 from modernbert_train.optim.build import OPTIMIZERS
-from tests.extension.toy_encoder import Bag, BagConfig
+from modernbert_train.plan.census import ENCODERS as CENSUS
+from tests.extension.toy_encoder import Bag, BagConfig, count
 from tests.extension.toy_evaluator import Norm, NormConfig
 from tests.extension.toy_objective import FirstToken, FirstTokenConfig
 from tests.extension.toy_optimizer import SignConfig, build
@@ -20,6 +21,7 @@ def add(put: Callable[[dict[Any, Any], Any, Any], None] = dict.__setitem__) -> N
     put(VARIANTS["objective"], "first", FirstTokenConfig)
     put(VARIANTS["optim"], "sign", SignConfig)
     put(ENCODERS, BagConfig, Bag)
+    put(CENSUS, BagConfig, count)
     put(OBJECTIVES, FirstTokenConfig, FirstToken)
     put(OPTIMIZERS, SignConfig, build)
     put(VARIANTS["evals"], "norm", NormConfig)

@@ -51,6 +51,12 @@ def test_toys_are_trained_killed_and_gone_on_with(tiny_run: TinyRun, tmp_path: P
     assert main(["eval", *toys(tiny_run(*common, "name=whole"))]) == 0
 
 
+def test_toys_are_planned(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its parameters are those of the model: two layers and a dense matrix with biases, the table and its bias."""
+    assert main(["plan", *toys(tiny_run())]) == 0
+    assert f"model     {512 * 32 + 3 * (32 * 32 + 32) + 512:,} parameters" in capsys.readouterr().out
+
+
 @pytest.mark.runs
 def test_bad_values_of_toys_are_told_as_those_of_others(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     """The bounds beside a key are all that a key needs."""

@@ -9,6 +9,7 @@ from modernbert_train.batch import Packed
 from modernbert_train.config.knob import knob
 from modernbert_train.config.schema import ComputeConfig, ModelConfig
 from modernbert_train.models.encoder import Encoder
+from modernbert_train.plan.census import Counted, Matrix, prediction_of, table_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,3 +44,9 @@ class Bag(Encoder):
 
     def set_phase(self, model: BagConfig) -> None:
         self.config = model
+
+
+def count(model: BagConfig) -> Counted:
+    width, square = model.hidden_size, Matrix(model.hidden_size, model.hidden_size, "layer", model.num_layers, uses=1)
+    bias = Matrix(width, 1, "layer", model.num_layers)
+    return (table_of(model), square, bias, *prediction_of(model), Matrix(width, 1, "head")), ()

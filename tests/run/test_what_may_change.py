@@ -60,7 +60,7 @@ MAY = {
     "logging.progress_bar=false": "logging.progress_bar: True -> False",
     "profile.steps=7": "profile.steps: None -> 7",
     "loggers.wandb.project=mine": "loggers.wandb.project: None -> mine",
-    "callbacks.lr_monitor={}": "callbacks: {} -> None",
+    "callbacks.lr_monitor={}": "callbacks.lr_monitor: None -> {}",
     # what lies ahead; what lies behind is compared with the checkpoint
     "phases.long.tokens=99": "phases.long.tokens: 100 -> 99",
     "phases.short.microbatch_tokens=16": "phases.short.microbatch_tokens: 8 -> 16",

@@ -1,14 +1,26 @@
-"""Every encoder with every objective: it trains, goes on as if never stopped, is measured, and two ranks are as one."""
+"""Every encoder with every objective: it trains, goes on as if never stopped, is measured, two ranks are as one, and an
+export computes the same in transformers.
+"""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 import yaml
 
+from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
+from modernbert_train.models.build import build_model
+from modernbert_train.models.pairs import WithOrder
+from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.weights.gather import load_weights
+from modernbert_train.weights.hf_folder import load_weights as load_folder
 from tests.conftest import TinyRun
 
 SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
@@ -37,3 +49,71 @@ def test_trains(tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str)
     words = system(tiny_run(), encoder, objective)
     assert main(["train", *words]) == 0
     assert main(["eval", *words]) == 0
+
+
+# what transformers makes of the export
+EXPORTED = {
+    ("modernbert", "mlm"): "ModernBertForMaskedLM",
+    ("modernbert", "causal"): "ModernBertDecoderForCausalLM",
+    ("modernbert", "sop"): "ModernBertForMaskedLM",
+    ("bert", "mlm"): "BertForMaskedLM",
+    ("bert", "causal"): "BertLMHeadModel",
+    ("bert", "sop"): "BertForPreTraining",
+}
+ARXIV = {"modernbert": "2412.13663", "bert": "1810.04805"}
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(("encoder", "objective"), PAIRS)
+def test_exported_it_computes_the_same_in_transformers(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str, objective: str
+) -> None:
+    """Of two sequences in one packed buffer here, each alone there; segments and the pair head too."""
+    words = system(tiny_run("phases.long=null"), encoder, objective)
+    assert main(["train", *words]) == 0
+    run = tmp_path / "runs/tiny"
+    capsys.readouterr()
+    assert main(["export", str(run), "--licence", "mit"]) == 0
+    said = capsys.readouterr().out
+    assert ("left out: pair_head" in said) is ((encoder, objective) == ("modernbert", "sop"))
+    card = (run / "hf/README.md").read_text()
+    assert f"arxiv.org/abs/{ARXIV[encoder]}" in card
+    assert ("AutoModelForCausalLM" in card) is (objective == "causal")
+    assert ("arxiv.org/abs/1909.11942" in card) is (objective == "sop")
+
+    named = EXPORTED[encoder, objective]
+    assert json.loads((run / "hf/config.json").read_text())["architectures"] == [named]
+    twin, report = getattr(transformers, named).from_pretrained(run / "hf", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    found, _ = newest_valid(run / "checkpoints")
+    assert found is not None
+    model = build_model(found.config.model, found.config.objective)
+    load_weights(model, found.weights())
+    ids_T = torch.randint(5, 500, (60,), generator=torch.Generator().manual_seed(1))
+    segments_T = torch.tensor([0] * 10 + [1] * 30 + [0] * 5 + [1] * 15)
+    typed = (encoder, objective) == ("bert", "sop")
+    packed = lay_out(ids_T, [0, 40, 60], order=found.config.objective.order)
+    packed = replace(packed, segment_ids_T=segments_T if typed else None)
+    with torch.no_grad():
+        hidden_TD = model.eval().encode(packed)
+        logits_TV = model.logits(hidden_TD, torch.arange(60))
+        for start, end in ((0, 40), (40, 60)):
+            inputs = {"input_ids": ids_T[None, start:end]}
+            if typed:
+                inputs["token_type_ids"] = segments_T[None, start:end]
+            theirs = twin.eval()(**inputs)
+            logits = theirs.prediction_logits if typed else theirs.logits
+            torch.testing.assert_close(logits[0], logits_TV[start:end], atol=1e-5, rtol=0)
+            if typed:
+                assert isinstance(model, WithOrder)
+                order = model.pair_head(hidden_TD[start])
+                torch.testing.assert_close(theirs.seq_relationship_logits[0], order, atol=1e-5, rtol=0)
+
+    capsys.readouterr()
+    assert main(["fill", str(run / "hf"), "a [MASK] c"]) == 0
+    filled = capsys.readouterr()
+    assert filled.out.count("%") == 5 and not filled.err
+
+    # and what is read from it again are the very weights
+    weights = load_folder(run / "hf")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in found.weights().items() if name in weights)

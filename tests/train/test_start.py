@@ -17,7 +17,8 @@ from torch import Tensor
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.models.tiling import grow
 from modernbert_train.run.checkpoint import newest_valid
-from modernbert_train.weights.hf_folder import load_weights, model_config_from_hf
+from modernbert_train.weights.formats import read_folder
+from modernbert_train.weights.hf_folder import load_weights
 from tests.conftest import TINY_YAML, TinyRun
 from tests.data.make_shards import make_texts, make_tokenizer
 
@@ -115,7 +116,7 @@ def test_a_grown_start_is_far_below_a_random_one(tiny_run: TinyRun, teacher: Pat
     """What growing is for; the weights are the tiled ones, the first loss is near the smaller model's."""
     words = tiny_run(*STILL, *LARGER, "name=grown", f"weights.grow_from={teacher}", f"weights.grow_mode={mode}")
     found = first_weights(words, tmp_path / "runs/grown")
-    config = model_config_from_hf(teacher / "hf")
+    config = read_folder(teacher / "hf").model
     expected = grow(weights(teacher), config, read_run(words).model, "paper" if mode == "paper" else "fitted")
     del expected["decoder.weight"]
     assert found.keys() == expected.keys()
@@ -139,7 +140,7 @@ def test_the_grow_verb_writes_what_a_run_and_transformers_can_start_from(
         assert capsys.readouterr().out.splitlines()[-1] == str(out)
         assert transformers.AutoModelForMaskedLM.from_pretrained(out).num_parameters() > 150_000
         assert transformers.AutoTokenizer.from_pretrained(out).mask_token == "[MASK]"
-        assert model_config_from_hf(out).global_rope_theta == 160_000
+        assert read_folder(out).model.global_rope_theta == 160_000
     before = first_weights(tiny_run(*STILL, *LARGER, "name=a", f"weights.init_from={out}"), tmp_path / "runs/a")
     within = first_weights(tiny_run(*STILL, *LARGER, "name=b", f"weights.grow_from={teacher}"), tmp_path / "runs/b")
     assert all(torch.equal(before[name], within[name]) for name in within)

@@ -138,7 +138,7 @@ def half_written(place: Place) -> None:
 
 def warm(place: Place) -> None:
     """It began with weights of a run that is gone by now."""
-    place.has(f"model.init_from={place.runs}/gone", steps=MIDDLE)
+    place.has(f"weights.init_from={place.runs}/gone", steps=MIDDLE)
 
 
 def branched(place: Place) -> None:
@@ -156,16 +156,16 @@ IN_LONG = "at step 9, 4100 tokens, in long"
         (empty_folder, [], "scratch"),
         (never_saved, [], "scratch"),
         (half_written, [], "scratch"),
-        (no_folder, ["model.init_from={other}"], "scratch with the weights of other:9"),
-        (no_folder, ["model.init_from={other}/checkpoints/step-00000002"], "scratch with the weights of other:2"),
+        (no_folder, ["weights.init_from={other}"], "scratch with the weights of other:9"),
+        (no_folder, ["weights.init_from={other}/checkpoints/step-00000002"], "scratch with the weights of other:2"),
         (never_saved, ["seed=5"], "scratch"),
-        (no_folder, ["model.grow_from={other}", "model.hidden_size=32", "model.num_heads=2"],
+        (no_folder, ["weights.grow_from={other}", "model.hidden_size=32", "model.num_heads=2"],
          "scratch with the weights of other:9"),
         (no_folder, ["start.checkpoint={other}"], "branch from other:9 at step 0, 0 tokens, in None"),
         (no_folder, ["start.checkpoint={other}", "start.clock=keep"], f"branch from other:9 {IN_LONG}"),
         (in_the_middle, [], "resume tiny:2 at step 2, 900 tokens, in short"),
         (in_its_second_phase, [], f"resume tiny:9 {IN_LONG}"),
-        (warm, ["model.init_from={runs}/gone"], "resume tiny:2 at step 2, 900 tokens, in short"),
+        (warm, ["weights.init_from={runs}/gone"], "resume tiny:2 at step 2, 900 tokens, in short"),
         (branched, ["start.checkpoint={runs}/gone"], "resume tiny:2 at step 2, 900 tokens, in short"),
         (newest_damaged, [], "resume tiny:2 at step 2, 900 tokens, in short, 1 passed over"),
         (finished, [], "nothing to train"),
@@ -194,12 +194,12 @@ def test_where_a_start_starts(
         (all_damaged, [], StorageError, "no checkpoint is whole"),
         (all_damaged, ["start.checkpoint={other}"], ConfigError, "start.checkpoint: None -> "),
         (no_folder, ["start.checkpoint={runs}/gone"], DataError, "gone: no such run"),
-        (no_folder, ["model.init_from={runs}/gone"], DataError, "gone: no such run"),
+        (no_folder, ["weights.init_from={runs}/gone"], DataError, "gone: no such run"),
         (no_folder, ["start.checkpoint={other}", "model.num_layers=4"], ConfigError, "4 here, 1 there"),
         (no_folder, ["start.checkpoint={other}", "optim={{name: adamw, lr: 1}}"], ConfigError, "has adamw"),
         (no_folder, ["start.checkpoint={other}", "start.clock=keep", "phases.long=null"], ConfigError,
          "stands at 4,100 tokens, this run ends at 4,000"),
-        (no_folder, ["model.init_from={other}", "model.num_layers=4"], ConfigError, "4 here, 1 there"),
+        (no_folder, ["weights.init_from={other}", "model.num_layers=4"], ConfigError, "4 here, 1 there"),
     ],
 )  # fmt: skip
 def test_what_is_refused(
@@ -228,7 +228,7 @@ def test_fresh_starts_from_scratch_whatever_is_there(place: Place, there: Callab
 def test_a_fresh_start_asks_again_for_what_a_first_start_begins_with(place: Place, other: Path) -> None:
     """A checkpoint that is put aside must not count as one to go on from."""
     place.has(steps=MIDDLE)
-    assert place.start(f"model.init_from={other}", fresh=True) == "scratch with the weights of other:9"
+    assert place.start(f"weights.init_from={other}", fresh=True) == "scratch with the weights of other:9"
 
 
 # --- the data of a start -------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.vocabulary import token_ids
 from modernbert_train.weights.composer_file import open_composer
-from modernbert_train.weights.hf_folder import DECODER, EMBEDDING
+from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING
 from tests.weights.reference_checkpoint import write_reference_checkpoint
 
 CONFIG = ModernBertConfig(

@@ -19,7 +19,7 @@ from benchmarks.batches import all_logits, lay_out, mlm_batch
 from modernbert_train.batch import Batch
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.weights.formats.modernbert import model_config_from_hf
+from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.hf_folder import export, load_weights
 from tests.run.small_checkpoint import BAD_TENSORS
 from tests.weights.conftest import CONFIG, edit, write
@@ -116,7 +116,7 @@ def test_the_tied_decoder_is_stored_once(exported: Path) -> None:
 
 def test_the_way_back_is_exact(model: ModernBertForMaskedLM, exported: Path) -> None:
     """Continuing from an export must continue from the same weights, bit for bit, and the same architecture."""
-    assert model_config_from_hf(exported) == CONFIG
+    assert read_folder(exported).model == CONFIG
     weights = load_weights(exported)
     original = model.state_dict()
     assert weights.keys() == original.keys()
@@ -127,7 +127,7 @@ def test_the_way_back_is_exact(model: ModernBertForMaskedLM, exported: Path) -> 
 def test_what_transformers_saves_can_be_read(exported: Path, tmp_path: Path, model: ModernBertForMaskedLM) -> None:
     """Models that others published with transformers 5 are starting points too."""
     transformers.AutoModelForMaskedLM.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
-    assert model_config_from_hf(tmp_path / "theirs") == CONFIG
+    assert read_folder(tmp_path / "theirs").model == CONFIG
     weights = load_weights(tmp_path / "theirs")
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -135,13 +135,13 @@ def test_what_transformers_saves_can_be_read(exported: Path, tmp_path: Path, mod
 def test_an_old_config_can_be_read(exported: Path) -> None:
     """The released models carry only the keys of transformers 4; a null local base means the global one."""
     edit(exported, rope_parameters="absent", layer_types="absent", local_rope_theta=None)
-    assert model_config_from_hf(exported) == replace(CONFIG, local_rope_theta=80_000.0)
+    assert read_folder(exported).model == replace(CONFIG, local_rope_theta=80_000.0)
 
 
 def test_a_new_config_without_the_old_keys_can_be_read(exported: Path) -> None:
     """The period of global layers is then only in layer_types."""
     edit(exported, global_attn_every_n_layers="absent", global_rope_theta="absent", local_rope_theta="absent")
-    assert model_config_from_hf(exported) == CONFIG
+    assert read_folder(exported).model == CONFIG
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -194,7 +194,8 @@ def test_a_senseless_theta_is_not_exported(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "model_type='bert'"),
+        ({"model_type": "albert", "architectures": ["AlbertForMaskedLM"]}, "model_type='albert'"),
+        ({"model_type": "bert"}, "model_type='bert', architectures="),
         ({"architectures": ["ModernBertForSequenceClassification"]}, "ModernBertForSequenceClassification"),
         ({"architectures": None}, "architectures=None"),
         ({"hidden_size": "64"}, "hidden_size='64', not a number above 0"),
@@ -215,7 +216,7 @@ def test_another_architecture_is_refused(exported: Path, changes: dict[str, Any]
     """Its weights might even load, and mean something else."""
     edit(exported, **changes)
     with pytest.raises(DataError, match=message) as error:
-        model_config_from_hf(exported)
+        read_folder(exported)
     assert str(exported / "config.json") in str(error.value)
 
 
@@ -265,14 +266,14 @@ def test_a_config_may_hold_anything(exported: Path) -> None:
         for value in ODD:
             (exported / "config.json").write_text(json.dumps(json.loads(original) | {key: value}))
             try:
-                model_config_from_hf(exported)
+                read_folder(exported)
             except DataError as error:
                 refused.append(str(error))
     assert len(refused) > 100 and all(str(exported / "config.json") in text for text in refused)
     for text in ("[" * 100_000, '{"a": NaN}', "\0", "[]", '{"vocab_size": 1e999}'):
         (exported / "config.json").write_text(text)
         with pytest.raises(DataError, match=r"config\.json: "):
-            model_config_from_hf(exported)
+            read_folder(exported)
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, "0o644"), (0o077, "0o600")])

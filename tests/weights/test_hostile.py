@@ -18,7 +18,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.composer_file import _from_flexbert
-from modernbert_train.weights.formats.modernbert import architecture, hf_config
+from modernbert_train.weights.formats.modernbert import architecture, describe
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_source
 from tests.conftest import TinyRun
@@ -103,7 +103,7 @@ def test_fill_runs_no_code_of_the_folder_and_asks_nothing(exported: Path, capsys
 
 def test_whatever_a_configuration_says_it_is_read_or_refused(tiny_data: Path) -> None:
     """Every value in turn, of every wrong kind; a number of layers of 10^30 must not be built before it is refused."""
-    good = hf_config(CONFIG, 512, read_vocabulary(tiny_data / "tokenizer"))
+    good = describe(CONFIG, "all", {"model"}, 512, read_vocabulary(tiny_data / "tokenizer"))
     assert architecture(good, "here") == CONFIG
     refused = 0
     for key in [*good, "rope_scaling"]:

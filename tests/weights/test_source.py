@@ -18,7 +18,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.tiling import grow
 from modernbert_train.run.checkpoint import newest_valid, verify
-from modernbert_train.weights.formats.modernbert import model_config_from_hf
+from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.hf_folder import load_weights
 from tests.conftest import TINY_YAML, TinyRun
 from tests.data.make_shards import make_texts, make_tokenizer
@@ -78,7 +78,7 @@ def test_each_checkpoint_is_exported_with_the_bases_of_its_own_phase(trained: Pa
     assert verify(end_of_short).state.tokens > 4000
     assert main(["export", str(end_of_short)]) == 0 and main(["export", str(trained)]) == 0
     for folder, theta, tokens in ((trained / f"hf-{end_of_short.name}", 1e4, 64), (trained / "hf", 1.6e5, 128)):
-        model = model_config_from_hf(folder)
+        model = read_folder(folder).model
         assert (model.global_rope_theta, model.local_rope_theta) == (theta, 10_000.0)
         config = transformers.AutoConfig.from_pretrained(folder)
         assert config.max_position_embeddings == tokens
@@ -87,7 +87,7 @@ def test_each_checkpoint_is_exported_with_the_bases_of_its_own_phase(trained: Pa
     assert same(load_weights(trained / "hf"), _with_decoder(verify(end_of_long).weights()))
     words = ["--to", str(trained / "config.yaml"), *LARGER, "--out", str(tmp_path / "grown")]
     assert main(["grow", "--from", str(end_of_short), *words]) == 0
-    assert model_config_from_hf(tmp_path / "grown").global_rope_theta == 10_000.0
+    assert read_folder(tmp_path / "grown").model.global_rope_theta == 10_000.0
 
 
 def _with_decoder(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,1 +1,118 @@
-"""Configurations and weight names of other libraries, one file an architecture."""
+"""Models as other libraries name and describe them: config.json read and written, names of tensors there and here.
+
+One file an architecture, a row in `FORMATS` to read it and one in `EXPORTS` to write it. Nothing here needs torch, so
+that a folder can be refused on a login node; tensors.py applies the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Protocol
+
+from modernbert_train.config.objective import Order
+from modernbert_train.config.read import shown
+from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.own_files import require_own_files
+from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats import bert, modernbert, modernbert_decoder
+from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
+
+
+class HubFormat(Protocol):
+    """How transformers stores one kind of model: a file of this folder."""
+
+    def read(self, raw: dict[str, Any], where: str) -> Described:
+        """What the content of a config.json says; `where` is how messages name it.
+
+        Raises:
+            DataError: it describes an architecture that is not this one, or none; names the key that differs.
+        """
+
+    def describe(
+        self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
+    ) -> dict[str, Any]:
+        """The content of config.json.
+
+        Args:
+            config: the architecture, as in the phase that the weights come from.
+            order: what they were trained to see.
+            modules: first parts of our names of the weights that are stored, such as model, head and pair_head.
+            max_tokens: longest sequence that they were trained on.
+            vocabulary: of the tokenizer that they were trained with.
+
+        Raises:
+            ConfigError: transformers would compute something else.
+        """
+
+    def theirs(self, name: str, config: Any) -> tuple[str, ...]:
+        """Their name of a parameter of ours, or those of the parts that lie there apart, along the rows.
+
+        Empty: it has no place there. The tied decoder's matrix is not asked for; it is stored as the embedding alone.
+        """
+
+    def today(self, name: str) -> str | None:
+        """The present name of a tensor that older files, or copies of a tied one, name otherwise; None: no weight."""
+
+
+# model_type of a config.json -> its format
+FORMATS: dict[str, HubFormat] = {
+    "modernbert": modernbert,
+    "modernbert-decoder": modernbert_decoder,
+    "bert": bert,
+    "roberta": bert,
+}
+
+# architecture and order of what is exported -> its format
+EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
+    (ModernBertConfig, "all"): modernbert,
+    (ModernBertConfig, "causal"): modernbert_decoder,
+    (BertConfig, "all"): bert,
+    (BertConfig, "causal"): bert,
+}
+
+
+def format_of(raw: dict[str, Any], where: str) -> HubFormat:
+    """The format that a config.json is of; `where` is how messages name it.
+
+    Raises:
+        DataError: of none that can be read.
+    """
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in FORMATS:
+        raise DataError(
+            f"{where}: model_type={shown(kind)}; only model_type={', '.join(FORMATS)} can be read. Name such a model."
+        )
+    return FORMATS[kind]
+
+
+def export_format(model: ModelConfig, order: Order) -> HubFormat:
+    """The format that weights are exported in.
+
+    Raises:
+        ConfigError: there is none for such a model.
+    """
+    found = EXPORTS.get((type(model), order))
+    if found is None:
+        raise ConfigError(
+            f"model.name={model.name}: transformers has no such model for weights that were trained in order {order}. "
+            "Go on from the run itself; it cannot be exported."
+        )
+    return found
+
+
+def read(raw: dict[str, Any], where: str) -> Described:
+    """What a config.json of any known format says; see `HubFormat.read`."""
+    return format_of(raw, where).read(raw, where)
+
+
+def read_folder(folder: Path) -> Described:
+    """What the config.json of a model folder says, ours or anybody's.
+
+    Raises:
+        DataError: the file is missing or damaged, or describes another architecture; names what differs.
+    """
+    require_own_files(folder)
+    path = folder / CONFIG_JSON
+    return read(read_object(path), str(path))

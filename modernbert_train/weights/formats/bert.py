@@ -1,32 +1,30 @@
-"""BERT and RoBERTa as transformers names and describes them: config.json and tensors, read and written.
+"""BERT and RoBERTa as transformers names and describes them.
 
 One encoder here is two model types there: positions that begin after the padding's make it a RoBERTa. Query, key and
 value are one matrix here and three there; nothing else is changed, so that both ways keep every bit. The tied decoder
-is stored as the embedding alone.
+is stored as the embedding alone. The head for pairs has a place in BERT; RoBERTa has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Any, Literal
-
-import torch
-from torch import Tensor
 
 from modernbert_train import __version__
 from modernbert_train.config.bert import BertConfig
+from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.models.bert import BertForMaskedLM
-from modernbert_train.models.pairs import PairHead
 from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats.config_json import Described
 
-# model_type -> the classes whose weights are read; the first is the one that is written
+# model_type -> the classes of what sees both sides; the second is written where there is a head for pairs
 ARCHITECTURES = {"bert": ("BertForMaskedLM", "BertForPreTraining"), "roberta": ("RobertaForMaskedLM",)}
+# and of what was trained in causal order, with is_decoder=True
+DECODERS = {"bert": "BertLMHeadModel", "roberta": "RobertaForCausalLM"}
 
 # What the configuration can say and this encoder does not do otherwise.
 FIXED = {
-    "is_decoder": False,
     "add_cross_attention": False,
     "tie_word_embeddings": True,
     "position_embedding_type": "absolute",
@@ -51,14 +49,13 @@ ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
-PAIR_HEAD = "pair_head."  # of `PairHead` beside the masked-LM model
+PAIR_HEAD = "pair_head"  # module of `PairHead` beside the masked-LM model
 
 # Beyond every model there is; a number out of a damaged file would take all memory before anything is compared with it.
 _MAX_LAYERS = 1_000
 _MAX_WIDTH = 1 << 24
 
-# module here -> theirs; every one has a weight and a bias
+# module of a layer here -> theirs
 _LAYER = {
     "attn.Wqkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attn.Wo": ("attention.output.dense",),
@@ -67,16 +64,29 @@ _LAYER = {
     "mlp.Wo": ("output.dense",),
     "mlp_norm": ("output.LayerNorm",),
 }
-# what follows the encoder; the decoder's bias stands beside its matrix, not in it
-_HEAD = {
-    "bert": {
-        "dense": "cls.predictions.transform.dense",
-        "norm": "cls.predictions.transform.LayerNorm",
-        "decoder": "cls.predictions",
-    },
-    "roberta": {"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "decoder": "lm_head"},
+_EMBEDDINGS = {
+    "tok_embeddings": "word_embeddings",
+    "segment_embeddings": "token_type_embeddings",
+    "position_embeddings": "position_embeddings",
+    "norm": "LayerNorm",
 }
-_POOLER, _CLASSIFIER = "pooler.dense", "cls.seq_relationship"
+# what follows the encoder; the decoder's bias stands beside its matrix, not in it
+_HEADS = {
+    "bert": {
+        "head.dense": "cls.predictions.transform.dense",
+        "head.norm": "cls.predictions.transform.LayerNorm",
+        "decoder": "cls.predictions",
+        f"{PAIR_HEAD}.dense": "bert.pooler.dense",
+        f"{PAIR_HEAD}.classifier": "cls.seq_relationship",
+    },
+    "roberta": {"head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm", "decoder": "lm_head"},
+}
+_COPIES = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+    "lm_head.decoder.bias": "lm_head.bias",
+}
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # in files of older versions; not weights
 
 
@@ -85,127 +95,36 @@ def model_type(config: BertConfig) -> str:
     return "roberta" if config.position_offset else "bert"
 
 
-def names(config: BertConfig, *, pair_head: bool = False) -> dict[str, tuple[str, ...]]:
-    """Our name of each tensor -> transformers' name, or those of the parts that lie there apart, along the rows.
-
-    Args:
-        config: the architecture.
-        pair_head: with `PairHead`, under PAIR_HEAD.
-
-    Raises:
-        ConfigError: a pair head on what is a RoBERTa there, which has none.
-    """
+def theirs(name: str, config: BertConfig) -> tuple[str, ...]:
+    """See `HubFormat`."""
     kind = model_type(config)
-    if pair_head and kind != "bert":
-        raise ConfigError(
-            f"model.position_offset={config.position_offset} makes this a RoBERTa, and transformers' RoBERTa has no "
-            "head for pairs. Leave the head out, or train with model.position_offset=0."
-        )
-    modules: dict[str, tuple[str, ...]] = {"model.embeddings.norm": (f"{kind}.embeddings.LayerNorm",)}
-    for layer in range(config.num_layers):
-        for ours, theirs in _LAYER.items():
-            modules[f"model.layers.{layer}.{ours}"] = tuple(f"{kind}.encoder.layer.{layer}.{name}" for name in theirs)
-    head = _HEAD[kind]
-    modules |= {"head.dense": (head["dense"],), "head.norm": (head["norm"],)}
-    if pair_head:
-        modules |= {f"{PAIR_HEAD}dense": (f"{kind}.{_POOLER}",), f"{PAIR_HEAD}classifier": (_CLASSIFIER,)}
-    return {
-        EMBEDDING: (f"{kind}.embeddings.word_embeddings.weight",),
-        "model.embeddings.segment_embeddings.weight": (f"{kind}.embeddings.token_type_embeddings.weight",),
-        "model.embeddings.position_embeddings.weight": (f"{kind}.embeddings.position_embeddings.weight",),
-        **{
-            f"{ours}.{end}": tuple(f"{name}.{end}" for name in theirs)
-            for ours, theirs in modules.items()
-            for end in ("weight", "bias")
-        },
-        "decoder.bias": (f"{head['decoder']}.bias",),
-    }
+    module, _, end = name.rpartition(".")
+    place, _, rest = module.removeprefix("model.").partition(".")
+    if place == "embeddings":
+        return (f"{kind}.embeddings.{_EMBEDDINGS[rest]}.{end}",)
+    if place == "layers":
+        number, _, part = rest.partition(".")
+        return tuple(f"{kind}.encoder.layer.{number}.{each}.{end}" for each in _LAYER[part])
+    return (f"{_HEADS[kind][module]}.{end}",) if module in _HEADS[kind] else ()
 
 
-def to_hf(weights: Mapping[str, Tensor], config: BertConfig) -> dict[str, Tensor]:
-    """A state dict of ours under transformers' names; the tied decoder.weight may be there or not, and is left out.
-
-    Args:
-        weights: of `BertForMaskedLM`, with or without a `PairHead` under PAIR_HEAD.
-        config: their architecture.
-
-    Raises:
-        ConfigError: see `names`.
-        KeyError: a tensor is missing.
-    """
-    pair_head = any(name.startswith(PAIR_HEAD) for name in weights)
-    return {
-        name: part.contiguous()
-        for ours, theirs in names(config, pair_head=pair_head).items()
-        for name, part in zip(theirs, weights[ours].chunk(len(theirs)), strict=True)
-    }
+def today(name: str) -> str | None:
+    """See `HubFormat`; the released files have TensorFlow's names of norms."""
+    if name.endswith(_BUFFERS):
+        return None
+    name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    return _COPIES.get(name, name)
 
 
-def from_hf(
-    stored: Mapping[str, Tensor], config: BertConfig, where: str, *, pair_head: bool = False
-) -> dict[str, Tensor]:
-    """Tensors under our names, in fp32, with the tied decoder.weight; load_state_dict(strict=True) takes them.
-
-    Args:
-        stored: under transformers' names; LayerNorm.gamma and .beta, of files made from TensorFlow's, are understood.
-        config: the architecture that they must be of.
-        where: how a message names the file.
-        pair_head: take pooler and pair classifier too, under PAIR_HEAD; otherwise they may be there and are left out.
-
-    Raises:
-        DataError: tensors are missing, unknown, of another shape or type, or not tied.
-    """
-
-    def mistake(what: str) -> DataError:
-        return DataError(f"{where}: {what}. Name weights that fit the config.json there.")
-
-    kind, head = model_type(config), _HEAD[model_type(config)]["decoder"]
-    known = names(config, pair_head=pair_head)
-    unused = [f"{kind}.{name}" for name in _BUFFERS]
-    if not pair_head:
-        unused += [f"{name}.{end}" for name in (f"{kind}.{_POOLER}", _CLASSIFIER) for end in ("weight", "bias")]
-    found = {_present_name(name): tensor for name, tensor in stored.items()}
-    for name in unused:
-        found.pop(name, None)
-    if whole := [name for name, tensor in found.items() if not tensor.is_floating_point()]:
-        raise mistake(f"{whole[0]} is of type {found[whole[0]].dtype}")
-
-    # a decoder that is stored a second time must be the same one
-    tied = {f"{head}.decoder.weight": known[EMBEDDING][0], f"{head}.decoder.bias": f"{head}.bias"}
-    for copy, name in tied.items():
-        if copy in found and not torch.equal(found[copy], found.setdefault(name, found[copy])):
-            raise mistake(f"{copy} is not tied to {name}")
-        found.pop(copy, None)
-
-    expected = {
-        name: (shape[0] // len(known[ours]), *shape[1:])
-        for ours, shape in _shapes(config, pair_head).items()
-        for name in known[ours]
-    }
-    if missing := sorted(expected.keys() - found.keys()):
-        raise mistake(f"{len(missing)} of {len(expected)} tensors are missing, the first is {missing[0]}")
-    if unknown := sorted(found.keys() - expected.keys()):
-        raise mistake(f"{len(unknown)} tensors are unknown, the first is {unknown[0]}")
-    for name, tensor in found.items():
-        if tuple(tensor.shape) != expected[name]:
-            raise mistake(f"{name} has the shape {tuple(tensor.shape)} and not {expected[name]}")
-    weights = {ours: torch.cat([found[name].float() for name in theirs]) for ours, theirs in known.items()}
-    return weights | {DECODER: weights[EMBEDDING]}
-
-
-def describe(config: BertConfig, vocabulary: Vocabulary, *, pair_head: bool = False) -> dict[str, Any]:
-    """The content of config.json.
-
-    Args:
-        config: the architecture.
-        vocabulary: of the tokenizer that the model was trained with.
-        pair_head: whether the weights have one.
+def describe(
+    config: BertConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """See `HubFormat`. The longest sequence is as many as there are position vectors.
 
     Raises:
         ConfigError: a RoBERTa whose positions are not counted from the tokenizer's [PAD], or whose activation is not
-            gelu; or see `names`.
+            gelu.
     """
-    names(config, pair_head=pair_head)
     kind = model_type(config)
     special: dict[str, int] = {"pad_token_id": vocabulary.pad_id}
     if kind == "roberta":
@@ -222,13 +141,15 @@ def describe(config: BertConfig, vocabulary: Vocabulary, *, pair_head: bool = Fa
                 "model.position_offset=0."
             )
         special |= {"bos_token_id": vocabulary.cls_id, "eos_token_id": vocabulary.sep_id}
+    named = DECODERS[kind] if order == "causal" else ARCHITECTURES[kind][PAIR_HEAD in modules]
     return {
-        "architectures": [ARCHITECTURES[kind][1 if pair_head else 0]],
+        "architectures": [named],
         "model_type": kind,
         "exported_by": f"modernbert_train {__version__}",
         "dtype": "float32",
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
         **FIXED,
+        "is_decoder": order == "causal",
         "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
         "max_position_embeddings": config.max_positions + config.position_offset,
         "hidden_dropout_prob": config.dropout,
@@ -237,27 +158,28 @@ def describe(config: BertConfig, vocabulary: Vocabulary, *, pair_head: bool = Fa
     }
 
 
-def read(raw: dict[str, Any], where: str) -> BertConfig:
-    """What a config.json says.
-
-    Dropout of attention probabilities is not taken over: it concerns training alone, and there is none here.
-
-    Args:
-        raw: its content.
-        where: how messages name it.
-
-    Raises:
-        DataError: it describes another architecture, or none; names the key that differs.
+def read(raw: dict[str, Any], where: str) -> Described:
+    """See `HubFormat`. Dropout of attention probabilities is not taken over: it concerns training alone, and there is
+    none here.
     """
     kind, named = raw.get("model_type"), raw.get("architectures")
-    known = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
-    if known is None or not isinstance(named, list) or not any(name in named for name in known):
+    known = ARCHITECTURES.get(kind, ()) if isinstance(kind, str) else ()
+    found = named if isinstance(named, list) else []
+    causal = bool(known) and DECODERS[str(kind)] in found
+    if not causal and not any(name in found for name in known):
         choices = " or ".join(
-            f"model_type={kind}, architectures=['{n}']" for kind, a in ARCHITECTURES.items() for n in a
+            f"model_type={kind}, architectures=['{n}']"
+            for kind, a in ARCHITECTURES.items()
+            for n in (*a, DECODERS[kind])
         )
         raise DataError(
             f"{where}: model_type={shown(kind)}, architectures={shown(named)}; only {choices} can be read. Name such a "
             "model."
+        )
+    if bool(raw.get("is_decoder", False)) != causal:
+        raise DataError(
+            f"{where}: is_decoder={shown(raw.get('is_decoder'))} with architectures={shown(named)}; of these only "
+            f"{causal} can be read. Name another model."
         )
     for key, value in FIXED.items():
         if raw.get(key) not in (None, value):
@@ -292,7 +214,7 @@ def read(raw: dict[str, Any], where: str) -> BertConfig:
             f"{where}: hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}. "
             "Restore the file from a copy."
         )
-    return config
+    return Described(config, config.max_positions, "causal" if causal else "all")
 
 
 def _number(
@@ -310,17 +232,3 @@ def _number(
             f"{where}: {key}={shown(value)}, not a {whole} {bound} and up to {most:,}. Restore the file from a copy."
         )
     return value
-
-
-def _shapes(config: BertConfig, pair_head: bool) -> dict[str, tuple[int, ...]]:
-    """Of every tensor that is stored, by our names."""
-    with torch.device("meta"):
-        state = BertForMaskedLM(config).state_dict()
-        if pair_head:
-            pair = PairHead(config.hidden_size).state_dict()
-            state |= {f"{PAIR_HEAD}{name}": tensor for name, tensor in pair.items()}
-    return {name: tuple(tensor.shape) for name, tensor in state.items() if name != DECODER}
-
-
-def _present_name(name: str) -> str:
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")

@@ -1,25 +1,28 @@
-"""config.json of a ModernBERT, written and read.
+"""ModernBERT as transformers names and describes it; parameters have the same names here.
 
-It states the architecture twice: in the keys of transformers 5 (layer_types, rope_parameters) and in those of 4.48 to
-4.57 (global_attn_every_n_layers and the two *_rope_theta), so that one folder loads in both without remote code.
+config.json states the architecture twice: in the keys of transformers 5 (layer_types, rope_parameters) and in those of
+4.48 to 4.57 (global_attn_every_n_layers and the two *_rope_theta): one folder loads in both without remote code.
 """
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from modernbert_train import __version__
+from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ModernBertConfig
-from modernbert_train.errors import DataError
-from modernbert_train.own_files import require_own_files
-from modernbert_train.read_json import read_json
+from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats.config_json import Described
 
-CONFIG_JSON = "config.json"
+MODEL_TYPE, ARCHITECTURE = "modernbert", "ModernBertForMaskedLM"
+
+EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 
 # Beyond every model there is; a number out of a damaged file would take all memory before anything is compared with it.
 _MAX_LAYERS = 1_000
@@ -51,18 +54,51 @@ KEYS = {
 }
 
 
-def hf_config(config: ModernBertConfig, max_tokens: int, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The content of config.json; see `export` for the arguments."""
+# Names in checkpoints of Composer -> transformers' names; the longer prefix first. `bert` is AnswerDotAI's FlexBERT,
+# `model.` in front is Composer's HuggingFaceModel around it, or around transformers' own ModernBERT.
+PREFIXES = {
+    "model.bert.encoder.layers.": "model.layers.",
+    "model.bert.": "model.",
+    "model.model.": "model.",
+    "model.head.": "head.",
+    "model.decoder.": "decoder.",
+    "bert.encoder.layers.": "model.layers.",
+    "bert.": "model.",
+}
+
+
+def theirs(name: str, config: ModernBertConfig) -> tuple[str, ...]:
+    """See `HubFormat`; heads besides that of the masked-LM model have no place there."""
+    return (name,) if name.startswith(("model.", "head.", "decoder.")) else ()
+
+
+def today(name: str) -> str | None:
+    """See `HubFormat`."""
+    for old, new in PREFIXES.items():
+        if name.startswith(old):
+            name = new + name.removeprefix(old)
+            break
+    return EMBEDDING if name == DECODER else name
+
+
+def describe(
+    config: ModernBertConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """See `HubFormat`."""
+    for key in ("global_rope_theta", "local_rope_theta"):
+        theta = getattr(config, key)
+        if not (math.isfinite(theta) and theta > 0):
+            raise ConfigError(f"model.{key}={theta}: not exported, the model would give NaN. Set a positive RoPE base.")
     thetas = {"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}
     return {
-        "architectures": ["ModernBertForMaskedLM"],
-        "model_type": "modernbert",
+        "architectures": [ARCHITECTURE],
+        "model_type": MODEL_TYPE,
         "exported_by": f"modernbert_train {__version__}",
         "dtype": "float32",
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
         **FIXED,
         "max_position_embeddings": max_tokens,
-        "layer_types": _layer_types(config.global_attn_every_n_layers, config.num_layers),
+        "layer_types": layer_types(config.global_attn_every_n_layers, config.num_layers),
         "global_attn_every_n_layers": config.global_attn_every_n_layers,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": float(t)} for kind, t in thetas.items()},
         "global_rope_theta": float(config.global_rope_theta),
@@ -80,36 +116,29 @@ def hf_config(config: ModernBertConfig, max_tokens: int, vocabulary: Vocabulary)
     }
 
 
-def model_config_from_hf(folder: Path) -> ModernBertConfig:
-    """Read config.json of a masked-LM ModernBERT, ours or any other; see `architecture`.
-
-    Raises:
-        DataError: the file is missing or damaged, or describes another architecture; names what differs.
-    """
-    require_own_files(folder)
-    path = folder / CONFIG_JSON
-    return architecture(read_object(path), str(path))
+def read(raw: dict[str, Any], where: str) -> Described:
+    """See `HubFormat`."""
+    return Described(architecture(raw, where), max_tokens_of(raw), "all")
 
 
-def architecture(raw: dict[str, Any], where: str) -> ModernBertConfig:
-    """What a config.json says.
+def architecture(
+    raw: dict[str, Any], where: str, model_type: str = MODEL_TYPE, named: str = ARCHITECTURE
+) -> ModernBertConfig:
+    """What a config.json says, RoPE bases included. What only concerns training (dropout) has the schema's default.
 
     Args:
         raw: its content.
         where: how messages name it.
-
-    Returns:
-        The architecture, RoPE bases included. What only concerns training (dropout) is not in the file and has the
-        schema's default.
+        model_type, named: the model_type that it must have, and one of its architectures.
 
     Raises:
         DataError: it describes another architecture, or none; names what differs.
     """
-    named = raw.get("architectures")
-    if raw.get("model_type") != "modernbert" or not isinstance(named, list) or "ModernBertForMaskedLM" not in named:
+    found = raw.get("architectures")
+    if raw.get("model_type") != model_type or not isinstance(found, list) or named not in found:
         raise DataError(
-            f"{where}: model_type={shown(raw.get('model_type'))}, architectures={shown(named)}; only "
-            "model_type=modernbert, architectures=['ModernBertForMaskedLM'] can be read. Name such a model."
+            f"{where}: model_type={shown(raw.get('model_type'))}, architectures={shown(found)}; only "
+            f"model_type={model_type}, architectures=['{named}'] can be read. Name such a model."
         )
     for key, value in FIXED.items():
         if raw.get(key, value) != value:
@@ -140,22 +169,8 @@ def max_tokens_of(raw: dict[str, Any]) -> int:
     return stated if isinstance(stated, int) and stated > 0 else 8192
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        DataError: the file is missing, cut short or holds something else.
-    """
-    try:
-        content = read_json(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}). Restore it from a copy.") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: not a JSON object. Restore it from a copy.")
-    return content
-
-
-def _layer_types(every_n: int, num_layers: int) -> list[str]:
+def layer_types(every_n: int, num_layers: int) -> list[str]:
+    """Which layers are global, in the words of transformers."""
     return ["sliding_attention" if layer % every_n else "full_attention" for layer in range(num_layers)]
 
 
@@ -171,7 +186,7 @@ def _global_attn_every_n_layers(raw: dict[str, Any], num_layers: int, where: str
     if not isinstance(types, list):
         raise DataError(f"{where}: layer_types={shown(types)}, not a list. Restore the file from a copy.")
     for every_n in [stated] if stated else range(1, num_layers + 1):
-        if types == _layer_types(every_n, num_layers):
+        if types == layer_types(every_n, num_layers):
             return every_n
     found = [layer for layer, kind in enumerate(types) if kind == "full_attention"]
     raise DataError(

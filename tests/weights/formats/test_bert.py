@@ -17,13 +17,16 @@ from torch import Tensor
 
 from benchmarks.batches import lay_out
 from modernbert_train.config.bert import BertConfig
+from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.bert import BertForMaskedLM
 from modernbert_train.models.init import initialize
 from modernbert_train.models.pairs import PairHead
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.bert import PAIR_HEAD, describe, from_hf, names, read, to_hf
+from modernbert_train.weights.formats import bert
+from modernbert_train.weights.formats.bert import PAIR_HEAD
+from modernbert_train.weights.formats.tensors import from_hf, to_hf, without_place
 
 BERT = BertConfig(
     vocab_size=64, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=40, init_std=0.1
@@ -45,7 +48,7 @@ def weights_of(config: BertConfig, pair_head: bool = False) -> dict[str, Tensor]
     initialize(model, config, seed=1)
     modules: dict[str, torch.nn.Module] = {"": model}
     if pair_head:
-        modules[PAIR_HEAD] = PairHead(config.hidden_size)
+        modules[f"{PAIR_HEAD}."] = PairHead(config.hidden_size)
     generator = torch.Generator().manual_seed(2)
     for module in modules.values():
         for parameter in module.parameters():
@@ -55,12 +58,22 @@ def weights_of(config: BertConfig, pair_head: bool = False) -> dict[str, Tensor]
     }
 
 
-def write(folder: Path, config: BertConfig, weights: dict[str, Tensor]) -> Path:
+def describe(config: BertConfig, vocabulary: Vocabulary = VOCABULARY) -> dict[str, Any]:
+    return bert.describe(config, "all", {"model", "head", "decoder"}, 40, vocabulary)
+
+
+def read(raw: dict[str, Any], where: str) -> BertConfig:
+    model = bert.read(raw, where).model
+    assert isinstance(model, BertConfig)
+    return model
+
+
+def write(folder: Path, config: BertConfig, weights: dict[str, Tensor], order: Order = "all") -> Path:
     """As an export: the tensors and config.json."""
     folder.mkdir()
-    pair_head = any(name.startswith(PAIR_HEAD) for name in weights)
-    save_file(to_hf(weights, config), folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(describe(config, VOCABULARY, pair_head=pair_head)))
+    modules = {name.partition(".")[0] for name in weights}
+    save_file(to_hf(bert, weights, config), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(bert.describe(config, order, modules, 40, VOCABULARY)))
     return folder
 
 
@@ -96,23 +109,27 @@ def test_there_and_back_keeps_every_bit(config: BertConfig, tmp_path: Path) -> N
     transformers.AutoModelForMaskedLM.from_pretrained(ours).save_pretrained(tmp_path / "theirs")
     for folder in (ours, tmp_path / "theirs"):
         assert read(json.loads((folder / "config.json").read_text()), "config.json") == config
-        assert_equal(from_hf(load_file(folder / "model.safetensors"), config, "file"), weights)
+        assert_equal(from_hf(bert, load_file(folder / "model.safetensors"), config, "file"), weights)
 
 
 @pytest.mark.parametrize(("kind", "settings"), THEIRS, ids=[kind.__name__ for kind, _ in THEIRS])
 def test_what_transformers_saves_comes_back_from_us_bit_by_bit(kind: Any, settings: Any, tmp_path: Path) -> None:
-    """Import and export of a model that began there. Of one with a pair head, the head is taken where asked for."""
+    """Import and export of a model that began there, with its pair head if it has one."""
     shape = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     kind(settings(**shape, intermediate_size=48, max_position_embeddings=42)).save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     config = read(json.loads((tmp_path / "config.json").read_text()), "config.json")
     pair_head = kind is transformers.BertForPreTraining
-    weights = from_hf(stored, config, "file", pair_head=pair_head)
-    assert_equal(to_hf(weights, config), stored)
-    assert describe(config, VOCABULARY, pair_head=pair_head)["architectures"] == [kind.__name__]
-    alone = from_hf(stored, config, "file")
-    assert_equal(alone, {name: tensor for name, tensor in weights.items() if not name.startswith(PAIR_HEAD)})
+    weights = from_hf(bert, stored, config, "file")
+    assert_equal(to_hf(bert, weights, config), stored)
+    modules = {name.partition(".")[0] for name in weights}
+    assert (PAIR_HEAD in modules) is pair_head
+    assert bert.describe(config, "all", modules, 40, VOCABULARY)["architectures"] == [kind.__name__]
+    alone = {name: tensor for name, tensor in weights.items() if not name.startswith(PAIR_HEAD)}
     BertForMaskedLM(config).load_state_dict(alone, strict=True)
+    # half a head is none: a masked-LM model may be stored with the pooler that it does not use
+    half = {name: tensor for name, tensor in stored.items() if "seq_relationship" not in name}
+    assert_equal(from_hf(bert, half, config, "file"), alone)
 
 
 def test_an_export_with_a_pair_head_is_bert_for_pretraining(tmp_path: Path) -> None:
@@ -122,18 +139,43 @@ def test_an_export_with_a_pair_head_is_bert_for_pretraining(tmp_path: Path) -> N
     assert isinstance(twin, transformers.BertForPreTraining)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert torch.equal(twin.cls.seq_relationship.weight, weights["pair_head.classifier.weight"])
-    assert_equal(from_hf(load_file(folder / "model.safetensors"), BERT, "file", pair_head=True), weights)
+    assert_equal(from_hf(bert, load_file(folder / "model.safetensors"), BERT, "file"), weights)
 
 
 def test_a_roberta_has_no_pair_head() -> None:
-    with pytest.raises(ConfigError, match=r"model\.position_offset=2 makes this a RoBERTa"):
-        names(ROBERTA, pair_head=True)
+    weights = weights_of(ROBERTA, pair_head=True)
+    assert without_place(bert, weights, ROBERTA) == (PAIR_HEAD,)
+    stored = to_hf(bert, weights, ROBERTA)
+    assert_equal(from_hf(bert, stored, ROBERTA, "file"), weights_of(ROBERTA))
+
+
+@pytest.mark.parametrize("config", [BERT, ROBERTA], ids=["bert", "roberta"])
+def test_what_was_trained_in_causal_order_is_a_decoder(config: BertConfig, tmp_path: Path) -> None:
+    """transformers' BertLMHeadModel and RobertaForCausalLM compute what we trained."""
+    weights = weights_of(config)
+    folder = write(tmp_path / "hf", config, weights, "causal")
+    twin, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and twin.config.is_decoder
+    model = BertForMaskedLM(config, ComputeConfig(attention="sdpa"))
+    model.load_state_dict(weights, strict=True)
+    ids = torch.randint(5, 64, (40,), generator=torch.Generator().manual_seed(0))
+    packed = lay_out(ids, [0, 15, 40], order="causal")
+    with torch.no_grad():
+        logits_TV = model.logits(model.eval().encode(packed), torch.arange(40))
+        for start, end in ((0, 15), (15, 40)):
+            theirs = twin.eval()(ids[None, start:end]).logits[0]
+            torch.testing.assert_close(theirs, logits_TV[start:end], atol=1e-5, rtol=0)
+    twin.save_pretrained(tmp_path / "theirs")
+    for each in (folder, tmp_path / "theirs"):
+        said = bert.read(json.loads((each / "config.json").read_text()), "config.json")
+        assert said.model == config and said.order == "causal"
+        assert_equal(from_hf(bert, load_file(each / "model.safetensors"), config, "file"), weights)
 
 
 def test_old_files_are_read() -> None:
     """The released BERTs: TensorFlow's names of norms, buffers as tensors, the decoder twice, pooler and pair head."""
     weights = weights_of(BERT, pair_head=True)
-    stored = to_hf(weights, BERT)
+    stored = to_hf(bert, weights, BERT)
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
         for name, tensor in stored.items()
@@ -142,15 +184,15 @@ def test_old_files_are_read() -> None:
     old["cls.predictions.decoder.weight"] = stored["bert.embeddings.word_embeddings.weight"]
     old["cls.predictions.decoder.bias"] = old.pop("cls.predictions.bias")
     assert "cls.predictions.transform.LayerNorm.gamma" in old
-    assert_equal(from_hf(old, BERT, "file", pair_head=True), weights)
+    assert_equal(from_hf(bert, old, BERT, "file"), weights)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_weights_become_fp32(dtype: torch.dtype) -> None:
-    stored = {name: tensor.to(dtype) for name, tensor in to_hf(weights_of(ROBERTA), ROBERTA).items()}
-    weights = from_hf(stored, ROBERTA, "file")
+    stored = {name: tensor.to(dtype) for name, tensor in to_hf(bert, weights_of(ROBERTA), ROBERTA).items()}
+    weights = from_hf(bert, stored, ROBERTA, "file")
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    assert_equal(to_hf(weights, ROBERTA), {name: tensor.float() for name, tensor in stored.items()})
+    assert_equal(to_hf(bert, weights, ROBERTA), {name: tensor.float() for name, tensor in stored.items()})
 
 
 @pytest.mark.parametrize(
@@ -175,9 +217,9 @@ def test_half_precision_weights_become_fp32(dtype: torch.dtype) -> None:
 )
 def test_tensors_that_do_not_fit_are_named(changes: dict[str, Tensor | None], message: str) -> None:
     """By their names in the file, where the user can look."""
-    stored = to_hf(weights_of(BERT), BERT) | changes
+    stored = to_hf(bert, weights_of(BERT), BERT) | changes
     with pytest.raises(DataError, match=f"^weights.bin: .*{message}.*Name weights that fit"):
-        from_hf({name: tensor for name, tensor in stored.items() if tensor is not None}, BERT, "weights.bin")
+        from_hf(bert, {name: tensor for name, tensor in stored.items() if tensor is not None}, BERT, "weights.bin")
 
 
 @pytest.mark.parametrize(
@@ -212,14 +254,14 @@ def test_tensors_that_do_not_fit_are_named(changes: dict[str, Tensor | None], me
 def test_another_architecture_is_refused(config: BertConfig, changes: dict[str, Any], message: str) -> None:
     """Its weights might even load, and mean something else."""
     with pytest.raises(DataError, match=f"^there: .*{message}"):
-        read(describe(config, VOCABULARY) | changes, "there")
+        read(describe(config) | changes, "there")
 
 
 @pytest.mark.parametrize("odd", [None, [], {}, "x", True, -1, 0, 1e300, float("nan"), 10**30], ids=repr)
 @pytest.mark.parametrize("config", [BERT, ROBERTA], ids=["bert", "roberta"])
 def test_no_value_of_any_key_ends_in_a_traceback(config: BertConfig, odd: Any) -> None:
     """Whatever a fetched file says, it is read or refused."""
-    described = describe(config, VOCABULARY)
+    described = describe(config)
     for key in described:
         with contextlib.suppress(DataError):
             assert isinstance(read(described | {key: odd}, "there"), BertConfig)
@@ -261,4 +303,4 @@ def test_roberta_counts_positions_from_its_tokenizers_pad() -> None:
 def test_a_roberta_has_the_exact_gelu_in_its_head() -> None:
     """transformers' RobertaLMHead reads no hidden_act: with the other one, logits were off by 1e-3."""
     with pytest.raises(ConfigError, match=r"model\.activation=gelu_tanh: transformers' RoBERTa has the exact GELU"):
-        describe(replace(ROBERTA, activation="gelu_tanh"), VOCABULARY)
+        describe(replace(ROBERTA, activation="gelu_tanh"))

@@ -1,0 +1,125 @@
+"""Tensors under the names of a format, and back; nothing is rounded on the way.
+
+Heads besides that of the masked-LM model are taken where they are stored whole, and have a place or none: what is done
+about one that is missing, or left over, is for whoever asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from modernbert_train.config.schema import ModelConfig
+from modernbert_train.errors import ConfigError, DataError, RunError
+from modernbert_train.models.build import all_shapes
+from modernbert_train.weights.formats import HubFormat
+from modernbert_train.weights.formats.config_json import CONFIG_JSON
+
+EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
+Mistake = Callable[[str], RunError]
+
+MASKED_LM = ("model", "head", "decoder")  # modules that every model here has
+
+
+def module_of(name: str) -> str:
+    """First part of a parameter's name: model, head, decoder, or another head."""
+    return name.partition(".")[0]
+
+
+def heads_among(names: Iterable[str]) -> tuple[str, ...]:
+    """Modules besides those that every model has."""
+    return tuple(sorted({module_of(name) for name in names} - {*MASKED_LM}))
+
+
+def without_place(hub: HubFormat, names: Iterable[str], config: ModelConfig) -> tuple[str, ...]:
+    """Heads that the format has no place for."""
+    return heads_among(name for name in names if not hub.theirs(name, config))
+
+
+def to_hf(hub: HubFormat, weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """A state dict of ours under transformers' names, without what has no place there.
+
+    Args:
+        hub: the format.
+        weights: of a model with or without further heads; the tied decoder.weight may be there or not, and is left out.
+        config: their architecture.
+
+    Raises:
+        ConfigError: tensors are missing, unknown or of another shape, or the decoder is not tied.
+    """
+
+    def mistake(what: str) -> ConfigError:
+        return ConfigError(f"the model's weights: {what}. Nothing was exported.")
+
+    heads = heads_among(weights)
+    expected = {name: s for name, s in all_shapes(config).items() if module_of(name) in (*MASKED_LM, *heads)}
+    if DECODER in weights and EMBEDDING in weights and not torch.equal(weights[DECODER], weights[EMBEDDING]):
+        raise mistake(f"{DECODER} is not tied to {EMBEDDING}")
+    _compare({name: tensor for name, tensor in weights.items() if name != DECODER}, expected, mistake)
+    return {
+        name: part.contiguous()
+        for ours in expected
+        if (theirs := hub.theirs(ours, config))
+        for name, part in zip(theirs, weights[ours].chunk(len(theirs)), strict=True)
+    }
+
+
+def from_hf(
+    hub: HubFormat, stored: Mapping[str, Tensor], config: ModelConfig, where: str, described_by: str = CONFIG_JSON
+) -> dict[str, Tensor]:
+    """Tensors under our names, in fp32, with the tied decoder.weight and with each further head that is stored whole.
+
+    Args:
+        hub: the format.
+        stored: under transformers' names, or older ones.
+        config: the architecture that they must be of.
+        where, described_by: how a message names the file and what describes its architecture.
+
+    Raises:
+        DataError: tensors are missing, unknown, of another shape or type, or not tied.
+    """
+
+    def mistake(what: str) -> DataError:
+        return DataError(f"{where}: {what}. Name weights that fit the {described_by} there.")
+
+    found: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        now = hub.today(name)
+        if now is None:
+            continue
+        if not tensor.is_floating_point():
+            raise mistake(f"{name} is of type {tensor.dtype}")
+        if now in found and not torch.equal(found[now], tensor):  # stored a second time, it must be the same
+            copy = name if name != now else next(each for each in stored if each != now and hub.today(each) == now)
+            raise mistake(f"{copy} is not tied to {now}")
+        found[now] = tensor
+
+    shapes = all_shapes(config)
+    known = {ours: theirs for ours in shapes if (theirs := hub.theirs(ours, config))}
+    for head in heads_among(known):
+        parts = [ours for ours in known if module_of(ours) == head]
+        if not all(name in found for ours in parts for name in known[ours]):
+            for ours in parts:
+                for name in known.pop(ours):
+                    found.pop(name, None)
+    expected = {
+        name: (shapes[ours][0] // len(theirs), *shapes[ours][1:]) for ours, theirs in known.items() for name in theirs
+    }
+    _compare(found, expected, mistake)
+    weights = {
+        ours: (found[theirs[0]] if len(theirs) == 1 else torch.cat([found[name] for name in theirs])).float()
+        for ours, theirs in known.items()
+    }
+    return weights | {DECODER: weights[EMBEDDING]}
+
+
+def _compare(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], mistake: Mistake) -> None:
+    if missing := sorted(expected.keys() - found.keys()):
+        raise mistake(f"{len(missing)} of {len(expected)} tensors are missing, the first is {missing[0]}")
+    if unknown := sorted(found.keys() - expected.keys()):
+        raise mistake(f"{len(unknown)} tensors are unknown, the first is {unknown[0]}")
+    for name, shape in expected.items():
+        if tuple(found[name].shape) != shape:
+            raise mistake(f"{name} has the shape {tuple(found[name].shape)} and not {shape}")

@@ -1,0 +1,179 @@
+"""Formats as a whole: what is exported as what, and ModernBERT's decoder against transformers'.
+
+If this breaks, what was trained in causal order is published as a model that computes something else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+
+from benchmarks.batches import lay_out
+from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig, SentenceOrderConfig
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.models.build import all_shapes, build_model, shapes_of
+from modernbert_train.models.init import initialize
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.weights.formats import (
+    EXPORTS,
+    FORMATS,
+    export_format,
+    modernbert,
+    modernbert_decoder,
+    read_folder,
+)
+from modernbert_train.weights.formats.tensors import from_hf, heads_among, to_hf, without_place
+from modernbert_train.weights.hf_folder import load_weights
+from tests.weights.conftest import CONFIG, edit, write
+
+# window of 8: local layers see a token and 3 before it; the longest sequence is many times that
+BOUNDARIES = [0, 3, 70, 71, 160]
+
+
+@pytest.fixture
+def decoder(model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path) -> Path:
+    return write(model, tokenizer_folder, tmp_path / "hf", order="causal")
+
+
+def our_logits(model: ModernBertForMaskedLM, ids_T: Tensor) -> Tensor:
+    model.set_phase(CONFIG)
+    with torch.no_grad():
+        hidden_TD = model.encode(lay_out(ids_T, BOUNDARIES, order="causal"))
+        return model.logits(hidden_TD, torch.arange(len(ids_T)))
+
+
+def test_the_decoder_computes_the_same_in_transformers(model: ModernBertForMaskedLM, decoder: Path) -> None:
+    """Sequences in one packed buffer here, one by one there; both kinds of layers, and longer than the window."""
+    twin, report = transformers.AutoModelForCausalLM.from_pretrained(decoder, output_loading_info=True)
+    assert isinstance(twin, transformers.ModernBertDecoderForCausalLM)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert {*twin.config.layer_types} == {"full_attention", "sliding_attention"} and twin.config.sliding_window == 4
+    assert twin.config.rope_parameters["sliding_attention"]["rope_theta"] == 5_000.0
+    ids_T = torch.randint(0, 8, (160,), generator=torch.Generator().manual_seed(0))
+    logits_TV = our_logits(model, ids_T)
+    with torch.no_grad():
+        for start, end in itertools.pairwise(BOUNDARIES):
+            theirs = twin.eval()(ids_T[None, start:end]).logits[0]
+            torch.testing.assert_close(theirs, logits_TV[start:end], atol=1e-5, rtol=0)
+
+
+def test_one_more_token_in_the_window_is_another_model(model: ModernBertForMaskedLM, decoder: Path) -> None:
+    """Ettin's training saw one token more than transformers does. That the test above would notice is shown here."""
+    edit(decoder, sliding_window=5, local_attention=10)
+    twin = transformers.AutoModelForCausalLM.from_pretrained(decoder).eval()
+    ids_T = torch.randint(0, 8, (160,), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        theirs = twin(ids_T[None, 71:]).logits[0]
+    assert (theirs - our_logits(model, ids_T)[71:]).abs().max() > 1e-2
+
+
+def test_a_decoder_comes_back_bit_by_bit(model: ModernBertForMaskedLM, decoder: Path, tmp_path: Path) -> None:
+    """From our file and from transformers' own, and it says what it is."""
+    transformers.AutoModelForCausalLM.from_pretrained(decoder).save_pretrained(tmp_path / "theirs")
+    original = model.state_dict()
+    for folder in (decoder, tmp_path / "theirs"):
+        said = read_folder(folder)
+        assert (said.model, said.order, said.max_tokens) == (CONFIG, "causal", 512)
+        weights = load_weights(folder)
+        assert weights.keys() == original.keys()
+        assert all(torch.equal(weights[name], original[name]) for name in original)
+
+
+def test_query_key_and_value_lie_apart_in_a_decoder(model: ModernBertForMaskedLM, decoder: Path) -> None:
+    stored = load_file(decoder / "model.safetensors")
+    q, k, v = (stored[f"model.layers.1.attn.{part}_proj.weight"] for part in "qkv")
+    assert torch.equal(torch.cat([q, k, v]), model.state_dict()["model.layers.1.attn.Wqkv.weight"])
+    assert "lm_head.dense.weight" in stored and not any(name.startswith("head.") for name in stored)
+    assert "decoder.weight" not in stored and "decoder.bias" in stored
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["ModernBertDecoderForSequenceClassification"]}, "only model_type=modernbert-decoder"),
+        ({"local_attention": None}, "local_attention=None; this encoder has local layers"),
+        ({"sliding_window": 5}, "sliding_window=5; with local_attention=8 this encoder only knows 4"),
+        ({"decoder_bias": False}, "decoder_bias=False"),
+        ({"model_type": "gpt2"}, "model_type='gpt2'; only model_type=modernbert, modernbert-decoder, bert, roberta"),
+        ({"model_type": ["bert"]}, r"model_type=\['bert'\]; only"),
+    ],
+)
+def test_another_decoder_is_refused(decoder: Path, changes: dict[str, Any], message: str) -> None:
+    edit(decoder, **changes)
+    with pytest.raises(DataError, match=message) as error:
+        read_folder(decoder)
+    assert str(error.value).startswith(f"{decoder}/config.json: ")
+
+
+@pytest.mark.parametrize("odd", [None, [], {}, "x", True, -1, 0, 1e300, float("nan"), 10**30], ids=repr)
+def test_no_value_of_any_key_of_a_decoder_ends_in_a_traceback(decoder: Path, odd: Any) -> None:
+    good = json.loads((decoder / "config.json").read_text())
+    for key in good:
+        with contextlib.suppress(DataError):
+            assert modernbert_decoder.read(good | {key: odd}, "there").order == "causal"
+
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "num_layers": 3, "num_heads": 2, "intermediate_size": 48
+}  # fmt: skip
+MODELS: list[ModelConfig] = [
+    ModernBertConfig(**SHAPE, local_attention=8),
+    BertConfig(**SHAPE, max_positions=40),
+    BertConfig(**SHAPE, max_positions=40, segments=1, position_offset=2),
+]
+
+
+@pytest.mark.parametrize("config", MODELS, ids=["modernbert", "bert", "roberta"])
+@pytest.mark.parametrize("order", ["all", "causal"])
+def test_every_parameter_has_a_place_of_its_own(config: ModelConfig, order: Any) -> None:
+    """Of every encoder with every head: two with one name would overwrite each other, one without would be lost."""
+    hub = export_format(config, order)
+    shapes = all_shapes(config)
+    places = [name for ours in shapes for name in hub.theirs(ours, config)]
+    assert len(set(places)) == len(places)
+    assert [name for name in places if hub.today(name) != name] == []
+    lost = {ours.partition(".")[0] for ours in shapes if not hub.theirs(ours, config)}
+    assert lost == ({"pair_head"} if config is not MODELS[1] else set())
+    assert {*shapes_of(config, SentenceOrderConfig())} == {*shapes}
+
+
+@pytest.mark.parametrize("config", MODELS, ids=["modernbert", "bert", "roberta"])
+def test_a_pair_head_is_kept_where_it_has_a_place(config: ModelConfig) -> None:
+    model = build_model(config, SentenceOrderConfig())
+    initialize(model, config, seed=3)
+    weights = model.state_dict()
+    hub = export_format(config, "all")
+    back = from_hf(hub, to_hf(hub, weights, config), config, "file")
+    kept = () if without_place(hub, weights, config) else ("pair_head",)
+    assert heads_among(back) == kept
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in back.items())
+
+
+def test_tables_are_of_one_another() -> None:
+    """Whatever can be exported can be read again."""
+    assert {*EXPORTS.values()} == {*FORMATS.values()}
+
+
+def test_weights_for_which_there_is_no_format_are_not_exported() -> None:
+    class Toy(ModelConfig):
+        pass
+
+    with pytest.raises(ConfigError, match=r"model\.name=toy: transformers has no such model"):
+        export_format(Toy(name="toy", **SHAPE, norm_eps=1e-5, init_std=0.02, init_cutoff=2.0), "all")
+
+
+def test_an_untied_decoder_is_not_exported() -> None:
+    config = MODELS[0]
+    weights = dict(build_model(config, SentenceOrderConfig()).state_dict())
+    weights["decoder.weight"] = weights["decoder.weight"] + 1
+    with pytest.raises(ConfigError, match=r"decoder\.weight is not tied"):
+        to_hf(modernbert, weights, config)

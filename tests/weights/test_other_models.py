@@ -1,0 +1,264 @@
+"""First weights of other encoders and objectives: what is published, what lacks a head, and what cannot be.
+
+If this breaks, a run begins with other weights than it says, or is refused after it has begun.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from modernbert_train.__main__ import main
+from modernbert_train.config.schema import BertConfig, ModernBertConfig, SentenceOrderConfig
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
+from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.vocabulary import read_vocabulary
+from modernbert_train.weights.formats import read_folder
+from modernbert_train.weights.hf_folder import export, load_weights
+from modernbert_train.weights.source import find_origin
+from tests.conftest import TinyRun
+
+SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
+BERT: dict[str, Any] = {"name": "bert", **SMALL, "num_layers": 2, "max_positions": 128, "init_std": 0.1}
+MODERNBERT: dict[str, Any] = {"name": "modernbert", **SMALL, "num_layers": 4, "local_attention": 16, "init_std": 0.1}
+# one step that changes nothing, so that its checkpoint holds the first weights
+STILL = (
+    "phases.short.tokens=200",
+    "phases.short.batch_warmup=null",
+    "phases.short.schedule.warmup_tokens=0",
+    "phases.long=null",
+    "optim.lr=1e-30",
+    "optim.weight_decay=0",
+)
+
+
+def run_of(words: list[str], model: dict[str, Any], objective: str = "mlm") -> list[str]:
+    """The tiny run with another encoder and objective."""
+    file = Path(words[0])
+    run = yaml.safe_load(file.read_text())
+    run["model"], run["objective"] = model, {"name": objective}
+    if model["name"] != "modernbert":
+        del run["phases"]["long"]["model"]
+    file.write_text(yaml.safe_dump(run, sort_keys=False))
+    return words
+
+
+def published(kind: Any, folder: Path, tokenizer: Path, **settings: Any) -> Path:
+    """A model as others publish it: written by transformers, its tokenizer beside it."""
+    shape = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = kind.config_class(**shape, intermediate_size=48, initializer_range=0.1, **settings)
+    torch.manual_seed(3)
+    kind(config).save_pretrained(folder)
+    for file in tokenizer.iterdir():
+        shutil.copyfile(file, folder / file.name)
+    return folder
+
+
+def exported(folder: Path, model: dict[str, Any], tokenizer: Path, order: Any = "all") -> Path:
+    """A model of ours with a pair head, as far as it has a place."""
+    settings = {key: value for key, value in model.items() if key != "name"}
+    config = {"bert": BertConfig, "modernbert": ModernBertConfig}[model["name"]](**settings)
+    built = build_model(config, SentenceOrderConfig())
+    initialize(built, config, seed=11)
+    export(built.state_dict(), config, order=order, max_tokens=128, tokenizer_folder=tokenizer, out=folder, card="")
+    return folder
+
+
+def first_weights(words: list[str], folder: Path) -> dict[str, Tensor]:
+    assert main(["train", *words]) == 0
+    found, _ = newest_valid(folder / "checkpoints")
+    assert found is not None
+    return found.weights()
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    """Bit by bit, but for zeros, which the one step of a run moves by its rate."""
+    expected = {name: tensor for name, tensor in expected.items() if name != "decoder.weight"}
+    return found.keys() == expected.keys() and all(
+        torch.allclose(found[name], expected[name], rtol=0, atol=1e-29) for name in expected
+    )
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("kind", [transformers.BertForMaskedLM, transformers.RobertaForMaskedLM])
+def test_published_models_are_trained_from_there(
+    kind: Any, tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first weights are theirs, bit by bit, and training goes on from them."""
+    tokenizer, model = tiny_data / "tokenizer", dict(BERT)
+    settings: dict[str, Any] = {"max_position_embeddings": 128}
+    if kind is transformers.RobertaForMaskedLM:
+        pad = read_vocabulary(tokenizer).pad_id
+        settings = {"max_position_embeddings": 128 + pad + 1, "pad_token_id": pad, "type_vocab_size": 1}
+        settings["layer_norm_eps"] = 1e-5
+        model |= {"position_offset": pad + 1, "segments": 1, "norm_eps": 1e-5}
+    folder = published(kind, tmp_path / "theirs", tokenizer, **settings)
+    words = run_of(tiny_run(*STILL, f"weights.init_from={folder}"), model)
+    assert same(first_weights(words, tmp_path / "runs/tiny"), load_weights(folder))
+    said = capsys.readouterr().out
+    assert f"from    weights.init_from={folder}\n" in said, "nothing drawn, nothing left out"
+    stored = load_file(folder / "model.safetensors")
+    start = "bert" if kind is transformers.BertForMaskedLM else "roberta"
+    query = stored[f"{start}.encoder.layer.1.attention.self.query.weight"]
+    assert torch.equal(load_weights(folder)["model.layers.1.attn.Wqkv.weight"][:32], query)
+    words = run_of(tiny_run(f"weights.init_from={folder}", "name=trained", "phases.long=null"), model)
+    assert main(["train", *words]) == 0
+    assert main(["export", str(tmp_path / "runs/trained")]) == 0
+    kind.from_pretrained(tmp_path / "runs/trained/hf")
+
+
+@pytest.mark.runs
+def test_a_head_that_is_there_is_taken_and_one_that_is_not_is_drawn(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BertForPreTraining's pooler and classifier, whatever they were trained to tell; and the banner says which."""
+    tokenizer = tiny_data / "tokenizer"
+    with_head = published(transformers.BertForPreTraining, tmp_path / "with", tokenizer, max_position_embeddings=128)
+    without = published(transformers.BertForMaskedLM, tmp_path / "without", tokenizer, max_position_embeddings=128)
+
+    def first(name: str, folder: Path, objective: str, *overrides: str) -> tuple[dict[str, Tensor], str]:
+        capsys.readouterr()
+        words = run_of(tiny_run(*STILL, f"weights.init_from={folder}", f"name={name}", *overrides), BERT, objective)
+        found = first_weights(words, tmp_path / "runs" / name)
+        return found, capsys.readouterr().out
+
+    taken, said = first("taken", with_head, "sop")
+    assert same(taken, load_weights(with_head)) and "pair_head" not in said
+    left, said = first("left", with_head, "mlm")
+    assert "; pair_head there is left out" in said
+    assert same(left, {name: t for name, t in load_weights(with_head).items() if not name.startswith("pair_head")})
+    drawn, said = first("drawn", without, "sop")
+    assert "; no pair_head there, drawn at random" in said
+    heads = {name: t for name, t in drawn.items() if name.startswith("pair_head")}
+    assert same({name: t for name, t in drawn.items() if name not in heads}, load_weights(without))
+    fresh = build_model(BertConfig(**{k: v for k, v in BERT.items() if k != "name"}), SentenceOrderConfig())
+    initialize(fresh, fresh.config, seed=5)  # as from scratch, by the run's seed
+    assert len(heads) == 4 and same(heads, {name: fresh.state_dict()[name] for name in heads})
+    # of a run, as of a folder
+    _, said = first("on", tmp_path / "runs/left", "sop")
+    assert "; no pair_head there, drawn at random" in said
+    record = [json.loads(line) for line in (tmp_path / "runs/on/metrics.jsonl").read_text().splitlines()]
+    assert "drawn at random" in next(entry["from"] for entry in record if entry["kind"] == "start")
+
+
+@pytest.mark.runs
+def test_a_decoder_may_become_an_encoder_and_that_is_said(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same weights in another order: allowed, and never silent."""
+    decoder = exported(tmp_path / "decoder", MODERNBERT, tiny_data / "tokenizer", "causal")
+    words = run_of(tiny_run(*STILL, f"weights.init_from={decoder}"), MODERNBERT)
+    assert same(first_weights(words, tmp_path / "runs/tiny"), load_weights(decoder))
+    assert "; a decoder, trained in causal order, and objective.name=mlm here" in capsys.readouterr().out
+    encoder = exported(tmp_path / "encoder", MODERNBERT, tiny_data / "tokenizer")
+    words = run_of(tiny_run(*STILL, f"weights.init_from={encoder}", "name=other"), MODERNBERT, "causal")
+    assert same(first_weights(words, tmp_path / "runs/other"), load_weights(encoder))
+    assert "; an encoder, trained to see both sides, and objective.name=causal here" in capsys.readouterr().out
+    words = run_of(tiny_run(*STILL, f"weights.init_from={decoder}", "name=on"), MODERNBERT, "causal")
+    assert main(["train", *words]) == 0 and "decoder, trained" not in capsys.readouterr().out
+    # a run that ended in causal order is one too
+    words = run_of(tiny_run(*STILL, f"weights.init_from={tmp_path / 'runs/on'}", "name=back"), MODERNBERT)
+    assert main(["train", *words]) == 0 and "a decoder, trained in causal order" in capsys.readouterr().out
+    # grown, it is still a decoder
+    larger = ["model.hidden_size=48", "model.num_heads=3", "model.num_layers=7", "model.intermediate_size=64"]
+    assert main(["grow", "--from", str(decoder), "--to", words[0], *larger, "--out", str(tmp_path / "grown")]) == 0
+    assert read_folder(tmp_path / "grown").order == "causal"
+    assert "AutoModelForCausalLM" in (tmp_path / "grown/README.md").read_text()
+
+
+def test_another_encoder_is_refused_by_both_names(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by the first size that happens to differ, and never by a traceback."""
+    tokenizer = tiny_data / "tokenizer"
+    bert = exported(tmp_path / "bert", BERT, tokenizer)
+    modernbert = exported(tmp_path / "modernbert", MODERNBERT, tokenizer)
+    for here, there, folder in (("modernbert", "bert", bert), ("bert", "modernbert", modernbert)):
+        model = {"modernbert": MODERNBERT, "bert": BERT}[here]
+        assert main(["train", *run_of(tiny_run(*STILL, f"weights.init_from={folder}"), model)]) == 78
+        said = capsys.readouterr().err
+        assert f"of another architecture:\n  model.name={here} here, {there} there\nSet model.name={there}" in said
+        assert main(["train", *run_of(tiny_run(*STILL, f"weights.grow_from={folder}"), model)]) == 78
+        assert f"model.name={here} here, {there} there, and only a modernbert grows" in capsys.readouterr().err
+        words = ["--to", run_of(tiny_run(), model)[0], "--out", str(tmp_path / "grown")]
+        assert main(["grow", "--from", str(folder), *words]) == 78
+        assert f"model.name={here} here, {there} there, and only a modernbert grows" in capsys.readouterr().err
+    assert not (tmp_path / "runs/tiny").exists() and not (tmp_path / "grown").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.activation=gelu_tanh", "model.activation=gelu_tanh here, gelu there"),
+        ("model.max_positions=256", "model.max_positions=256 here, 128 there"),
+        ("model.segments=3", "model.segments=3 here, 2 there"),
+        ("model.norm_eps=1e-5", "model.norm_eps=1e-05 here, 1e-12 there"),
+    ],
+)
+def test_every_key_that_the_weights_depend_on_is_compared(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, message: str
+) -> None:
+    """Shapes alone would let another activation pass."""
+    bert = exported(tmp_path / "bert", BERT, tiny_data / "tokenizer")
+    words = run_of(tiny_run(*STILL, f"weights.init_from={bert}", override), BERT)
+    assert main(["train", *words]) == 78
+    assert message in capsys.readouterr().err
+
+
+def test_what_only_training_knows_is_not_compared(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
+    """Dropout and initialisation of the run that goes on are its own."""
+    from modernbert_train.__main__ import read_run
+
+    bert = exported(tmp_path / "bert", BERT, tiny_data / "tokenizer")
+    other = ("model.dropout=0.3", "model.init_std=0.5", "model.init_cutoff=1")
+    origin = find_origin(read_run(run_of(tiny_run(f"weights.init_from={bert}", *other), BERT)))
+    assert origin is not None and origin.left_out == ("pair_head",) and origin.drawn == ()
+
+
+@pytest.mark.runs
+def test_a_branch_needs_the_same_heads(tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Moments of a head that is not there cannot be kept; weights alone can be."""
+    assert main(["train", *run_of(tiny_run(*STILL), BERT)]) == 0
+    capsys.readouterr()
+    words = tiny_run(*STILL, f"start.checkpoint={tmp_path / 'runs/tiny'}", "name=branch")
+    assert main(["train", *run_of(words, BERT, "sop")]) == 78
+    said = capsys.readouterr().err
+    assert "has the heads tokens, and objective.name=sop here needs tokens, pair. Use weights.init_from" in said
+    assert not (tmp_path / "runs/branch").exists()
+
+
+@pytest.mark.runs
+def test_checkpoints_of_a_bert_are_averaged(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """And exported, with the head that they have."""
+    for seed in (1, 2):
+        assert main(["train", *run_of(tiny_run(*STILL, f"seed={seed}", f"name=run{seed}"), BERT, "sop")]) == 0
+    names = [str(tmp_path / f"runs/run{seed}") for seed in (1, 2)]
+    assert main(["average", *names, "--out", str(tmp_path / "mean")]) == 0
+    assert main(["export", str(tmp_path / "mean"), "--out", str(tmp_path / "hf")]) == 0
+    one, two = (newest_valid(Path(name) / "checkpoints")[0].weights() for name in names)  # type: ignore[union-attr]
+    for name, tensor in load_weights(tmp_path / "hf").items():
+        if name != "decoder.weight":
+            assert torch.equal(tensor, ((one[name].double() + two[name].double()) / 2).float())
+    card = (tmp_path / "hf/README.md").read_text()
+    assert "A BERT encoder ([arXiv 1810.04805]" in card and "token_type_ids" in card
+
+
+@pytest.mark.runs
+def test_a_decoder_reads_what_stands_before_the_mask(
+    tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What follows changes nothing; what stands before does."""
+    decoder = exported(tmp_path / "decoder", MODERNBERT, tiny_data / "tokenizer", "causal")
+    assert main(["fill", str(decoder), "ab [MASK] c", "ab [MASK] x y", "xy [MASK] c"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1::2]
+    assert lines[0] == lines[1] != lines[2]
