@@ -108,7 +108,7 @@ def test_documents_are_read_where_they_are(tiny_run: TinyRun, tiny_data: Path) -
     documents = read_documents(config, None)
     lengths = np.load(tiny_data / "train/lengths.npy")
     assert documents.streams["train"].is_whole and documents.streams["train"].documents == len(lengths) == 60
-    row = rows_of(config, documents, config.phases["short"])
+    row = rows_of(config, documents, config.phases["short"], config.objective)
     tokens = sum(lengths) + 2 * sum(-(-int(n) // 62) for n in lengths)
     assert row.passes["train"] == pytest.approx(4000 / tokens)
     assert 0.8 < row.fill <= 1 and row.spans.whole < 64
@@ -119,12 +119,12 @@ def test_data_that_is_not_there_is_assumed_and_said(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run(ABSENT))
     documents = read_documents(config, None)
     assert "absent/train is not here" in documents.source
-    row = rows_of(config, documents, config.phases["short"])
+    row = rows_of(config, documents, config.phases["short"], config.objective)
     assert (row.spans.whole, row.fill, row.passes) == (64.0, 1.0, {})
     documents = read_documents(config, 30)
     assert "a median of 30 tokens" in documents.source
     assert documents.assumed is not None and np.median(documents.assumed) == pytest.approx(30, abs=1)
-    assert rows_of(config, documents, config.phases["short"]).spans.whole < 64
+    assert rows_of(config, documents, config.phases["short"], config.objective).spans.whole < 64
 
 
 @pytest.mark.runs
