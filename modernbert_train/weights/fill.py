@@ -53,7 +53,7 @@ def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
 def _open(folder: Path) -> tuple[Any, Any, bool]:
     """Tokenizer, model, and whether it is a decoder; nothing in the folder is run, and nothing is fetched."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
     disable_progress_bar()
     if not (folder / CONFIG_JSON).is_file():
@@ -69,17 +69,27 @@ def _open(folder: Path) -> tuple[Any, Any, bool]:
     is_decoder = isinstance(named, list) and any(str(each).endswith(_DECODERS) for each in named)
     opener = AutoModelForCausalLM if is_decoder else AutoModelForMaskedLM
     settings = {"trust_remote_code": False, "local_files_only": True}
+    verbosity = get_verbosity()
+    set_verbosity_error()  # heads that are not used here are no news; weights that are missing are told below
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
-        model = opener.from_pretrained(folder, **settings).eval()
+        opened: Any = opener.from_pretrained(folder, output_loading_info=True, **settings)
+        model, loaded = opened
     except Exception as error:  # what a stranger's folder holds can fail in any way
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise DataError(
             f"{folder}: transformers cannot open it ({reason}). Restore the folder from a copy, or export it again."
         ) from None
+    finally:
+        set_verbosity(verbosity)
+    if loaded["missing_keys"]:
+        raise DataError(
+            f"{folder}: the weights have no {min(loaded['missing_keys'])}, which predicting tokens needs. Name a model "
+            "with its masked-LM head."
+        )
     if tokenizer.mask_token_id is None or len(tokenizer) > model.config.vocab_size:
         raise DataError(
             f"{folder}: the tokenizer has {len(tokenizer)} entries and the mask token {tokenizer.mask_token}, the "
             f"model has vocab_size={model.config.vocab_size}. Put the tokenizer there that the model was trained with."
         )
-    return tokenizer, model, is_decoder
+    return tokenizer, model.eval(), is_decoder

@@ -262,3 +262,18 @@ def test_a_decoder_reads_what_stands_before_the_mask(
     assert main(["fill", str(decoder), "ab [MASK] c", "ab [MASK] x y", "xy [MASK] c"]) == 0
     lines = capsys.readouterr().out.splitlines()[1::2]
     assert lines[0] == lines[1] != lines[2]
+
+
+@pytest.mark.runs
+def test_a_model_without_its_head_fills_nothing(
+    tiny_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """transformers would draw the head at random, and the guesses would mean nothing. A head too many is no news."""
+    bare = published(transformers.BertModel, tmp_path / "bare", tiny_data / "tokenizer", max_position_embeddings=128)
+    assert main(["fill", str(bare), "a [MASK]"]) == 65
+    assert "bare: the weights have no cls.predictions." in capfd.readouterr().err
+    more = exported(tmp_path / "more", BERT, tiny_data / "tokenizer")
+    capfd.readouterr()
+    assert main(["fill", str(more), "a [MASK]"]) == 0
+    said = capfd.readouterr()
+    assert said.out.count("%") == 5 and not said.err
