@@ -26,6 +26,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
+from tests.systems.test_matrix import system
 from tests.train.test_run import records
 
 SHARED = Path(__file__).parents[3] / "shared/data"
@@ -188,6 +189,17 @@ def test_sharded_weights_are_measured_as_whole_ones(tiny_run: TinyRun, tmp_path:
     for expected, found in zip(one, two, strict=True):
         assert found["tokens"] == expected["tokens"]
         assert found["figures"] == pytest.approx(expected["figures"], abs=0.02)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("objective", ["causal", "sop"])
+def test_a_run_of_another_encoder_and_objective_is_probed(tiny_run: TinyRun, tmp_path: Path, objective: str) -> None:
+    """BERT, whose pairs have segments and one special token more, and an order in which a token sees what is before."""
+    probe = {"name": "probe", "train": str(write_texts(tmp_path / "texts.jsonl"))}
+    words = system([*tiny_run(), f"evals.planted={json.dumps(probe)}"], "bert", objective)
+    assert main(["train", *words]) == 0
+    assert [line["figures"]["accuracy"] > 0.9 for line in evaluations(tmp_path / "runs/tiny")] == [True, True]
+    assert main(["eval", *words]) == 0
 
 
 # --- classifiers ---------------------------------------------------------------------------------------------------
