@@ -180,7 +180,8 @@ class Validate(Callback):
             return
         self._record.flush()
         position = position_at(self._config, before)
-        self.last = self._validation.evaluate(inner_model(state.model), position.phase, self._compute)
+        objective = at(self._config, before).objective
+        self.last = self._validation.evaluate(inner_model(state.model), position.phase, self._compute, objective)
         found = self.last.as_dict()
         entry = {"kind": "validation", "step": state.timestamp.batch.value, "phase": position.name, "tokens": after}
         self._record.write(entry | found)

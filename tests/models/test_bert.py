@@ -21,7 +21,9 @@ from modernbert_train.models.bert import BertForMaskedLM
 from modernbert_train.models.init import count_parameters, initialize
 from modernbert_train.models.pairs import PairHead
 from modernbert_train.plan import parameters as planned
-from modernbert_train.weights.formats.bert import PAIR_HEAD, to_hf
+from modernbert_train.weights.formats import bert as bert_format
+from modernbert_train.weights.formats.bert import PAIR_HEAD
+from modernbert_train.weights.formats.tensors import to_hf
 from tests.models.test_training import first_predictions, opaque_attention
 
 Make = Callable[..., Any]
@@ -77,8 +79,8 @@ def twin_of(model: BertForMaskedLM, kind: type, pair_head: PairHead | None = Non
         )
     weights = dict(model.state_dict())
     if pair_head is not None:
-        weights |= {f"{PAIR_HEAD}{name}": tensor for name, tensor in pair_head.state_dict().items()}
-    missing, unexpected = twin.load_state_dict(to_hf(weights, config), strict=False)
+        weights |= {f"{PAIR_HEAD}.{name}": tensor for name, tensor in pair_head.state_dict().items()}
+    missing, unexpected = twin.load_state_dict(to_hf(bert_format, weights, config), strict=False)
     assert set(missing) <= TIED and not unexpected
     return twin.eval()
 
@@ -93,7 +95,7 @@ def rows_of(sequences: list[Tensor]) -> list[list[Tensor]]:
 
 def assert_same_gradients(ours: dict[str, Tensor], config: BertConfig, twin: nn.Module) -> None:
     theirs = {name: parameter.grad for name, parameter in twin.named_parameters()}
-    translated = to_hf(ours, config)
+    translated = to_hf(bert_format, ours, config)
     assert theirs.keys() == translated.keys()
     for name, expected in theirs.items():
         assert expected is not None
