@@ -23,7 +23,7 @@ if __name__ == "__main__":  # before the slower imports
     stop_signals.take_over()
 
 from modernbert_train.config.check import check, check_model
-from modernbert_train.config.load import load_model, load_run
+from modernbert_train.config.load import load_model
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
 from modernbert_train.lasting_output import lasting_output
@@ -199,7 +199,9 @@ def _price(text: str) -> tuple[str, float]:
 
 def read_run(arguments: list[str]) -> RunConfig:
     """The configuration named on a command line: YAML files or one run folder, and overrides."""
-    return load_run(*_files_and_overrides(arguments))
+    from modernbert_train.weights.named_model import read_config
+
+    return read_config(*_files_and_overrides(arguments))
 
 
 def _files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:

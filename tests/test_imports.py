@@ -82,7 +82,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "launch": (
         "__main__", "config", "data.check", "errors", "files", "lasting_output", "preflight", "ranks", "read_json",
-        "report", "text",
+        "report", "text", "weights.named_model",
     ),
 }  # fmt: skip
 

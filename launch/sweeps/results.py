@@ -20,9 +20,9 @@ from launch.sweeps.rows import TrialRow, best_row, make_rows, param_text, ranked
 from launch.sweeps.space import Space
 from launch.sweeps.store import Store
 from launch.sweeps.trial import write_yaml
-from modernbert_train.config.load import load_run
 from modernbert_train.errors import ConfigError
 from modernbert_train.text import table
+from modernbert_train.weights.named_model import read_config
 
 BEST = "best.yaml"
 PAGE = "results.html"
@@ -103,7 +103,7 @@ def write_best(space: Space, best: TrialRow, file: Path) -> str:
     sweep = space.sweep
     point = " ".join(space.overrides(best.params))
     ours = [f"name={sweep.name}-best", f"runs_folder={sweep.runs_folder}"]
-    config = load_run([Path(name) for name in sweep.run], [*sweep.overrides, *space.overrides(best.params), *ours])
+    config = read_config([Path(name) for name in sweep.run], [*sweep.overrides, *space.overrides(best.params), *ours])
     figure = f"{sweep.objective} {best.value:.5g}"
     head = [f"Trial {best.slot} of {sweep.name}, {figure}: {point}", "", f"  python launch/run.py {file}"]
     write_yaml(file, config, head)

@@ -20,10 +20,10 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.sweep import DimensionConfig, SweepConfig, grid_values, sweep_problems
 from modernbert_train.errors import ConfigError
+from modernbert_train.weights.named_model import read_config
 
 Params = Mapping[str, Any]
 
@@ -102,7 +102,7 @@ def make_space(sweep: SweepConfig) -> Space:
 
 def load_point(sweep: SweepConfig, overrides: Sequence[str]) -> RunConfig:
     """The run with the sweep's overrides and some more."""
-    return load_run([Path(file) for file in sweep.run], [*sweep.overrides, *overrides])
+    return read_config([Path(file) for file in sweep.run], [*sweep.overrides, *overrides])
 
 
 def trial_name(slot: int) -> str:

@@ -40,6 +40,13 @@ def load_run(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunC
     return load_typed(RunConfig, files, overrides)
 
 
+def load_given(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> tuple[RunConfig, frozenset[str]]:
+    """The same, with the dotted keys that files and overrides give; all others have their defaults."""
+    origins: Origins = {}
+    config = _load(RunConfig, files, overrides, origins)
+    return config, frozenset(".".join(path) for path in origins)
+
+
 def load_model(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
     """A run of which only the model need be known, as in the files of yamls/model. See `load_typed`."""
     rest = ("name=model", "data.train=none", "data.tokenizer=none", "optim.lr=1")  # what a whole run must have
@@ -61,9 +68,12 @@ def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence
         ConfigError: lists every unknown key and bad value with its file, line and remedy; every missing value when
             nothing else is wrong, since a misspelt key is missing too.
     """
+    return _load(schema, files, overrides, {})
+
+
+def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str], origins: Origins) -> T:
     errors: list[str] = []
     tree: dict[str, Any] = {}
-    origins: Origins = {}
     for file in files:
         merge(tree, read_yaml(Path(file), origins, errors))
     for override in overrides:

@@ -1,0 +1,61 @@
+"""A run that goes on from a model takes from it what its own configuration leaves open: the RoPE bases. Without torch.
+
+A model trained with a base of 160,000 and continued with 10,000, which is the default, sees every distance as another,
+and nothing but its loss would tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from modernbert_train.config.load import load_given, load_run
+from modernbert_train.config.schema import ModelConfig, ModernBertConfig, RunConfig
+from modernbert_train.errors import RunError
+from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST, STATE, read_manifest
+from modernbert_train.run.saved_state import read_state
+from modernbert_train.weights.formats import read_folder
+from modernbert_train.weights.formats.config_json import CONFIG_JSON
+
+TAKEN = ("global_rope_theta", "local_rope_theta")
+
+
+def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
+    """`load_run`, and the keys of TAKEN that it leaves open from the model that the run continues.
+
+    The bases are those that the model was last trained with. What a run has begun with it keeps: its folder is asked
+    first, since the model may be gone by then. A Composer file says nothing without torch; the first lines of a run
+    name what differs.
+
+    Raises:
+        ConfigError: see `load_run`.
+    """
+    config, given = load_given(files, overrides)
+    name = config.weights.init_from or config.weights.grow_from
+    left = [key for key in TAKEN if f"model.{key}" not in given]
+    if name is None or not left or not isinstance(config.model, ModernBertConfig):
+        return config
+    try:
+        model = _begun_with(config) or _model_of(Path(name))
+    except (OSError, ValueError, RunError):  # whoever reads it all will say what is wrong
+        return config
+    if not isinstance(model, ModernBertConfig):
+        return config
+    return replace(config, model=replace(config.model, **{key: getattr(model, key) for key in left}))
+
+
+def _begun_with(config: RunConfig) -> ModelConfig | None:
+    saved = Path(config.folder) / CONFIG_YAML
+    return load_run([saved]).model if saved.is_file() else None
+
+
+def _model_of(folder: Path) -> ModelConfig | None:
+    if (folder / MANIFEST).is_file():
+        then = load_run([folder / CONFIG_YAML])
+        state = read_state(folder / STATE, then, read_manifest(folder).step)
+        return then.in_phase[state.phase].model
+    if (folder / CONFIG_YAML).is_file():
+        names = [path for path in (folder / "checkpoints").glob("step-*") if path.name[5:].isdecimal()]
+        return _model_of(max(names, key=lambda path: int(path.name[5:]))) if names else None
+    return read_folder(folder).model if (folder / CONFIG_JSON).is_file() else None

@@ -1,0 +1,53 @@
+"""What a run takes from the model that it continues. With another RoPE base every distance would be another."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modernbert_train.__main__ import main, read_run
+from tests.conftest import TinyRun
+from tests.train.test_run import records
+
+
+def bases(words: list[str], phase: str = "short") -> tuple[float, float]:
+    model = read_run(words).in_phase[phase].modernbert
+    return model.global_rope_theta, model.local_rope_theta
+
+
+@pytest.mark.runs
+def test_rope_bases_come_from_the_model_unless_they_are_given(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
+) -> None:
+    """Of a run, of a checkpoint of its first phase, of an export; and once begun, of what the run began with."""
+    assert main(["train", *tiny_run("name=first", "model.local_rope_theta=5000")]) == 0
+    first = tmp_path / "runs/first"
+    assert main(["export", *tiny_run("name=first", "model.local_rope_theta=5000"), "--out", str(tmp_path / "hf")]) == 0
+    (early,) = first.glob("checkpoints/step-00000010")
+    found = {
+        name: bases(tiny_run(f"weights.init_from={name}", "name=next")) for name in (first, early, tmp_path / "hf")
+    }
+    assert found == {first: (160_000, 5_000), early: (10_000, 5_000), tmp_path / "hf": (160_000, 5_000)}
+
+    continued = tiny_run("name=next", f"weights.init_from={tmp_path / 'hf'}", "phases.long=null")
+    given = [*continued, "model.global_rope_theta=20_000"]
+    assert bases(given) == (20_000, 5_000)
+    assert bases([*continued, "phases.short.model.global_rope_theta=30_000"]) == (30_000, 5_000), "a phase's own"
+
+    capsys.readouterr()
+    assert main(["train", *continued]) == 0
+    assert "RoPE base" not in capsys.readouterr().out, "nothing differs that would have to be told"
+    shutil.rmtree(tmp_path / "hf")
+    assert main(["train", *continued]) == 0, "what it has begun with it keeps"
+    assert len(records(tmp_path / "runs/next")) > 5
+
+
+def test_a_model_that_is_not_there_is_told_by_who_reads_it(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
+) -> None:
+    """A mistake in its name must not be taken for a model without bases."""
+    assert main(["check", *tiny_run(f"weights.init_from={tmp_path}/none")]) != 0
+    assert "none" in capsys.readouterr().err
