@@ -41,3 +41,7 @@ class BertConfig(ModelConfig):
     # truncated normal, the same for all matrices (google-research/bert, modeling.py)
     init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return ("RoBERTa", "1907.11692") if self.position_offset else ("BERT", "1810.04805")

@@ -30,6 +30,11 @@ class ModelConfig:
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
 
+    @property
+    def title(self) -> tuple[str, str | None]:
+        """What people call it, and the arXiv number of its paper."""
+        return self.name, None
+
     def init_std_of(self, name: str) -> float:
         """Standard deviation that a matrix is drawn with, by its parameter's name, before truncation."""
         return self.init_std
@@ -65,6 +70,10 @@ class ModernBertConfig(ModelConfig):
     # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
     init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "ModernBERT", "2412.13663"
 
     def init_std_of(self, name: str) -> float:
         """See `ModelConfig`; output projections are smaller."""

@@ -26,6 +26,11 @@ class ObjectiveConfig:
     z_loss: float = knob(0.0, low=0)
 
     @property
+    def title(self) -> tuple[str, str | None]:
+        """What people call it, and the arXiv number of its paper."""
+        return f"the objective {self.name}", None
+
+    @property
     def special_tokens(self) -> int:
         """That each chunk of text gets: [CLS] before it, [SEP] after it, and others."""
         return 2
@@ -77,6 +82,10 @@ class MaskedLmConfig(ObjectiveConfig):
     random_token_share: float = knob(0.1, low=0)
 
     @property
+    def title(self) -> tuple[str, str | None]:
+        return "masked-language modelling", None
+
+    @property
     def terms(self) -> Mapping[str, float]:
         return {"mlm": 1.0}
 
@@ -96,6 +105,10 @@ class CausalLmConfig(ObjectiveConfig):
     """
 
     name: str = "causal"
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "causal language modelling", None
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -121,6 +134,10 @@ class SentenceOrderConfig(MaskedLmConfig):
     name: str = "sop"
     swapped_share: float = knob(0.5, above=0, below=1)  # of the pairs: the second half stands first
     order_weight: float = knob(1.0, above=0)  # of the order's loss beside that of the masked tokens
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "masked-language modelling and sentence order", "1909.11942"
 
     @property
     def special_tokens(self) -> int:

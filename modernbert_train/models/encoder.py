@@ -34,7 +34,7 @@ class Encoder(nn.Module):
 
     @abstractmethod
     def embedding(self) -> nn.Parameter:
-        """[V, E], what a decoder is tied to."""
+        """[V, E], what a decoder is tied to; its name is embeddings.tok_embeddings.weight, as weights/ knows it."""
 
     @abstractmethod
     def prediction_head(self) -> nn.Module:

@@ -136,7 +136,7 @@ def run_card(
     shapes = shapes_of(model, now.objective)
     parameters = sum(math.prod(shape) for name, shape in shapes.items() if module_of(name) not in left_out)
     introduction = (
-        f"{what(model, order)}, with {parameters:,} parameters, pretrained by {_OBJECTIVES[now.objective.name]} with "
+        f"{what(model, order)}, with {parameters:,} parameters, pretrained by {_titled(*now.objective.title)} with "
         f"modernbert-train {__version__}."
     )
     if left_out:
@@ -164,21 +164,13 @@ def run_card(
 
 def what(model: ModelConfig, order: Order) -> str:
     """An architecture in words, with the paper that it is from."""
-    name, paper = "ModernBERT", "2412.13663"
-    if isinstance(model, BertConfig):
-        name, paper = ("RoBERTa", "1907.11692") if model.position_offset else ("BERT", "1810.04805")
-    return f"A {name} {'decoder' if order == 'causal' else 'encoder'} {_paper(paper)}"
+    name, paper = model.title
+    kind = "decoder" if order == "causal" else "encoder"
+    return f"A {_titled(f'{name} {kind}', paper)}"
 
 
-def _paper(number: str) -> str:
-    return f"([arXiv {number}](https://arxiv.org/abs/{number}))"
-
-
-_OBJECTIVES = {
-    "mlm": "masked-language modelling",
-    "causal": "causal language modelling",
-    "sop": f"masked-language modelling and sentence order {_paper('1909.11942')}",
-}
+def _titled(name: str, paper: str | None) -> str:
+    return name if paper is None else f"{name} ([arXiv {paper}](https://arxiv.org/abs/{paper}))"
 
 
 def _is_hub_id(name: str) -> bool:
@@ -283,7 +275,7 @@ def _objectives(trained: RunConfig) -> str:
 
 def _objective(objective: ObjectiveConfig) -> str:
     if not isinstance(objective, MaskedLmConfig):
-        return _OBJECTIVES[objective.name]
+        return _titled(*objective.title)
     rest = 1 - objective.mask_token_share - objective.random_token_share
     text = (
         f"{objective.masking} masking; of the predicted tokens {objective.mask_token_share:.0%} become `{MASK}`,\n"

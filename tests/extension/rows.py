@@ -9,6 +9,8 @@ from modernbert_train.models.build import ENCODERS
 from modernbert_train.objectives import OBJECTIVES
 from modernbert_train.optim.build import OPTIMIZERS
 from modernbert_train.plan.census import ENCODERS as CENSUS
+from modernbert_train.weights.formats import EXPORTS, FORMATS
+from tests.extension import toy_format
 from tests.extension.toy_encoder import Bag, BagConfig, count
 from tests.extension.toy_evaluator import Norm, NormConfig
 from tests.extension.toy_objective import FirstToken, FirstTokenConfig
@@ -26,3 +28,5 @@ def add(put: Callable[[dict[Any, Any], Any, Any], None] = dict.__setitem__) -> N
     put(OPTIMIZERS, SignConfig, build)
     put(VARIANTS["evals"], "norm", NormConfig)
     put(EVALUATORS, NormConfig, Norm)
+    put(FORMATS, "bag", toy_format)
+    put(EXPORTS, (BagConfig, "all"), toy_format)

@@ -3,13 +3,17 @@ not there, and whoever adds an encoder has to understand everything."""
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import yaml
 
-from modernbert_train.__main__ import main
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.train import session
 from tests.conftest import TinyRun
+from tests.distributed.gloo import run_ranks
 from tests.extension import rows
 from tests.systems.test_exactness import assert_equal_runs, killed_and_gone_on
 from tests.train.test_run import records
@@ -49,6 +53,37 @@ def test_toys_are_trained_killed_and_gone_on_with(tiny_run: TinyRun, tmp_path: P
     killed_and_gone_on(toys(tiny_run(*common, "name=killed")), step=8)
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
     assert main(["eval", *toys(tiny_run(*common, "name=whole"))]) == 0
+
+
+@pytest.mark.runs
+def test_toys_are_exported_and_started_from(tiny_run: TinyRun, tmp_path: Path) -> None:
+    assert main(["train", *toys(tiny_run("phases.long=null"))]) == 0
+    assert main(["export", *toys(tiny_run("phases.long=null")), "--out", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out/config.json").read_text())["bag"]["hidden_size"] == 32
+    words = toys(tiny_run("phases.long=null", "name=next", f"weights.init_from={tmp_path / 'out'}"))
+    assert main(["train", *words]) == 0
+    before, after = (records(tmp_path / "runs" / name) for name in ("tiny", "next"))
+    assert after[0]["loss"] < before[0]["loss"], "it goes on with what the other has learnt"
+
+
+def train_toys(words: list[str]) -> None:
+    """On one rank."""
+    rows.add()
+    session.joined = lambda *_: nullcontext()  # type: ignore[assignment]  # the test's own process group
+    session.train(read_run(words))
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_ranks_train_toys_as_one_does(tiny_run: TinyRun, tmp_path: Path, strategy: str) -> None:
+    """Until the signs of two sums differ, which they may where a gradient is as good as zero: the first steps."""
+    few = ("phases.long=null", "phases.short.tokens=2000", "data.validation=null")
+    assert main(["train", *toys(tiny_run(*few, "name=one"))]) == 0
+    run_ranks(train_toys, 2, toys(tiny_run(*few, "name=two", f"distributed.strategy={strategy}")), timeout_seconds=150)
+    one, two = (records(tmp_path / "runs" / name) for name in ("one", "two"))
+    assert [(step["tokens"], step["predicted"]) for step in one] == [(s["tokens"], s["predicted"]) for s in two]
+    assert [step["loss"] for step in two] == pytest.approx([step["loss"] for step in one], rel=1e-3)
 
 
 def test_toys_are_planned(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:

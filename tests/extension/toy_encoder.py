@@ -22,11 +22,11 @@ class Bag(Encoder):
     def __init__(self, config: BagConfig, compute: ComputeConfig) -> None:
         super().__init__()
         self.config = config
-        self.words = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embeddings = nn.ModuleDict({"tok_embeddings": nn.Embedding(config.vocab_size, config.hidden_size)})
         self.layers = nn.ModuleList(nn.Linear(config.hidden_size, config.hidden_size) for _ in range(config.num_layers))
 
     def forward(self, packed: Packed) -> Tensor:
-        words_TD = self.words(packed.input_ids_T)
+        words_TD = self.embeddings["tok_embeddings"](packed.input_ids_T)
         place_T = torch.arange(len(words_TD), device=words_TD.device)
         sequence_T = torch.searchsorted(packed.cu_seqlens_S[1:].contiguous(), place_T, right=True)
         sums_SD = torch.zeros(len(packed.cu_seqlens_S), words_TD.shape[1]).index_add(0, sequence_T, words_TD)
@@ -37,7 +37,7 @@ class Bag(Encoder):
         return hidden_TD
 
     def embedding(self) -> nn.Parameter:
-        return self.words.get_parameter("weight")
+        return self.embeddings.get_parameter("tok_embeddings.weight")
 
     def prediction_head(self) -> nn.Module:
         return nn.Linear(self.config.hidden_size, self.config.hidden_size)
