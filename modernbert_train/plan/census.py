@@ -1,7 +1,7 @@
 """What a model is made of, by its configuration alone: its matrices, what each is multiplied with, its layers' windows.
 
 From this follow parameters, FLOPs, what Muon orthogonalises and what GPUs send. Another architecture is one function
-here and a row in `ENCODERS`; another head is one in `HEADS`. Tests hold every one against the real model.
+here and a row in `ENCODER_COUNTS`; another head is one in `HEAD_COUNTS`. Tests hold every one against the real model.
 
 Shape legend: D model width, F hidden width, V vocabulary, L layers.
 """
@@ -75,9 +75,9 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
         model: the encoder.
         objective: whose heads stand on it; None: that of masked-language modelling alone.
     """
-    matrices, windows = ENCODERS[type(model)](model)
+    matrices, windows = ENCODER_COUNTS[type(model)](model)
     heads = (objective or MaskedLmConfig()).heads
-    beside = tuple(matrix for head in heads if head in HEADS for matrix in HEADS[head](model))
+    beside = tuple(matrix for head in heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
     # scores, and the weighted sum of values: a product of width D each
     return Census((*matrices, *beside), windows, key_flops=4 * model.hidden_size)
 
@@ -140,7 +140,7 @@ def _pair(model: ModelConfig) -> tuple[Matrix, ...]:
     )
 
 
-ENCODERS: dict[type[ModelConfig], Callable[[Any], Counted]] = {ModernBertConfig: _modernbert, BertConfig: _bert}
+ENCODER_COUNTS: dict[type[ModelConfig], Callable[[Any], Counted]] = {ModernBertConfig: _modernbert, BertConfig: _bert}
 
 # heads of an objective besides that of the tokens, which is the encoder's own
-HEADS: dict[str, Callable[[ModelConfig], tuple[Matrix, ...]]] = {"pair": _pair}
+HEAD_COUNTS: dict[str, Callable[[ModelConfig], tuple[Matrix, ...]]] = {"pair": _pair}

@@ -8,7 +8,7 @@ from modernbert_train.evals import EVALUATORS
 from modernbert_train.models.build import ENCODERS
 from modernbert_train.objectives import OBJECTIVES
 from modernbert_train.optim.build import OPTIMIZERS
-from modernbert_train.plan.census import ENCODERS as CENSUS
+from modernbert_train.plan.census import ENCODER_COUNTS
 from modernbert_train.weights.formats import EXPORTS, FORMATS
 from tests.extension import toy_format
 from tests.extension.toy_encoder import Bag, BagConfig, count
@@ -23,7 +23,7 @@ def add(put: Callable[[dict[Any, Any], Any, Any], None] = dict.__setitem__) -> N
     put(VARIANTS["objective"], "first", FirstTokenConfig)
     put(VARIANTS["optim"], "sign", SignConfig)
     put(ENCODERS, BagConfig, Bag)
-    put(CENSUS, BagConfig, count)
+    put(ENCODER_COUNTS, BagConfig, count)
     put(OBJECTIVES, FirstTokenConfig, FirstToken)
     put(OPTIMIZERS, SignConfig, build)
     put(VARIANTS["evals"], "norm", NormConfig)
