@@ -17,7 +17,7 @@ from modernbert_train.config.schema import (
     ObjectiveConfig,
     SentenceOrderConfig,
 )
-from modernbert_train.models.build import ENCODER_COUNTS as MODELS
+from modernbert_train.models.build import ENCODERS
 from modernbert_train.models.build import build_model
 from modernbert_train.optim.groups import weights_of
 from modernbert_train.plan.census import ENCODER_COUNTS, census
@@ -95,4 +95,4 @@ def test_the_published_size_with_a_head_for_pairs() -> None:
 
 
 def test_every_encoder_that_can_be_built_is_counted() -> None:
-    assert ENCODER_COUNTS.keys() == MODELS.keys()
+    assert ENCODER_COUNTS.keys() == ENCODERS.keys()
