@@ -17,8 +17,7 @@ from modernbert_train.config.schema import (
     ObjectiveConfig,
     SentenceOrderConfig,
 )
-from modernbert_train.models.build import ENCODERS
-from modernbert_train.models.build import build_model
+from modernbert_train.models.build import ENCODERS, build_model
 from modernbert_train.optim.groups import weights_of
 from modernbert_train.plan.census import ENCODER_COUNTS, census
 from modernbert_train.plan.parameters import count_parameters
