@@ -278,22 +278,22 @@ def test_a_store_that_stumbles_is_asked_again(store: Store, data: DataConfig, ti
 
 def test_a_store_that_dies_ends_the_run_in_the_time_stated(store: Store, data: DataConfig) -> None:
     open_url(data)  # the first answer, with all that is imported for it, can take longer than what follows allows
-    shards = open_url(replace(data, download_timeout_seconds=1.5))
+    shards = open_url(replace(data, download_timeout_seconds=4.0))
     shards.read(0)
     port = store.port
     store.stop()
     started = time.monotonic()
     try:
-        with pytest.raises(StorageError, match=r"00001.*not fetched in \d+ attempts; .* 1\.5 s "):
+        with pytest.raises(StorageError, match=r"00001.*not fetched in \d+ attempts; .* 4 s "):
             read_all(shards)
     finally:
         store.start(port)
-    assert time.monotonic() - started < 10  # a bound that a user waits for, not a measurement
+    assert time.monotonic() - started < 15  # a bound that a user waits for, not a measurement
     assert len(read_all(shards)) == 60  # and the same process could go on
 
 
 def test_a_store_that_falls_silent(store: Store, data: DataConfig) -> None:
-    shards = open_url(replace(data, download_timeout_seconds=1.0))
+    shards = open_url(replace(data, download_timeout_seconds=4.0))
     store.fault, store.faults_left = "hang", 100
     with pytest.raises(StorageError, match="TimeoutError: the store does not answer, or stopped in the middle"):
         shards.read(0)

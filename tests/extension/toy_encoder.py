@@ -26,7 +26,8 @@ class Bag(Encoder):
         self.layers = nn.ModuleList(nn.Linear(config.hidden_size, config.hidden_size) for _ in range(config.num_layers))
 
     def forward(self, packed: Packed) -> Tensor:
-        words_TD = self.embeddings["tok_embeddings"](packed.input_ids_T)
+        table = self.embeddings["tok_embeddings"]
+        words_TD = table(packed.input_ids_T)
         place_T = torch.arange(len(words_TD), device=words_TD.device)
         sequence_T = torch.searchsorted(packed.cu_seqlens_S[1:].contiguous(), place_T, right=True)
         sums_SD = torch.zeros(len(packed.cu_seqlens_S), words_TD.shape[1]).index_add(0, sequence_T, words_TD)
