@@ -174,6 +174,7 @@ def test_no_registry_is_written_into_the_files_that_install() -> None:
         )
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("target", "said"),
     [
