@@ -70,7 +70,7 @@ def ready():
 
     accumulation = build.accumulation
     build.accumulation = lambda *given: [*accumulation(*given), Marks()]
-    build.build_loader = marked("data", build.build_loader)
+    build.build_data = marked("data", build.build_data)
     build.build_model = marked("model", build.build_model)
 
 def stage(text):
@@ -118,7 +118,7 @@ def start(tree: Path, data: Path, name: str) -> tuple[Times, str]:
     words = [
         str(tree / "yamls/quickstart.yaml"),
         *(f"data.train={data}/train", f"data.tokenizer={data}/tokenizer", "data.validation=null"),
-        *(f"name={name}", f"runs_folder={data}/runs", "device=cpu"),
+        *(f"name={name}", f"runs_folder={data}/runs", "compute.device=cpu"),
     ]
     out = data / f"{name}.json"
     began = time.time()
