@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from benchmarks.scaling import SHAPES, choice_rows, read_plan, scaling_rows, strong_rows
@@ -49,5 +51,7 @@ def test_the_model_is_held_against_real_processes(capfd: pytest.CaptureFixture[s
     found = print_comparison([2], rounds=2, width=32)
     assert [each.strategy for each in found] == ["ddp", "fsdp2"]
     for each in found:
-        assert min(each.alone, each.together, each.step, *each.sent["wall"][1:], *each.sent["cpu"][1:]) > 0
+        assert min(each.alone, each.together, each.step) > 0
+        # differences of times, which other work on the machine can turn negative
+        assert all(math.isfinite(seconds) for kind in ("wall", "cpu") for seconds in each.sent[kind][1:])
     assert "step over that" in capfd.readouterr().out

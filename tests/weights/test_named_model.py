@@ -40,6 +40,8 @@ def test_rope_bases_come_from_the_model_unless_they_are_given(
     capsys.readouterr()
     assert main(["train", *continued]) == 0
     assert "RoPE base" not in capsys.readouterr().out, "nothing differs that would have to be told"
+    assert main(["train", *given, "name=given"]) == 0
+    assert "global RoPE base 160,000 there, 20,000 here" in capsys.readouterr().out
     shutil.rmtree(tmp_path / "hf")
     assert main(["train", *continued]) == 0, "what it has begun with it keeps"
     assert len(records(tmp_path / "runs/next")) > 5
