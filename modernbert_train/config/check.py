@@ -73,7 +73,8 @@ def bounds(config: RunConfig, num_ranks: int) -> Iterator[str]:
         yield from knob.mistakes(key, value)
     for name, phase in config.phases.items():
         for section in phase.overridden:
-            facts = {field.name: facts_of(field) for field in fields(getattr(config, section))}
+            now = getattr(config.in_phase[name], section)  # which may be another variant than the run's
+            facts = {field.name: facts_of(field) for field in fields(now)}
             for key, value in getattr(phase, section).items():
                 yield from facts[key].mistakes(f"phases.{name}.{section}.{key}", value)
 
@@ -100,6 +101,11 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"phases.{name}.objective.name={other.name}: cannot follow objective.name={own.name} in one run, since "
                 f"it has {other.special_tokens} special tokens a sequence and the heads {', '.join(other.heads)}, not "
                 f"{own.special_tokens} and {', '.join(own.heads)}. Make it a run of its own with weights.init_from."
+            )
+        elif other.z_loss != own.z_loss:
+            yield (
+                f"phases.{name}.objective.z_loss={other.z_loss}: must be objective.z_loss={own.z_loss}, which the "
+                f"model is built with. Set phases.{name}.objective.z_loss={own.z_loss}."
             )
 
 

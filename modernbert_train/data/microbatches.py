@@ -48,7 +48,7 @@ class MicrobatchMaker:
     ) -> None:
         self._documents = documents
         self._build_objective = build_objective
-        self._objectives: dict[str, Objective] = {}
+        self._objectives: dict[ObjectiveConfig, Objective] = {}
         self._vocabulary = vocabulary
 
     def microbatches(self, rows: tuple[Row, ...], plan: BatchPlan) -> Iterator[Batch]:
@@ -78,9 +78,9 @@ class MicrobatchMaker:
                 boundaries.append((number + 1) * row_tokens)
         lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
         packed_text = PackedText(ids, np.array(starts, dtype=np.int64), lengths, self._documents.mask_keys(chunks))
-        if settings.name not in self._objectives:
-            self._objectives[settings.name] = self._build_objective(settings)
-        inputs = self._objectives[settings.name].make(packed_text, settings)
+        if settings not in self._objectives:
+            self._objectives[settings] = self._build_objective(settings)
+        inputs = self._objectives[settings].make(packed_text, settings)
 
         cu_seqlens = np.full(_next_power_of_two(len(boundaries)), total, dtype=np.int32)
         cu_seqlens[: len(boundaries)] = boundaries

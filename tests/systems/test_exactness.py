@@ -86,6 +86,28 @@ def test_a_phase_cannot_change_to_an_objective_with_other_heads(tiny_run: TinyRu
     assert "weights.init_from" in said
 
 
+def test_a_phase_cannot_have_another_z_loss(tiny_run: TinyRun, capsys: Any) -> None:
+    """The model is built with the run's; another would be ignored in silence."""
+    words = tiny_run("objective.z_loss=0.001", "phases.long.objective={name: causal}")
+    assert main(["check", *words]) == 78
+    assert "phases.long.objective.z_loss=0.0: must be objective.z_loss=0.001" in capsys.readouterr().err
+    assert main(["check", *words, "phases.long.objective.z_loss=0.001"]) == 0
+
+
+@pytest.mark.runs
+def test_two_phases_may_mask_by_different_rules(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Both of one name, which is not enough to tell them apart: exact masks give the same count of a text each time."""
+    phase = "{name: mlm, mask_rate: 0.3, masking: %s}"
+    for second in ("exact", "bernoulli"):
+        words = tiny_run("objective={name: causal}", f"name={second}", "data.validation=null")
+        words += [f"phases.short.objective={phase % 'exact'}", f"phases.long.objective={phase % second}"]
+        assert main(["train", *words]) == 0
+    found = {name: records(tmp_path / "runs" / name) for name in ("exact", "bernoulli")}
+    counts = {name: [(step["phase"], step["predicted"]) for step in steps] for name, steps in found.items()}
+    short = {name: [each for each in pairs if each[0] == "short"] for name, pairs in counts.items()}
+    assert short["exact"] == short["bernoulli"] and counts["exact"] != counts["bernoulli"]
+
+
 def launch(words: list[str], ranks: int) -> None:
     command = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(ranks)]
     done = subprocess.run(
