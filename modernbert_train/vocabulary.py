@@ -19,6 +19,8 @@ from modernbert_train.read_once import read_once
 # as texts of tokens; Ċ is a line break, and the last three are full-width marks, in byte-level vocabularies
 _SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f", "Ċ", "ãĢĤ", "ï¼ģ", "ï¼Ł")
 _CLOSING = "\"'\u201d\u2019»)]"
+_SPACES = ("Ġ", "▁", " ")  # begins a token that stands after a space: byte-level, SentencePiece, neither
+_CONTINUES = "##"  # begins one that does not, where a space leaves no mark
 _LARGEST_ID = (1 << 31) - 1  # what the shards' ids can be
 
 
@@ -33,6 +35,8 @@ class Vocabulary:
         sha256: hash of tokenizer.json, the tokenizer's identity.
         sentence_ends: int64 ids of those whose text ends as a sentence does: ., !, ? and their full-width forms, with
             or without a closing quote or bracket, or a line break.
+        inside_words: int64 ids of those that go on with a word that a token before them began: with WordPiece's ##, or
+            letters and digits without the mark of a space where words have one.
     """
 
     num_entries: int
@@ -43,6 +47,7 @@ class Vocabulary:
     ordinary: NDArray[np.int64]
     sha256: str
     sentence_ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    inside_words: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 class _Tokenizer(NamedTuple):
@@ -90,7 +95,8 @@ def _vocabulary(path: Path) -> Vocabulary:
     ordinary = np.array(sorted(set(ids.values()) - reserved), dtype=np.int64)
     ends = [i for text, i in ids.items() if i not in reserved and text.rstrip(_CLOSING).endswith(_SENTENCE_ENDS)]
     sentence_ends = np.array(sorted(ends), dtype=np.int64)
-    for shared in (ordinary, sentence_ends):
+    inside_words = np.array(sorted(_inside_words({t: i for t, i in ids.items() if i not in reserved})), dtype=np.int64)
+    for shared in (ordinary, sentence_ends, inside_words):
         shared.setflags(write=False)
     return Vocabulary(
         num_entries=max(ids.values()) + 1,
@@ -100,8 +106,27 @@ def _vocabulary(path: Path) -> Vocabulary:
         mask_id=ids["[MASK]"],
         ordinary=ordinary,
         sentence_ends=sentence_ends,
+        inside_words=inside_words,
         sha256=sha256,
     )
+
+
+def _inside_words(ids: Mapping[str, int]) -> set[int]:
+    """See `Vocabulary.inside_words`. Marks and line breaks are words of their own, as a word's first part is."""
+    continued = {i for text, i in ids.items() if text.startswith(_CONTINUES) and len(text) > len(_CONTINUES)}
+    if len(continued) > len(ids) // 100:
+        return continued
+    if not any(text.startswith(_SPACES) for text in ids):
+        return set()
+    byte_level = any(text.startswith("Ġ") for text in ids)
+    # a byte of a character beyond ASCII is shown as a letter, or as a sign that isalnum does not know
+    return {
+        i
+        for text, i in ids.items()
+        if text
+        and not text.startswith((*_SPACES, "Ċ", "ĉ"))
+        and (text[0].isalnum() or (byte_level and ord(text[0]) > 127))
+    }
 
 
 def _parse(path: Path) -> _Tokenizer:

@@ -77,3 +77,18 @@ def test_a_damaged_tokenizer_is_no_crash(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match="tokenizer.json: not a readable tokenizer"):
         read_vocabulary(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inside"),
+    [
+        (["the", "##re", "play", "##ing", ".", "##"], ["##re", "##ing"]),  # WordPiece; "##" itself is a mark
+        (["Ġthe", "re", "Ġplay", "ing", ".", "Ċ", "Ã©", "ĠĠ"], ["re", "ing", "Ã©"]),  # byte-level
+        (["▁the", "re", "▁play", "ing", "."], ["re", "ing"]),  # SentencePiece
+        (["the", "play", "."], []),  # of whole words
+    ],
+)
+def test_tokens_inside_words_are_known(tmp_path: Path, tokens: list[str], inside: list[str]) -> None:
+    """Masks and spans of whole words end in the middle of one if this is wrong."""
+    vocabulary = read_vocabulary(write(tmp_path, {text: i for i, text in enumerate(tokens)}, specials(len(tokens))))
+    assert [tokens[i] for i in vocabulary.inside_words] == inside
