@@ -119,14 +119,12 @@ def _inside_words(ids: Mapping[str, int]) -> set[int]:
     if not any(text.startswith(_SPACES) for text in ids):
         return set()
     byte_level = any(text.startswith("Ġ") for text in ids)
-    # a byte of a character beyond ASCII is shown as a letter, or as a sign that isalnum does not know
-    return {
-        i
-        for text, i in ids.items()
-        if text
-        and not text.startswith((*_SPACES, "Ċ", "ĉ"))
-        and (text[0].isalnum() or (byte_level and ord(text[0]) > 127))
-    }
+    starts = (*_SPACES, "Ċ", "ĉ")
+
+    def letter(first: str) -> bool:  # a byte of one beyond ASCII is shown as a letter, or as a sign
+        return first.isalnum() or (byte_level and ord(first) > 127)
+
+    return {i for text, i in ids.items() if text and not text.startswith(starts) and letter(text[0])}
 
 
 def _parse(path: Path) -> _Tokenizer:
