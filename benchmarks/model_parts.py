@@ -155,7 +155,7 @@ def head_groups(
         def run(hidden_MD: Tensor) -> Tensor:
             with autocast(device, dtype):
                 made = head(hidden_MD)
-                out: Tensor = ChunkedLoss.apply(made, decoder.weight, decoder.bias, labels_M, 0.0, size, step)
+                out: Tensor = ChunkedLoss.apply(made, decoder.weight, decoder.bias, labels_M, None, 0.0, size, step)[0]
                 return out
 
         return run

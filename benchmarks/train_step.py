@@ -52,6 +52,7 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.models.init import initialize
 from modernbert_train.run.throughput import peak_flops
+from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.train.build import build_model
 
 SMALL = ModernBertConfig(
@@ -160,6 +161,7 @@ def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer
     with tempfile.TemporaryDirectory() as folder:
         config = run_config(case, Path(folder), data, device, workers)
         model = build_model(config, sharded=False)
+        assert isinstance(model, ForMaskedLM)
         if case.compile_mode is not None:
             model.compile_layers(mode=case.compile_mode)
         initialize(model, case.model, config.seed)

@@ -7,6 +7,7 @@ the configuration (and the number of ranks when it is known), never a file, a GP
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -23,6 +24,7 @@ from modernbert_train.config.schema import (
     ModernBertConfig,
     PhaseConfig,
     ProbeConfig,
+    ReplacedTokensConfig,
     RunConfig,
 )
 from modernbert_train.config.stream_rules import one_source, phase_shares, stream_shares
@@ -107,6 +109,43 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
                 f"phases.{name}.objective.z_loss={other.z_loss}: must be objective.z_loss={own.z_loss}, which the "
                 f"model is built with. Set phases.{name}.objective.z_loss={own.z_loss}."
             )
+
+
+def generators(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """What a generator is, a fraction of the model, must be an encoder, and may share what fits."""
+    objective, model = config.objective, config.model
+    if not isinstance(objective, ReplacedTokensConfig) or min(model.num_heads, model.num_layers) < 1:
+        return
+    depth, width, sharing = objective.depth, objective.width, objective.sharing
+    if model.hidden_size % model.num_heads or min(depth, width, getattr(model, "global_attn_every_n_layers", 1)) <= 0:
+        return  # told elsewhere
+    generator = objective.generator_of(model)
+    for key, fraction, whole, what, left in (
+        ("depth", depth, model.num_layers, "layer", generator.num_layers),
+        ("width", width, model.num_heads, "head", generator.num_heads),
+    ):
+        if left < 1:
+            yield (
+                f"objective.generator_{key}={fraction:.3g} of {whole} {what}s leaves the generator no {what}. Set it "
+                f"to at least {math.ceil(1000 / whole) / 1000:g}."
+            )
+    if sharing == "gdes" and generator.hidden_size != model.hidden_size:
+        yield (
+            f"objective.generator_width={width:.3g} with objective.sharing=gdes: the tables of the generator are part "
+            "of the model's, so both are as wide. Set objective.generator_width=1, or sharing=embeddings."
+        )
+    if sharing == "embeddings" and generator.hidden_size > model.hidden_size:
+        yield (
+            f"objective.generator_width={width:.3g} with objective.sharing=embeddings: the generator would be "
+            f"{generator.hidden_size} wide, and its embeddings {model.hidden_size}. Set objective.generator_width to "
+            "at most 1, or sharing=none."
+        )
+    if config.weights.grow_from is not None:
+        yield (
+            f"weights.grow_from={config.weights.grow_from} with objective.name={objective.name}: only a masked-language "
+            "model is grown. Write the larger one with `python -m modernbert_train grow` and name it as "
+            "weights.init_from."
+        )
 
 
 def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
@@ -377,6 +416,7 @@ RULES: tuple[Rule, ...] = (
     model_shape,
     positions,
     segments_for_pairs,
+    generators,
     roberta,
     kernels_and_orders,
     one_origin,

@@ -5,7 +5,8 @@ row in schema.VARIANTS. What a phase may change of it is marked `phased`; everyt
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from omegaconf import MISSING
 
@@ -39,10 +40,34 @@ class ModelConfig:
         """Standard deviation that a matrix is drawn with, by its parameter's name, before truncation."""
         return self.init_std
 
+    def scaled(self, depth: float, width: float) -> Self:
+        """The same architecture with these fractions of its layers and of its width, both to the nearest whole.
+
+        Heads keep their size, so the width is in whole heads; the hidden width follows it. Nothing is raised to one:
+        `check` refuses a fraction that leaves no layer or no head.
+        """
+        heads = _nearest(self.num_heads * width)
+        hidden = heads * self.head_size
+        return replace(
+            self,
+            num_layers=self.layers_at(depth),
+            num_heads=heads,
+            hidden_size=hidden,
+            intermediate_size=_nearest(self.intermediate_size * hidden / self.hidden_size),
+        )
+
+    def layers_at(self, depth: float) -> int:
+        """How many layers a fraction of them is."""
+        return _nearest(self.num_layers * depth)
+
     def logit_chunk(self, *, on_gpu: bool, bytes_per_logit: int) -> int:
         """Predicted positions whose logits exist at the same time in training: as many as keep products efficient."""
         budget = 1 << 30 if on_gpu else 1 << 26
         return max(1, budget // (self.vocab_size * bytes_per_logit * 128)) * 128
+
+
+def _nearest(number: float) -> int:
+    return math.floor(number + 0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +103,12 @@ class ModernBertConfig(ModelConfig):
     def init_std_of(self, name: str) -> float:
         """See `ModelConfig`; output projections are smaller."""
         return self.init_std / math.sqrt(2 * self.num_layers) if name.endswith("Wo.weight") else self.init_std
+
+    def layers_at(self, depth: float) -> int:
+        """See `ModelConfig`; the last is a global one, as the first."""
+        every = self.global_attn_every_n_layers
+        wanted = self.num_layers * depth
+        return 1 + every * _nearest((wanted - 1) / every) if _nearest(wanted) else 0
 
     @property
     def half_window(self) -> int:

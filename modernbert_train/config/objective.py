@@ -13,6 +13,7 @@ from typing import Literal
 from omegaconf import MISSING
 
 from modernbert_train.config.knob import knob
+from modernbert_train.config.model import ModelConfig
 
 Order = Literal["all", "causal"]  # a token sees: all, both sides; causal, itself and what stands before it
 
@@ -59,6 +60,13 @@ class ObjectiveConfig:
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """How often each head is applied for each token that is not padding, in sequences of this mean length."""
         return {"tokens": self.predicted_share * (1 - self.special_tokens / sequence_tokens)}
+
+    def generator_of(self, model: ModelConfig) -> ModelConfig | None:
+        """The architecture of a second encoder that is trained beside the model, derived from it; None: there is none.
+
+        What a phase may change of the model holds for it too.
+        """
+        return None
 
     def for_validation(self) -> ObjectiveConfig:
         """The same on held-out text, whatever training does: figures of all runs compare."""

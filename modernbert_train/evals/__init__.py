@@ -13,7 +13,7 @@ from modernbert_train.compute import Compute
 from modernbert_train.config.evals import BASELINE, COUNT
 from modernbert_train.config.schema import EvaluatorConfig, PhaseConfig, ProbeConfig, RunConfig
 from modernbert_train.evals.probe import Probe
-from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.models.encoder import OnEncoder
 
 
 class Evaluator(Protocol):
@@ -24,7 +24,7 @@ class Evaluator(Protocol):
 
     def __init__(self, key: str, settings: Any, config: RunConfig) -> None: ...
 
-    def __call__(self, model: ForMaskedLM, now: RunConfig, phase: PhaseConfig, compute: Compute) -> dict[str, float]:
+    def __call__(self, model: OnEncoder, now: RunConfig, phase: PhaseConfig, compute: Compute) -> dict[str, float]:
         """Measure; every rank calls it and gets the same figures.
 
         Args:

@@ -27,7 +27,7 @@ from modernbert_train.data.microbatches import MicrobatchMaker, share_of_rank
 from modernbert_train.data.packing import SPECIAL_TOKENS, WINDOW, Chunk, GreedyPacker
 from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.keyed_random import Keys
-from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.ranks.group import num_ranks, sum_over_ranks, this_rank
 from modernbert_train.vocabulary import Vocabulary
 
@@ -41,7 +41,7 @@ def most_tokens(phase: PhaseConfig) -> int:
 
 @torch.no_grad()
 def embed(
-    model: ForMaskedLM,
+    model: OnEncoder,
     texts: Sequence[NDArray[np.int32]],
     vocabulary: Vocabulary,
     now: RunConfig,
@@ -124,7 +124,7 @@ class _Plain:
 
 
 @contextmanager
-def _entered(model: ForMaskedLM) -> Iterator[None]:
+def _entered(model: OnEncoder) -> Iterator[None]:
     """Within it a model that FSDP2 shards gathers its weights for `encode` as it does for `forward`.
 
     Not for longer: forward calls encode, and would be entered twice.

@@ -21,7 +21,7 @@ from modernbert_train.config.schema import PhaseConfig, ProbeConfig, RunConfig
 from modernbert_train.data.labelled import ONLY_LEARNED, Labelled, read_labelled
 from modernbert_train.evals.classifiers import CLASSIFIERS, Classify, accuracy, macro_f1, majority
 from modernbert_train.evals.embeddings import embed, most_tokens
-from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.ranks.group import on_rank_zero
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
@@ -53,7 +53,7 @@ class Probe:
     def __str__(self) -> str:
         return str(self._about)
 
-    def __call__(self, model: ForMaskedLM, now: RunConfig, phase: PhaseConfig, compute: Compute) -> dict[str, float]:
+    def __call__(self, model: OnEncoder, now: RunConfig, phase: PhaseConfig, compute: Compute) -> dict[str, float]:
         """`accuracy` and `macro_f1` over the texts that are told, with those of naming always the most frequent class.
 
         `num_texts` are told; of all texts `num_cut` were cut to the phase's rows. Embeddings that are not finite give

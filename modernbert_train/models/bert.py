@@ -26,7 +26,7 @@ from modernbert_train.batch import Packed
 from modernbert_train.config.schema import BertConfig, ComputeConfig
 from modernbert_train.models.attention import Kernel, choose_kernel
 from modernbert_train.models.attention.visible import Visible
-from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.encoder import Encoder, TokenHead
 from modernbert_train.models.layers import compute_dtype
 from modernbert_train.models.masked_lm import ForMaskedLM
 
@@ -110,6 +110,8 @@ class EncoderLayer(nn.Module):
 class Bert(Encoder):
     """Embeddings and layers; the last layer's norm is the last thing."""
 
+    tables: ClassVar = ("tok_embeddings", "position_embeddings")
+
     def __init__(self, config: BertConfig, compute: ComputeConfig) -> None:
         super().__init__()
         self.config = config
@@ -123,7 +125,11 @@ class Bert(Encoder):
 
     def prediction_head(self) -> nn.Module:
         """See `Encoder`."""
-        return PredictionHead(self.config)
+        return PredictionHead(self.config, self.embedding().shape[1])
+
+    def token_head(self) -> nn.Module:
+        """See `Encoder`; ELECTRA's."""
+        return TokenHead(self.config.hidden_size, GELU[self.config.activation])
 
     def set_phase(self, model: BertConfig) -> None:
         """See `Encoder`: a phase may have another dropout."""
@@ -166,13 +172,18 @@ class Bert(Encoder):
 
 
 class PredictionHead(nn.Module):
-    """norm(gelu(dense(h))), with biases; the decoder that follows is tied to the embedding, and its bias is its own."""
+    """norm(gelu(dense(h))), with biases; the decoder that follows is tied to the embedding, and its bias is its own.
 
-    def __init__(self, config: BertConfig) -> None:
+    Args:
+        config: the encoder's.
+        width: E, of what follows; None: the encoder's.
+    """
+
+    def __init__(self, config: BertConfig, width: int | None = None) -> None:
         super().__init__()
         self.approximate = GELU[config.activation]
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.norm = layer_norm(config)
+        self.dense = nn.Linear(config.hidden_size, width or config.hidden_size)
+        self.norm = nn.LayerNorm(width or config.hidden_size, eps=config.norm_eps)
 
     def forward(self, hidden_MD: Tensor) -> Tensor:
         return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))

@@ -12,10 +12,11 @@ import torch
 
 from modernbert_train.config.schema import BertConfig, ComputeConfig, ModelConfig, ModernBertConfig, ObjectiveConfig
 from modernbert_train.models.bert import Bert
-from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBert
 from modernbert_train.models.pairs import WithOrder
+from modernbert_train.models.replaced import ForReplacedTokens
 
 ENCODERS: dict[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = {
     ModernBertConfig: ModernBert,
@@ -23,10 +24,14 @@ ENCODERS: dict[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = {
 }
 
 # by `ObjectiveConfig.heads`
-HEADS: dict[tuple[str, ...], type[ForMaskedLM]] = {("tokens",): ForMaskedLM, ("tokens", "pair"): WithOrder}
+HEADS: dict[tuple[str, ...], type[OnEncoder]] = {
+    ("tokens",): ForMaskedLM,
+    ("tokens", "pair"): WithOrder,
+    ("generator", "replaced"): ForReplacedTokens,
+}
 
 
-def build_model(model: ModelConfig, objective: ObjectiveConfig, compute: ComputeConfig | None = None) -> ForMaskedLM:
+def build_model(model: ModelConfig, objective: ObjectiveConfig, compute: ComputeConfig | None = None) -> OnEncoder:
     """What a run trains, without its weights.
 
     Args:
@@ -34,8 +39,11 @@ def build_model(model: ModelConfig, objective: ObjectiveConfig, compute: Compute
         objective: the heads that stand on it.
         compute: kernels and recomputation; None: the defaults.
     """
-    encoder = ENCODERS[type(model)](model, compute or ComputeConfig())
-    return HEADS[objective.heads](encoder, z_loss=objective.z_loss)
+
+    def another(config: ModelConfig) -> Encoder:
+        return ENCODERS[type(config)](config, compute or ComputeConfig())
+
+    return HEADS[objective.heads].build(another(model), objective, another)
 
 
 def shapes_of(model: ModelConfig, objective: ObjectiveConfig) -> dict[str, tuple[int, ...]]:
@@ -49,5 +57,5 @@ def all_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The same with all heads that there are, each under its own module."""
     with torch.device("meta"):
         encoder = ENCODERS[type(model)](model, ComputeConfig())
-        built = [heads(encoder) for heads in HEADS.values()]
+        built = [heads.alone(encoder) for heads in HEADS.values()]
     return {name: tuple(parameter.shape) for each in built for name, parameter in each.named_parameters()}

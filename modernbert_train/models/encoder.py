@@ -6,11 +6,15 @@ Shape legend: T packed tokens, D model width, V vocabulary, E width of the embed
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
+import torch._dynamo
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modernbert_train.batch import Packed
+from modernbert_train.batch import Batch, Packed, Sums
+from modernbert_train.config.schema import ModelConfig
 
 
 class Encoder(nn.Module):
@@ -18,11 +22,15 @@ class Encoder(nn.Module):
 
     Attributes:
         config: the architecture.
+        embeddings: called, it gives the first hidden states; another encoder may share it, or have a projection of it.
         layers: the units that are compiled, sharded and recomputed.
+        tables: of `embeddings`, those that every token looks up by what it is and where: nn.Embedding modules.
     """
 
     config: Any
+    embeddings: nn.Module
     layers: nn.ModuleList
+    tables: ClassVar[tuple[str, ...]] = ("tok_embeddings",)
 
     @abstractmethod
     def forward(self, packed: Packed) -> Tensor:
@@ -40,6 +48,95 @@ class Encoder(nn.Module):
     def prediction_head(self) -> nn.Module:
         """What stands between a hidden state and the decoder, new: [M, D] -> [M, E]."""
 
+    def token_head(self) -> nn.Module:
+        """What stands between a hidden state and a class of its token, new: [T, D] -> [T, D]."""
+        return TokenHead(self.config.hidden_size)
+
     @abstractmethod
     def set_phase(self, model: Any) -> None:
         """Go on with the architecture as it is in a phase: other values of its `phased` fields; before every step."""
+
+
+class TokenHead(nn.Module):
+    """gelu(dense(h)), with a bias.
+
+    Args:
+        width: D.
+        approximate: torch's name for how GELU is.
+    """
+
+    def __init__(self, width: int, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, hidden_TD: Tensor) -> Tensor:
+        return F.gelu(self.dense(hidden_TD), approximate=self.approximate)
+
+
+class OnEncoder(nn.Module):
+    """An encoder with what an objective trains on it. Fresh weights are meaningless until `models.init.initialize`.
+
+    Args:
+        encoder: of any architecture.
+
+    Attributes:
+        config: the encoder's.
+        model: the encoder.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.config = encoder.config
+        self.model = encoder
+
+    @classmethod
+    def build(cls, encoder: Encoder, objective: Any, another: Callable[[ModelConfig], Encoder]) -> Self:
+        """What an objective trains on an encoder; `another` makes further ones."""
+        return cls(encoder, z_loss=objective.z_loss)  # type: ignore[call-arg]
+
+    @classmethod
+    def alone(cls, encoder: Encoder) -> OnEncoder:
+        """The part of it that stands on one encoder, which formats of weights may have a place for."""
+        return cls(encoder)
+
+    def forward(self, batch: Batch, figures: bool = False) -> Sums:
+        """Sums of a microbatch. Nothing is read back from the device.
+
+        Args:
+            batch: on the model's device.
+            figures: in the plain way, with figures.
+        """
+        raise NotImplementedError
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """Of all its encoders: the units of FSDP2, and what is compiled."""
+        return list(self.model.layers)
+
+    def set_phase(self, model: Any) -> None:
+        """Go on with the architecture as it is in a phase; before every step."""
+        self.config = model
+        self.model.set_phase(model)
+
+    def compile_layers(self, **options: Any) -> None:
+        """torch.compile each layer in place; parameter names stay. Call it once, before sharding.
+
+        Shapes are static within a phase, whatever the number of documents, so each (kind of layer, train or eval,
+        shape) is one graph: first, local and global layers make 6 graphs for each shape, more than dynamo's limit of 8
+        allows over a run with several phases.
+
+        Args:
+            options: for torch.compile, such as mode="max-autotune-no-cudagraphs".
+        """
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        for layer in self.model.layers:
+            layer.compile(dynamic=False, **options)
+
+    def encode(self, packed: Packed) -> Tensor:
+        """Final hidden states, hidden_TD, of every token (pad tokens too).
+
+        Under FSDP2 make it an entry first: torch.distributed.fsdp.register_fsdp_forward_method(model, "encode").
+        """
+        hidden_TD: Tensor = self.model(packed)
+        return hidden_TD

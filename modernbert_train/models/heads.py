@@ -21,16 +21,21 @@ from torch.autograd.function import once_differentiable
 
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import ModernBertConfig
-from modernbert_train.models.layers import compute_dtype, layer_norm
+from modernbert_train.models.layers import compute_dtype
 
 
 class PredictionHead(nn.Module):
-    """norm(gelu(dense(h))), without biases; the decoder that follows is tied to the embedding."""
+    """norm(gelu(dense(h))), without biases; the decoder that follows is tied to the embedding.
 
-    def __init__(self, config: ModernBertConfig) -> None:
+    Args:
+        config: the encoder's.
+        width: E, of what follows; None: the encoder's.
+    """
+
+    def __init__(self, config: ModernBertConfig, width: int | None = None) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.norm = layer_norm(config)
+        self.dense = nn.Linear(config.hidden_size, width or config.hidden_size, bias=False)
+        self.norm = nn.LayerNorm(width or config.hidden_size, eps=config.norm_eps, bias=False)
 
     def forward(self, hidden_MD: Tensor) -> Tensor:
         return self.norm(F.gelu(self.dense(hidden_MD)))
@@ -50,13 +55,53 @@ def masked_lm_loss_sum(logits_MV: Tensor, labels_M: Tensor, z_loss: float) -> Te
     return total
 
 
-def loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
+_DRAWS = 1 << 31  # values that a draw may have
+_BELOW_ONE = 1 - 2.0**-23
+_BLOCK = 256
+
+
+def sample(weights_CV: Tensor, draws_C: Tensor) -> Tensor:
+    """One token for each line, drawn with a probability in proportion to its weight; nothing is read back.
+
+    The inverse of the distribution function at (draw + 1/2) / 2^31, found first among sums of blocks and then within
+    one: two short sums of fp32 are right to some 1e-6, where one over the whole vocabulary is not, and they add in one
+    order on every device.
+
+    Args:
+        weights_CV: fp32, at least 0, such as the exponentials of logits; a line of zeros gives any token.
+        draws_C: whole numbers from 0 to 2^31 - 1.
+
+    Returns:
+        ids_C.
+    """
+    size = weights_CV.shape[1]
+    whole = size // _BLOCK * _BLOCK
+    sums_CB = weights_CV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=-1)
+    sums_CB = torch.cat([sums_CB, weights_CV[:, whole:].sum(dim=-1, keepdim=True)], dim=1)
+    up_to_CB = sums_CB.cumsum(dim=1)
+    total_C1 = up_to_CB[:, -1:]
+    # below the sum, so that the place that is found has a weight
+    aim_C1 = torch.minimum((draws_C.unsqueeze(1) + 0.5) / _DRAWS * total_C1, total_C1 * _BELOW_ONE).float()
+    block_C1 = (up_to_CB <= aim_C1).sum(dim=1, keepdim=True).clamp(max=sums_CB.shape[1] - 1)
+    before_C1 = (up_to_CB - sums_CB).gather(1, block_C1)
+    ids_CI = block_C1 * _BLOCK + torch.arange(_BLOCK, device=weights_CV.device)
+    inside_CI = weights_CV.gather(1, ids_CI.clamp(max=size - 1)).masked_fill(ids_CI >= size, 0.0)
+    up_to_CI = inside_CI.cumsum(dim=1)
+    rest_C1 = torch.minimum((aim_C1 - before_C1).clamp(min=0.0), up_to_CI[:, -1:] * _BELOW_ONE)
+    found_C1 = (up_to_CI <= rest_C1).sum(dim=1, keepdim=True)
+    return ids_CI.gather(1, found_C1.clamp(max=_BLOCK - 1)).squeeze(1).clamp(max=size - 1)
+
+
+def loss_and_gradient(
+    logits_CV: Tensor, labels_C: Tensor, z_loss: float, draws_C: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """`masked_lm_loss_sum` and its gradient with respect to the logits, whose memory is used up.
 
     Returns:
         loss: fp32 scalar.
         gradient_CV: softmax * (1 + 2 z_loss logsumexp) - [label], 0 where no label is; in the logits' precision, each
             entry rounded once.
+        ids_C: drawn from the softmax by draws_C; None without.
     """
     own_dtype, real_C = logits_CV.dtype, labels_C != IGNORED_LABEL
     logits_CV = logits_CV.float()
@@ -64,6 +109,7 @@ def loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, z_loss: float) -> tup
     label_logit_C = logits_CV.gather(1, column_C.unsqueeze(1)).squeeze(1)
     highest_C1 = logits_CV.amax(dim=-1, keepdim=True)
     exp_CV = logits_CV.sub_(highest_C1).exp_()
+    ids_C = None if draws_C is None else sample(exp_CV, draws_C)
     sum_C = exp_CV.sum(dim=-1)
     partition_C = sum_C.log() + highest_C1.squeeze(1)  # log-sum-exp
     loss_C = partition_C - label_logit_C + z_loss * partition_C.square()
@@ -72,7 +118,7 @@ def loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, z_loss: float) -> tup
     gradient_CV = exp_CV.mul_((factor_C / sum_C).unsqueeze(1)).to(own_dtype)
     line_C = torch.arange(len(labels_C), device=labels_C.device)
     gradient_CV[line_C, column_C] = at_label_C.to(own_dtype)
-    return torch.where(real_C, loss_C, 0.0).sum(), gradient_CV
+    return torch.where(real_C, loss_C, 0.0).sum(), gradient_CV, ids_C
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -85,22 +131,24 @@ class ChunkedLoss(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor,
         labels_M: Tensor,
+        draws_M: Tensor | None,
         z_loss: float,
         chunk_positions: int,
-        step: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]],
-    ) -> Tensor:
+        step: Callable[[Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor, Tensor | None]],
+    ) -> tuple[Tensor, Tensor | None]:
         """Apply to the head's output and the decoder's weights; products are computed in autocast's precision.
 
         Args:
             ctx: autograd's.
             hidden_MD, weight_VD, bias_V: of the decoder; weights in fp32.
             labels_M: IGNORED_LABEL where nothing is predicted.
+            draws_M: see `sample`; None: nothing is drawn.
             z_loss: see `masked_lm_loss_sum`.
             chunk_positions: C; see `ModelConfig.logit_chunk`.
             step: `loss_and_gradient`, or the same compiled.
 
         Returns:
-            The fp32 sum.
+            The fp32 sum, and the ids that were drawn, through which no gradient goes.
         """
         dtype = compute_dtype(hidden_MD)
         loss = torch.zeros((), dtype=torch.float32, device=hidden_MD.device)
@@ -108,10 +156,17 @@ class ChunkedLoss(torch.autograd.Function):
         weight_grad_VD, bias_grad_V = torch.zeros_like(weight_VD), torch.zeros_like(bias_V)
         # cast once, here: then autocast has nothing left to do
         hidden, weight, bias = hidden_MD.to(dtype), weight_VD.to(dtype), bias_V.to(dtype)
+        ids_M = None if draws_M is None else torch.empty_like(labels_M)
         for first in range(0, len(labels_M), chunk_positions):
             chunk = slice(first, first + chunk_positions)
-            chunk_loss, gradient_CV = step(F.linear(hidden[chunk], weight, bias), labels_M[chunk], z_loss)
+            draws_C = None if draws_M is None else draws_M[chunk]
+            # no name for the logits here: step may then free them
+            chunk_loss, gradient_CV, ids_C = step(
+                F.linear(hidden[chunk], weight, bias), labels_M[chunk], z_loss, draws_C
+            )
             loss += chunk_loss
+            if ids_M is not None and ids_C is not None:
+                ids_M[chunk] = ids_C
             hidden_grad_MD[chunk] = gradient_CV @ weight
             bias_grad_V += gradient_CV.sum(0, dtype=bias_grad_V.dtype)
             if dtype == weight_grad_VD.dtype:
@@ -119,9 +174,11 @@ class ChunkedLoss(torch.autograd.Function):
             else:
                 weight_grad_VD += gradient_CV.t() @ hidden[chunk]
         ctx.save_for_backward(hidden_grad_MD, weight_grad_VD, bias_grad_V)
-        return loss
+        if ids_M is not None:
+            ctx.mark_non_differentiable(ids_M)
+        return loss, ids_M
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *(saved * grad for saved in ctx.saved_tensors), None, None, None, None
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        return *(saved * grad for saved in ctx.saved_tensors), None, None, None, None, None

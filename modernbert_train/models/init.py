@@ -12,12 +12,15 @@ import torch
 from torch import nn
 
 from modernbert_train.config.schema import ModelConfig
+from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.sharding import like
 
 
 @torch.no_grad()
 def initialize(model: nn.Module, config: ModelConfig, seed: int, only: tuple[str, ...] | None = None) -> None:
     """Fill every parameter in place: matrices truncated normal, norms one, biases zero.
+
+    A model within the model, such as a generator, is drawn by its own configuration. Differences are zero.
 
     Matrices have mean 0 and the standard deviation that their name has by the configuration, before truncation at
     init_cutoff of it. Truncation at 2 leaves 0.88 of the deviation, as in the release. A tied parameter is drawn once,
@@ -36,6 +39,9 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int, only: tuple[str
     Raises:
         ValueError: a parameter is still on the meta device.
     """
+    inner = {
+        f"{name}.": module.config for name, module in model.named_modules() if name and isinstance(module, OnEncoder)
+    }
     for name, parameter in model.named_parameters():
         if only is not None and name.partition(".")[0] not in only:
             continue
@@ -44,8 +50,12 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int, only: tuple[str
         if parameter.dim() == 1:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
-        std = config.init_std_of(name)
-        cutoff = config.init_cutoff * std
+        if name.endswith("delta.weight"):  # a difference from another table
+            parameter.zero_()
+            continue
+        own = next((its for prefix, its in inner.items() if name.startswith(prefix)), config)
+        std = own.init_std_of(name)
+        cutoff = own.init_cutoff * std
         drawn = torch.empty(parameter.shape)
         nn.init.trunc_normal_(drawn, std=std, a=-cutoff, b=cutoff, generator=_generator(seed, name))
         parameter.copy_(like(drawn, parameter))

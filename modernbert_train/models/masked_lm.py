@@ -11,19 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 
-from modernbert_train.batch import Batch, Packed, Sums
-from modernbert_train.models.encoder import Encoder
-from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum
+from modernbert_train.batch import Batch, Sums
+from modernbert_train.models.encoder import Encoder, OnEncoder
+from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum, sample
 from modernbert_train.models.layers import compute_dtype
 
 POSITIONS, LABELS = "positions_M", "labels_M"  # of the targets, as objectives/mlm.py makes them
 
 
-class ForMaskedLM(nn.Module):
-    """Encoder, head and tied decoder. Fresh weights are meaningless until `models.init.initialize` or a checkpoint.
+class ForMaskedLM(OnEncoder):
+    """Encoder, head and tied decoder.
 
     Args:
         encoder: of any architecture.
@@ -31,9 +30,7 @@ class ForMaskedLM(nn.Module):
     """
 
     def __init__(self, encoder: Encoder, *, z_loss: float = 0.0) -> None:
-        super().__init__()
-        self.config = encoder.config
-        self.model = encoder
+        super().__init__(encoder)
         self.z_loss = z_loss
         self.head = encoder.prediction_head()
         embedding_VD = encoder.embedding()
@@ -41,32 +38,10 @@ class ForMaskedLM(nn.Module):
         self.decoder.weight = embedding_VD
         self._loss_and_gradient = loss_and_gradient
 
-    def set_phase(self, model: Any) -> None:
-        """Go on with the architecture as it is in a phase; before every step."""
-        self.config = model
-        self.model.set_phase(model)
-
     def compile_layers(self, **options: Any) -> None:
-        """torch.compile each layer, and the loss, in place; parameter names stay. Call it once, before sharding.
-
-        Shapes are static within a phase, whatever the number of documents, so each (kind of layer, train or eval,
-        shape) is one graph: first, local and global layers make 6 graphs for each shape, more than dynamo's limit of 8
-        allows over a run with several phases.
-
-        Args:
-            options: for torch.compile, such as mode="max-autotune-no-cudagraphs".
-        """
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        for layer in self.model.layers:
-            layer.compile(dynamic=False, **options)
+        """See `OnEncoder`; the loss is compiled too."""
+        super().compile_layers(**options)
         self._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False, **options)
-
-    def encode(self, packed: Packed) -> Tensor:
-        """Final hidden states, hidden_TD, of every token (pad tokens too).
-
-        Under FSDP2 make it an entry first: torch.distributed.fsdp.register_fsdp_forward_method(model, "encode").
-        """
-        return self.model(packed)
 
     def logits(self, hidden_TD: Tensor, positions_M: Tensor) -> Tensor:
         """logits_MV at positions of the packed buffer, in the precision of the forward pass."""
@@ -89,21 +64,34 @@ class ForMaskedLM(nn.Module):
 
     def token_sums(self, hidden_TD: Tensor, batch: Batch, figures: bool) -> Sums:
         """What `forward` gives, of hidden states that are there already."""
+        return self.predict(hidden_TD, batch, figures)[0]
+
+    def predict(
+        self, hidden_TD: Tensor, batch: Batch, figures: bool, draws_M: Tensor | None = None
+    ) -> tuple[Sums, Tensor | None]:
+        """The same, and with `draws_M` a token drawn at each position by what is predicted there; see `sample`."""
         positions_M, labels_M, term = batch.targets[POSITIONS], batch.targets[LABELS], next(iter(batch.counts))
         hidden_MD = self._transformed(hidden_TD, positions_M)
         if figures:
             logits_MV = self.decoder(hidden_MD)
             loss_sum = masked_lm_loss_sum(logits_MV, labels_M, self.z_loss)
             hits = (logits_MV.argmax(dim=-1) == labels_M).sum()
-            return Sums({term: loss_sum}, {f"{term}/hits": hits})
+            sums = Sums({term: loss_sum}, {f"{term}/hits": hits})
+            return sums, None if draws_M is None else sample(_exp(logits_MV), draws_M)
         weight_VD, bias_V = self.decoder.weight, self.decoder.bias
         size = compute_dtype(hidden_MD).itemsize
         chunk = self.config.logit_chunk(on_gpu=hidden_MD.is_cuda, bytes_per_logit=size)
-        loss_sum = ChunkedLoss.apply(
-            hidden_MD, weight_VD, bias_V, labels_M, self.z_loss, chunk, self._loss_and_gradient
+        loss_sum, sampled_M = ChunkedLoss.apply(
+            hidden_MD, weight_VD, bias_V, labels_M, draws_M, self.z_loss, chunk, self._loss_and_gradient
         )
-        return Sums({term: loss_sum}, {})
+        return Sums({term: loss_sum}, {}), sampled_M
 
     def _transformed(self, hidden_TD: Tensor, positions_M: Tensor) -> Tensor:
         # index_select: its backward pass adds rows where they belong, that of an index sorts the positions first
         return self.head(hidden_TD.index_select(0, positions_M))
+
+
+@torch.no_grad()
+def _exp(logits_MV: Tensor) -> Tensor:
+    logits_MV = logits_MV.float()
+    return (logits_MV - logits_MV.amax(dim=-1, keepdim=True)).exp()

@@ -67,6 +67,10 @@ class ModernBert(Encoder):
 
     def prediction_head(self) -> nn.Module:
         """See `Encoder`."""
+        return PredictionHead(self.config, self.embedding().shape[1])
+
+    def token_head(self) -> nn.Module:
+        """See `Encoder`; that of transformers' ModernBertForTokenClassification."""
         return PredictionHead(self.config)
 
     def set_phase(self, model: ModernBertConfig) -> None:

@@ -9,11 +9,18 @@ Shape legend: D model width, F hidden width, V vocabulary, L layers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from modernbert_train.config.schema import BertConfig, MaskedLmConfig, ModelConfig, ModernBertConfig, ObjectiveConfig
+from modernbert_train.config.schema import (
+    BertConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ModernBertConfig,
+    ObjectiveConfig,
+    ReplacedTokensConfig,
+)
 
 Place = Literal["embedding", "layer", "head"]
 
@@ -27,7 +34,8 @@ class Matrix:
         place: where they stand. In layers they are spread evenly over them.
         count: how many, each of its own numbers.
         uses: products of each with what it is multiplied with; 0: norms, biases, and tables that are only looked up.
-        head: whose positions it is multiplied with, a name of `ObjectiveConfig.heads`; None: every token.
+        head: whose positions it is multiplied with, a name of `ObjectiveConfig.heads`, or whose vector it is; None: every
+            token.
     """
 
     rows: int
@@ -48,13 +56,13 @@ class Census:
 
     Attributes:
         matrices: and vectors.
-        windows: of each layer, the tokens that a token sees on each side; None: all of its sequence.
-        key_flops: of a token in one layer's attention, for each key that it sees.
+        windows: of each layer, a generator's too, the tokens that a token sees on each side; None: all of its sequence.
+        key_flops: of a token in the attention of each layer, for each key that it sees.
     """
 
     matrices: tuple[Matrix, ...]
     windows: tuple[int | None, ...]
-    key_flops: int
+    key_flops: tuple[int, ...]
 
     @property
     def hidden(self) -> list[Matrix]:
@@ -75,11 +83,41 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
         model: the encoder.
         objective: whose heads stand on it; None: that of masked-language modelling alone.
     """
+    objective = objective or MaskedLmConfig()
     matrices, windows = ENCODER_COUNTS[type(model)](model)
-    heads = (objective or MaskedLmConfig()).heads
-    beside = tuple(matrix for head in heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
+    if "tokens" not in objective.heads:
+        matrices = _without_tokens(matrices)
+    beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
     # scores, and the weighted sum of values: a product of width D each
-    return Census((*matrices, *beside), windows, key_flops=4 * model.hidden_size)
+    own = Census((*matrices, *beside), windows, (4 * model.hidden_size,) * len(windows))
+    if not isinstance(objective, ReplacedTokensConfig):
+        return own
+    generator = objective.generator_of(model)
+    matrices = _generator(census(generator).matrices, own.matrices, generator.hidden_size, objective.sharing)
+    attention = (4 * generator.hidden_size,) * generator.num_layers
+    return Census(matrices, (*windows, *census(generator).windows), (*own.key_flops, *attention))
+
+
+def _without_tokens(matrices: Iterable[Matrix]) -> tuple[Matrix, ...]:
+    """An encoder without the head that predicts tokens; its table is only looked up."""
+    kept = (matrix for matrix in matrices if (matrix.place, matrix.head) != ("head", "tokens"))
+    return tuple(replace(matrix, uses=0, head=None) if matrix.head == "tokens" else matrix for matrix in kept)
+
+
+def _generator(generator: Iterable[Matrix], model: tuple[Matrix, ...], width: int, sharing: str) -> tuple[Matrix, ...]:
+    """A model and its generator, of this width. See models/replaced.py: differences are as large as the tables that
+    they are added to, so that gdes counts as no sharing does."""
+    own = [replace(matrix, head="generator") if matrix.head == "tokens" else matrix for matrix in generator]
+    if sharing != "embeddings":
+        return (*model, *own)
+    table, *rest = model  # which stands first
+    wide = table.columns
+    own = [matrix for matrix in own if matrix.place != "embedding"]
+    projection: tuple[Matrix, ...] = ()
+    if wide != next(iter(generator)).columns:
+        own = [replace(m, rows=wide) if m.head == "generator" and m.rows == width else m for m in own]
+        projection = (Matrix(width, wide, "head", uses=1), Matrix(width, 1, "head"))
+    return (replace(table, uses=1, head="generator"), *rest, *own, *projection)
 
 
 Counted = tuple[tuple[Matrix, ...], tuple[int | None, ...]]  # what an encoder is, with the head that predicts tokens
@@ -96,8 +134,9 @@ def _modernbert(model: ModernBertConfig) -> Counted:
         Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
         Matrix(width, 1, "layer", 2 * layers - 1),
         Matrix(width, 1, "embedding"),  # its norm
+        Matrix(width, 1, "head"),  # the last layer's norm
         *prediction_of(model),
-        Matrix(width, 1, "head", 2),  # the last layer's norm, and the head's
+        Matrix(width, 1, "head", head="tokens"),  # the head's
     ), windows
 
 
@@ -115,7 +154,7 @@ def _bert(model: BertConfig) -> Counted:
         Matrix(width, 1, "layer", (5 + 4) * layers),  # biases of the matrices before D; two norms
         Matrix(hidden, 1, "layer", layers),
         *prediction_of(model),
-        Matrix(width, 1, "head", 3),  # bias of the dense matrix, norm
+        Matrix(width, 1, "head", 3, head="tokens"),  # bias of the dense matrix, norm
     ), (None,) * layers
 
 
@@ -127,7 +166,7 @@ def table_of(model: ModelConfig) -> Matrix:
 def prediction_of(model: ModelConfig) -> tuple[Matrix, ...]:
     """The dense matrix of the head that predicts tokens, and the decoder's bias."""
     dense = Matrix(model.hidden_size, model.hidden_size, "head", uses=1, head="tokens")
-    return dense, Matrix(model.vocab_size, 1, "head")
+    return dense, Matrix(model.vocab_size, 1, "head", head="tokens")
 
 
 def _pair(model: ModelConfig) -> tuple[Matrix, ...]:
@@ -140,7 +179,17 @@ def _pair(model: ModelConfig) -> tuple[Matrix, ...]:
     )
 
 
+def _replaced(model: ModelConfig) -> tuple[Matrix, ...]:
+    """See `TokenClass` of models/replaced.py; its transform is the encoder's, with a bias or a norm."""
+    width = model.hidden_size
+    return (
+        Matrix(width, width, "head", uses=1, head="replaced"),
+        Matrix(1, width, "head", uses=1, head="replaced"),
+        Matrix(width + 1, 1, "head", head="replaced"),
+    )
+
+
 ENCODER_COUNTS: dict[type[ModelConfig], Callable[[Any], Counted]] = {ModernBertConfig: _modernbert, BertConfig: _bert}
 
 # heads of an objective besides that of the tokens, which is the encoder's own
-HEAD_COUNTS: dict[str, Callable[[ModelConfig], tuple[Matrix, ...]]] = {"pair": _pair}
+HEAD_COUNTS: dict[str, Callable[[ModelConfig], tuple[Matrix, ...]]] = {"pair": _pair, "replaced": _replaced}

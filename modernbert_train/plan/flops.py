@@ -82,10 +82,11 @@ def flops_per_token(model: Census, spans: Spans, uses: Mapping[str, float]) -> F
         uses: of each head, the positions that it is applied to over tokens.
     """
     per_use = [(matrix.head, 2.0 * matrix.numbers * matrix.uses) for matrix in model.matrices if matrix.uses]
+    layers = list(zip(model.key_flops, model.windows, strict=True))
     return Flops(
         layers=sum(flops for head, flops in per_use if head is None),
-        global_attention=model.key_flops * model.num_global * spans.whole,
-        local_attention=model.key_flops * (len(model.windows) - model.num_global) * spans.local,
+        global_attention=spans.whole * sum(flops for flops, window in layers if window is None),
+        local_attention=spans.local * sum(flops for flops, window in layers if window is not None),
         head=sum(uses[head] * flops for head, flops in per_use if head is not None),
     )
 

@@ -90,8 +90,9 @@ class Plan:
 
     @property
     def knows_memory(self) -> bool:
-        """Whether memory is predicted: what layers keep was counted for ModernBERT's alone, see memory.py."""
-        return isinstance(self.config.model, ModernBertConfig)
+        """Whether memory is predicted: what layers keep was counted for a ModernBERT without a generator, see memory.py."""
+        alone = self.config.objective.generator_of(self.config.model) is None
+        return isinstance(self.config.model, ModernBertConfig) and alone
 
     @property
     def steps(self) -> int:

@@ -1,6 +1,6 @@
 """How many numbers a model learns, added up from its census; equal to the real model's, which a test builds.
 
-Shape legend: D model width, V vocabulary.
+Shape legend: V vocabulary, E width of the table.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ class Parameters:
     """Counts of parameters.
 
     Attributes:
-        embedding: V * D, the table that the decoder shares; a lookup in the input, a matrix product in the head.
-        layer: of one layer, its norms included; ModernBERT's first layer has one norm less.
-        layers: of all layers.
-        rest: norms before and after the layers, heads, the decoder's bias; BERT's tables of positions and segments.
+        embedding: V * E, the table that the decoder shares; a lookup in the input, a matrix product in the head.
+        layer: of one layer of the model, its norms included; ModernBERT's first layer has one norm less.
+        layers: of all layers, a generator's too.
+        rest: norms before and after the layers, heads, the decoder's bias; BERT's tables of positions and segments;
+            beside a generator that has a table of its own, the model's.
         matrices: entries of all matrices that are multiplied with, the shared table included.
         hidden_rows: rows of those that Muon orthogonalises.
     """
@@ -59,9 +60,9 @@ def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = Non
         objective: whose heads stand on it; None: that of masked-language modelling alone.
     """
     found = census(model, objective)
-    of_layers = [matrix for matrix in found.matrices if matrix.place == "layer"]
+    of_layers = [matrix for matrix in census(model).matrices if matrix.place == "layer"]
     embedding = sum(m.numbers for m in found.matrices if m.place == "embedding" and m.uses)
-    layers = sum(matrix.numbers for matrix in of_layers)
+    layers = sum(matrix.numbers for matrix in found.matrices if matrix.place == "layer")
     return Parameters(
         embedding=embedding,
         layer=sum(matrix.rows * matrix.columns * -(-matrix.count // model.num_layers) for matrix in of_layers),

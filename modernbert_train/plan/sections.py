@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from modernbert_train.plan.advice import Setting, configured_memory, fits, remedy, settings
+from modernbert_train.plan.census import census
 from modernbert_train.plan.cost import bill_of, stored
 from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.gpus import GPUS, PRICE_DATE
@@ -78,13 +79,20 @@ def _model(plan: Plan) -> Section:
             ("embedding, shared with the decoder", f"{counts.embedding:,}"),
             ("active in every token, all the rest", f"{counts.active:,}"),
         ],
-        [f"{model.num_layers} layers of width {model.hidden_size}, {_windows(plan)}."],
+        [f"{model.num_layers} layers of width {model.hidden_size}, {_windows(plan)}.", *_generator(plan)],
     )
+
+
+def _generator(plan: Plan) -> Iterator[str]:
+    generator = plan.config.objective.generator_of(plan.config.model)
+    if generator is not None:
+        size = f"{generator.num_layers} layers of width {generator.hidden_size}"
+        yield f"Beside it a generator of {size}; both are counted."
 
 
 def _windows(plan: Plan) -> str:
     """Which layers see what."""
-    windows, num_global = plan.census.windows, plan.census.num_global
+    windows, num_global = census(plan.config.model).windows, census(plan.config.model).num_global
     local = sorted({window for window in windows if window is not None})
     if not local:
         return "all of them global"

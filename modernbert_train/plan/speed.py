@@ -70,6 +70,15 @@ class Work:
     flops: Flops
     fill: float
 
+    @property
+    def encoders(self) -> list[ModelConfig]:
+        generator = self.objective.generator_of(self.model)
+        return [self.model] if generator is None else [self.model, generator]
+
+    @property
+    def num_layers(self) -> int:
+        return sum(encoder.num_layers for encoder in self.encoders)
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -117,17 +126,18 @@ def microbatch_seconds(gpu_name: str, work: Work, tokens: int) -> tuple[float, L
     found = find_measurement(gpu_name, work.model, work.objective, work.compute, work.row_tokens)
     if found is not None:
         return tokens * work.fill / found.tokens_per_second, "measured"
-    gpu, model, flops = GPUS[gpu_name], work.model, work.flops
+    gpu, flops = GPUS[gpu_name], work.flops
     traffic = COMPILED if work.compute.compile else EAGER
     passes = 4 if work.compute.activation_checkpointing else 3  # the layers' forward pass is computed twice
     matrices = passes * flops.layers + 3 * flops.head
     attention = passes * (flops.global_attention + LOCAL_TILES * flops.local_attention) * work.fill
-    layer_bytes = traffic.width * model.hidden_size + traffic.hidden * model.intermediate_size
-    moved = passes / 3 * model.num_layers * layer_bytes
-    moved += traffic.logit * model.vocab_size * work.objective.predicted_share
+    widths = ((each.num_layers, each.hidden_size, each.intermediate_size) for each in work.encoders)
+    layer_bytes = sum(layers * (traffic.width * width + traffic.hidden * hidden) for layers, width, hidden in widths)
+    moved = passes / 3 * layer_bytes
+    moved += traffic.logit * work.model.vocab_size * work.objective.predicted_share
     seconds = matrices / (MATRIX_SHARE * gpu.peak_flops) + attention / (ATTENTION_SHARE * gpu.peak_flops)
     seconds += moved / (MEMORY_SHARE * gpu.memory_rate)
-    return max(tokens * seconds, LAUNCH_SECONDS * traffic.kernels * model.num_layers), "roofline"
+    return max(tokens * seconds, LAUNCH_SECONDS * traffic.kernels * work.num_layers), "roofline"
 
 
 def step_time(
@@ -169,7 +179,7 @@ def step_time(
         parts = transfers(
             strategy,
             parameters,
-            num_layers=work.model.num_layers,
+            num_layers=work.num_layers,
             exchanged=matrix_numbers(parameters, work.optim),
             ranks=ranks,
             shards=shards,

@@ -16,6 +16,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import few_predictions
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.models.attention import choose_kernel
+from modernbert_train.plan.census import census
 from modernbert_train.plan.make import Plan, make_plan
 from modernbert_train.ranks.transport import find_transport
 from modernbert_train.text import plural, rate, table, tokens_text
@@ -49,7 +50,7 @@ def banner(
     lines = [
         f"{config.name}: {parameters.total:,} parameters, {config.total_tokens:,} tokens, {about}{plan.steps:,} steps, "
         f"{rate(flops)} FLOPs",
-        f"  model   {model.num_layers} layers ({plan.census.num_global} global) of width {model.hidden_size}; "
+        f"  model   {model.num_layers} layers ({census(model).num_global} global) of width {model.hidden_size}; "
         f"{parameters.embedding:,} of the parameters are embeddings",
         *_phases(plan),
         f"  on      {_machines(config, compute.device, ranks, ranks_per_node)}, "

@@ -25,7 +25,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.errors import RunError
 from modernbert_train.keyed_random import derive
-from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.ranks.heartbeat import passed
 from modernbert_train.train.composer_internals import Sharding
 
@@ -37,11 +37,11 @@ class ComposerObjective(ComposerModel):
         model: forward(batch, figures) gives Sums.
     """
 
-    def __init__(self, model: ForMaskedLM) -> None:
+    def __init__(self, model: OnEncoder) -> None:
         super().__init__()
         self.model = model
         # FSDP2 units: each layer on its own, and the rest (embeddings, tied decoder, heads) together
-        layers = {*model.model.layers}
+        layers = {*model.layers}
         vars(model)["fsdp_wrap_fn"] = lambda module: module in layers
         self._terms: Mapping[str, float] = {}
         self._counts: Mapping[str, float | Tensor] = {}
@@ -101,7 +101,7 @@ def adapter_of(model: nn.Module) -> ComposerObjective:
     return adapter
 
 
-def inner_model(model: nn.Module) -> ForMaskedLM:
+def inner_model(model: nn.Module) -> OnEncoder:
     """Our model inside Composer's wrappers, whose parameter names are the published ones."""
     return adapter_of(model).model
 
@@ -169,7 +169,7 @@ def assert_sharded(model: nn.Module, shard_ranks: int | None) -> None:
     """
     from torch.distributed.fsdp import FSDPModule
 
-    layers = inner_model(model).model.layers
+    layers = inner_model(model).layers
     plain = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
     if plain or not layers or not all(isinstance(layer, FSDPModule) for layer in layers):
         raise RunError(

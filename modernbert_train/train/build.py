@@ -41,7 +41,7 @@ from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.path import DataPath, open_path
 from modernbert_train.models import build as models
-from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import build_optimizer
 from modernbert_train.ranks.group import num_ranks, this_rank
@@ -74,7 +74,7 @@ class Built:
     """A trainer, and those of its parts that its start and its end deal with. The model is without its weights."""
 
     trainer: Trainer
-    model: ForMaskedLM
+    model: OnEncoder
     loader: PackedLoader
     guard: Guard
     save: Save
@@ -155,7 +155,7 @@ def build(
     return Built(trainer, model, loader, guard, save, validate, progress)
 
 
-def build_model(config: RunConfig, *, sharded: bool) -> ForMaskedLM:
+def build_model(config: RunConfig, *, sharded: bool) -> OnEncoder:
     """The model without its weights: they come when it stands where it will be trained.
 
     Args:

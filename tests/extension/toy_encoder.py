@@ -50,4 +50,5 @@ class Bag(Encoder):
 def count(model: BagConfig) -> Counted:
     width, square = model.hidden_size, Matrix(model.hidden_size, model.hidden_size, "layer", model.num_layers, uses=1)
     bias = Matrix(width, 1, "layer", model.num_layers)
-    return (table_of(model), square, bias, *prediction_of(model), Matrix(width, 1, "head")), ()
+    dense_bias = Matrix(width, 1, "head", head="tokens")
+    return (table_of(model), square, bias, *prediction_of(model), dense_bias), ()

@@ -1,0 +1,67 @@
+"""Replaced-token detection, as a variant of `objective`, and the generator that it derives from a run's `model`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from modernbert_train.config.knob import knob
+from modernbert_train.config.model import ModelConfig
+from modernbert_train.config.objective import MaskedLmConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplacedTokensConfig(MaskedLmConfig):
+    """Replaced-token detection (ELECTRA, arXiv 2003.10555): a generator, smaller than the model, puts likely tokens in
+    place of masked ones, and the model says of every token whether it was put there.
+
+    The defaults are ELECTRA-base's; DeBERTaV3's (arXiv 2111.09543) are sharing=gdes with what follows from it.
+    """
+
+    name: str = "rtd"
+    masking: Literal["exact", "bernoulli"] = "exact"  # which tokens are replaced; see objectives/mlm.py
+    # share of the text that the generator predicts and replaces; ELECTRA: 0.15, large 0.25
+    mask_rate: float = knob(0.15, above=0, high=1, why="as a share of the tokens; ELECTRA used 0.15", phased=True)
+    # of the replaced positions: the generator reads [MASK]; ELECTRA: 0.85 (and the rest as it is), DeBERTaV3: 1
+    mask_token_share: float = knob(0.85, low=0)
+    # of the replaced positions: the generator reads a random token; both: 0
+    random_token_share: float = knob(0.0, low=0)
+    # of the detection's loss beside the generator's; ELECTRA: 50, DeBERTaV3's code: 10
+    rtd_weight: float = knob(50.0, above=0, phased=True)
+    # what generator and model have in common. embeddings: their embeddings, norm included (ELECTRA). gdes: the
+    # generator's tables of tokens and positions, which the detection does not train, and a difference, which it does
+    # (DeBERTaV3). none: nothing
+    sharing: Literal["none", "embeddings", "gdes"] = "embeddings"
+    # layers of the generator over the model's. None: 1, with gdes 0.5
+    generator_depth: float | None = knob(None, above=0)
+    # its width over the model's, in whole heads. None: a third (ELECTRA-base; small and large a quarter), with gdes 1
+    generator_width: float | None = knob(None, above=0)
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "replaced-token detection", "2003.10555"
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return {"mlm": 1.0, "rtd": self.rtd_weight}
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("generator", "replaced")
+
+    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
+        """See `ObjectiveConfig`: the model judges every token, special ones too."""
+        return {"generator": self.mask_rate * (1 - self.special_tokens / sequence_tokens), "replaced": 1.0}
+
+    @property
+    def depth(self) -> float:
+        return self.generator_depth or (0.5 if self.sharing == "gdes" else 1.0)
+
+    @property
+    def width(self) -> float:
+        return self.generator_width or (1.0 if self.sharing == "gdes" else 1 / 3)
+
+    def generator_of(self, model: ModelConfig) -> ModelConfig:
+        """See `ObjectiveConfig`."""
+        return model.scaled(self.depth, self.width)

@@ -1,0 +1,209 @@
+"""A generator that puts tokens in place of masked ones, and a model that tells where; see objectives/rtd.py.
+
+The generator is an encoder with its masked-LM head, the model one with a class for each token. What they share is
+modules, so that a parameter of both is one parameter, under the model's name. `sharing` is one of three:
+
+- `none`.
+- `embeddings`: the module of the model's embeddings is the generator's too; where the generator is narrower, a
+  projection follows it there, and its decoder is as wide as the embedding (ELECTRA).
+- `gdes`: in the model's embeddings stands for each table the generator's, without a gradient, plus a difference that
+  begins at zero. So the detection trains the difference and never the generator's table, and masked-language modelling
+  the table and never the difference (DeBERTaV3, arXiv 2111.09543, section 3.2).
+
+One backward pass serves both: no gradient passes through what was drawn.
+
+Shape legend: T packed tokens, M predicted positions (padded), D model width, V vocabulary, E width of the embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
+from modernbert_train.config.schema import ModelConfig, ReplacedTokensConfig
+from modernbert_train.models.encoder import Encoder, OnEncoder
+from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
+
+DRAWS, TOKENS = "draws_M", "tokens_T"  # of the targets, as objectives/rtd.py makes them
+GENERATOR, TOKEN_HEAD = "generator", "token_head"  # modules beside the encoder
+DELTA = ".delta.weight"  # ends the name of a difference
+
+
+class TokenClass(nn.Module):
+    """One logit for each token: above 0 it was put there.
+
+    Args:
+        encoder: whose hidden states it reads.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.transform = encoder.token_head()
+        self.classifier = nn.Linear(encoder.config.hidden_size, 1)
+
+    def forward(self, hidden_TD: Tensor) -> Tensor:
+        """logits_T."""
+        logits_T: Tensor = self.classifier(self.transform(hidden_TD)).squeeze(-1)
+        return logits_T
+
+
+class Discriminator(OnEncoder):
+    """An encoder with a class for each token: what is left of the training of both."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__(encoder)
+        self.token_head = TokenClass(encoder)
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """logits_T of hidden states."""
+        logits_T: Tensor = self.token_head(hidden_TD)
+        return logits_T
+
+
+class Projected(nn.Module):
+    """Embeddings of another encoder, in the width of this one."""
+
+    def __init__(self, shared: nn.Module, hidden_size: int) -> None:
+        super().__init__()
+        self.shared = shared
+        self.projection = nn.Linear(self.tok_embeddings.embedding_dim, hidden_size)
+
+    @property
+    def tok_embeddings(self) -> nn.Embedding:
+        """The table of the tokens, where `Encoder.embedding` looks for it."""
+        table = self.shared.tok_embeddings
+        assert isinstance(table, nn.Embedding)
+        return table
+
+    def forward(self, *inputs: Any) -> Tensor:
+        projected_TD: Tensor = self.projection(self.shared(*inputs))
+        return projected_TD
+
+
+class Disentangled(nn.Module):
+    """A table that is another one, without a gradient, plus a difference of its own.
+
+    Args:
+        base: of the generator, which holds it.
+    """
+
+    def __init__(self, base: nn.Embedding) -> None:
+        super().__init__()
+        self._base = (base,)  # not a module of this one: its parameter has the generator's name
+        self.delta = nn.Embedding(base.num_embeddings, base.embedding_dim)
+
+    def forward(self, ids_T: Tensor) -> Tensor:
+        moved_TD: Tensor = self.delta(ids_T)
+        return F.embedding(ids_T, self._base[0].weight.detach()) + moved_TD
+
+
+class ForReplacedTokens(Discriminator):
+    """Generator and discriminator.
+
+    Args:
+        encoder: the discriminator's.
+        generator: another.
+        sharing: see the head of this file.
+        generator_of: the generator's architecture, of the model's.
+        z_loss: of the generator, see `masked_lm_loss_sum`.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        generator: Encoder,
+        sharing: str,
+        generator_of: Callable[[ModelConfig], ModelConfig],
+        *,
+        z_loss: float = 0.0,
+    ) -> None:
+        super().__init__(encoder)
+        self._generator_of = generator_of
+        if sharing == "embeddings":
+            shared, width = encoder.embeddings, generator.embedding().shape[1]
+            same = encoder.embedding().shape[1] == width
+            generator.embeddings = shared if same else Projected(shared, generator.config.hidden_size)
+        elif sharing == "gdes":
+            for name in encoder.tables:
+                table = getattr(generator.embeddings, name)
+                assert table.weight.shape == getattr(encoder.embeddings, name).weight.shape
+                setattr(encoder.embeddings, name, Disentangled(table))
+        self.generator = ForMaskedLM(generator, z_loss=z_loss)
+
+    @classmethod
+    def build(
+        cls, encoder: Encoder, objective: ReplacedTokensConfig, another: Callable[[ModelConfig], Encoder]
+    ) -> Self:
+        """See `OnEncoder`."""
+        generator = another(objective.generator_of(encoder.config))
+        return cls(encoder, generator, objective.sharing, objective.generator_of, z_loss=objective.z_loss)
+
+    @classmethod
+    def alone(cls, encoder: Encoder) -> Discriminator:
+        """See `OnEncoder`."""
+        return Discriminator(encoder)
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """See `OnEncoder`."""
+        return [*super().layers, *self.generator.layers]
+
+    def set_phase(self, model: Any) -> None:
+        """See `OnEncoder`."""
+        super().set_phase(model)
+        self.generator.set_phase(self._generator_of(model))
+
+    def compile_layers(self, **options: Any) -> None:
+        """See `OnEncoder`; the generator's loss too."""
+        super().compile_layers(**options)
+        self.generator.compile_layers(**options)
+
+    def forward(self, batch: Batch, figures: bool = False) -> Sums:
+        """See `OnEncoder`: `mlm` of the generator, `rtd` over all tokens that are no pads; hits of both, and how many
+        tokens were put where another had been (`rtd/replaced`)."""
+        masked, targets = batch.packed, batch.targets
+        tokens, drawn_M = self.generator.predict(self.generator.encode(masked), batch, figures, draws_M=targets[DRAWS])
+        assert drawn_M is not None
+        positions_M, labels_M = targets[POSITIONS], targets[LABELS]
+        original_T = _put(masked.input_ids_T, positions_M, labels_M, labels_M)
+        read_T = _put(original_T, positions_M, labels_M, drawn_M)
+        replaced_T, is_token_T = read_T != original_T, targets[TOKENS].bool()
+        logits_T = self.logits(self.encode(replace(masked, input_ids_T=read_T))).float()
+        losses_T = F.binary_cross_entropy_with_logits(logits_T, replaced_T.float(), reduction="none")
+        losses = {**tokens.losses, "rtd": losses_T.masked_fill(~is_token_T, 0.0).sum()}
+        if not figures:
+            return Sums(losses, {})
+        found = {"rtd/hits": ((logits_T > 0) == replaced_T) & is_token_T, "rtd/replaced": replaced_T & is_token_T}
+        return Sums(losses, {**tokens.figures, **{name: each_T.sum() for name, each_T in found.items()}})
+
+
+def _put(ids_T: Tensor, positions_M: Tensor, labels_M: Tensor, values_M: Tensor) -> Tensor:
+    """The ids with other values at the positions that have a label; what pads the positions is thrown away."""
+    spare = positions_M.masked_fill(labels_M == IGNORED_LABEL, len(ids_T))
+    return F.pad(ids_T, (0, 1)).scatter(0, spare, values_M)[:-1]
+
+
+def discriminator_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is left of a training of both: the model with its head, its differences added in."""
+    plain = {}
+    for name, tensor in weights.items():
+        if name.endswith(DELTA):
+            name = name.removesuffix(DELTA) + ".weight"
+            tensor = weights[f"{GENERATOR}.{name}"] + tensor
+        if not name.startswith(f"{GENERATOR}."):
+            plain[name] = tensor
+    return plain
+
+
+def generator_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The generator alone, as a masked-LM model, with the embeddings that it shares."""
+    own = {name.removeprefix(f"{GENERATOR}."): t for name, t in weights.items() if name.startswith(f"{GENERATOR}.")}
+    shared = "model.embeddings."
+    if not any(name.startswith(shared) and "projection" not in name for name in own):
+        own |= {name: tensor for name, tensor in weights.items() if name.startswith(shared)}
+    return own
