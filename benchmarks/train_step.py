@@ -51,8 +51,8 @@ from modernbert_train.config.schema import (
     StableAdamWConfig,
 )
 from modernbert_train.models.init import initialize
-from modernbert_train.run.throughput import peak_flops
 from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.run.throughput import peak_flops
 from modernbert_train.train.build import build_model
 
 SMALL = ModernBertConfig(

@@ -144,6 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     with_run(add("eval", _eval, "held-out loss, accuracy and evals of a run's newest checkpoint, or one named"))
     verb = with_run(add("export", _export, "write a run's newest checkpoint, one named, or FILE.pt for Hugging Face"))
     verb.add_argument("--out", type=Path, help="folder of the model; default: the run's folder/hf")
+    words = "the generator that was trained beside the model, into hf-generator; see objective.name=rtd"
+    verb.add_argument("--generator", action="store_true", help=words)
     with_licence(verb)
     verb = add("grow", _grow, "enlarge a model by center tiling, for weights.init_from of a run")
     words = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
@@ -326,7 +328,7 @@ def _export(options: argparse.Namespace) -> None:
     check(config)
     from modernbert_train.weights.export import export_run
 
-    export_run(config, options.out, checkpoint=named, licence=options.licence)
+    export_run(config, options.out, checkpoint=named, licence=options.licence, generator=options.generator)
 
 
 def _grow(options: argparse.Namespace) -> None:

@@ -142,8 +142,8 @@ def generators(config: RunConfig, num_ranks: int) -> Iterator[str]:
         )
     if config.weights.grow_from is not None:
         yield (
-            f"weights.grow_from={config.weights.grow_from} with objective.name={objective.name}: only a masked-language "
-            "model is grown. Write the larger one with `python -m modernbert_train grow` and name it as "
+            f"weights.grow_from={config.weights.grow_from} with objective.name={objective.name}: only what predicts "
+            "masked tokens is grown. Write the larger model with `python -m modernbert_train grow`, and name it as "
             "weights.init_from."
         )
 

@@ -80,4 +80,5 @@ def describe(result: Evaluation, predicted_share: float, checkpoint: str) -> str
         f"  model     {result.loss:11.3f}  {result.accuracy:8.1%}\n"
         f"  unigram   {result.unigram_loss:11.3f}  {result.unigram_accuracy:8.1%}\n"
         f"  better by {result.unigram_loss - result.loss:11.3f}  {result.accuracy - result.unigram_accuracy:8.1%}"
+        + "".join(f"\n  {name} {value:.4f}" for name, value in result.figures.items())
     )

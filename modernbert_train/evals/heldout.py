@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from modernbert_train.batch import IGNORED_LABEL, Sums
@@ -106,7 +106,8 @@ class Evaluation:
     unigram_loss: float
     unigram_accuracy: float
     predicted: int
-    figures: Mapping[str, float] = field(default_factory=dict)  # loss and accuracy of the other terms, by name
+    # of the other terms loss and accuracy, and of all whatever else the model counts, over the term's count; by name
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "figures"}
@@ -189,6 +190,7 @@ class Validation:
         log_probability_V = torch.from_numpy(self._unigram.log_probability_V).to(device, torch.float32)
         # unigram loss and hits; then of each term loss, hits and count
         sums = torch.zeros(2 + 3 * len(plan.objective.terms), dtype=torch.float64)
+        counted: dict[str, Tensor] = {}  # figures besides hits
         was_training = model.training
         model.eval()
         for batch in self._maker.microbatches(rows[this_rank() :: ranks], plan):
@@ -197,6 +199,9 @@ class Validation:
                 found: Sums = model(moved, figures=True)
             labels_M = moved.targets[LABELS]
             labels_P = labels_M[labels_M != IGNORED_LABEL]
+            for name, figure in found.figures.items():
+                if not name.endswith("/hits"):
+                    counted[name] = counted.get(name, torch.zeros((), device=device)).double() + figure
             sums += torch.stack(
                 [
                     -log_probability_V[labels_P].sum().double(),
@@ -215,9 +220,11 @@ class Validation:
         model.train(was_training)
         if isinstance(model, FSDPModule):
             model.reshard()  # without a backward pass what lies outside the layers stays gathered, on every rank
-        sums = sums.to(device)
+        sums = torch.cat([sums.to(device), *(figure.reshape(1) for figure in counted.values())])
         sum_over_ranks(sums)
         unigram_loss, unigram_hits, loss, hits, predicted, *rest = sums.tolist()
+        counts = dict(zip(plan.objective.terms, [predicted, *rest[2::3]], strict=False))
+        more = dict(zip(counted, rest[3 * len(others) :], strict=True))
         if not predicted:
             raise DataError("data.validation: not one token to predict. Hold out more text, or raise eval.max_tokens.")
         return Evaluation(
@@ -230,7 +237,8 @@ class Validation:
                 f"{term}/{figure}": number / max(1.0, rest[3 * index + 2])
                 for index, term in enumerate(others)
                 for figure, number in (("loss", rest[3 * index]), ("accuracy", rest[3 * index + 1]))
-            },
+            }
+            | {name: number / max(1.0, counts[name.partition("/")[0]]) for name, number in more.items()},
         )
 
 

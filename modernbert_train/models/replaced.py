@@ -32,6 +32,7 @@ from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
 DRAWS, TOKENS = "draws_M", "tokens_T"  # of the targets, as objectives/rtd.py makes them
 GENERATOR, TOKEN_HEAD = "generator", "token_head"  # modules beside the encoder
 DELTA = ".delta.weight"  # ends the name of a difference
+PROJECTION = "model.embeddings.projection.weight"  # of a generator, under its own names
 
 
 class TokenClass(nn.Module):

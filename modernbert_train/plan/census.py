@@ -34,8 +34,8 @@ class Matrix:
         place: where they stand. In layers they are spread evenly over them.
         count: how many, each of its own numbers.
         uses: products of each with what it is multiplied with; 0: norms, biases, and tables that are only looked up.
-        head: whose positions it is multiplied with, a name of `ObjectiveConfig.heads`, or whose vector it is; None: every
-            token.
+        head: whose positions it is multiplied with, a name of `ObjectiveConfig.heads`; None: every token. A vector has
+            it to say whose it is.
     """
 
     rows: int

@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def knows_memory(self) -> bool:
-        """Whether memory is predicted: what layers keep was counted for a ModernBERT without a generator, see memory.py."""
+        """Whether memory is predicted: layers of ModernBERT were counted, of no generator; see memory.py."""
         alone = self.config.objective.generator_of(self.config.model) is None
         return isinstance(self.config.model, ModernBertConfig) and alone
 

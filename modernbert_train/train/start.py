@@ -19,6 +19,7 @@ from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.fingerprint import differences, known_since
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.models.build import shapes_of
 from modernbert_train.run import checkpoint
 from modernbert_train.run.checkpoint import Checkpoint
 from modernbert_train.run.manifest import STATE
@@ -117,6 +118,12 @@ def find_branch(config: RunConfig) -> Start | None:
             f"{name}: has the heads {', '.join(heads)}, and objective.name={config.objective.name} here needs "
             f"{', '.join(config.objective.heads)}. Use weights.init_from, which draws what is missing, or set the "
             "objective it had."
+        )
+    shapes_there = shapes_of(config.model, source.checkpoint.config.objective)
+    if heads == config.objective.heads and shapes_there != shapes_of(config.model, config.objective):
+        raise ConfigError(
+            f"{name}: what was trained beside the model there is of another shape. Use weights.init_from, or set "
+            "objective to what it was: sharing and the generator's size."
         )
     there, tokens = source.checkpoint.config.optim.name, source.checkpoint.state.tokens
     if config.start.moments == "keep" and there != config.optim.name:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from modernbert_train.config.schema import RunConfig
+from torch import Tensor
+
+from modernbert_train.config.schema import BertConfig, ModelConfig, RunConfig
+from modernbert_train.errors import ConfigError
+from modernbert_train.models.replaced import PROJECTION, generator_of
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.weights.formats import export_format
-from modernbert_train.weights.formats.tensors import without_place
+from modernbert_train.weights.formats import HubFormat, export_format
+from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra, from_zero
+from modernbert_train.weights.formats.tensors import module_of, without_place
 from modernbert_train.weights.hf_folder import export
-from modernbert_train.weights.model_card import model_card, run_card, what
-from modernbert_train.weights.source import check_same_tokenizer, open_source, source_of
+from modernbert_train.weights.model_card import Part, model_card, run_card, what
+from modernbert_train.weights.source import Source, check_same_tokenizer, open_source, phase_objective, source_of
 
 
 def export_run(
-    config: RunConfig, out: Path | None = None, *, checkpoint: Checkpoint | None = None, licence: str | None = None
+    config: RunConfig,
+    out: Path | None = None,
+    *,
+    checkpoint: Checkpoint | None = None,
+    licence: str | None = None,
+    generator: bool = False,
 ) -> Path:
     """Write a checkpoint as a Hugging Face model.
 
@@ -24,24 +35,29 @@ def export_run(
         out: where to; None is hf in the run's folder, or hf-step-... if a checkpoint is named.
         checkpoint: None is the run's newest.
         licence: see `model_card`.
+        generator: write the generator that was trained beside the model, to hf-generator if no folder is named.
 
     Returns:
         The model's folder.
 
     Raises:
-        ConfigError: data.tokenizer is not the one that the checkpoint was trained with.
+        ConfigError: data.tokenizer is not the one that the checkpoint was trained with; or there is no generator, or
+            transformers has no such model.
         StorageError: there is no checkpoint, or the folder cannot be written.
     """
     found = checkpoint or newest_checkpoint(config)
     source = source_of(found)
     check_same_tokenizer(source, config, str(found.folder))
-    folder = out or Path(config.folder) / ("hf" if checkpoint is None else f"hf-{found.folder.name}")
+    own = "hf-generator" if generator else "hf"
+    folder = out or Path(config.folder) / (own if checkpoint is None else f"{own}-{found.folder.name}")
     streams, metrics = config.data.all_streams, RunFolder(config).read_metrics()
-    weights = found.weights()
-    left_out = without_place(export_format(source.model, source.order), weights, source.model)
+    part = _generator(found, source) if generator else _model(source)
+    left_out = without_place(part.hub, part.weights, part.model)
     export(
-        weights,
-        source.model,  # the architecture is the checkpoint's, whatever the YAML says today
+        part.weights,
+        part.model,  # the architecture is the checkpoint's, whatever the YAML says today
+        hub=part.hub,
+        shapes={name: tuple(tensor.shape) for name, tensor in part.weights.items()},
         order=source.order,
         max_tokens=source.max_tokens,
         tokenizer_folder=Path(config.data.tokenizer),
@@ -50,6 +66,9 @@ def export_run(
             found.config,
             streams,
             phase=found.state.phase,
+            part=part.kind,
+            model=part.model,
+            weights=part.weights,
             left_out=left_out,
             step=found.step,
             tokens=found.state.tokens,
@@ -62,6 +81,53 @@ def export_run(
         print(f"left out: {head}, for which transformers' {source.model.name} has no place")
     print(folder)
     return folder
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is exported of a checkpoint, whose shapes were compared when it was opened.
+
+    Attributes:
+        kind: which part of a run it is.
+        model: its architecture.
+        weights: whole.
+        hub: their format.
+    """
+
+    kind: Part
+    model: ModelConfig
+    weights: dict[str, Tensor]
+    hub: HubFormat
+
+
+def _model(source: Source) -> _Part:
+    model, weights = source.model, source.weights()
+    modules = {module_of(name) for name in weights}
+    hub = export_format(model, source.order, modules)
+    if TOKEN_HEAD not in modules:
+        return _Part("model", model, weights, hub)
+    if isinstance(model, BertConfig):
+        model, weights = from_zero(model, weights)
+    return _Part("detector", model, weights, hub)
+
+
+def _generator(found: Checkpoint, source: Source) -> _Part:
+    objective = phase_objective(found)
+    model, weights = objective.generator_of(source.model), generator_of(found.weights())
+    if model is None:
+        raise ConfigError(
+            f"--generator: {found.folder} was trained by objective.name={objective.name}, without one. Leave it out."
+        )
+    wide = PROJECTION in weights
+    if isinstance(model, BertConfig):
+        hub = Electra(weights[PROJECTION].shape[1] if wide else None)
+        return _Part("generator", *from_zero(model, weights), hub)
+    if wide:
+        raise ConfigError(
+            f"--generator: its embeddings are wider than it is, and transformers has no such {model.name}. Export the "
+            "model alone; or train with objective.sharing=none, or with objective.generator_width=1."
+        )
+    return _Part("generator", model, weights, export_format(model, source.order))
 
 
 def convert_model(name: str, out: Path, licence: str | None = None) -> Path:

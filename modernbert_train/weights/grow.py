@@ -11,7 +11,7 @@ from modernbert_train.models.tiling import GROWING, Mode, grow
 from modernbert_train.weights.formats.tensors import MASKED_LM, module_of
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.model_card import model_card
-from modernbert_train.weights.source import growable, open_source
+from modernbert_train.weights.source import growable, needs_predictions, open_source
 
 
 def grow_model(name: str, model: ModelConfig, mode: Mode, out: Path, licence: str | None = None) -> Path:
@@ -34,6 +34,7 @@ def grow_model(name: str, model: ModelConfig, mode: Mode, out: Path, licence: st
     source = open_source(name)
     old, new = growable(source.model, model, f"--from {name}")
     weights = {each: tensor for each, tensor in source.weights().items() if module_of(each) in MASKED_LM}
+    needs_predictions({module_of(each) for each in weights}, f"--from {name}")
     card = _card(name, old, new, mode, source.order, licence)
     with source.tokenizer_folder() as tokenizer:
         export(

@@ -23,9 +23,9 @@ from modernbert_train.files import publish
 from modernbert_train.own_files import require_own_files
 from modernbert_train.tensor_files import read_tensors, write_tensors
 from modernbert_train.vocabulary import read_vocabulary
-from modernbert_train.weights.formats import export_format, format_of
+from modernbert_train.weights.formats import HubFormat, export_format, format_of
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
-from modernbert_train.weights.formats.tensors import from_hf, module_of, to_hf, without_place
+from modernbert_train.weights.formats.tensors import Shapes, from_hf, module_of, to_hf, without_place
 
 WEIGHTS, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "README.md"
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -41,8 +41,10 @@ def export(
     tokenizer_folder: Path,
     out: Path,
     card: str,
+    hub: HubFormat | None = None,
+    shapes: Shapes | None = None,
 ) -> None:
-    """Write a folder that transformers' AutoModelForMaskedLM (or ...ForCausalLM), AutoModel and AutoTokenizer load.
+    """Write a folder that transformers' AutoModel, the class that its config.json names, and AutoTokenizer load.
 
     A head that transformers' model has no place for is left out; `without_place` names it.
 
@@ -55,6 +57,8 @@ def export(
         tokenizer_folder: the tokenizer that made the training shards; special ids are read from it.
         out: the folder; an earlier export there is replaced, anything else refused.
         card: text of README.md.
+        hub: the format; None: that of the architecture.
+        shapes: see `to_hf`.
 
     Raises:
         ConfigError: a RoPE base is not positive and finite, the weights or the tokenizer do not fit `config`, or `out`
@@ -62,9 +66,9 @@ def export(
         DataError: the tokenizer folder is damaged.
         StorageError: the folder cannot be written.
     """
-    hub = export_format(config, order)
+    hub = hub or export_format(config, order, {module_of(name) for name in model_state})
     state = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model_state.items()}
-    weights = to_hf(hub, state, config)
+    weights = to_hf(hub, state, config, shapes)
     modules = {module_of(name) for name in state} - {*without_place(hub, state, config)}
     vocabulary = read_vocabulary(tokenizer_folder)
     if vocabulary.num_entries > config.vocab_size:

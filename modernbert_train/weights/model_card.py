@@ -6,11 +6,12 @@ What is not known is said to be unknown; nothing is left for the reader to guess
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from torch import Tensor
 
 from modernbert_train import __version__
 from modernbert_train.config.objective import Order
@@ -21,13 +22,13 @@ from modernbert_train.config.schema import (
     ModernBertConfig,
     ObjectiveConfig,
     PhaseConfig,
+    ReplacedTokensConfig,
     RunConfig,
     SentenceOrderConfig,
     StreamConfig,
 )
 from modernbert_train.data.dataset_card import DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.models.build import shapes_of
 from modernbert_train.read_json import Count, as_type, is_count, number, read_json
 from modernbert_train.run.saved_state import Averaged
 from modernbert_train.text import plural
@@ -35,6 +36,7 @@ from modernbert_train.weights.formats.bert import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import heads_among, module_of
 
 MASK = "[MASK]"
+Part = Literal["model", "detector", "generator"]  # of a run; a detector tells replaced tokens
 PREPARE_REPORT = "prepare_report.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -45,6 +47,7 @@ def model_card(
     *,
     model: ModelConfig,
     order: Order = "all",
+    part: Part = "model",
     licence: str | None,
     datasets: Sequence[str] = (),
     base: str | None = None,
@@ -56,6 +59,7 @@ def model_card(
         sections: heading -> text; an empty heading is the introduction.
         model: the architecture.
         order: what it was trained to see.
+        part: of its run.
         licence: identifier of a licence as the hub knows them, such as apache-2.0; None says that there is none yet.
         datasets: ids on the hub of what it was trained on.
         base: id on the hub of the model that it was made from.
@@ -68,11 +72,15 @@ def model_card(
             f"--licence={licence!r}: not an identifier of the hub. Write it as apache-2.0, cc-by-4.0, mit or other."
         )
     header: dict[str, Any] = {"license": licence or "unknown", "library_name": "transformers"}
-    if order == "causal":
+    if part == "detector":
+        header |= {"tags": [model.name, "replaced-token-detection", "encoder"]}
+    elif order == "causal":
         header |= {"pipeline_tag": "text-generation", "tags": [model.name, "text-generation", "decoder"]}
     else:
         header |= {"pipeline_tag": "fill-mask", "mask_token": MASK, "tags": [model.name, "fill-mask", "encoder"]}
     auto = "AutoModelForCausalLM" if order == "causal" else "AutoModelForMaskedLM"
+    if part == "detector":
+        auto = "AutoModel"
     header |= {"datasets": list(datasets)} if datasets else {}
     header |= {"base_model": base} if base and _is_hub_id(base) else {}
     stated = f"{licence}, as stated by who exported the model."
@@ -112,6 +120,9 @@ def run_card(
     streams: Mapping[str, StreamConfig],
     *,
     phase: str,
+    part: Part = "model",
+    model: ModelConfig,
+    weights: Mapping[str, Tensor],
     left_out: Sequence[str] = (),
     step: int,
     tokens: int,
@@ -125,6 +136,9 @@ def run_card(
         trained: the configuration it was trained with.
         streams: its training shards, where they are today; the card says so of those that are nowhere.
         phase: of the checkpoint's last step.
+        part: of the run.
+        model: its architecture.
+        weights: what is exported.
         left_out: heads that are not exported.
         step, tokens: of the checkpoint.
         metrics: the run's record.
@@ -132,16 +146,22 @@ def run_card(
         average: the checkpoints whose mean the weights are, as average.py records them.
     """
     now = trained.in_phase[phase]
-    model, order = now.model, now.objective.order
-    shapes = shapes_of(model, now.objective)
-    parameters = sum(math.prod(shape) for name, shape in shapes.items() if module_of(name) not in left_out)
+    order = now.objective.order
+    parameters = sum(tensor.numel() for name, tensor in weights.items() if module_of(name) not in left_out)
     introduction = (
         f"{what(model, order)}, with {parameters:,} parameters, pretrained by {_titled(*now.objective.title)} with "
         f"modernbert-train {__version__}."
     )
     if left_out:
         introduction += f" It was trained with the heads {', '.join(left_out)} too, which have no place in this format."
-    elif PAIR_HEAD in heads_among(shapes):
+    elif part == "detector":
+        introduction += (
+            " Of each token it says whether another one had been put there. Its encoder is what to fine-tune; the "
+            "generator that put them there is exported apart."
+        )
+    elif part == "generator":
+        introduction += " This is the generator, whose predictions another model, the run's own, learnt to tell."
+    elif PAIR_HEAD in heads_among(weights):
         introduction += (
             " Of a pair, `token_type_ids` are 0 for `[CLS] a [SEP]` and 1 for `b [SEP]`; its second class is that `b` "
             "stood before `a`."
@@ -159,7 +179,8 @@ def run_card(
     sources = [source for _, report in data.values() for source in _sources(report).values()]
     hub = [source["path"] for source in sources if source.get("kind") == "hub" and _is_hub_id(source["path"])]
     origin = trained.weights.init_from or trained.weights.grow_from
-    return model_card(trained.name, sections, model=model, order=order, licence=licence, datasets=hub, base=origin)
+    about: dict[str, Any] = {"model": model, "order": order, "part": part, "datasets": hub, "base": origin}
+    return model_card(trained.name, sections, licence=licence, **about)
 
 
 def what(model: ModelConfig, order: Order) -> str:
@@ -286,6 +307,12 @@ def _objective(objective: ObjectiveConfig) -> str:
             f"; the two halves of {objective.swapped_share:.0%} of the texts\n"
             f"  change places, which the pair head is to tell, with weight {objective.order_weight:g}"
         )
+    if isinstance(objective, ReplacedTokensConfig):
+        text += (
+            f"; a generator of {objective.depth:.3g} of the\n"
+            f"  layers and {objective.width:.3g} of the width puts likely tokens there, which the model is to tell,\n"
+            f"  with weight {objective.rtd_weight:g}; sharing {objective.sharing}"
+        )
     return text
 
 
@@ -320,14 +347,26 @@ def _evaluation(objective: ObjectiveConfig, tokens: int, metrics: Sequence[dict[
         return "Not measured: the run named no held-out text, or had not come to it."
     last = measured[-1]
     share = objective.for_validation().predicted_share
+    subject = "the generator" if isinstance(objective, ReplacedTokensConfig) else "this model"
     return (
         f"On {last['predicted']:,} predictions in held-out documents, {share:.0%} of the tokens predicted, "
         f"after {last['tokens']:,} tokens of training:\n\n"
         "| | loss (nats) | accuracy |\n| --- | --- | --- |\n"
-        f"| this model | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
+        f"| {subject} | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
         f"| unigram baseline | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"
+        f"{_detection(objective, last)}"
         "Nothing else was measured: no downstream task, no bias, no safety."
     )
+
+
+def _detection(objective: ObjectiveConfig, last: Mapping[str, Any]) -> str:
+    """Of replaced tokens, in a sentence; nothing for other objectives, or where it was not recorded."""
+    found = [number(last.get(f"rtd/{key}")) for key in ("accuracy", "replaced", "loss")]
+    if not isinstance(objective, ReplacedTokensConfig) or None in found:
+        return ""
+    accuracy, replaced, loss = (float(each or 0) for each in found)
+    judged = f"the model judged {accuracy:.1%} right, with a loss of {loss:.3f}"
+    return f"Of all tokens {replaced:.1%} were replaced by others; {judged}.\n\n"
 
 
 def _is_validation(entry: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from modernbert_train.config.schema import ModelConfig, ModernBertConfig, Object
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import shapes_of
 from modernbert_train.models.init import initialize
+from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
 from modernbert_train.models.tiling import GROWING, check_growth, grow_each
 from modernbert_train.run.checkpoint import Checkpoint, newest_valid, verify
@@ -29,7 +30,7 @@ from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST
 from modernbert_train.vocabulary import read_vocabulary, token_ids
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
 from modernbert_train.weights.formats import read_folder
-from modernbert_train.weights.formats.tensors import DECODER, heads_among, module_of
+from modernbert_train.weights.formats.tensors import DECODER, MASKED_LM, module_of
 from modernbert_train.weights.hf_folder import TOKENIZER, load_weights
 from modernbert_train.weights.hub import local_model
 from modernbert_train.weights.named_source import check_named
@@ -58,7 +59,7 @@ class Source:
     tokenizer_sha256: str | None
 
     def weights(self) -> dict[str, Tensor]:
-        """Every parameter, whole, in fp32, and further heads that are there.
+        """Every parameter, whole, in fp32, and further heads that are there; without a generator.
 
         Mapped from the file, so only what is being copied need be in memory.
 
@@ -66,7 +67,7 @@ class Source:
             DataError: the file of a Hugging Face model or of Composer is damaged, or does not fit its configuration.
         """
         if self.checkpoint is not None:
-            return self.checkpoint.weights()
+            return discriminator_of(self.checkpoint.weights())
         return open_composer(self.folder).weights() if self.folder.is_file() else load_weights(self.folder)
 
     @contextmanager
@@ -151,8 +152,8 @@ class Origin:
     Attributes:
         source: the weights.
         config: the run that starts.
-        drawn: heads of the run that are not there, and are drawn at random.
-        left_out: heads there that the run has not.
+        drawn: modules of the run beside the encoder that are not there, and are drawn at random.
+        left_out: those there that the run has not.
     """
 
     source: Source
@@ -193,6 +194,12 @@ class Origin:
             tensors = grow_each(stored, *models, weights.grow_mode)
         initialize(model, config.model, config.seed, only=self.drawn)
         targets = {name: each for name, each in model.named_parameters() if module_of(name) not in self.drawn}
+        generator = {name: each for name, each in model.named_parameters() if module_of(name) == GENERATOR}
+        for name in [name for name in targets if name.endswith(DELTA)]:
+            # the model's table is the generator's and a difference: the first is what was there, the other nothing
+            targets.pop(name).zero_()
+            table = name.removesuffix(DELTA) + ".weight"
+            targets[table] = generator[f"{GENERATOR}.{table}"]
         for name, tensor in tensors:
             if name != DECODER:  # tied, and therefore already there
                 target = targets.pop(name)
@@ -227,15 +234,26 @@ def find_origin(config: RunConfig) -> Origin | None:
         check_same_architecture(source, config.model, f"weights.init_from={source.folder}")
     check_same_tokenizer(source, config, f"weights.{key}={name}")
     # read once for nothing but the names, so that damage is told before anything is made
-    there, here = heads_among(source.weights()), heads_among(shapes_of(config.model, config.objective))
-    if key == "grow_from":  # a head is not grown
-        return Origin(source, config, drawn=here, left_out=there)
-    return Origin(
-        source,
-        config,
-        drawn=tuple(head for head in here if head not in there),
-        left_out=tuple(head for head in there if head not in here),
-    )
+    there = {module_of(each) for each in source.weights()}
+    here = {module_of(each) for each in shapes_of(config.model, config.objective)}
+    if key == "grow_from":
+        needs_predictions(there, f"weights.grow_from={name}")
+        there, here = there - {*MASKED_LM}, here - {*MASKED_LM}  # no other head is grown
+        return Origin(source, config, drawn=tuple(sorted(here)), left_out=tuple(sorted(there)))
+    return Origin(source, config, drawn=tuple(sorted(here - there)), left_out=tuple(sorted(there - here)))
+
+
+def needs_predictions(modules: Collection[str], key: str) -> None:
+    """Whether weights are of a model that predicts tokens; `key` is what named them.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if missing := {*MASKED_LM} - {*modules}:
+        raise ConfigError(
+            f"{key}: has no {', '.join(sorted(missing))}, because it was trained to tell replaced tokens; only a "
+            "masked-language model is grown. Train one from it first, with weights.init_from."
+        )
 
 
 def growable(old: ModelConfig, new: ModelConfig, key: str) -> tuple[ModernBertConfig, ModernBertConfig]:

@@ -20,12 +20,14 @@ from modernbert_train.config.schema import (
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
+    ReplacedTokensConfig,
     SentenceOrderConfig,
 )
 from modernbert_train.models.attention import sdpa
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.build import build_model
 from modernbert_train.models.pairs import ORDER, PAIRS
+from modernbert_train.models.replaced import DRAWS, TOKENS
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, flops_per_token, mean_keys, mean_spans
 from tests.plan.batches import make_batch
@@ -104,6 +106,30 @@ def test_a_head_for_pairs_counts_the_pairs(config: ModelConfig) -> None:
     with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
         sums = real(replace(batch, targets=targets)).losses
         (sums["mlm"] + sums["sop"]).backward()
+    assert flops.training == pytest.approx(training.get_total_flops() / sum(lengths), rel=0.001)
+
+
+@pytest.mark.parametrize("config", [replace(TINY, global_attn_every_n_layers=1), BERT], ids=["modernbert", "bert"])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ReplacedTokensConfig(generator_width=0.5),
+        ReplacedTokensConfig(sharing="none", generator_width=0.5),
+        ReplacedTokensConfig(sharing="gdes"),
+    ],
+    ids=lambda objective: objective.sharing,
+)
+def test_a_generator_counts_beside_the_model(config: ModelConfig, objective: ReplacedTokensConfig) -> None:
+    """Both read every token; the one predicts what is replaced, the other judges all."""
+    lengths = [33, 7, 100]
+    batch, model = make_batch(lengths, 40), census(config, objective)
+    targets = {**batch.targets, DRAWS: torch.arange(40) << 20, TOKENS: torch.ones(140, dtype=torch.long)}
+    uses = {"generator": 40 / sum(lengths), "replaced": 1.0}
+    flops = flops_per_token(model, mean_spans(lengths, model), uses)
+    real = build_model(config, objective)
+    with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
+        sums = real(replace(batch, targets=targets, counts={"mlm": 40, "rtd": 140})).losses
+        (sums["mlm"] + sums["rtd"]).backward()
     assert flops.training == pytest.approx(training.get_total_flops() / sum(lengths), rel=0.001)
 
 

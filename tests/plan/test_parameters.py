@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from modernbert_train.config.schema import (
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
+    ReplacedTokensConfig,
     SentenceOrderConfig,
 )
 from modernbert_train.models.build import ENCODERS, build_model
+from modernbert_train.models.replaced import ForReplacedTokens
 from modernbert_train.optim.groups import weights_of
 from modernbert_train.plan.census import ENCODER_COUNTS, census
 from modernbert_train.plan.parameters import count_parameters
@@ -39,7 +42,18 @@ MODELS_OF_EACH_KIND = {
 }
 
 
-@pytest.mark.parametrize("objective", [MaskedLmConfig(), CausalLmConfig(), SentenceOrderConfig()], ids=lambda o: o.name)
+OBJECTIVES = {
+    "mlm": MaskedLmConfig(),
+    "causal": CausalLmConfig(),
+    "sop": SentenceOrderConfig(),
+    "rtd": ReplacedTokensConfig(),
+    "rtd-as-wide": ReplacedTokensConfig(generator_width=1.0, generator_depth=0.5),
+    "rtd-none": ReplacedTokensConfig(sharing="none"),
+    "rtd-gdes": ReplacedTokensConfig(sharing="gdes"),
+}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 @pytest.mark.parametrize("name", MODELS_OF_EACH_KIND)
 def test_counts_equal_the_real_model(name: str, objective: ObjectiveConfig) -> None:
     """Every part, because memory of shards and what is gathered follow from the parts; and every matrix, because FLOPs
@@ -53,8 +67,9 @@ def test_counts_equal_the_real_model(name: str, objective: ObjectiveConfig) -> N
         return sum(parameter.numel() for parameter in module.parameters())
 
     assert counts.total == numel(model)
-    assert counts.embedding == model.model.embedding().numel()
-    assert counts.layers == sum(numel(layer) for layer in model.model.layers)
+    tables = model.generator.model if isinstance(model, ForReplacedTokens) else model.model
+    assert counts.embedding == tables.embedding().numel()
+    assert counts.layers == sum(numel(layer) for layer in model.layers)
     assert counts.layer == numel(list(model.model.layers)[1])
     assert counts.active == counts.total - counts.embedding
     assert counts.root + counts.layers == counts.total
@@ -91,6 +106,17 @@ def test_the_published_sizes(config: ModelConfig, total: int) -> None:
 def test_the_published_size_with_a_head_for_pairs() -> None:
     """BertForPreTraining of transformers."""
     assert count_parameters(BertConfig(), SentenceOrderConfig()).total == 110_106_428
+
+
+@pytest.mark.parametrize(
+    ("sharing", "total"),
+    [("embeddings", 109_483_009 + 33_740_602 - (30_522 + 512 + 2 + 2) * 768), ("none", None)],
+)
+def test_the_published_size_of_electra_base(sharing: Any, total: int | None) -> None:
+    """Discriminator and generator of transformers, their embeddings counted once; apart, the generator has its own."""
+    counted = count_parameters(BertConfig(), ReplacedTokensConfig(sharing=sharing)).total
+    small = count_parameters(BertConfig(hidden_size=256, num_heads=4, intermediate_size=1024)).total
+    assert counted == (total or 109_483_009 + small)
 
 
 def test_every_encoder_that_can_be_built_is_counted() -> None:

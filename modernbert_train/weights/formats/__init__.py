@@ -16,8 +16,9 @@ from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertCo
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.own_files import require_own_files
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import bert, modernbert, modernbert_decoder
+from modernbert_train.weights.formats import bert, modernbert, modernbert_decoder, modernbert_tokens
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
+from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
 
 
 class HubFormat(Protocol):
@@ -62,7 +63,11 @@ FORMATS: dict[str, HubFormat] = {
     "modernbert-decoder": modernbert_decoder,
     "bert": bert,
     "roberta": bert,
+    "electra": Electra(),
 }
+
+# class in a config.json -> its format, where it is not that of its model_type
+CLASSES: dict[str, HubFormat] = {modernbert_tokens.ARCHITECTURE: modernbert_tokens}
 
 # architecture and order of what is exported -> its format
 EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
@@ -71,6 +76,9 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (BertConfig, "all"): bert,
     (BertConfig, "causal"): bert,
 }
+
+# architecture of what was trained to tell replaced tokens -> its format, and that of its generator
+DISCRIMINATORS: dict[type[ModelConfig], HubFormat] = {ModernBertConfig: modernbert_tokens, BertConfig: Electra()}
 
 
 def format_of(raw: dict[str, Any], where: str) -> HubFormat:
@@ -84,16 +92,25 @@ def format_of(raw: dict[str, Any], where: str) -> HubFormat:
         raise DataError(
             f"{where}: model_type={shown(kind)}; only model_type={', '.join(FORMATS)} can be read. Name such a model."
         )
+    named = raw.get("architectures")
+    for each in named if isinstance(named, list) else ():
+        if isinstance(each, str) and each in CLASSES:
+            return CLASSES[each]
     return FORMATS[kind]
 
 
-def export_format(model: ModelConfig, order: Order) -> HubFormat:
+def export_format(model: ModelConfig, order: Order, modules: Collection[str] = ()) -> HubFormat:
     """The format that weights are exported in.
+
+    Args:
+        model: their architecture.
+        order: what they were trained to see.
+        modules: first parts of their names.
 
     Raises:
         ConfigError: there is none for such a model.
     """
-    found = EXPORTS.get((type(model), order))
+    found = DISCRIMINATORS.get(type(model)) if TOKEN_HEAD in modules else EXPORTS.get((type(model), order))
     if found is None:
         raise ConfigError(
             f"model.name={model.name}: transformers has no such model for weights that were trained in order {order}. "

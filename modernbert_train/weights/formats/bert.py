@@ -99,13 +99,19 @@ def theirs(name: str, config: BertConfig) -> tuple[str, ...]:
     """See `HubFormat`."""
     kind = model_type(config)
     module, _, end = name.rpartition(".")
+    return encoder_name(name, kind) or ((f"{_HEADS[kind][module]}.{end}",) if module in _HEADS[kind] else ())
+
+
+def encoder_name(name: str, kind: str) -> tuple[str, ...]:
+    """What a parameter of the encoder is called in a model of this type; empty: it is none."""
+    module, _, end = name.rpartition(".")
     place, _, rest = module.removeprefix("model.").partition(".")
     if place == "embeddings":
         return (f"{kind}.embeddings.{_EMBEDDINGS[rest]}.{end}",)
     if place == "layers":
         number, _, part = rest.partition(".")
         return tuple(f"{kind}.encoder.layer.{number}.{each}.{end}" for each in _LAYER[part])
-    return (f"{_HEADS[kind][module]}.{end}",) if module in _HEADS[kind] else ()
+    return ()
 
 
 def today(name: str) -> str | None:
@@ -181,6 +187,16 @@ def read(raw: dict[str, Any], where: str) -> Described:
             f"{where}: is_decoder={shown(raw.get('is_decoder'))} with architectures={shown(named)}; of these only "
             f"{causal} can be read. Name another model."
         )
+    config = architecture(raw, where, str(kind))
+    return Described(config, config.max_positions, "causal" if causal else "all")
+
+
+def architecture(raw: dict[str, Any], where: str, kind: str) -> BertConfig:
+    """The encoder that a config.json describes, of a bert or a roberta; see `read`.
+
+    Raises:
+        DataError: it describes another, or none; names what differs.
+    """
     for key, value in FIXED.items():
         if raw.get(key) not in (None, value):
             raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
@@ -214,7 +230,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
             f"{where}: hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}. "
             "Restore the file from a copy."
         )
-    return Described(config, config.max_positions, "causal" if causal else "all")
+    return config
 
 
 def _number(

@@ -16,11 +16,13 @@ from modernbert_train.errors import ConfigError, DataError, RunError
 from modernbert_train.models.build import all_shapes
 from modernbert_train.weights.formats import HubFormat
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
+from modernbert_train.weights.formats.electra import TOKEN_HEAD
 
 EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 Mistake = Callable[[str], RunError]
+Shapes = Mapping[str, tuple[int, ...]]
 
-MASKED_LM = ("model", "head", "decoder")  # modules that every model here has
+MASKED_LM = ("model", "head", "decoder")  # modules of a model that predicts tokens
 
 
 def module_of(name: str) -> str:
@@ -29,7 +31,7 @@ def module_of(name: str) -> str:
 
 
 def heads_among(names: Iterable[str]) -> tuple[str, ...]:
-    """Modules besides those that every model has."""
+    """Modules besides those of a model that predicts tokens."""
     return tuple(sorted({module_of(name) for name in names} - {*MASKED_LM}))
 
 
@@ -38,13 +40,16 @@ def without_place(hub: HubFormat, names: Iterable[str], config: ModelConfig) -> 
     return heads_among(name for name in names if not hub.theirs(name, config))
 
 
-def to_hf(hub: HubFormat, weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def to_hf(
+    hub: HubFormat, weights: Mapping[str, Tensor], config: ModelConfig, shapes: Shapes | None = None
+) -> dict[str, Tensor]:
     """A state dict of ours under transformers' names, without what has no place there.
 
     Args:
         hub: the format.
         weights: of a model with or without further heads; the tied decoder.weight may be there or not, and is left out.
         config: their architecture.
+        shapes: that they must have; None: those of the architecture.
 
     Raises:
         ConfigError: tensors are missing, unknown or of another shape, or the decoder is not tied.
@@ -53,13 +58,15 @@ def to_hf(hub: HubFormat, weights: Mapping[str, Tensor], config: ModelConfig) ->
     def mistake(what: str) -> ConfigError:
         return ConfigError(f"the model's weights: {what}. Nothing was exported.")
 
-    heads = heads_among(weights)
-    expected = {name: s for name, s in all_shapes(config).items() if module_of(name) in (*MASKED_LM, *heads)}
+    modules = {module_of(name) for name in weights}
+    modules |= {"model"} if TOKEN_HEAD in modules else {*MASKED_LM}  # a class of each token, or predictions
+    expected = shapes or {name: shape for name, shape in all_shapes(config).items() if module_of(name) in modules}
     if DECODER in weights and EMBEDDING in weights and not torch.equal(weights[DECODER], weights[EMBEDDING]):
         raise mistake(f"{DECODER} is not tied to {EMBEDDING}")
     _compare({name: tensor for name, tensor in weights.items() if name != DECODER}, expected, mistake)
+    above = _rows_of_zeros(hub)
     return {
-        name: part.contiguous()
+        name: _below_zeros(part, above.get(name, 0)).contiguous()
         for ours in expected
         if (theirs := hub.theirs(ours, config))
         for name, part in zip(theirs, weights[ours].chunk(len(theirs)), strict=True)
@@ -98,21 +105,42 @@ def from_hf(
 
     shapes = all_shapes(config)
     known = {ours: theirs for ours in shapes if (theirs := hub.theirs(ours, config))}
-    for head in heads_among(known):
+    above, told = _rows_of_zeros(hub), any(name in found for name in _names(known, TOKEN_HEAD))
+    for head in [*heads_among(known), *(("head", "decoder") if told else ())]:
         parts = [ours for ours in known if module_of(ours) == head]
         if not all(name in found for ours in parts for name in known[ours]):
             for ours in parts:
                 for name in known.pop(ours):
                     found.pop(name, None)
     expected = {
-        name: (shapes[ours][0] // len(theirs), *shapes[ours][1:]) for ours, theirs in known.items() for name in theirs
+        name: (shapes[ours][0] // len(theirs) + above.get(name, 0), *shapes[ours][1:])
+        for ours, theirs in known.items()
+        for name in theirs
     }
     _compare(found, expected, mistake)
+    for name, rows in above.items():
+        if name in found and found[name][:rows].any():
+            raise mistake(f"{name} is not zero in the first row")
+        found[name] = found[name][rows:]
     weights = {
         ours: (found[theirs[0]] if len(theirs) == 1 else torch.cat([found[name] for name in theirs])).float()
         for ours, theirs in known.items()
     }
-    return weights | {DECODER: weights[EMBEDDING]}
+    return weights if told else weights | {DECODER: weights[EMBEDDING]}
+
+
+def _names(known: Mapping[str, tuple[str, ...]], module: str) -> list[str]:
+    """Theirs of a module of ours."""
+    return [name for ours, theirs in known.items() if module_of(ours) == module for name in theirs]
+
+
+def _below_zeros(part: Tensor, rows: int) -> Tensor:
+    return torch.cat([part.new_zeros(rows, *part.shape[1:]), part]) if rows else part
+
+
+def _rows_of_zeros(hub: HubFormat) -> Mapping[str, int]:
+    """Of their tensors, rows of zeros that stand above ours: a class whose logit is always 0."""
+    return getattr(hub, "ROWS_OF_ZEROS", {})
 
 
 def _compare(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], mistake: Mistake) -> None:

@@ -1,0 +1,110 @@
+"""A BERT that was trained to tell replaced tokens, and its generator, as transformers' ELECTRA.
+
+The encoder is BERT's under another name. A discriminator is an ElectraForPreTraining, a generator an
+ElectraForMaskedLM, whose embeddings may be wider than itself. Positions are counted from 0 there, so of a RoBERTa the
+rows before the first token's are left out (`from_zero`): nothing is ever looked up in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from modernbert_train.config.bert import BertConfig
+from modernbert_train.config.objective import Order
+from modernbert_train.config.read import shown
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats import bert
+from modernbert_train.weights.formats.config_json import Described
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODEL_TYPE, DISCRIMINATOR, GENERATOR = "electra", "ElectraForPreTraining", "ElectraForMaskedLM"
+TOKEN_HEAD = "token_head"  # module of `TokenClass` beside the encoder
+
+# transformers' defaults, where they are not BERT's
+_DEFAULTS = {"embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
+_HEADS = {
+    f"{TOKEN_HEAD}.transform.dense": "discriminator_predictions.dense",
+    f"{TOKEN_HEAD}.classifier": "discriminator_predictions.dense_prediction",
+    "head.dense": "generator_predictions.dense",
+    "head.norm": "generator_predictions.LayerNorm",
+    "decoder": "generator_lm_head",
+    "model.embeddings.projection": f"{MODEL_TYPE}.embeddings_project",
+}
+_COPIES = {
+    "generator_lm_head.weight": f"{MODEL_TYPE}.embeddings.word_embeddings.weight",
+    "generator_predictions.bias": "generator_lm_head.bias",
+}
+
+
+@dataclass(frozen=True)
+class Electra:
+    """See `HubFormat`.
+
+    Attributes:
+        embedding_size: of a generator whose embeddings are wider than it; None: they are as wide.
+    """
+
+    embedding_size: int | None = None
+
+    def theirs(self, name: str, config: BertConfig) -> tuple[str, ...]:
+        """See `HubFormat`."""
+        module, _, end = name.rpartition(".")
+        if module in _HEADS:
+            return (f"{_HEADS[module]}.{end}",)
+        return bert.encoder_name(name, MODEL_TYPE)
+
+    def today(self, name: str) -> str | None:
+        """See `HubFormat`."""
+        known = bert.today(name)
+        return None if known is None else _COPIES.get(known, known)
+
+    def describe(
+        self, config: BertConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
+    ) -> dict[str, Any]:
+        """See `HubFormat`.
+
+        Raises:
+            ConfigError: a generator whose activation is not gelu.
+        """
+        named = DISCRIMINATOR if TOKEN_HEAD in modules else GENERATOR
+        if named == GENERATOR and config.activation != "gelu":
+            raise ConfigError(
+                f"model.activation={config.activation}: transformers' ELECTRA has the exact GELU in the head of a "
+                "generator whatever hidden_act says, and would compute something else. Export the discriminator alone."
+            )
+        described = bert.describe(config, "all", (), max_tokens, vocabulary)
+        del described["is_decoder"]
+        return described | {
+            "architectures": [named],
+            "model_type": MODEL_TYPE,
+            "embedding_size": self.embedding_size or config.hidden_size,
+        }
+
+    def read(self, raw: dict[str, Any], where: str) -> Described:
+        """See `HubFormat`."""
+        named = raw.get("architectures")
+        if not isinstance(named, list) or not {DISCRIMINATOR, GENERATOR} & {str(each) for each in named}:
+            raise DataError(
+                f"{where}: model_type={MODEL_TYPE}, architectures={shown(named)}; only {DISCRIMINATOR} and {GENERATOR} "
+                "can be read. Name such a model."
+            )
+        raw = _DEFAULTS | {key: value for key, value in raw.items() if value is not None}
+        if raw["embedding_size"] != raw["hidden_size"]:
+            raise DataError(
+                f"{where}: embedding_size={shown(raw['embedding_size'])}, hidden_size={shown(raw['hidden_size'])}; "
+                "this encoder only knows embeddings of its own width. Name another model."
+            )
+        model = bert.architecture(raw, where, "bert")
+        return Described(model, model.max_positions, "all")
+
+
+def from_zero(config: BertConfig, weights: Mapping[str, Tensor]) -> tuple[BertConfig, dict[str, Tensor]]:
+    """The same model with positions from 0: of a RoBERTa the table begins with the first token's."""
+    table, rows = "model.embeddings.position_embeddings.weight", config.position_offset
+    cut = {name: tensor[rows:] if name == table else tensor for name, tensor in weights.items()}
+    return replace(config, position_offset=0), cut
