@@ -28,7 +28,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "modernbert": SMALL | {"num_layers": 4, "local_attention": 16},
     "bert": SMALL | {"num_layers": 2, "max_positions": 128},
 }
-OBJECTIVES = ("mlm", "causal", "sop")
+OBJECTIVES = ("mlm", "causal", "sop", "rtd")
 PAIRS = [(encoder, objective) for encoder in ENCODERS for objective in OBJECTIVES]
 
 
@@ -64,7 +64,7 @@ ARXIV = {"modernbert": "2412.13663", "bert": "1810.04805"}
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(("encoder", "objective"), PAIRS)
+@pytest.mark.parametrize(("encoder", "objective"), EXPORTED)
 def test_exported_it_computes_the_same_in_transformers(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str, objective: str
 ) -> None:

@@ -1,0 +1,232 @@
+"""A run that learns to tell replaced tokens, from its start to what is exported of it.
+
+What a user would lose: a discriminator that says something else in transformers, embeddings without what they learnt,
+or a continued run that begins anew where nobody says so.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from benchmarks.batches import lay_out
+from modernbert_train.__main__ import main
+from modernbert_train.models.build import build_model
+from modernbert_train.models.replaced import ForReplacedTokens
+from modernbert_train.run.checkpoint import Checkpoint, newest_valid
+from modernbert_train.weights.gather import load_weights
+from modernbert_train.weights.hf_folder import load_weights as load_folder
+from modernbert_train.weights.source import open_source
+from tests.conftest import TinyRun
+from tests.systems.test_exactness import killed_and_gone_on, launch, weights
+from tests.systems.test_matrix import system
+from tests.train.test_run import records
+
+SHARING = ("embeddings", "none", "gdes")
+SHORT = ("phases.long=null", "phases.short.tokens=1500", "phases.short.schedule.warmup_tokens=100")
+DISCRIMINATOR = {"modernbert": "ModernBertForTokenClassification", "bert": "ElectraForPreTraining"}
+GENERATOR = {"modernbert": "ModernBertForMaskedLM", "bert": "ElectraForMaskedLM"}
+BOUNDARIES = (0, 40, 60)
+
+
+def newest(folder: Path) -> Checkpoint:
+    found, _ = newest_valid(folder / "checkpoints")
+    assert found is not None
+    return found
+
+
+def opened(folder: Path, named: str) -> Any:
+    assert json.loads((folder / "config.json").read_text())["architectures"] == [named]
+    twin, report = getattr(transformers, named).from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    return twin.eval()
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("encoder", ["modernbert", "bert"])
+def test_both_parts_compute_the_same_in_transformers(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str, sharing: str
+) -> None:
+    """Of two sequences in one packed buffer here, each alone there. What is shared or a difference is whole in each."""
+    words = [*system(tiny_run(*SHORT), encoder, "rtd"), f"objective.sharing={sharing}", "objective.generator_depth=0.5"]
+    assert main(["train", *words]) == 0
+    run, capsys_out = tmp_path / "runs/tiny", capsys.readouterr()
+    assert "generator" not in capsys_out.err
+    found = newest(run)
+    model = build_model(found.config.model, found.config.objective)
+    assert isinstance(model, ForReplacedTokens)
+    load_weights(model, found.weights())
+    model.eval()
+    ids_T = torch.randint(5, 500, (60,), generator=torch.Generator().manual_seed(1))
+    packed, everywhere = lay_out(ids_T, BOUNDARIES), torch.arange(60)
+    with torch.no_grad():
+        told_T = model.logits(model.encode(packed))
+        predicted_TV = model.generator.logits(model.generator.encode(packed), everywhere)
+
+    assert main(["export", str(run), "--licence", "mit"]) == 0
+    card = (run / "hf/README.md").read_text()
+    assert "arxiv.org/abs/2003.10555" in card and "AutoModelForMaskedLM" not in card and "judged" in card
+    twin = opened(run / "hf", DISCRIMINATOR[encoder])
+    with torch.no_grad():
+        for start, end in zip(BOUNDARIES, BOUNDARIES[1:], strict=False):
+            logits = twin(input_ids=ids_T[None, start:end]).logits[0]
+            if encoder == "modernbert":  # two classes: original and replaced
+                assert not logits[:, 0].any()
+                torch.testing.assert_close(logits.softmax(-1)[:, 1], told_T[start:end].sigmoid(), atol=1e-6, rtol=0)
+                logits = logits[:, 1]
+            torch.testing.assert_close(logits, told_T[start:end], atol=1e-5, rtol=0)
+    assert not (load_folder(run / "hf").keys() - open_source(run).weights().keys())
+    again = load_folder(run / "hf")
+    assert all(torch.equal(tensor, again[name]) for name, tensor in open_source(run).weights().items())
+
+    done = main(["export", str(run), "--generator"])
+    if encoder == "modernbert" and sharing == "embeddings":
+        assert done == 78 and "embeddings are wider than it is" in capsys.readouterr().err
+        return
+    assert done == 0
+    twin = opened(run / "hf-generator", GENERATOR[encoder])
+    with torch.no_grad():
+        for start, end in zip(BOUNDARIES, BOUNDARIES[1:], strict=False):
+            logits = twin(input_ids=ids_T[None, start:end]).logits[0]
+            torch.testing.assert_close(logits, predicted_TV[start:end], atol=1e-5, rtol=0)
+    capsys.readouterr()
+    assert main(["fill", str(run / "hf-generator"), "a [MASK] c"]) == 0
+    assert capsys.readouterr().out.count("%") == 5
+
+
+@pytest.mark.runs
+def test_a_roberta_is_exported_with_positions_from_zero(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """transformers has no ELECTRA that counts positions from the padding's."""
+    model = ("model.position_offset=1", "model.segments=1")
+    words = [*system(tiny_run(*SHORT), "bert", "rtd"), *model]
+    assert main(["train", *words]) == 0
+    run = tmp_path / "runs/tiny"
+    assert main(["export", str(run)]) == 0 and main(["export", str(run), "--generator"]) == 0
+    found = newest(run)
+    model_ = build_model(found.config.model, found.config.objective)
+    assert isinstance(model_, ForReplacedTokens)
+    load_weights(model_, found.weights())
+    ids_T = torch.randint(5, 500, (30,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected_T = model_.eval().logits(model_.encode(lay_out(ids_T, (0, 30))))
+        logits_T = opened(run / "hf", "ElectraForPreTraining")(input_ids=ids_T[None]).logits[0]
+    torch.testing.assert_close(logits_T, expected_T, atol=1e-5, rtol=0)
+    assert opened(run / "hf-generator", "ElectraForMaskedLM").config.embedding_size == 32
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("sharing", ["none", "gdes"])
+def test_other_sharing_goes_on_as_if_never_stopped(tiny_run: TinyRun, tmp_path: Path, sharing: str) -> None:
+    """With dropout, Muon and recomputation: the differences are restored as what they are. (`embeddings` is in the
+    matrix.)"""
+    common = ("model.dropout=0.1", "checkpoint.interval_steps=3", f"objective.sharing={sharing}", *SHORT)
+    common = (*common, "optim={name: muon, weight_decay: 0.01}", "compute.activation_checkpointing=true")
+    assert main(["train", *system(tiny_run(*common, "name=whole"), "bert", "rtd")]) == 0
+    killed_and_gone_on(system(tiny_run(*common, "name=killed"), "bert", "rtd"), step=5)
+    whole, killed = (tmp_path / "runs" / name for name in ("whole", "killed"))
+    found, expected = weights(killed), weights(whole)
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    if sharing == "gdes":
+        assert expected["model.embeddings.tok_embeddings.delta.weight"].any()
+
+
+@pytest.mark.runs
+def test_the_cut_into_microbatches_does_not_matter(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """What is drawn belongs to the text: losses, and how many tokens were replaced, are those of the batch."""
+    found = []
+    for size in (128, 256, 512):
+        cut = (f"name=cut-{size}", f"phases.short.microbatch_tokens={size}")
+        words = system(tiny_run(*SHORT, "model.dropout=0", *cut), "bert", "rtd")
+        assert main(["train", *words]) == 0
+        found.append(records(tmp_path / f"runs/cut-{size}"))
+    for steps in found[1:]:
+        for one, other in zip(steps, found[0], strict=True):
+            for key in ("loss/mlm", "loss/rtd", "loss", "grad_norm"):
+                assert one[key] == pytest.approx(other[key], rel=2e-4), (one["step"], key)
+            assert [one[f"count/{term}"] for term in ("mlm", "rtd")] == [
+                other[f"count/{term}"] for term in ("mlm", "rtd")
+            ]
+            assert one["count/rtd"] == one["tokens"] - (0 if one["step"] == 1 else steps[one["step"] - 2]["tokens"])
+
+
+@pytest.mark.runs
+def test_held_out_text_is_measured_by_name(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = system(tiny_run(*SHORT), "modernbert", "rtd")
+    assert main(["train", *words]) == 0
+    last = records(tmp_path / "runs/tiny", "validation")[-1]
+    assert {"loss", "accuracy", "rtd/loss", "rtd/accuracy", "rtd/replaced"} <= last.keys()
+    assert 0.1 < last["rtd/replaced"] < 0.15, "almost all of the 15 % that a generator without knowledge fills"
+    assert last["rtd/accuracy"] > 0.5
+    capsys.readouterr()
+    assert main(["eval", *words]) == 0
+    assert f"rtd/accuracy {last['rtd/accuracy']:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("sharing", SHARING)
+def test_weights_pass_from_one_objective_to_another(tiny_run: TinyRun, tmp_path: Path, sharing: str) -> None:
+    """Masked first, then replaced tokens, then masked again, each a run of its own: the encoder passes whole, the
+    generator begins anew, and of gdes the table is what was there and the difference nothing."""
+    rtd = (*SHORT, f"objective.sharing={sharing}")
+    assert main(["train", *system(tiny_run(*SHORT, "name=first"), "bert", "mlm")]) == 0
+    first = weights(tmp_path / "runs/first")
+    still = ("phases.short.lr_ratio=1e-9", "optim.weight_decay=0")
+    named = (f"weights.init_from={tmp_path / 'runs/first'}", "name=second")
+    assert main(["train", *system(tiny_run(*rtd, *still, *named), "bert", "rtd")]) == 0
+    second = open_source(tmp_path / "runs/second").weights()
+    assert {name.partition(".")[0] for name in second} == {"model", "token_head"}
+    for name, tensor in second.items():
+        if name.startswith("model."):
+            torch.testing.assert_close(tensor, first[name], atol=1e-6, rtol=0, msg=name)
+    raw = weights(tmp_path / "runs/second")
+    if sharing == "gdes":
+        assert raw["model.embeddings.tok_embeddings.delta.weight"].abs().max() < 1e-6
+    back = (*still, f"weights.init_from={tmp_path / 'runs/second'}", "name=third")
+    assert main(["train", *system(tiny_run(*SHORT, *back), "bert", "mlm")]) == 0
+    third = weights(tmp_path / "runs/third")
+    torch.testing.assert_close(third["model.layers.1.mlp.Wo.weight"], first["model.layers.1.mlp.Wo.weight"])
+
+
+@pytest.mark.runs
+def test_a_probe_measures_the_discriminators_encoder(tiny_run: TinyRun, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"a b {i % 7}", "label": i % 2}) + "\n" for i in range(40)))
+    words = system(tiny_run(*SHORT), "modernbert", "rtd")
+    probe = f"evals.toy={{name: probe, train: {texts}}}"
+    assert main(["train", *words, probe]) == 0
+    assert records(tmp_path / "runs/tiny", "evaluation")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("sharing", ["none", "gdes"])
+def test_two_ranks_are_as_one_with_other_sharing(tiny_run: TinyRun, tmp_path: Path, sharing: str) -> None:
+    """A table in two modules, of which one must not train it, sharded and replicated; `embeddings` is in the matrix."""
+
+    def words(*more: str) -> list[str]:
+        return system(tiny_run(f"objective.sharing={sharing}", *SHORT, *more), "bert", "rtd")
+
+    launch(words("name=one"), 1)
+    reference = weights(tmp_path / "runs/one")
+    for strategy in ("ddp", "fsdp2"):
+        launch(words(f"name={strategy}", f"distributed.strategy={strategy}"), 2)
+        for one, other in zip(records(tmp_path / "runs" / strategy), records(tmp_path / "runs/one"), strict=True):
+            for key in ("loss", "loss/rtd", "grad_norm"):
+                assert one[key] == pytest.approx(other[key], rel=2e-4, abs=1e-6), (one["step"], key)
+        for name, tensor in weights(tmp_path / "runs" / strategy).items():
+            torch.testing.assert_close(tensor, reference[name], rtol=2e-3, atol=2e-5, msg=name)
+
+
+def test_a_phase_cannot_begin_to_detect(tiny_run: TinyRun, capsys: Any) -> None:
+    """There would be no generator, or one that has learnt nothing; the remedy is a run of its own."""
+    assert main(["check", *tiny_run("phases.long.objective={name: rtd}")]) == 78
+    said = capsys.readouterr().err
+    assert "phases.long.objective.name=rtd: cannot follow objective.name=mlm" in said and "weights.init_from" in said
