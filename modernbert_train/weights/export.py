@@ -13,8 +13,8 @@ from modernbert_train.models.replaced import PROJECTION, generator_of
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.weights.formats import HubFormat, export_format
-from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra, from_zero
-from modernbert_train.weights.formats.tensors import module_of, without_place
+from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
+from modernbert_train.weights.formats.tensors import module_of, positions_from_zero, without_place
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.model_card import Part, model_card, run_card, what
 from modernbert_train.weights.source import Source, check_same_tokenizer, open_source, phase_objective, source_of
@@ -52,12 +52,13 @@ def export_run(
     folder = out or Path(config.folder) / (own if checkpoint is None else f"{own}-{found.folder.name}")
     streams, metrics = config.data.all_streams, RunFolder(config).read_metrics()
     part = _generator(found, source) if generator else _model(source)
+    shapes = {name: tuple(tensor.shape) for name, tensor in part.weights.items()}
     left_out = without_place(part.hub, part.weights, part.model)
     export(
         part.weights,
         part.model,  # the architecture is the checkpoint's, whatever the YAML says today
         hub=part.hub,
-        shapes={name: tuple(tensor.shape) for name, tensor in part.weights.items()},
+        shapes=shapes,
         order=source.order,
         max_tokens=source.max_tokens,
         tokenizer_folder=Path(config.data.tokenizer),
@@ -68,7 +69,7 @@ def export_run(
             phase=found.state.phase,
             part=part.kind,
             model=part.model,
-            weights=part.weights,
+            shapes=shapes,
             left_out=left_out,
             step=found.step,
             tokens=found.state.tokens,
@@ -107,7 +108,7 @@ def _model(source: Source) -> _Part:
     if TOKEN_HEAD not in modules:
         return _Part("model", model, weights, hub)
     if isinstance(model, BertConfig):
-        model, weights = from_zero(model, weights)
+        model, weights = positions_from_zero(model, weights)
     return _Part("detector", model, weights, hub)
 
 
@@ -121,7 +122,7 @@ def _generator(found: Checkpoint, source: Source) -> _Part:
     wide = PROJECTION in weights
     if isinstance(model, BertConfig):
         hub = Electra(weights[PROJECTION].shape[1] if wide else None)
-        return _Part("generator", *from_zero(model, weights), hub)
+        return _Part("generator", *positions_from_zero(model, weights), hub)
     if wide:
         raise ConfigError(
             f"--generator: its embeddings are wider than it is, and transformers has no such {model.name}. Export the "

@@ -6,12 +6,11 @@ What is not known is said to be unknown; nothing is left for the reader to guess
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
-
-from torch import Tensor
 
 from modernbert_train import __version__
 from modernbert_train.config.objective import Order
@@ -122,7 +121,7 @@ def run_card(
     phase: str,
     part: Part = "model",
     model: ModelConfig,
-    weights: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
     left_out: Sequence[str] = (),
     step: int,
     tokens: int,
@@ -138,7 +137,7 @@ def run_card(
         phase: of the checkpoint's last step.
         part: of the run.
         model: its architecture.
-        weights: what is exported.
+        shapes: of what is exported.
         left_out: heads that are not exported.
         step, tokens: of the checkpoint.
         metrics: the run's record.
@@ -147,7 +146,7 @@ def run_card(
     """
     now = trained.in_phase[phase]
     order = now.objective.order
-    parameters = sum(tensor.numel() for name, tensor in weights.items() if module_of(name) not in left_out)
+    parameters = sum(math.prod(shape) for name, shape in shapes.items() if module_of(name) not in left_out)
     introduction = (
         f"{what(model, order)}, with {parameters:,} parameters, pretrained by {_titled(*now.objective.title)} with "
         f"modernbert-train {__version__}."
@@ -161,7 +160,7 @@ def run_card(
         )
     elif part == "generator":
         introduction += " This is the generator, whose predictions another model, the run's own, learnt to tell."
-    elif PAIR_HEAD in heads_among(weights):
+    elif PAIR_HEAD in heads_among(shapes):
         introduction += (
             " Of a pair, `token_type_ids` are 0 for `[CLS] a [SEP]` and 1 for `b [SEP]`; its second class is that `b` "
             "stood before `a`."

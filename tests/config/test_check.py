@@ -143,6 +143,18 @@ BROKEN = {
     "compute.global_attention=flex": "compute.global_attention=flex with compute.device=cpu: that kernel needs a GPU.",
     "phases.one.objective={name: sop}": "phases.one.objective.name=sop: cannot follow objective.name=mlm in one run,",
     "compute.precision=bf16": "compute.precision=bf16 with compute.device=cpu: Composer trains in fp32 on CPUs.",
+    "objective={name: rtd, generator_depth: 0.01}": "objective.generator_depth=0.01 of 22 layers leaves the generator "
+    "no layer. Set it to at least 0.046.",
+    "objective={name: rtd, generator_width: 0.01}": "objective.generator_width=0.01 of 12 heads leaves the generator "
+    "no head. Set it to at least 0.084.",
+    "objective={name: rtd, generator_width: -1}": "objective.generator_width=-1.0: must be above 0.",
+    "objective={name: rtd, sharing: gdes, generator_width: 0.5}": "objective.generator_width=0.5 with "
+    "objective.sharing=gdes: the tables of the generator are part of the model's",
+    "objective={name: rtd, generator_width: 2}": "objective.generator_width=2 with objective.sharing=embeddings: the "
+    "generator would be 1536 wide, and its embeddings 768.",
+    "objective={name: rtd, mask_rate: 0}": "objective.mask_rate=0.0: must be above 0 and at most 1, as a share",
+    "objective={name: rtd, mask_token_share: 0.9, random_token_share: 0.2}": "objective.mask_token_share=0.9 and ",
+    "phases.one.objective={name: rtd}": "phases.one.objective.name=rtd: cannot follow objective.name=mlm in one run,",
     "evals.heldout={name: probe, train: a.csv}": "evals.heldout: this name is the held-out text's",
 }
 # overrides of a model that is BERT's -> how the only message starts
@@ -228,6 +240,31 @@ def test_what_bert_can_train_passes(load: Load) -> None:
 
 def test_pairs_need_no_segments_of_an_encoder_that_has_none(load: Load) -> None:
     check(load("objective={name: sop}"))
+
+
+def test_a_generator_is_a_fraction_of_the_model(load: Load) -> None:
+    """In whole heads; of a ModernBERT it ends in a global layer, as the model does."""
+    for objective, sizes in {
+        "{name: rtd}": (22, 4, 256, 384),
+        "{name: rtd, generator_width: 0.25, generator_depth: 0.5}": (10, 3, 192, 288),
+        "{name: rtd, sharing: gdes}": (10, 12, 768, 1152),
+        "{name: rtd, sharing: none, generator_width: 2}": (22, 24, 1536, 2304),
+        "{name: rtd, generator_depth: 0.05}": (1, 4, 256, 384),
+    }.items():
+        config = load(f"objective={objective}")
+        check(config)
+        found = config.objective.generator_of(config.model)
+        assert found is not None
+        check_model(found)
+        assert (found.num_layers, found.num_heads, found.hidden_size, found.intermediate_size) == sizes
+    bert = load(BERT, "objective={name: rtd, generator_depth: 0.5}")
+    half = bert.objective.generator_of(bert.model)
+    assert half is not None and (half.num_layers, half.hidden_size, half.intermediate_size) == (6, 256, 1024)
+
+
+def test_a_model_that_is_grown_predicts_tokens(load: Load) -> None:
+    (line,) = messages(load("objective={name: rtd}", "weights.grow_from=a"))
+    assert line.startswith("weights.grow_from=a with objective.name=rtd: only what predicts masked tokens is grown.")
 
 
 def test_a_kernel_must_serve_the_order_of_every_phase(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from modernbert_train.compute import Compute
 from modernbert_train.config.evals import EvaluatorConfig
 from modernbert_train.config.knob import knob
 from modernbert_train.config.schema import PhaseConfig, RunConfig
-from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.models.encoder import OnEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Norm:
     def __str__(self) -> str:
         return f"norm of power {self.power} of the embedding"
 
-    def __call__(self, model: ForMaskedLM, now: RunConfig, phase: PhaseConfig, compute: Compute) -> dict[str, float]:
+    def __call__(self, model: OnEncoder, now: RunConfig, phase: PhaseConfig, compute: Compute) -> dict[str, float]:
         weight: Tensor = model.model.embedding().detach()
         if isinstance(weight, DTensor):  # under FSDP2; every rank takes part
             weight = weight.full_tensor()

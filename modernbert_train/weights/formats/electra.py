@@ -2,14 +2,14 @@
 
 The encoder is BERT's under another name. A discriminator is an ElectraForPreTraining, a generator an
 ElectraForMaskedLM, whose embeddings may be wider than itself. Positions are counted from 0 there, so of a RoBERTa the
-rows before the first token's are left out (`from_zero`): nothing is ever looked up in them.
+rows before the first token's are left out (`positions_from_zero` in tensors.py): nothing is ever looked up in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
 
 from modernbert_train.config.bert import BertConfig
 from modernbert_train.config.objective import Order
@@ -18,9 +18,6 @@ from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import bert
 from modernbert_train.weights.formats.config_json import Described
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MODEL_TYPE, DISCRIMINATOR, GENERATOR = "electra", "ElectraForPreTraining", "ElectraForMaskedLM"
 TOKEN_HEAD = "token_head"  # module of `TokenClass` beside the encoder
@@ -101,10 +98,3 @@ class Electra:
             )
         model = bert.architecture(raw, where, "bert")
         return Described(model, model.max_positions, "all")
-
-
-def from_zero(config: BertConfig, weights: Mapping[str, Tensor]) -> tuple[BertConfig, dict[str, Tensor]]:
-    """The same model with positions from 0: of a RoBERTa the table begins with the first token's."""
-    table, rows = "model.embeddings.position_embeddings.weight", config.position_offset
-    cut = {name: tensor[rows:] if name == table else tensor for name, tensor in weights.items()}
-    return replace(config, position_offset=0), cut

@@ -7,11 +7,12 @@ about one that is missing, or left over, is for whoever asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import BertConfig, ModelConfig
 from modernbert_train.errors import ConfigError, DataError, RunError
 from modernbert_train.models.build import all_shapes
 from modernbert_train.weights.formats import HubFormat
@@ -105,7 +106,8 @@ def from_hf(
 
     shapes = all_shapes(config)
     known = {ours: theirs for ours in shapes if (theirs := hub.theirs(ours, config))}
-    above, told = _rows_of_zeros(hub), any(name in found for name in _names(known, TOKEN_HEAD))
+    above, classes = _rows_of_zeros(hub), _names(known, TOKEN_HEAD)
+    told = bool(classes) and all(name in found for name in classes)  # a class of each token, and no predictions
     for head in [*heads_among(known), *(("head", "decoder") if told else ())]:
         parts = [ours for ours in known if module_of(ours) == head]
         if not all(name in found for ours in parts for name in known[ours]):
@@ -151,3 +153,10 @@ def _compare(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]
     for name, shape in expected.items():
         if tuple(found[name].shape) != shape:
             raise mistake(f"{name} has the shape {tuple(found[name].shape)} and not {shape}")
+
+
+def positions_from_zero(config: BertConfig, weights: Mapping[str, Tensor]) -> tuple[BertConfig, dict[str, Tensor]]:
+    """The same model with positions from 0, as ELECTRA's: of a RoBERTa the table begins with the first token's."""
+    table, rows = "model.embeddings.position_embeddings.weight", config.position_offset
+    cut = {name: tensor[rows:] if name == table else tensor for name, tensor in weights.items()}
+    return replace(config, position_offset=0), cut

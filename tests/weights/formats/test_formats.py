@@ -24,6 +24,8 @@ from modernbert_train.models.build import all_shapes, build_model, shapes_of
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.formats import (
+    CLASSES,
+    DISCRIMINATORS,
     EXPORTS,
     FORMATS,
     export_format,
@@ -142,8 +144,18 @@ def test_every_parameter_has_a_place_of_its_own(config: ModelConfig, order: Any)
     assert len(set(places)) == len(places)
     assert [name for name in places if hub.today(name) != name] == []
     lost = {ours.partition(".")[0] for ours in shapes if not hub.theirs(ours, config)}
-    assert lost == ({"pair_head"} if config is not MODELS[1] else set())
-    assert {*shapes_of(config, SentenceOrderConfig())} == {*shapes}
+    assert lost == {"token_head", *({"pair_head"} if config is not MODELS[1] else ())}
+    assert {*shapes_of(config, SentenceOrderConfig())} == {each for each in shapes if not each.startswith("token_head")}
+
+
+@pytest.mark.parametrize("config", MODELS[:2], ids=["modernbert", "bert"])
+def test_a_head_that_tells_replaced_tokens_has_a_place_of_its_own(config: ModelConfig) -> None:
+    """In a format of its own, in which there is none for predictions of tokens but in a generator's."""
+    hub = export_format(config, "all", {"model", "token_head"})
+    shapes = [name for name in all_shapes(config) if name.startswith(("model.", "token_head."))]
+    places = [name for ours in shapes for name in hub.theirs(ours, config)]
+    assert len(set(places)) == len(places) >= len(shapes)
+    assert [name for name in places if hub.today(name) != name] == []
 
 
 @pytest.mark.parametrize("config", MODELS, ids=["modernbert", "bert", "roberta"])
@@ -160,7 +172,7 @@ def test_a_pair_head_is_kept_where_it_has_a_place(config: ModelConfig) -> None:
 
 def test_tables_are_of_one_another() -> None:
     """Whatever can be exported can be read again."""
-    assert {*EXPORTS.values()} == {*FORMATS.values()}
+    assert {*EXPORTS.values(), *DISCRIMINATORS.values()} == {*FORMATS.values(), *CLASSES.values()}
 
 
 def test_weights_for_which_there_is_no_format_are_not_exported() -> None:

@@ -1,0 +1,148 @@
+"""Discriminators and generators in transformers' files: theirs go on here, and what is another model is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from modernbert_train.config.schema import BertConfig, ComputeConfig, ModelConfig, ModernBertConfig
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.models.build import ENCODERS
+from modernbert_train.models.init import initialize
+from modernbert_train.models.replaced import Discriminator
+from modernbert_train.vocabulary import read_vocabulary
+from modernbert_train.weights.formats import read_folder
+from modernbert_train.weights.formats.electra import Electra
+from modernbert_train.weights.hf_folder import export, load_weights
+from tests.weights.conftest import edit
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 48
+}  # fmt: skip
+MODELS: dict[str, ModelConfig] = {
+    "modernbert": ModernBertConfig(**SHAPE | {"num_layers": 4}, local_attention=8),
+    "bert": BertConfig(**SHAPE, max_positions=40),
+}
+NAMED = {"modernbert": "ModernBertForTokenClassification", "bert": "ElectraForPreTraining"}
+
+
+def weights_of(config: ModelConfig) -> dict[str, torch.Tensor]:
+    model = Discriminator(ENCODERS[type(config)](config, ComputeConfig()))
+    initialize(model, config, seed=3)
+    model.token_head.classifier.bias.data.fill_(0.3)
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+@pytest.fixture(params=MODELS)
+def written(request: pytest.FixtureRequest, tokenizer_folder: Path, tmp_path: Path) -> tuple[str, Path]:
+    folder, config = tmp_path / "hf", MODELS[request.param]
+    export(weights_of(config), config, max_tokens=40, tokenizer_folder=tokenizer_folder, out=folder, card="")
+    return request.param, folder
+
+
+def test_it_comes_back_bit_by_bit(written: tuple[str, Path], tmp_path: Path) -> None:
+    """From our file and from transformers' own, and it says what it is."""
+    name, folder = written
+    original = weights_of(MODELS[name])
+    getattr(transformers, NAMED[name]).from_pretrained(folder).save_pretrained(tmp_path / "theirs")
+    for each in (folder, tmp_path / "theirs"):
+        assert read_folder(each).model == MODELS[name]
+        back = load_weights(each)
+        assert back.keys() == original.keys() and all(torch.equal(back[key], original[key]) for key in original)
+
+
+def test_a_generator_comes_back(tmp_path: Path) -> None:
+    """An ElectraForMaskedLM of transformers is a BERT that predicts tokens."""
+    theirs = transformers.ElectraForMaskedLM(
+        transformers.ElectraConfig(
+            vocab_size=64, embedding_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=48, max_position_embeddings=40,
+        )
+    )  # fmt: skip
+    theirs.save_pretrained(tmp_path)
+    assert read_folder(tmp_path).model == MODELS["bert"]
+    back = load_weights(tmp_path)
+    assert torch.equal(back["decoder.weight"], theirs.electra.embeddings.word_embeddings.weight)
+    assert torch.equal(back["head.dense.weight"], theirs.generator_predictions.dense.weight)
+    assert {name.partition(".")[0] for name in back} == {"model", "head", "decoder"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("modernbert", {"id2label": {"0": "O", "1": "B-PER"}}, "id2label=.*; of ModernBertForTokenClassification only"),
+        ("modernbert", {"id2label": None}, "id2label=None"),
+        ("modernbert", {"classifier_bias": True}, "classifier_bias=True"),
+        ("bert", {"architectures": ["ElectraForQuestionAnswering"]}, "only ElectraForPreTraining and"),
+        ("bert", {"architectures": None}, "architectures=None; only"),
+        ("bert", {"embedding_size": 16}, "embedding_size=16, hidden_size=32; this encoder only knows"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+        ("bert", {"hidden_act": "relu"}, "hidden_act='relu'"),
+    ],
+)
+def test_another_model_is_refused(
+    name: str, changes: dict[str, Any], message: str, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    config = MODELS[name]
+    export(weights_of(config), config, max_tokens=40, tokenizer_folder=tokenizer_folder, out=tmp_path / "hf", card="")
+    edit(tmp_path / "hf", **changes)
+    with pytest.raises(DataError, match=message):
+        read_folder(tmp_path / "hf")
+
+
+@pytest.mark.parametrize("odd", [None, [], {}, "x", True, -1, 0, 1e300, float("nan"), 10**30], ids=repr)
+def test_no_value_of_any_key_ends_in_a_traceback(written: tuple[str, Path], odd: Any) -> None:
+    file = written[1] / "config.json"
+    good = json.loads(file.read_text())
+    for key in good:
+        file.write_text(json.dumps(good | {key: odd}))
+        with contextlib.suppress(DataError):
+            read_folder(written[1])
+
+
+def test_a_class_that_is_not_zero_is_another_model(tokenizer_folder: Path, tmp_path: Path) -> None:
+    """Fine-tuned for two labels of its own, it would be read with half of what it learnt."""
+    config = MODELS["modernbert"]
+    folder = tmp_path / "hf"
+    export(weights_of(config), config, max_tokens=40, tokenizer_folder=tokenizer_folder, out=folder, card="")
+    stored = load_file(folder / "model.safetensors")
+    assert stored["classifier.weight"].shape == (2, 32) and not stored["classifier.weight"][0].any()
+    stored["classifier.weight"][0, 3] = 0.1
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match=r"classifier\.weight is not zero in the first row"):
+        load_weights(folder)
+
+
+@pytest.mark.parametrize("missing", ["discriminator_predictions.dense.bias", "electra.embeddings.LayerNorm.weight"])
+def test_a_part_of_a_head_is_no_head(missing: str, tokenizer_folder: Path, tmp_path: Path) -> None:
+    config, folder = MODELS["bert"], tmp_path / "hf"
+    export(weights_of(config), config, max_tokens=40, tokenizer_folder=tokenizer_folder, out=folder, card="")
+    stored = load_file(folder / "model.safetensors")
+    del stored[missing]
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match="missing"):
+        load_weights(folder)
+
+
+def test_weights_that_lack_a_part_are_not_exported(tokenizer_folder: Path, tmp_path: Path) -> None:
+    config = MODELS["bert"]
+    weights = weights_of(config)
+    del weights["token_head.classifier.bias"]
+    with pytest.raises(ConfigError, match=r"missing, the first is token_head\.classifier\.bias"):
+        export(weights, config, max_tokens=40, tokenizer_folder=tokenizer_folder, out=tmp_path / "hf", card="")
+
+
+def test_a_generator_of_another_gelu_is_not_exported(tokenizer_folder: Path) -> None:
+    """transformers' would compute something else; its discriminator is as good as any."""
+    config = BertConfig(**SHAPE, activation="gelu_tanh")
+    vocabulary = read_vocabulary(tokenizer_folder)
+    with pytest.raises(ConfigError, match="Export the discriminator alone"):
+        Electra().describe(config, "all", ("model", "head", "decoder"), 40, vocabulary)
+    assert Electra().describe(config, "all", ("model", "token_head"), 40, vocabulary)["hidden_act"] == "gelu_new"
