@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from modernbert_train.__main__ import main
 from modernbert_train.run.checkpoint import newest_valid
@@ -84,6 +85,24 @@ def test_a_phase_cannot_change_to_an_objective_with_other_heads(tiny_run: TinyRu
     said = capsys.readouterr().err
     assert "phases.long.objective.name=sop: cannot follow objective.name=mlm in one run" in said
     assert "weights.init_from" in said
+
+
+def test_pairs_need_a_tokenizer_that_tells_their_texts_apart(tiny_run: TinyRun, tmp_path: Path, capsys: Any) -> None:
+    """Else transformers would give the exported model another input than it was trained on."""
+    words = system(tiny_run(), "bert", "sop")
+    assert main(["check", *words]) == 0
+    folder = Path(yaml.safe_load(Path(words[0]).read_text())["data"]["tokenizer"])
+    content = (folder / "tokenizer.json").read_text()
+    other = tmp_path / "tokenizer"
+    other.mkdir()
+    (other / "tokenizer.json").write_text(content.replace('"type_id": 1', '"type_id": 0'))
+    assert main(["check", *words, f"data.tokenizer={other}"]) == 78
+    said = capsys.readouterr().err
+    assert (
+        f"objective.name=sop: the halves of a pair are two segments of model.name=bert, and the tokenizer in {other}"
+        in said
+    )
+    assert "Prepare the data again" in said
 
 
 def test_a_phase_cannot_have_another_z_loss(tiny_run: TinyRun, capsys: Any) -> None:

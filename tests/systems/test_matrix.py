@@ -85,6 +85,8 @@ def test_exported_it_computes_the_same_in_transformers(
     assert json.loads((run / "hf/config.json").read_text())["architectures"] == [named]
     twin, report = getattr(transformers, named).from_pretrained(run / "hf", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
+    pair = transformers.AutoTokenizer.from_pretrained(run / "hf")("a b", "c")
+    assert (sorted({*pair.get("token_type_ids", [0])}) == [0, 1]) is ((encoder, objective) == ("bert", "sop"))
     found, _ = newest_valid(run / "checkpoints")
     assert found is not None
     model = build_model(found.config.model, found.config.objective)
