@@ -6,6 +6,7 @@ embeddings that both losses pull at where one of them should not.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from benchmarks.batches import lay_out
 from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
@@ -24,6 +26,7 @@ from modernbert_train.config.schema import (
     ModernBertConfig,
     ReplacedTokensConfig,
 )
+from modernbert_train.models import bert
 from modernbert_train.models.build import build_model
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, sample
 from modernbert_train.models.init import initialize
@@ -37,6 +40,7 @@ from modernbert_train.models.replaced import (
 )
 from modernbert_train.weights.formats.electra import Electra
 from modernbert_train.weights.formats.tensors import to_hf
+from tests.models.test_training import opaque_attention
 
 BERT = BertConfig(
     vocab_size=300, hidden_size=64, num_layers=2, num_heads=4, intermediate_size=96, max_positions=64, dropout=0.0,
@@ -127,7 +131,7 @@ def test_losses_equal_transformers_electra(objective: dict[str, Any], figures: b
         original_T, read_T = ids_T.clone(), ids_T.clone()
         original_T[positions_M], read_T[positions_M] = labels_M, drawn_by(model, batch)
         mlm, rtd, hits = 0.0, 0.0, 0
-        for start, end in zip(BOUNDARIES, BOUNDARIES[1:], strict=False):
+        for start, end in itertools.pairwise(BOUNDARIES):
             labels_T = torch.full((end - start,), IGNORED_LABEL)
             here = (positions_M >= start) & (positions_M < end)
             labels_T[positions_M[here] - start] = labels_M[here]
@@ -285,3 +289,28 @@ def test_a_phase_changes_the_generator_too() -> None:
     assert generator.global_rope_theta == 160_000.0 and model.model.config.global_rope_theta == 160_000.0
     assert generator.num_layers == 1 and len(model.layers) == 4 + 1
     assert isinstance(model.generator.decoder, nn.Linear)
+
+
+@pytest.mark.runs
+def test_both_encoders_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of two widths and a loss that draws: three graphs, whatever the text, and the same gradients."""
+    torch._dynamo.reset()
+    counters.clear()
+    kernel = opaque_attention()
+    monkeypatch.setattr(bert, "choose_kernel", lambda *_, **__: kernel)
+    model, plain = built(BERT, sharing="none"), built(BERT, sharing="none")
+    plain.load_state_dict(model.state_dict())
+    model.compile_layers(backend="aot_eager")
+    first = batch_of()
+    second = replace(first, packed=replace(first.packed, cu_seqlens_S=torch.tensor([0, 10, 20, 30, 68]).int()))
+    graphs = []
+    for batch in (first, second):
+        gradients = []
+        for each in (model, plain):
+            each.zero_grad()
+            losses = each(batch).losses
+            (losses["mlm"] + losses["rtd"]).backward()
+            gradients.append(each.token_head.classifier.weight.grad)
+        torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs == [3, 3]

@@ -10,6 +10,7 @@ import yaml
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.plan.census import census
 from modernbert_train.plan.communication import COLLECTIVES, Transfer, exchange, transfer_seconds, transfers
 from modernbert_train.plan.gpus import Gpu
 from modernbert_train.plan.memory import Strategy
@@ -19,7 +20,7 @@ from tests.distributed.counting import Sizes, count_steps
 from tests.distributed.gloo import run_ranks
 
 STEP = 3  # that is looked at: DDP has arranged its buckets by then
-SMALL = 200  # numbers; what is smaller is not weights or gradients
+SMALL = 400  # numbers; what is smaller is not weights or gradients
 TWO: list[tuple[Strategy, int, int]] = [
     ("ddp", 1, 3),
     ("fsdp2", 2, 3),
@@ -41,9 +42,10 @@ def large(sizes: Sizes) -> Sizes:
     [
         ("modernbert mlm", 2, TWO),
         ("bert sop", 2, TWO),
+        ("bert rtd", 2, TWO),
         pytest.param("modernbert mlm", 4, FOUR, marks=pytest.mark.slow),
     ],
-    ids=["2 ranks", "2 ranks, bert and pairs", "4 ranks"],
+    ids=["2 ranks", "2 ranks, bert and pairs", "2 ranks, a generator", "4 ranks"],
 )
 def test_a_real_step_sends_what_is_said(
     tiny_run: TinyRun, system: str, ranks: int, cases: list[tuple[Strategy, int, int]]
@@ -72,7 +74,7 @@ def test_a_real_step_sends_what_is_said(
         collectives, *parts = transfers(
             strategy,
             count_parameters(config.model, config.objective),
-            num_layers=config.model.num_layers,
+            num_layers=len(census(config.model, config.objective).windows),
             ranks=ranks,
             shards=shards,
             per_node=8,

@@ -6,6 +6,7 @@ or a continued run that begins anew where nobody says so.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def test_both_parts_compute_the_same_in_transformers(
     assert "arxiv.org/abs/2003.10555" in card and "AutoModelForMaskedLM" not in card and "judged" in card
     twin = opened(run / "hf", DISCRIMINATOR[encoder])
     with torch.no_grad():
-        for start, end in zip(BOUNDARIES, BOUNDARIES[1:], strict=False):
+        for start, end in itertools.pairwise(BOUNDARIES):
             logits = twin(input_ids=ids_T[None, start:end]).logits[0]
             if encoder == "modernbert":  # two classes: original and replaced
                 assert not logits[:, 0].any()
@@ -92,7 +93,7 @@ def test_both_parts_compute_the_same_in_transformers(
     assert done == 0
     twin = opened(run / "hf-generator", GENERATOR[encoder])
     with torch.no_grad():
-        for start, end in zip(BOUNDARIES, BOUNDARIES[1:], strict=False):
+        for start, end in itertools.pairwise(BOUNDARIES):
             logits = twin(input_ids=ids_T[None, start:end]).logits[0]
             torch.testing.assert_close(logits, predicted_TV[start:end], atol=1e-5, rtol=0)
     capsys.readouterr()
