@@ -26,6 +26,7 @@ from modernbert_train.weights.source import open_source
 from tests.conftest import TinyRun
 from tests.systems.test_exactness import killed_and_gone_on, launch, weights
 from tests.systems.test_matrix import system
+from tests.train.faulty import Fault, at_fault
 from tests.train.test_run import records
 
 SHARING = ("embeddings", "none", "gdes")
@@ -231,3 +232,28 @@ def test_a_phase_cannot_begin_to_detect(tiny_run: TinyRun, capsys: Any) -> None:
     assert main(["check", *tiny_run("phases.long.objective={name: rtd}")]) == 78
     said = capsys.readouterr().err
     assert "phases.long.objective.name=rtd: cannot follow objective.name=mlm" in said and "weights.init_from" in said
+
+
+@pytest.mark.runs
+def test_what_was_trained_beside_a_model_must_fit_a_branch(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of another sharing would have weights for nobody; one of its own goes on."""
+    assert main(["train", *system(tiny_run(*SHORT, "name=first"), "bert", "rtd")]) == 0
+    branch = (*SHORT, "name=second", f"start.checkpoint={tmp_path / 'runs/first'}")
+    capsys.readouterr()
+    assert main(["train", *system(tiny_run(*branch), "bert", "rtd"), "objective.sharing=none"]) == 78
+    assert "what was trained beside the model there is of another shape" in capsys.readouterr().err
+    assert not (tmp_path / "runs/second").exists()
+    assert main(["train", *system(tiny_run(*branch), "bert", "rtd")]) == 0
+
+
+@pytest.mark.runs
+def test_a_layer_of_the_generator_that_gives_nan_is_named(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """It is computed first. The update is left out whole, the discriminator's too."""
+    words = system(tiny_run(*SHORT, "stability.non_finite=skip"), "modernbert", "rtd")
+    with at_fault(Fault("forward", steps=(3,))):
+        assert main(["train", *words]) == 0
+    (fault,) = [json.loads(line) for line in (tmp_path / "runs/tiny/faults.jsonl").read_text().splitlines()]
+    assert fault["microbatches"][0]["place"] == "generator.model.layers.2.mlp, forward"
+    assert [step["step"] for step in records(tmp_path / "runs/tiny")] == [1, 2, 4, 5]
