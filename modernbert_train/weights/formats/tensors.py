@@ -6,7 +6,7 @@ about one that is missing, or left over, is for whoever asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,9 +33,15 @@ def heads_among(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({module_of(name) for name in names} - {*MASKED_LM}))
 
 
+def places_of(hub: HubFormat, ours: str, config: ModelConfig) -> list[tuple[str, ...]]:
+    """Where a format has a parameter of ours: its parts along the rows, once for each place that it is stored in."""
+    found = (hub.theirs(name, config.stored) for name in config.stored_names(ours))
+    return [parts for parts in found if parts]
+
+
 def without_place(hub: HubFormat, names: Iterable[str], config: ModelConfig) -> tuple[str, ...]:
     """Heads that the format has no place for."""
-    return heads_among(name for name in names if not hub.theirs(name, config))
+    return heads_among(name for name in names if not places_of(hub, name, config))
 
 
 def to_hf(hub: HubFormat, weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -59,10 +65,10 @@ def to_hf(hub: HubFormat, weights: Mapping[str, Tensor], config: ModelConfig) ->
         raise mistake(f"{DECODER} is not tied to {EMBEDDING}")
     _compare({name: tensor for name, tensor in weights.items() if name != DECODER}, expected, mistake)
     return {
-        name: part.contiguous()
+        name: part.clone(memory_format=torch.contiguous_format) if copy else part.contiguous()
         for ours in expected
-        if (theirs := hub.theirs(ours, config))
-        for name, part in zip(theirs, weights[ours].chunk(len(theirs)), strict=True)
+        for copy, parts in enumerate(places_of(hub, ours, config))
+        for name, part in zip(parts, weights[ours].chunk(len(parts)), strict=True)
     }
 
 
@@ -78,7 +84,7 @@ def from_hf(
         where, described_by: how a message names the file and what describes its architecture.
 
     Raises:
-        DataError: tensors are missing, unknown, of another shape or type, or not tied.
+        DataError: tensors are missing, unknown, of another shape or type, not tied, or differ where ours are one.
     """
 
     def mistake(what: str) -> DataError:
@@ -97,20 +103,23 @@ def from_hf(
         found[now] = tensor
 
     shapes = all_shapes(config)
-    known = {ours: theirs for ours in shapes if (theirs := hub.theirs(ours, config))}
+    known = {ours: places for ours in shapes if (places := places_of(hub, ours, config))}
     for head in heads_among(known):
-        parts = [ours for ours in known if module_of(ours) == head]
-        if not all(name in found for ours in parts for name in known[ours]):
-            for ours in parts:
-                for name in known.pop(ours):
-                    found.pop(name, None)
+        own = [ours for ours in known if module_of(ours) == head]
+        if not all(name in found for ours in own for parts in known[ours] for name in parts):
+            for name in [name for ours in own for parts in known.pop(ours) for name in parts]:
+                found.pop(name, None)
     expected = {
-        name: (shapes[ours][0] // len(theirs), *shapes[ours][1:]) for ours, theirs in known.items() for name in theirs
+        name: (shapes[ours][0] // len(parts), *shapes[ours][1:])
+        for ours, places in known.items()
+        for parts in places
+        for name in parts
     }
     _compare(found, expected, mistake)
+    _compare_copies(found, known.values(), where)
     weights = {
-        ours: (found[theirs[0]] if len(theirs) == 1 else torch.cat([found[name] for name in theirs])).float()
-        for ours, theirs in known.items()
+        ours: (found[parts[0]] if len(parts) == 1 else torch.cat([found[name] for name in parts])).float()
+        for ours, (parts, *_) in known.items()
     }
     return weights | {DECODER: weights[EMBEDDING]}
 
@@ -123,3 +132,14 @@ def _compare(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]
     for name, shape in expected.items():
         if tuple(found[name].shape) != shape:
             raise mistake(f"{name} has the shape {tuple(found[name].shape)} and not {shape}")
+
+
+def _compare_copies(found: Mapping[str, Tensor], places: Iterable[Sequence[tuple[str, ...]]], where: str) -> None:
+    for first, *others in places:
+        for parts in others:
+            for name, copy in zip(first, parts, strict=True):
+                if not torch.equal(found[name], found[copy]):
+                    raise DataError(
+                        f"{where}: {copy} differs from {name}, and layers of this model share them. Let them share "
+                        "less, or name weights that are the same there."
+                    )
