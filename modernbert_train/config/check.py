@@ -58,8 +58,7 @@ def check_model(model: ModelConfig) -> None:
         ConfigError: one line for each broken rule.
     """
     config = RunConfig(model=model)
-    messages = [text for key, value, knob in knobs(model, ("model",)) for text in knob.mistakes(key, value)]
-    messages += model_shape(config, 1)
+    messages = [*_outside(model), *model_shape(config, 1)]
     if messages:
         raise ConfigError("\n".join(messages))
 
@@ -159,6 +158,13 @@ def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
         )
     elif isinstance(model, ModernBertConfig):
         yield from _modernbert_shape(model)
+    elif not any([*_outside(model)]):
+        yield from model.mistakes()
+
+
+def _outside(model: ModelConfig) -> Iterator[str]:
+    for key, value, knob in knobs(model, ("model",)):
+        yield from knob.mistakes(key, value)
 
 
 def _modernbert_shape(model: ModernBertConfig) -> Iterator[str]:

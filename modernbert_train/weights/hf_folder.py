@@ -106,10 +106,14 @@ def export(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def load_weights(folder: Path) -> dict[str, Tensor]:
+def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Tensor]:
     """Read the weights beside a config.json, whatever they are stored in, in fp32 under our names; see `from_hf`.
 
     One model.safetensors or several with an index; names of Composer checkpoints are understood too.
+
+    Args:
+        folder: of the model.
+        model: the architecture to read them as, which is stored as the folder's is; None: what config.json says.
 
     Raises:
         DataError: a file is missing, damaged or cut short, or the weights do not fit config.json; names the file.
@@ -117,7 +121,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     require_own_files(folder)
     raw, where = read_object(folder / CONFIG_JSON), str(folder / CONFIG_JSON)
     hub = format_of(raw, where)
-    config = hub.read(raw, where).model
+    config = model or hub.read(raw, where).model
     stored: dict[str, Tensor] = {}
     for name in _weight_files(folder):
         try:

@@ -287,7 +287,7 @@ def test_a_phase_changes_the_generator_too() -> None:
     model.set_phase(replace(MODERN, global_rope_theta=160_000.0))
     generator = model.generator.model.config
     assert generator.global_rope_theta == 160_000.0 and model.model.config.global_rope_theta == 160_000.0
-    assert generator.num_layers == 1 and len(model.layers) == 4 + 1
+    assert generator.num_layers == 1 and [len(each.layers) for each in model.encoders] == [4, 1]
     assert isinstance(model.generator.decoder, nn.Linear)
 
 

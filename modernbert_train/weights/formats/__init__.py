@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.own_files import require_own_files
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import bert, modernbert, modernbert_decoder, modernbert_tokens
+from modernbert_train.weights.formats import albert, bert, modernbert, modernbert_decoder, modernbert_tokens
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
 
@@ -51,6 +51,7 @@ class HubFormat(Protocol):
         """Their name of a parameter of ours, or those of the parts that lie there apart, along the rows.
 
         Empty: it has no place there. The tied decoder's matrix is not asked for; it is stored as the embedding alone.
+        What is one tensor here and several equal ones there is asked for as each of them, see `ModelConfig.stored`.
         """
 
     def today(self, name: str) -> str | None:
@@ -64,6 +65,7 @@ FORMATS: dict[str, HubFormat] = {
     "bert": bert,
     "roberta": bert,
     "electra": Electra(),
+    "albert": albert,
 }
 
 # class in a config.json -> its format, where it is not that of its model_type
@@ -75,6 +77,7 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (ModernBertConfig, "causal"): modernbert_decoder,
     (BertConfig, "all"): bert,
     (BertConfig, "causal"): bert,
+    (AlbertConfig, "all"): albert,  # transformers has no decoder of it
 }
 
 # architecture of what was trained to tell replaced tokens -> its format, and that of its generator
