@@ -20,6 +20,7 @@ from torch._dynamo.utils import counters
 from benchmarks.batches import lay_out
 from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
 from modernbert_train.config.schema import (
+    AlbertConfig,
     BertConfig,
     ComputeConfig,
     ModelConfig,
@@ -45,6 +46,10 @@ from tests.models.test_training import opaque_attention
 BERT = BertConfig(
     vocab_size=300, hidden_size=64, num_layers=2, num_heads=4, intermediate_size=96, max_positions=64, dropout=0.0,
     init_std=0.4,
+)  # fmt: skip
+ALBERT = AlbertConfig(
+    vocab_size=300, embedding_size=16, hidden_size=64, num_layers=4, num_heads=4, intermediate_size=96, group_layers=2,
+    max_positions=64, init_std=0.4,
 )  # fmt: skip
 MODERN = ModernBertConfig(
     vocab_size=300, hidden_size=64, num_layers=4, num_heads=4, intermediate_size=48, local_attention=8,
@@ -150,7 +155,7 @@ def test_losses_equal_transformers_electra(objective: dict[str, Any], figures: b
         assert "mlm/hits" in sums.figures
 
 
-@pytest.mark.parametrize("config", [BERT, MODERN], ids=lambda c: c.name)
+@pytest.mark.parametrize("config", [BERT, MODERN, ALBERT], ids=lambda c: c.name)
 @pytest.mark.parametrize("objective", SHARED, ids=lambda o: f"{o['sharing']}-{o.get('generator_width', 1)}")
 def test_gradients_reach_what_they_should_and_nothing_else(config: ModelConfig, objective: dict[str, Any]) -> None:
     """Through what was drawn goes none: the detection trains of the generator what is shared without a difference. Of
@@ -173,7 +178,7 @@ def test_gradients_reach_what_they_should_and_nothing_else(config: ModelConfig, 
     assert all(p.grad is not None for p in model.parameters()), "under DDP each must have one in every step"
 
 
-@pytest.mark.parametrize("config", [BERT, MODERN], ids=lambda c: c.name)
+@pytest.mark.parametrize("config", [BERT, MODERN, ALBERT], ids=lambda c: c.name)
 def test_a_difference_begins_at_zero_and_is_added_in(config: ModelConfig) -> None:
     """A gdes model begins as the generator's embeddings say, and what is exported computes what was trained."""
     made = build_model(config, ReplacedTokensConfig(sharing="gdes"), ComputeConfig(attention="sdpa"))
@@ -260,7 +265,7 @@ def test_a_wider_vocabulary_than_a_chunk_of_draws_keeps_the_gradient() -> None:
     assert torch.equal(plain[0], drawn[0]) and torch.equal(plain[1], drawn[1]) and plain[2] is None
 
 
-@pytest.mark.parametrize("config", [BERT, MODERN], ids=lambda c: c.name)
+@pytest.mark.parametrize("config", [BERT, MODERN, ALBERT], ids=lambda c: c.name)
 def test_a_microbatch_without_a_prediction_still_judges_its_tokens(config: ModelConfig) -> None:
     """Texts too short to be masked: the generator's sum is 0 with a graph, or a rank would wait for its gradient."""
     model, batch = built(config, sharing="embeddings"), batch_of()

@@ -115,9 +115,10 @@ def export_format(model: ModelConfig, order: Order, modules: Collection[str] = (
     """
     found = DISCRIMINATORS.get(type(model)) if TOKEN_HEAD in modules else EXPORTS.get((type(model), order))
     if found is None:
+        how = "to tell replaced tokens" if TOKEN_HEAD in modules else f"in order {order}"
         raise ConfigError(
-            f"model.name={model.name}: transformers has no such model for weights that were trained in order {order}. "
-            "Go on from the run itself; it cannot be exported."
+            f"model.name={model.name}: transformers has no such model for weights that were trained {how}. Go on from "
+            "the run itself; it cannot be exported."
         )
     return found
 
