@@ -29,7 +29,10 @@ from modernbert_train.config.stream_rules import one_source, phase_shares, strea
 from modernbert_train.errors import ConfigError
 
 # kernel -> orders that it serves; models/attention says the same of the device and precision at hand
-KERNEL_ORDERS: dict[str, tuple[Order, ...]] = dict.fromkeys(("varlen", "flash", "flex", "sdpa"), ("all", "causal"))
+KERNEL_ORDERS: dict[str, tuple[Order, ...]] = {
+    **dict.fromkeys(("varlen", "flash"), ("all", "causal")),
+    **dict.fromkeys(("flex", "sdpa"), ("all", "causal", "given")),
+}
 
 Rule = Callable[[RunConfig, int], Iterator[str]]
 

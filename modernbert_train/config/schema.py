@@ -24,6 +24,7 @@ from modernbert_train.config.model import ModernBertConfig as ModernBertConfig
 from modernbert_train.config.objective import CausalLmConfig as CausalLmConfig
 from modernbert_train.config.objective import MaskedLmConfig as MaskedLmConfig
 from modernbert_train.config.objective import ObjectiveConfig as ObjectiveConfig
+from modernbert_train.config.objective import PermutationLmConfig as PermutationLmConfig
 from modernbert_train.config.objective import SentenceOrderConfig as SentenceOrderConfig
 from modernbert_train.errors import ConfigError
 
@@ -402,7 +403,12 @@ CHANGED_WHOLE = ("objective",)
 # A section, or each entry of a mapping, whose schema is chosen by its `name`: section -> name -> dataclass.
 VARIANTS: dict[str, dict[str, type]] = {
     "model": {"modernbert": ModernBertConfig, "bert": BertConfig},
-    "objective": {"mlm": MaskedLmConfig, "causal": CausalLmConfig, "sop": SentenceOrderConfig},
+    "objective": {
+        "mlm": MaskedLmConfig,
+        "causal": CausalLmConfig,
+        "sop": SentenceOrderConfig,
+        "permutation": PermutationLmConfig,
+    },
     "optim": {
         "stable_adamw": StableAdamWConfig,
         "adamw": AdamWConfig,

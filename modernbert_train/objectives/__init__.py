@@ -9,9 +9,16 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from modernbert_train.batch import Inputs, PackedText
-from modernbert_train.config.schema import CausalLmConfig, MaskedLmConfig, ObjectiveConfig, SentenceOrderConfig
+from modernbert_train.config.schema import (
+    CausalLmConfig,
+    MaskedLmConfig,
+    ObjectiveConfig,
+    PermutationLmConfig,
+    SentenceOrderConfig,
+)
 from modernbert_train.objectives.causal import CausalLM
 from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.objectives.sop import SentenceOrder
 from modernbert_train.vocabulary import Vocabulary
 
@@ -37,6 +44,7 @@ OBJECTIVES: dict[type[ObjectiveConfig], type[Objective]] = {
     MaskedLmConfig: MaskedLM,
     CausalLmConfig: CausalLM,
     SentenceOrderConfig: SentenceOrder,
+    PermutationLmConfig: PermutationLM,
 }
 
 

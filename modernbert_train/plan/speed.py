@@ -123,7 +123,7 @@ def microbatch_seconds(gpu_name: str, work: Work, tokens: int) -> tuple[float, L
     matrices = passes * flops.layers + 3 * flops.head
     attention = passes * (flops.global_attention + LOCAL_TILES * flops.local_attention) * work.fill
     layer_bytes = traffic.width * model.hidden_size + traffic.hidden * model.intermediate_size
-    moved = passes / 3 * model.num_layers * layer_bytes
+    moved = passes / 3 * model.num_layers * layer_bytes * (1 + work.objective.query_share)
     moved += traffic.logit * model.vocab_size * work.objective.predicted_share
     seconds = matrices / (MATRIX_SHARE * gpu.peak_flops) + attention / (ATTENTION_SHARE * gpu.peak_flops)
     seconds += moved / (MEMORY_SHARE * gpu.memory_rate)

@@ -132,7 +132,7 @@ def run_card(
         average: the checkpoints whose mean the weights are, as average.py records them.
     """
     now = trained.in_phase[phase]
-    model, order = now.model, now.objective.order
+    model, order = now.model, now.objective.plain_order
     shapes = shapes_of(model, now.objective)
     parameters = sum(math.prod(shape) for name, shape in shapes.items() if module_of(name) not in left_out)
     introduction = (

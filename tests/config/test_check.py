@@ -231,7 +231,7 @@ def test_pairs_need_no_segments_of_an_encoder_that_has_none(load: Load) -> None:
 
 
 def test_a_kernel_must_serve_the_order_of_every_phase(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them serve both orders today; what is asked is a table, so that another kernel is one row of it."""
+    """What is asked is a table, so that another kernel is one row of it."""
     asked = ["compute={device: auto, attention: flash}", "objective={name: causal}"]
     check(load(*asked))
     monkeypatch.setitem(KERNEL_ORDERS, "flash", ("all",))
@@ -246,10 +246,30 @@ def test_a_kernel_must_serve_the_order_of_every_phase(load: Load, monkeypatch: p
     check(load("compute={device: auto, attention: auto}", asked[1]))
 
 
+@pytest.mark.parametrize("kernel", ["flash", "varlen", "flex", "sdpa"])
+@pytest.mark.parametrize("key", ["attention", "global_attention"])
+def test_permuted_orders_need_a_kernel_with_masks(load: Load, kernel: str, key: str) -> None:
+    """It must be known before a GPU is asked for."""
+    run = load(f"compute={{device: auto, {key}: {kernel}}}", "objective={name: permutation}")
+    if kernel in ("flex", "sdpa"):
+        return check(run)
+    (line,) = messages(run)
+    assert line == (
+        f"compute.{key}={kernel} with objective.name=permutation in phases.one: that kernel has no given order. Set "
+        f"compute.{key}=auto, or one of flex, sdpa."
+    )
+
+
 def test_the_table_of_orders_is_that_of_the_kernels() -> None:
+    import torch
+
     from modernbert_train.models.attention import KERNELS
 
     assert KERNEL_ORDERS.keys() == KERNELS.keys()
+    cpu = torch.device("cpu")
+    for name, kernel in KERNELS.items():
+        refused = "order of the tokens' own" in str(kernel.support(cpu, torch.float32, "given"))
+        assert refused is ("given" not in KERNEL_ORDERS[name]), name
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_takes_its_weights_from_nowhere_else(load: Load) -> None:

@@ -78,6 +78,27 @@ def test_a_run_learns_causally_and_then_from_masks(tiny_run: TinyRun, tmp_path: 
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
 
 
+@pytest.mark.runs
+@pytest.mark.parametrize(("first", "second"), [("permutation", "mlm"), ("mlm", "permutation")])
+def test_a_run_learns_in_permuted_orders_and_from_masks(
+    tiny_run: TinyRun, tmp_path: Path, first: str, second: str
+) -> None:
+    """One run, two objectives, in either turn: the clock counts text alone, and a killed run goes on bit by bit."""
+    phases = (f"objective={{name: {second}}}", f"phases.short.objective={{name: {first}}}")
+    common = (*phases, "checkpoint.interval_steps=3")
+    assert main(["train", *tiny_run(*common, "name=whole")]) == 0
+    steps = records(tmp_path / "runs/whole")
+    ends = {step["phase"]: step["tokens"] for step in steps}
+    began = {"short": 0, "long": ends["short"]}
+    for phase, name in (("short", first), ("long", second)):
+        predicted = sum(step["predicted"] for step in steps if step["phase"] == phase)
+        share = predicted / (ends[phase] - began[phase])
+        assert (0.12 < share < 1 / 6) if name == "permutation" else (0.2 < share < 0.3), (name, share)
+    at = sum(step["phase"] == "short" for step in steps) + 2
+    killed_and_gone_on(tiny_run(*common, "name=killed"), step=at)
+    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+
+
 def test_a_phase_cannot_change_to_an_objective_with_other_heads(tiny_run: TinyRun, capsys: Any) -> None:
     """Its head would have no weights, or the packing no room for its special tokens."""
     assert main(["check", *tiny_run("phases.long.objective={name: sop}")]) == 78

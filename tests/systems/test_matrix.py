@@ -28,7 +28,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "modernbert": SMALL | {"num_layers": 4, "local_attention": 16},
     "bert": SMALL | {"num_layers": 2, "max_positions": 128},
 }
-OBJECTIVES = ("mlm", "causal", "sop")
+OBJECTIVES = ("mlm", "causal", "sop", "permutation")
 PAIRS = [(encoder, objective) for encoder in ENCODERS for objective in OBJECTIVES]
 
 
@@ -56,9 +56,11 @@ EXPORTED = {
     ("modernbert", "mlm"): "ModernBertForMaskedLM",
     ("modernbert", "causal"): "ModernBertDecoderForCausalLM",
     ("modernbert", "sop"): "ModernBertForMaskedLM",
+    ("modernbert", "permutation"): "ModernBertForMaskedLM",
     ("bert", "mlm"): "BertForMaskedLM",
     ("bert", "causal"): "BertLMHeadModel",
     ("bert", "sop"): "BertForPreTraining",
+    ("bert", "permutation"): "BertForMaskedLM",
 }
 ARXIV = {"modernbert": "2412.13663", "bert": "1810.04805"}
 
@@ -80,6 +82,7 @@ def test_exported_it_computes_the_same_in_transformers(
     assert f"arxiv.org/abs/{ARXIV[encoder]}" in card
     assert ("AutoModelForCausalLM" in card) is (objective == "causal")
     assert ("arxiv.org/abs/1909.11942" in card) is (objective == "sop")
+    assert ("arxiv.org/abs/1906.08237" in card) is (objective == "permutation")
 
     named = EXPORTED[encoder, objective]
     assert json.loads((run / "hf/config.json").read_text())["architectures"] == [named]
@@ -92,7 +95,7 @@ def test_exported_it_computes_the_same_in_transformers(
     ids_T = torch.randint(5, 500, (60,), generator=torch.Generator().manual_seed(1))
     segments_T = torch.tensor([0] * 10 + [1] * 30 + [0] * 5 + [1] * 15)
     typed = (encoder, objective) == ("bert", "sop")
-    packed = lay_out(ids_T, [0, 40, 60], order=found.config.objective.order)
+    packed = lay_out(ids_T, [0, 40, 60], order=found.config.objective.plain_order)
     packed = replace(packed, segment_ids_T=segments_T if typed else None)
     with torch.no_grad():
         hidden_TD = model.eval().encode(packed)
