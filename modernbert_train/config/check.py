@@ -34,6 +34,9 @@ KERNEL_ORDERS: dict[str, tuple[Order, ...]] = {
     **dict.fromkeys(("flex", "sdpa"), ("all", "causal", "given")),
 }
 
+# those that add something to scores, for a model that asks for it
+BIAS_KERNELS = ("sdpa",)
+
 Rule = Callable[[RunConfig, int], Iterator[str]]
 
 
@@ -59,8 +62,7 @@ def check_model(model: ModelConfig) -> None:
         ConfigError: one line for each broken rule.
     """
     config = RunConfig(model=model)
-    messages = [text for key, value, knob in knobs(model, ("model",)) for text in knob.mistakes(key, value)]
-    messages += model_shape(config, 1)
+    messages = [*_outside(model), *model_shape(config, 1)]
     if messages:
         raise ConfigError("\n".join(messages))
 
@@ -123,6 +125,13 @@ def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
         )
     elif isinstance(model, ModernBertConfig):
         yield from _modernbert_shape(model)
+    elif not any([*_outside(model)]):
+        yield from model.mistakes()
+
+
+def _outside(model: ModelConfig) -> Iterator[str]:
+    for key, value, knob in knobs(model, ("model",)):
+        yield from knob.mistakes(key, value)
 
 
 def _modernbert_shape(model: ModernBertConfig) -> Iterator[str]:
@@ -202,6 +211,12 @@ def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
     compute = config.compute
     for key, kernel in {"attention": compute.attention, "global_attention": compute.global_attention}.items():
         if kernel is None or kernel == "auto":
+            continue
+        if config.model.score_bias and kernel not in BIAS_KERNELS:
+            yield (
+                f"compute.{key}={kernel} with model.name={config.model.name}: it adds to the scores of attention, and "
+                f"that kernel takes nothing to add. Set compute.{key}=auto, or {' or '.join(BIAS_KERNELS)}."
+            )
             continue
         for name, now in config.in_phase.items():
             order = now.objective.order

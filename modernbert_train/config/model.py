@@ -5,6 +5,7 @@ row in schema.VARIANTS. What a phase may change of it is marked `phased`; everyt
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from omegaconf import MISSING
@@ -34,6 +35,20 @@ class ModelConfig:
     def title(self) -> tuple[str, str | None]:
         """What people call it, and the arXiv number of its paper."""
         return self.name, None
+
+    @property
+    def score_bias(self) -> bool:
+        """Whether something is added to the scores of attention, which few kernels serve."""
+        return False
+
+    @property
+    def key_products(self) -> int:
+        """Products of the model's width that attention makes of a token and each that it sees: score, weighted sum."""
+        return 2
+
+    def mistakes(self) -> Iterator[str]:
+        """What cannot be of these keys together, for `check`; called with every number in its bounds."""
+        yield from ()
 
     def init_std_of(self, name: str) -> float:
         """Standard deviation that a matrix is drawn with, by its parameter's name, before truncation."""

@@ -26,6 +26,7 @@ from modernbert_train.config.objective import MaskedLmConfig as MaskedLmConfig
 from modernbert_train.config.objective import ObjectiveConfig as ObjectiveConfig
 from modernbert_train.config.objective import PermutationLmConfig as PermutationLmConfig
 from modernbert_train.config.objective import SentenceOrderConfig as SentenceOrderConfig
+from modernbert_train.config.xlnet import XLNetConfig as XLNetConfig
 from modernbert_train.errors import ConfigError
 
 
@@ -402,7 +403,7 @@ CHANGED_WHOLE = ("objective",)
 
 # A section, or each entry of a mapping, whose schema is chosen by its `name`: section -> name -> dataclass.
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": {"modernbert": ModernBertConfig, "bert": BertConfig},
+    "model": {"modernbert": ModernBertConfig, "bert": BertConfig, "xlnet": XLNetConfig},
     "objective": {
         "mlm": MaskedLmConfig,
         "causal": CausalLmConfig,

@@ -10,16 +10,25 @@ from typing import Any
 
 import torch
 
-from modernbert_train.config.schema import BertConfig, ComputeConfig, ModelConfig, ModernBertConfig, ObjectiveConfig
+from modernbert_train.config.schema import (
+    BertConfig,
+    ComputeConfig,
+    ModelConfig,
+    ModernBertConfig,
+    ObjectiveConfig,
+    XLNetConfig,
+)
 from modernbert_train.models.bert import Bert
 from modernbert_train.models.encoder import Encoder
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBert
 from modernbert_train.models.pairs import WithOrder
+from modernbert_train.models.xlnet import XLNet
 
 ENCODERS: dict[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = {
     ModernBertConfig: ModernBert,
     BertConfig: Bert,
+    XLNetConfig: XLNet,
 }
 
 # by `ObjectiveConfig.heads`

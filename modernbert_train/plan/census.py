@@ -13,7 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from modernbert_train.config.schema import BertConfig, MaskedLmConfig, ModelConfig, ModernBertConfig, ObjectiveConfig
+from modernbert_train.config.schema import (
+    BertConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ModernBertConfig,
+    ObjectiveConfig,
+    XLNetConfig,
+)
 
 Place = Literal["embedding", "layer", "head"]
 
@@ -28,6 +35,7 @@ class Matrix:
         count: how many, each of its own numbers.
         uses: products of each with what it is multiplied with; 0: norms, biases, and tables that are only looked up.
         head: whose positions it is multiplied with, a name of `ObjectiveConfig.heads`; None: every token.
+        once: multiplied with as much for any tokens of a microbatch, which counts no FLOPs of a token.
     """
 
     rows: int
@@ -36,6 +44,7 @@ class Matrix:
     count: int = 1
     uses: int = 0
     head: str | None = None
+    once: bool = False
 
     @property
     def numbers(self) -> int:
@@ -78,8 +87,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
     matrices, windows = ENCODER_COUNTS[type(model)](model)
     heads = (objective or MaskedLmConfig()).heads
     beside = tuple(matrix for head in heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
-    # scores, and the weighted sum of values: a product of width D each
-    return Census((*matrices, *beside), windows, key_flops=4 * model.hidden_size)
+    return Census((*matrices, *beside), windows, key_flops=2 * model.key_products * model.hidden_size)
 
 
 Counted = tuple[tuple[Matrix, ...], tuple[int | None, ...]]  # what an encoder is, with the head that predicts tokens
@@ -119,6 +127,23 @@ def _bert(model: BertConfig) -> Counted:
     ), (None,) * layers
 
 
+def _xlnet(model: XLNetConfig) -> Counted:
+    """No biases in attention but those of the heads; keys of distances are made once a microbatch."""
+    width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
+    return (
+        table_of(model),
+        Matrix(1, width, "embedding"),  # of query tokens
+        Matrix(width, width, "layer", 4 * layers, uses=1),  # Wqkv, attn.Wo
+        Matrix(width, width, "layer", layers, uses=1, once=True),  # Wr
+        Matrix(hidden, width, "layer", layers, uses=1),  # Wi
+        Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
+        Matrix(width, 1, "layer", (3 + 2) * layers),  # biases of heads; the two segments
+        Matrix(width, 1, "layer", (1 + 4) * layers),  # bias of mlp.Wo; two norms
+        Matrix(hidden, 1, "layer", layers),
+        Matrix(model.vocab_size, 1, "head"),  # the decoder's bias
+    ), (None,) * layers
+
+
 def table_of(model: ModelConfig) -> Matrix:
     """The embedding: looked up by every token, and as the decoder multiplied with what is predicted."""
     return Matrix(model.vocab_size, model.hidden_size, "embedding", uses=1, head="tokens")
@@ -140,7 +165,11 @@ def _pair(model: ModelConfig) -> tuple[Matrix, ...]:
     )
 
 
-ENCODER_COUNTS: dict[type[ModelConfig], Callable[[Any], Counted]] = {ModernBertConfig: _modernbert, BertConfig: _bert}
+ENCODER_COUNTS: dict[type[ModelConfig], Callable[[Any], Counted]] = {
+    ModernBertConfig: _modernbert,
+    BertConfig: _bert,
+    XLNetConfig: _xlnet,
+}
 
 # heads of an objective besides that of the tokens, which is the encoder's own
 HEAD_COUNTS: dict[str, Callable[[ModelConfig], tuple[Matrix, ...]]] = {"pair": _pair}

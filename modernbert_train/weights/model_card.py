@@ -24,6 +24,7 @@ from modernbert_train.config.schema import (
     RunConfig,
     SentenceOrderConfig,
     StreamConfig,
+    XLNetConfig,
 )
 from modernbert_train.data.dataset_card import DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
@@ -68,11 +69,16 @@ def model_card(
             f"--licence={licence!r}: not an identifier of the hub. Write it as apache-2.0, cc-by-4.0, mit or other."
         )
     header: dict[str, Any] = {"license": licence or "unknown", "library_name": "transformers"}
-    if order == "causal":
+    auto = "AutoModelForMaskedLM"
+    if isinstance(model, XLNetConfig):  # which has one class there for all that predict tokens
+        auto = "AutoModelForCausalLM"
+        kind = "decoder" if order == "causal" else "encoder"
+        header |= {"pipeline_tag": "feature-extraction", "mask_token": MASK, "tags": [model.name, kind]}
+    elif order == "causal":
+        auto = "AutoModelForCausalLM"
         header |= {"pipeline_tag": "text-generation", "tags": [model.name, "text-generation", "decoder"]}
     else:
         header |= {"pipeline_tag": "fill-mask", "mask_token": MASK, "tags": [model.name, "fill-mask", "encoder"]}
-    auto = "AutoModelForCausalLM" if order == "causal" else "AutoModelForMaskedLM"
     header |= {"datasets": list(datasets)} if datasets else {}
     header |= {"base_model": base} if base and _is_hub_id(base) else {}
     stated = f"{licence}, as stated by who exported the model."
@@ -260,6 +266,11 @@ def _details(model: ModelConfig) -> str:
     if isinstance(model, BertConfig):
         return (
             f"{model.max_positions:,} learned positions, {plural(model.segments, 'segment')};\n"
+            f"  activation {model.activation}, dropout {model.dropout:g}, none of attention probabilities"
+        )
+    if isinstance(model, XLNetConfig):
+        return (
+            f"distances of tokens, no memory of earlier text;\n"
             f"  activation {model.activation}, dropout {model.dropout:g}, none of attention probabilities"
         )
     return f"model.name={model.name}"

@@ -12,7 +12,14 @@ import pytest
 import torch
 
 from modernbert_train.batch import IGNORED_LABEL, QUERY_RANK, Inputs, Packed, PackedText
-from modernbert_train.config.schema import BertConfig, ComputeConfig, ModelConfig, ModernBertConfig, PermutationLmConfig
+from modernbert_train.config.schema import (
+    BertConfig,
+    ComputeConfig,
+    ModelConfig,
+    ModernBertConfig,
+    PermutationLmConfig,
+    XLNetConfig,
+)
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.models.masked_lm import ForMaskedLM
@@ -24,6 +31,7 @@ SHAPE = {"vocab_size": 100, "hidden_size": 32, "num_heads": 2, "intermediate_siz
 ENCODERS: dict[str, ModelConfig] = {
     "modernbert": ModernBertConfig(**SHAPE, num_layers=4, local_attention=8),
     "bert": BertConfig(**SHAPE, num_layers=2, max_positions=64),
+    "xlnet": XLNetConfig(**SHAPE, num_layers=2),
 }
 CONFIG = PermutationLmConfig(context_ratio=3)
 EACH = pytest.mark.parametrize("config", ENCODERS.values(), ids=ENCODERS)

@@ -12,16 +12,19 @@ from typing import Any, Protocol
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig, XLNetConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.own_files import require_own_files
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import bert, modernbert, modernbert_decoder
+from modernbert_train.weights.formats import bert, modernbert, modernbert_decoder, xlnet
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
 
 
 class HubFormat(Protocol):
-    """How transformers stores one kind of model: a file of this folder."""
+    """How transformers stores one kind of model: a file of this folder.
+
+    One whose tensors do not all have our shapes has `shape(name, config) -> Shape | None` too, see shape.py.
+    """
 
     def read(self, raw: dict[str, Any], where: str) -> Described:
         """What the content of a config.json says; `where` is how messages name it.
@@ -62,6 +65,7 @@ FORMATS: dict[str, HubFormat] = {
     "modernbert-decoder": modernbert_decoder,
     "bert": bert,
     "roberta": bert,
+    "xlnet": xlnet,
 }
 
 # architecture and order of what is exported -> its format
@@ -70,6 +74,8 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (ModernBertConfig, "causal"): modernbert_decoder,
     (BertConfig, "all"): bert,
     (BertConfig, "causal"): bert,
+    (XLNetConfig, "all"): xlnet,
+    (XLNetConfig, "causal"): xlnet,
 }
 
 
@@ -88,12 +94,12 @@ def format_of(raw: dict[str, Any], where: str) -> HubFormat:
 
 
 def export_format(model: ModelConfig, order: Order) -> HubFormat:
-    """The format that weights are exported in.
+    """The format that weights are exported in; what was trained in an order that was given sees all elsewhere.
 
     Raises:
         ConfigError: there is none for such a model.
     """
-    found = EXPORTS.get((type(model), order))
+    found = EXPORTS.get((type(model), "all" if order == "given" else order))
     if found is None:
         raise ConfigError(
             f"model.name={model.name}: transformers has no such model for weights that were trained in order {order}. "

@@ -16,6 +16,7 @@ from modernbert_train.errors import ConfigError, DataError, RunError
 from modernbert_train.models.build import all_shapes
 from modernbert_train.weights.formats import HubFormat
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
+from modernbert_train.weights.formats.shape import Shape
 
 EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 Mistake = Callable[[str], RunError]
@@ -59,7 +60,7 @@ def to_hf(hub: HubFormat, weights: Mapping[str, Tensor], config: ModelConfig) ->
         raise mistake(f"{DECODER} is not tied to {EMBEDDING}")
     _compare({name: tensor for name, tensor in weights.items() if name != DECODER}, expected, mistake)
     return {
-        name: part.contiguous()
+        name: _there(part, _shape(hub, ours, config)).contiguous()
         for ours in expected
         if (theirs := hub.theirs(ours, config))
         for name, part in zip(theirs, weights[ours].chunk(len(theirs)), strict=True)
@@ -104,15 +105,36 @@ def from_hf(
             for ours in parts:
                 for name in known.pop(ours):
                     found.pop(name, None)
+    parts_of = {ours: (shapes[ours][0] // len(theirs), *shapes[ours][1:]) for ours, theirs in known.items()}
     expected = {
-        name: (shapes[ours][0] // len(theirs), *shapes[ours][1:]) for ours, theirs in known.items() for name in theirs
+        name: parts_of[ours] if (there := _shape(hub, ours, config)) is None else there.dims
+        for ours, theirs in known.items()
+        for name in theirs
     }
     _compare(found, expected, mistake)
-    weights = {
-        ours: (found[theirs[0]] if len(theirs) == 1 else torch.cat([found[name] for name in theirs])).float()
-        for ours, theirs in known.items()
-    }
+    weights = {}
+    for ours, theirs in known.items():
+        parts = [_here(found[name], _shape(hub, ours, config), parts_of[ours]) for name in theirs]
+        weights[ours] = (parts[0] if len(parts) == 1 else torch.cat(parts)).float()
     return weights | {DECODER: weights[EMBEDDING]}
+
+
+def _shape(hub: HubFormat, name: str, config: ModelConfig) -> Shape | None:
+    """Of a parameter's parts there, where it is not ours."""
+    ask: Callable[[str, ModelConfig], Shape | None] | None = getattr(hub, "shape", None)
+    return None if ask is None else ask(name, config)
+
+
+def _there(part: Tensor, shape: Shape | None) -> Tensor:
+    if shape is None:
+        return part
+    return (part.t() if shape.transposed else part).reshape(shape.dims)
+
+
+def _here(part: Tensor, shape: Shape | None, ours: tuple[int, ...]) -> Tensor:
+    if shape is None:
+        return part
+    return part.reshape(ours[::-1]).t().contiguous() if shape.transposed else part.reshape(ours)
 
 
 def _compare(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], mistake: Mistake) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.batches import lay_out
-from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig, SentenceOrderConfig
+from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig, SentenceOrderConfig, XLNetConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.build import all_shapes, build_model, shapes_of
 from modernbert_train.models.init import initialize
@@ -129,11 +129,12 @@ MODELS: list[ModelConfig] = [
     ModernBertConfig(**SHAPE, local_attention=8),
     BertConfig(**SHAPE, max_positions=40),
     BertConfig(**SHAPE, max_positions=40, segments=1, position_offset=2),
+    XLNetConfig(**SHAPE),
 ]
 
 
-@pytest.mark.parametrize("config", MODELS, ids=["modernbert", "bert", "roberta"])
-@pytest.mark.parametrize("order", ["all", "causal"])
+@pytest.mark.parametrize("config", MODELS, ids=["modernbert", "bert", "roberta", "xlnet"])
+@pytest.mark.parametrize("order", ["all", "causal", "given"])
 def test_every_parameter_has_a_place_of_its_own(config: ModelConfig, order: Any) -> None:
     """Of every encoder with every head: two with one name would overwrite each other, one without would be lost."""
     hub = export_format(config, order)
@@ -146,7 +147,7 @@ def test_every_parameter_has_a_place_of_its_own(config: ModelConfig, order: Any)
     assert {*shapes_of(config, SentenceOrderConfig())} == {*shapes}
 
 
-@pytest.mark.parametrize("config", MODELS, ids=["modernbert", "bert", "roberta"])
+@pytest.mark.parametrize("config", MODELS, ids=["modernbert", "bert", "roberta", "xlnet"])
 def test_a_pair_head_is_kept_where_it_has_a_place(config: ModelConfig) -> None:
     model = build_model(config, SentenceOrderConfig())
     initialize(model, config, seed=3)
