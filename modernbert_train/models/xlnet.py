@@ -67,7 +67,7 @@ class Places:
         return min(end - start, self.longest)
 
     def of(self, start: int, end: int) -> tuple[Tensor, Tensor | None]:
-        """Of a sequence: rows_QK, the distance of each pair from the lowest that can be; and whether segments differ."""
+        """Of a sequence: rows_QK, each pair's distance above the lowest that can be; and whether segments differ."""
         if start not in self.found:
             place = self.position_ids_T[start:end]
             rows_QK = place[:, None] - place + self.reach(start, end) - 1

@@ -97,11 +97,8 @@ def flops_per_token(model: Census, spans: Spans, uses: Mapping[str, float], enco
         uses: of each head, the positions that it is applied to over tokens.
         encoded: see `ObjectiveConfig.encoded_tokens`.
     """
-    per_use = [
-        (matrix.head, 2.0 * matrix.numbers * matrix.uses)
-        for matrix in model.matrices
-        if matrix.uses and not matrix.once
-    ]
+    used = [matrix for matrix in model.matrices if matrix.uses and not matrix.once]
+    per_use = [(matrix.head, 2.0 * matrix.numbers * matrix.uses) for matrix in used]
     return Flops(
         layers=encoded * sum(flops for head, flops in per_use if head is None),
         global_attention=model.key_flops * model.num_global * spans.whole,

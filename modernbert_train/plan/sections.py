@@ -120,6 +120,7 @@ def _phases(plan: Plan) -> Section:
             f"Steps are {how}. Microbatches are those of each of {plural(plan.ranks, 'rank')} at the full batch; "
             "passes are over the data.",
             *_queries(plan),
+            *_bias(plan),
             *_dropout(plan),
         ],
     )
@@ -134,6 +135,15 @@ def _queries(plan: Plan) -> Iterator[str]:
                 f"Phase {phase.name}: with a query token for each that is predicted, the encoder reads {encoded:.2f} "
                 "tokens for each of text; tokens here, and the clock, are those of text."
             )
+
+
+def _bias(plan: Plan) -> Iterator[str]:
+    """What no fast kernel computes."""
+    if plan.config.model.score_bias:
+        yield (
+            f"Scores of {plan.config.model.name} have a bias, which compute.attention=sdpa alone serves, one sequence at "
+            "a time: slower than the attention that is predicted here."
+        )
 
 
 def _dropout(plan: Plan) -> Iterator[str]:

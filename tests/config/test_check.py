@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from modernbert_train.config.check import KERNEL_ORDERS, RULES, check, check_model, kernels_and_orders
+from modernbert_train.config.check import BIAS_KERNELS, KERNEL_ORDERS, RULES, check, check_model, kernels_and_orders
 from modernbert_train.config.describe import describe, expected_steps
 from modernbert_train.config.load import load_model, load_run
 from modernbert_train.config.schema import BatchWarmupConfig, PhaseConfig, RunConfig
@@ -260,6 +260,26 @@ def test_permuted_orders_need_a_kernel_with_masks(load: Load, kernel: str, key: 
     )
 
 
+@pytest.mark.parametrize("kernel", ["flash", "varlen", "flex"])
+def test_xlnet_needs_a_kernel_that_adds_to_scores(load: Load, kernel: str) -> None:
+    """Without what is added it would not know where a token stands."""
+    xlnet = "model={name: xlnet, hidden_size: 64, num_heads: 1}"
+    (line,) = messages(load(xlnet, f"compute={{device: auto, attention: {kernel}}}"))
+    assert line == (
+        f"compute.attention={kernel} with model.name=xlnet: it adds to the scores of attention, and that kernel takes "
+        "nothing to add. Set compute.attention=auto, or sdpa."
+    )
+    for words in ("compute={device: auto, attention: auto}", "compute={device: auto, attention: sdpa}"):
+        check(load(xlnet, words))
+        check(load(xlnet, words, "objective={name: permutation}"))
+        check(load(xlnet, words, "objective={name: sop}"))
+
+
+def test_xlnet_has_as_many_sines_as_cosines(load: Load) -> None:
+    (line,) = messages(load("model={name: xlnet, hidden_size: 65, num_heads: 5}"))
+    assert line.startswith("model.hidden_size=65: a distance has as many sines as cosines")
+
+
 def test_the_table_of_orders_is_that_of_the_kernels() -> None:
     import torch
 
@@ -268,6 +288,8 @@ def test_the_table_of_orders_is_that_of_the_kernels() -> None:
     assert KERNEL_ORDERS.keys() == KERNELS.keys()
     cpu = torch.device("cpu")
     for name, kernel in KERNELS.items():
+        biased = "adds nothing to the scores" not in str(kernel.support(cpu, torch.float32, "all", True))
+        assert biased is (name in BIAS_KERNELS), name
         refused = "order of the tokens' own" in str(kernel.support(cpu, torch.float32, "given"))
         assert refused is ("given" not in KERNEL_ORDERS[name]), name
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from benchmarks.batches import lay_out
 from modernbert_train.batch import QUERY_RANK, Batch, Packed
@@ -216,6 +217,23 @@ def test_dropout_is_in_training_alone_and_follows_the_phase(sequences: Make, pac
     assert rates == [0.1] * (2 + 2 * SMALL.num_layers)
     model.set_phase(SMALL)
     assert torch.equal(model.encode(packed), still)
+
+
+@pytest.mark.runs
+def test_layers_compile_once_whatever_the_documents(sequences: Make, pack: Make) -> None:
+    """What is added to scores is another object in every microbatch; nothing may be compiled again for it."""
+    torch._dynamo.reset()
+    counters.clear()
+    model, plain = build().train(), build().train()
+    model.compile_layers(backend="aot_eager")
+    compiled = []
+    for lengths in ([96], [50, 20], [1, 2, 3, 90], [3] * 30):
+        packed = pack([sequences(lengths)], row_tokens=96).packed
+        out = model.encode(packed)
+        out.square().mean().backward()
+        torch.testing.assert_close(out, plain.encode(packed), **CLOSE)
+        compiled.append(counters["stats"]["unique_graphs"])
+    assert len(set(compiled)) == 1, compiled
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

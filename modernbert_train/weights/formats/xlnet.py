@@ -158,8 +158,8 @@ def read(raw: dict[str, Any], where: str) -> Described:
     )
     if config.hidden_size % config.num_heads or config.hidden_size % 2:
         raise DataError(
-            f"{where}: d_model={config.hidden_size} is not a multiple of n_head={config.num_heads}, or odd. Restore the "
-            "file from a copy."
+            f"{where}: d_model={config.hidden_size} is not a multiple of n_head={config.num_heads}, or odd. Restore "
+            "the file from a copy."
         )
     if raw.get("d_head", config.head_size) != config.head_size:
         raise DataError(
