@@ -141,8 +141,8 @@ def _bias(plan: Plan) -> Iterator[str]:
     """What no fast kernel computes."""
     if plan.config.model.score_bias:
         yield (
-            f"Scores of {plan.config.model.name} have a bias, which compute.attention=sdpa alone serves, one sequence at "
-            "a time: slower than the attention that is predicted here."
+            f"Scores of {plan.config.model.name} have a bias, which compute.attention=sdpa alone serves, one sequence "
+            "at a time: slower than the attention that is predicted here."
         )
 
 
