@@ -218,7 +218,7 @@ def _new_entries(ids: dict[str, int], spare_entries: int) -> dict[str, int]:
 def _set_template(tokenizer: Tokenizer) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{CLS} $A {SEP}",
-        pair=f"{CLS} $A {SEP} $B {SEP}",
+        pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (CLS, SEP)],
     )
 

@@ -37,6 +37,7 @@ class Vocabulary:
             or without a closing quote or bracket, or a line break.
         inside_words: int64 ids of those that go on with a word that a token before them began: with WordPiece's ##, or
             letters and digits without the mark of a space where words have one.
+        segments_of_pairs: whether the tokenizer gives the second text of a pair token type 1.
     """
 
     num_entries: int
@@ -48,6 +49,7 @@ class Vocabulary:
     sha256: str
     sentence_ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     inside_words: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    segments_of_pairs: bool = False
 
 
 class _Tokenizer(NamedTuple):
@@ -57,11 +59,13 @@ class _Tokenizer(NamedTuple):
         sha256: of its bytes.
         ids: of every token.
         added: what it says about each added token, by its text.
+        segments_of_pairs: see `Vocabulary`.
     """
 
     sha256: str
     ids: Mapping[str, int]
     added: Mapping[str, Any]
+    segments_of_pairs: bool
 
 
 def read_vocabulary(folder: str | Path) -> Vocabulary:
@@ -85,7 +89,7 @@ def token_ids(folder: str | Path) -> Mapping[str, int]:
 
 
 def _vocabulary(path: Path) -> Vocabulary:
-    sha256, ids, added = read_once(path, _parse)
+    sha256, ids, added, segments_of_pairs = read_once(path, _parse)
     missing = [name for name in ("[CLS]", "[SEP]", "[PAD]", "[MASK]") if name not in ids]
     if missing:
         raise DataError(
@@ -107,6 +111,7 @@ def _vocabulary(path: Path) -> Vocabulary:
         ordinary=ordinary,
         sentence_ends=sentence_ends,
         inside_words=inside_words,
+        segments_of_pairs=segments_of_pairs,
         sha256=sha256,
     )
 
@@ -139,10 +144,21 @@ def _parse(path: Path) -> _Tokenizer:
         vocabulary |= {text: int(token["id"]) for text, token in added.items()}
         if wrong := [text for text, i in vocabulary.items() if not 0 <= i <= _LARGEST_ID]:
             raise ValueError(f"{wrong[0][:40]!r} has the id {vocabulary[wrong[0]]:.9g}")
-        return _Tokenizer(hashlib.sha256(content).hexdigest(), vocabulary, added)
+        pairs = _segments_of_pairs(tokenizer.get("post_processor") or {})
+        return _Tokenizer(hashlib.sha256(content).hexdigest(), vocabulary, added, pairs)
     except FileNotFoundError:
         raise DataError(
             f"{path}: no such file. data.tokenizer must name a tokenizer folder, as data_prep/prepare.py makes it."
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{path}: not a readable tokenizer ({type(error).__name__}: {error}).") from None
+
+
+def _segments_of_pairs(post_processor: Mapping[str, Any]) -> bool:
+    """See `Vocabulary`; by the kinds of post-processor that the tokenizers library has."""
+    if post_processor.get("type") == "Sequence":
+        return any(_segments_of_pairs(each) for each in post_processor["processors"])
+    if post_processor.get("type") == "TemplateProcessing":
+        parts = [part["Sequence"] for part in post_processor["pair"] if "Sequence" in part]
+        return any(part["id"] == "B" and part["type_id"] == 1 for part in parts)
+    return post_processor.get("type") == "BertProcessing"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, models, processors
 
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import read_vocabulary
@@ -92,3 +92,23 @@ def test_tokens_inside_words_are_known(tmp_path: Path, tokens: list[str], inside
     """Masks and spans of whole words end in the middle of one if this is wrong."""
     vocabulary = read_vocabulary(write(tmp_path, {text: i for i, text in enumerate(tokens)}, specials(len(tokens))))
     assert [tokens[i] for i in vocabulary.inside_words] == inside
+
+
+@pytest.mark.parametrize(
+    ("template", "segments"),
+    [("$A [SEP] $B [SEP]", False), ("$A [SEP] $B:1 [SEP]:1", True), (None, False), ("bert", True), ("roberta", False)],
+)
+def test_token_types_of_pairs_are_known(tmp_path: Path, template: str | None, segments: bool) -> None:
+    """Without the second type an encoder would read pairs otherwise than it was trained."""
+    tokenizer = Tokenizer(models.WordLevel({text: i for i, text in enumerate(SPECIAL)}, unk_token="[UNK]"))
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    ends = ("[SEP]", 3), ("[CLS]", 2)
+    if template in ("bert", "roberta"):
+        kind = processors.BertProcessing if template == "bert" else processors.RobertaProcessing
+        tokenizer.post_processor = processors.Sequence([kind(*ends)])
+    elif template:
+        tokenizer.post_processor = processors.TemplateProcessing("$A", template, list(ends))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert read_vocabulary(tmp_path).segments_of_pairs is segments
+    if template:
+        assert (1 in tokenizer.encode("[UNK]", "[UNK]").type_ids) is segments

@@ -37,6 +37,25 @@ class ModelConfig:
         return self.name, None
 
     @property
+    def embedding_width(self) -> int:
+        """Numbers in a token's row of the embedding."""
+        return self.hidden_size
+
+    @property
+    def unit_passes(self) -> tuple[int, ...]:
+        """Of each of `Encoder.layers`, how often a token passes through it; more than once where weights are shared."""
+        return (1,) * self.num_layers
+
+    @property
+    def stored(self) -> ModelConfig:
+        """The same function as files of other libraries can say it: itself, or one that shares less."""
+        return self
+
+    def stored_names(self, name: str) -> tuple[str, ...]:
+        """The parameters of `stored` that a parameter is: itself, or several, which are equal."""
+        return (name,)
+
+    @property
     def score_bias(self) -> bool:
         """Whether something is added to the scores of attention, which few kernels serve."""
         return False

@@ -40,6 +40,11 @@ class XLNetConfig(ModelConfig):
         return "XLNet", "1906.08237"
 
     @property
+    def segments(self) -> int:
+        """Token types: a token knows whether another is of its own."""
+        return 2
+
+    @property
     def score_bias(self) -> bool:
         return True
 

@@ -43,6 +43,14 @@ def check_data(config: RunConfig) -> DataFacts:
             f"{vocabulary.pad_id}, and a RoBERTa's positions begin right after it. Set model.position_offset="
             f"{vocabulary.pad_id + 1}, or 0 for a BERT."
         )
+    pairs = [now.objective.name for now in (config, *config.in_phase.values()) if "pair" in now.objective.heads]
+    if pairs and getattr(config.model, "segments", 1) > 1 and not vocabulary.segments_of_pairs:
+        raise ConfigError(
+            f"objective.name={pairs[0]}: the halves of a pair are two segments of model.name={config.model.name}, and "
+            f"the tokenizer in {config.data.tokenizer} gives both texts of a pair token type 0, so the exported model "
+            "would read pairs otherwise than it was trained. Prepare the data again, which mends the tokenizer, or set "
+            "objective.name=mlm."
+        )
     mistakes = []
     for key, path in named_folders(config):
         try:
@@ -107,4 +115,15 @@ def few_predictions(config: RunConfig, facts: DataFacts) -> str | None:
         f"{cause} {tokens:,} tokens, of which about {predictions:,} are predicted: with so few the held-out loss has a "
         f"standard error of about {LOSS_DEVIATION / math.sqrt(predictions):.2g} nats, and smaller differences mean "
         f"nothing. {remedy}."
+    )
+
+
+def without_words(config: RunConfig) -> str | None:
+    """What masking=ngram does where the tokenizer does not tell which tokens go on with a word; None elsewhere."""
+    asked = any(getattr(now.objective, "masking", None) == "ngram" for now in (config, *config.in_phase.values()))
+    if not asked or len(read_vocabulary(config.data.tokenizer).inside_words):
+        return None
+    return (
+        f"objective.masking=ngram: the tokenizer in {config.data.tokenizer} does not mark which tokens go on with a "
+        "word, so each token counts as a whole word. Fine, if that is what you want."
     )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from modernbert_train.config.schema import (
+    AlbertConfig,
     BertConfig,
     ComputeConfig,
     ModelConfig,
@@ -18,6 +19,7 @@ from modernbert_train.config.schema import (
     ObjectiveConfig,
     XLNetConfig,
 )
+from modernbert_train.models.albert import Albert
 from modernbert_train.models.bert import Bert
 from modernbert_train.models.encoder import Encoder
 from modernbert_train.models.masked_lm import ForMaskedLM
@@ -28,6 +30,7 @@ from modernbert_train.models.xlnet import XLNet
 ENCODERS: dict[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = {
     ModernBertConfig: ModernBert,
     BertConfig: Bert,
+    AlbertConfig: Albert,
     XLNetConfig: XLNet,
 }
 

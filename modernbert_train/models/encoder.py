@@ -18,7 +18,8 @@ class Encoder(nn.Module):
 
     Attributes:
         config: the architecture.
-        layers: the units that are compiled, sharded and recomputed.
+        layers: the units that are compiled and recomputed, each once, however many layers share it; those that a token
+            passes through once (`ModelConfig.unit_passes`) are sharded each on its own.
     """
 
     config: Any

@@ -3,17 +3,19 @@
 From this follow parameters, FLOPs, what Muon orthogonalises and what GPUs send. Another architecture is one function
 here and a row in `ENCODER_COUNTS`; another head is one in `HEAD_COUNTS`. Tests hold every one against the real model.
 
-Shape legend: D model width, F hidden width, V vocabulary, L layers.
+Shape legend: D model width, E width of the embedding, F hidden width, V vocabulary, L layers.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from modernbert_train.config.schema import (
+    AlbertConfig,
     BertConfig,
     MaskedLmConfig,
     ModelConfig,
@@ -31,9 +33,10 @@ class Matrix:
 
     Attributes:
         rows, columns: of each.
-        place: where they stand. In layers they are spread evenly over them.
+        place: where they stand: in tables, in layers, or elsewhere.
         count: how many, each of its own numbers.
         uses: products of each with what it is multiplied with; 0: norms, biases, and tables that are only looked up.
+        passes: layers that have it in common; its products are made in each of them.
         head: whose positions it is multiplied with, a name of `ObjectiveConfig.heads`; None: every token.
         once: multiplied with as much for any tokens of a microbatch, which counts no FLOPs of a token.
     """
@@ -43,6 +46,7 @@ class Matrix:
     place: Place
     count: int = 1
     uses: int = 0
+    passes: int = 1
     head: str | None = None
     once: bool = False
 
@@ -127,6 +131,39 @@ def _bert(model: BertConfig) -> Counted:
     ), (None,) * layers
 
 
+def _albert(model: AlbertConfig) -> Counted:
+    """BERT's, but for narrow tables, a projection, and units that several layers share."""
+    width, hidden, narrow = model.hidden_size, model.intermediate_size, model.embedding_size
+    attentions, ffns = (Counter(model.passes(part)) for part in ("attention", "ffn"))
+    of_attentions = (
+        (
+            Matrix(width, width, "layer", 4 * each, uses=1, passes=passes),
+            Matrix(width, 1, "layer", 6 * each, passes=passes),
+        )
+        for passes, each in attentions.items()
+    )  # Wqkv and Wo; their biases and the norm
+    of_ffns = (
+        (
+            Matrix(hidden, width, "layer", each, uses=1, passes=passes),  # Wi
+            Matrix(width, hidden, "layer", each, uses=1, passes=passes),  # Wo
+            Matrix(hidden, 1, "layer", each, passes=passes),
+            Matrix(width, 1, "layer", 3 * each, passes=passes),
+        )
+        for passes, each in ffns.items()
+    )
+    return (
+        table_of(model),
+        Matrix(model.max_positions, narrow, "embedding"),
+        Matrix(model.segments, narrow, "embedding"),
+        Matrix(narrow, 1, "embedding", 2),
+        Matrix(width, narrow, "head", uses=1),  # the projection
+        Matrix(width, 1, "head"),
+        *(matrix for unit in (*of_attentions, *of_ffns) for matrix in unit),
+        *prediction_of(model),
+        Matrix(narrow, 1, "head", 3),  # bias of the dense matrix, norm
+    ), (None,) * model.num_layers
+
+
 def _xlnet(model: XLNetConfig) -> Counted:
     """No biases in attention but those of the heads; keys of distances are made once a microbatch."""
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
@@ -146,12 +183,12 @@ def _xlnet(model: XLNetConfig) -> Counted:
 
 def table_of(model: ModelConfig) -> Matrix:
     """The embedding: looked up by every token, and as the decoder multiplied with what is predicted."""
-    return Matrix(model.vocab_size, model.hidden_size, "embedding", uses=1, head="tokens")
+    return Matrix(model.vocab_size, model.embedding_width, "embedding", uses=1, head="tokens")
 
 
 def prediction_of(model: ModelConfig) -> tuple[Matrix, ...]:
     """The dense matrix of the head that predicts tokens, and the decoder's bias."""
-    dense = Matrix(model.hidden_size, model.hidden_size, "head", uses=1, head="tokens")
+    dense = Matrix(model.embedding_width, model.hidden_size, "head", uses=1, head="tokens")
     return dense, Matrix(model.vocab_size, 1, "head")
 
 
@@ -168,6 +205,7 @@ def _pair(model: ModelConfig) -> tuple[Matrix, ...]:
 ENCODER_COUNTS: dict[type[ModelConfig], Callable[[Any], Counted]] = {
     ModernBertConfig: _modernbert,
     BertConfig: _bert,
+    AlbertConfig: _albert,
     XLNetConfig: _xlnet,
 }
 

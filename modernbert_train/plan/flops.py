@@ -98,7 +98,7 @@ def flops_per_token(model: Census, spans: Spans, uses: Mapping[str, float], enco
         encoded: see `ObjectiveConfig.encoded_tokens`.
     """
     used = [matrix for matrix in model.matrices if matrix.uses and not matrix.once]
-    per_use = [(matrix.head, 2.0 * matrix.numbers * matrix.uses) for matrix in used]
+    per_use = [(matrix.head, 2.0 * matrix.numbers * matrix.uses * matrix.passes) for matrix in used]
     return Flops(
         layers=encoded * sum(flops for head, flops in per_use if head is None),
         global_attention=model.key_flops * model.num_global * spans.whole,

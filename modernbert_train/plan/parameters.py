@@ -18,18 +18,22 @@ class Parameters:
     Attributes:
         embedding: V * D, the table that the decoder shares; a lookup in the input, a matrix product in the head.
         layer: of one layer, its norms included; ModernBERT's first layer has one norm less.
-        layers: of all layers.
+        layers: of all layers, what several of them share counted once.
+        shared: what several share.
         rest: norms before and after the layers, heads, the decoder's bias; BERT's tables of positions and segments.
         matrices: entries of all matrices that are multiplied with, the shared table included.
         hidden_rows: rows of those that Muon orthogonalises.
+        units: layers, or parts of them, that no other layer shares: FSDP2 gathers each on its own.
     """
 
     embedding: int
     layer: int
     layers: int
+    shared: int
     rest: int
     matrices: int
     hidden_rows: int
+    units: int
 
     @property
     def total(self) -> int:
@@ -47,8 +51,8 @@ class Parameters:
 
     @property
     def root(self) -> int:
-        """What lies outside the layers: FSDP2 keeps it together, and whole from forward to backward."""
-        return self.embedding + self.rest
+        """What lies outside the units: FSDP2 keeps it together, and whole from forward to backward."""
+        return self.embedding + self.rest + self.shared
 
 
 def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Parameters:
@@ -64,9 +68,13 @@ def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = Non
     layers = sum(matrix.numbers for matrix in of_layers)
     return Parameters(
         embedding=embedding,
-        layer=sum(matrix.rows * matrix.columns * -(-matrix.count // model.num_layers) for matrix in of_layers),
+        layer=sum(
+            matrix.rows * matrix.columns * -(-matrix.count * matrix.passes // model.num_layers) for matrix in of_layers
+        ),
         layers=layers,
+        shared=sum(matrix.numbers for matrix in of_layers if matrix.passes > 1),
         rest=sum(matrix.numbers for matrix in found.matrices) - embedding - layers,
         matrices=sum(matrix.numbers for matrix in found.matrices if matrix.uses),
         hidden_rows=sum(matrix.count * matrix.rows for matrix in found.hidden),
+        units=model.unit_passes.count(1),
     )

@@ -75,6 +75,9 @@ def export(
     tokenizer_config = read_object(tokenizer_folder / TOKENIZER_CONFIG) | {"model_max_length": max_tokens}
     if tokenizer_config.get("tokenizer_class") == "TokenizersBackend":  # transformers 5's name, unknown to version 4
         tokenizer_config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    of_pairs = any(module_of(name) == "pair_head" for name in state)
+    if of_pairs and getattr(config, "segments", 1) > 1:  # it has learnt what token types mean
+        tokenizer_config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     described = hub.describe(config, order, modules, max_tokens, vocabulary)
     if out.exists() and not _is_export(out):
         raise ConfigError(f"{out} exists and is not an export of this program. Remove it or name another folder.")
@@ -100,10 +103,14 @@ def export(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def load_weights(folder: Path) -> dict[str, Tensor]:
+def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Tensor]:
     """Read the weights beside a config.json, whatever they are stored in, in fp32 under our names; see `from_hf`.
 
     One model.safetensors or several with an index; names of Composer checkpoints are understood too.
+
+    Args:
+        folder: of the model.
+        model: the architecture to read them as, which is stored as the folder's is; None: what config.json says.
 
     Raises:
         DataError: a file is missing, damaged or cut short, or the weights do not fit config.json; names the file.
@@ -111,7 +118,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     require_own_files(folder)
     raw, where = read_object(folder / CONFIG_JSON), str(folder / CONFIG_JSON)
     hub = format_of(raw, where)
-    config = hub.read(raw, where).model
+    config = model or hub.read(raw, where).model
     stored: dict[str, Tensor] = {}
     for name in _weight_files(folder):
         try:

@@ -10,7 +10,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -67,7 +67,7 @@ class Source:
         """
         if self.checkpoint is not None:
             return self.checkpoint.weights()
-        return open_composer(self.folder).weights() if self.folder.is_file() else load_weights(self.folder)
+        return open_composer(self.folder).weights() if self.folder.is_file() else load_weights(self.folder, self.model)
 
     @contextmanager
     def tokenizer_folder(self) -> Iterator[Path]:
@@ -221,7 +221,7 @@ def find_origin(config: RunConfig) -> Origin | None:
     if name is None:
         return None
     check_named(name, config.runs_folder)
-    source = open_source(name)
+    source = read_as(open_source(name), config.model)
     if key == "grow_from":
         check_growth(*growable(source.model, config.model, f"weights.grow_from={name}"), weights.grow_mode)
     else:
@@ -237,6 +237,14 @@ def find_origin(config: RunConfig) -> Origin | None:
         drawn=tuple(head for head in here if head not in there),
         left_out=tuple(head for head in there if head not in here),
     )
+
+
+def read_as(source: Source, model: ModelConfig) -> Source:
+    """A Hugging Face model as an architecture that is stored alike: equal tensors there may be one here."""
+    if source.checkpoint is not None or other_architecture(model.stored, source.model.stored):
+        return source
+    keys = {key: getattr(model, key) for key in architecture_keys(model)}
+    return replace(source, model=replace(source.model, **keys))
 
 
 def growable(old: ModelConfig, new: ModelConfig, key: str) -> tuple[ModernBertConfig, ModernBertConfig]:

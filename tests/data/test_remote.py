@@ -35,7 +35,7 @@ from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards
 from tests.data.s3 import Store, wait_for
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.runs]  # each has a store of its own
 SMALL_FILES = ("dataset.json", "index.json", "lengths.npy", "token_counts.npy")
 
 
@@ -122,7 +122,6 @@ def read_in_a_process(data: DataConfig, tell: Any) -> None:
     tell.send(read_all(open_url(data)))
 
 
-@pytest.mark.runs
 def test_processes_of_a_machine_share_the_cache(store: Store, data: DataConfig, tiny_data: Path) -> None:
     """Every rank's every worker reads every shard; a node must not pay for each."""
     fork = multiprocessing.get_context("fork")
@@ -323,7 +322,6 @@ def test_a_cache_that_cannot_be_written(data: DataConfig, tmp_path: Path) -> Non
         local_folder(data.train, replace(data, cache_folder=str(tmp_path / "file")))
 
 
-@pytest.mark.runs
 def test_a_kill_leaves_nothing_in_the_way(store: Store, data: DataConfig, tiny_data: Path) -> None:
     """kill -9 in the middle of a download: the next start takes over at once, and cleans up."""
     limited = replace(data, cache_limit_bytes=1 << 20)
@@ -369,7 +367,6 @@ def test_the_url_of_a_broken_index_is_told(store: Store, data: DataConfig, tiny_
     assert not (tmp_path / "outside").exists()
 
 
-@pytest.mark.runs
 @pytest.mark.timeout(150)
 def test_a_run_from_a_store_is_the_run_from_a_disk(
     store: Store, tiny_run: TinyRun, tiny_data: Path, url: str, tmp_path: Path

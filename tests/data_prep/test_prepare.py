@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer
 
 from data_prep import prepare as prepare_module
 from data_prep.tasks import stages
 from data_prep.write import shards
 from modernbert_train.data.dataset_card import file_sha256, read_card
+
+pytestmark = pytest.mark.runs
 
 Command = Callable[..., int]
 DATA, STORAGE, CONFIG = 65, 74, 78

@@ -23,6 +23,8 @@ from modernbert_train.optim.groups import decay_groups, weights_of
 from modernbert_train.optim.stable_adamw import StableAdamW
 from tests.distributed.gloo import run_ranks
 
+pytestmark = pytest.mark.runs
+
 STEPS, HALF = 10, 5
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 State = tuple[dict[str, Any], dict[str, Any]]
@@ -178,17 +180,14 @@ def test_clipping_per_shard_would_be_noticed(whole: Outcome, num_shards: int) ->
     assert difference(train_per_shard(num_shards), whole) > 1e-3
 
 
-@pytest.mark.runs
 def test_one_rank_equals_one_process(whole: Outcome) -> None:
     assert_same_run(run_ranks(on_one_rank, 1), whole)
 
 
-@pytest.mark.runs
 def test_two_ranks_equal_one_process(two_ranks: list[dict[str, Outcome]], whole: Outcome) -> None:
     assert_same_run([outcomes["fsdp"] for outcomes in two_ranks], whole)
 
 
-@pytest.mark.runs
 def test_four_ranks_equal_one_process_though_one_holds_empty_shards(
     four_ranks: list[dict[str, Outcome]], whole: Outcome
 ) -> None:

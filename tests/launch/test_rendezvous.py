@@ -20,6 +20,8 @@ from modernbert_train.ranks.rendezvous import wait_for_store, who_listens
 from tests.conftest import TinyRun
 from tests.launch.jobs import RUN, SHORT, environment
 
+pytestmark = pytest.mark.runs
+
 HERE = "127.0.0.1"
 
 

@@ -17,6 +17,8 @@ from modernbert_train.run.trained_phases import past_changes
 from tests.conftest import TinyRun
 from tests.train.test_run import records
 
+pytestmark = pytest.mark.runs
+
 # phases short (4,000 tokens, no decay) and long (2,000, of which the last 1,000 decay); see tests/conftest.py
 IN_SHORT, AT_BORDER, IN_LONG, IN_DECAY, AT_END = (
     ("short", 2000), ("short", 4100), ("long", 4900), ("long", 5500), ("long", 6050),
@@ -76,7 +78,6 @@ def test_phases_that_come_later_may_be_added_swapped_and_renamed(tiny_run: TinyR
         assert past_changes(then, read_run([str(tmp_path / "other.yaml")]), *IN_SHORT) == changes
 
 
-@pytest.mark.runs
 def test_a_changed_past_is_refused_and_another_future_equals_a_run_that_always_had_it(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

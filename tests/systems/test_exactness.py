@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from modernbert_train.__main__ import main
 from modernbert_train.run.checkpoint import newest_valid
@@ -107,6 +108,24 @@ def test_a_phase_cannot_change_to_an_objective_with_other_heads(tiny_run: TinyRu
     assert "weights.init_from" in said
 
 
+def test_pairs_need_a_tokenizer_that_tells_their_texts_apart(tiny_run: TinyRun, tmp_path: Path, capsys: Any) -> None:
+    """Else transformers would give the exported model another input than it was trained on."""
+    words = system(tiny_run(), "bert", "sop")
+    assert main(["check", *words]) == 0
+    folder = Path(yaml.safe_load(Path(words[0]).read_text())["data"]["tokenizer"])
+    content = (folder / "tokenizer.json").read_text()
+    other = tmp_path / "tokenizer"
+    other.mkdir()
+    (other / "tokenizer.json").write_text(content.replace('"type_id": 1', '"type_id": 0'))
+    assert main(["check", *words, f"data.tokenizer={other}"]) == 78
+    said = capsys.readouterr().err
+    assert (
+        f"objective.name=sop: the halves of a pair are two segments of model.name=bert, and the tokenizer in {other}"
+        in said
+    )
+    assert "Prepare the data again" in said
+
+
 def test_a_phase_cannot_have_another_z_loss(tiny_run: TinyRun, capsys: Any) -> None:
     """The model is built with the run's; another would be ignored in silence."""
     words = tiny_run("objective.z_loss=0.001", "phases.long.objective={name: causal}")
@@ -139,13 +158,19 @@ def launch(words: list[str], ranks: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("encoder", "objective"), [*PAIRS, ("modernbert", "causal first")])
+@pytest.mark.parametrize(
+    ("encoder", "objective"), [*PAIRS, ("modernbert", "causal first"), ("albert", "shared and recomputed")]
+)
 def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str) -> None:
     """The loss of each term is a mean over the global batch, however it was cut."""
 
     def words(*more: str) -> list[str]:
         if objective == "causal first":
             return tiny_run(*CAUSAL_FIRST, *more)
+        if objective == "shared and recomputed":  # some layers are sharded, one is not; dropout is drawn again
+            model = "model={sharing: ffn, group_layers: 1, dropout: 0.1}"
+            more = (*more, model, "compute.activation_checkpointing=true", "objective.masking=ngram")
+            return system(tiny_run(*more), encoder, "sop")
         return system(tiny_run(*more), encoder, objective)
 
     launch(words("name=one"), 1)

@@ -22,6 +22,8 @@ from modernbert_train.weights.hf_folder import load_weights
 from tests.conftest import TINY_YAML, TinyRun
 from tests.data.make_shards import make_texts, make_tokenizer
 
+pytestmark = pytest.mark.runs
+
 LEARN = ("phases.short.tokens=40_000", "phases.long.tokens=4_000", "model.init_std=0.1")
 # one step that changes nothing, so that its checkpoint holds the first weights
 STILL = (
@@ -68,7 +70,6 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.runs
 def test_a_run_starts_from_an_export_where_its_own_run_ended(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,7 +88,6 @@ def test_a_run_starts_from_an_export_where_its_own_run_ended(
     assert start["from"].startswith("weights.init_from=")
 
 
-@pytest.mark.runs
 def test_every_name_of_the_same_weights_starts_from_the_same_weights(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path
 ) -> None:
@@ -102,7 +102,6 @@ def test_every_name_of_the_same_weights_starts_from_the_same_weights(
         assert all(torch.equal(found[name], expected[name]) for name in expected), origin
 
 
-@pytest.mark.runs
 def test_the_kept_length_of_the_schedule_is_the_runs_own(tiny_run: TinyRun, teacher: Path, tmp_path: Path) -> None:
     """Starting from weights is not resuming: clock, data and optimizer begin at zero."""
     assert main(["train", *tiny_run(*STILL, f"weights.init_from={teacher}")]) == 0
@@ -110,7 +109,6 @@ def test_the_kept_length_of_the_schedule_is_the_runs_own(tiny_run: TinyRun, teac
     assert (first["step"], first["epoch"], first["phase"]) == (1, 0, "short")
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize("mode", ["fitted", "paper"])
 def test_a_grown_start_is_far_below_a_random_one(tiny_run: TinyRun, teacher: Path, tmp_path: Path, mode: str) -> None:
     """What growing is for; the weights are the tiled ones, the first loss is near the smaller model's."""
@@ -127,7 +125,6 @@ def test_a_grown_start_is_far_below_a_random_one(tiny_run: TinyRun, teacher: Pat
     assert gain > (1.2 if mode == "paper" else 1.7)
 
 
-@pytest.mark.runs
 def test_the_grow_verb_writes_what_a_run_and_transformers_can_start_from(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,7 +150,6 @@ def test_the_grow_verb_writes_what_a_run_and_transformers_can_start_from(
     assert "model.num_layers=1, grown from 4: cannot shrink" in capsys.readouterr().err
 
 
-@pytest.mark.runs
 def test_a_checkpoint_of_the_run_wins_and_the_origin_is_no_longer_needed(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,7 +231,6 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_built(
     assert not (tmp_path / "runs/tiny").exists()
 
 
-@pytest.mark.runs
 def test_the_same_tokenizer_written_differently_is_the_same(tiny_run: TinyRun, teacher: Path, tmp_path: Path) -> None:
     """transformers writes tokenizer.json its own way; what counts is which id a token has."""
     source = tmp_path / "source"
@@ -244,7 +239,6 @@ def test_the_same_tokenizer_written_differently_is_the_same(tiny_run: TinyRun, t
     assert main(["train", *tiny_run(*STILL, f"weights.init_from={source}")]) == 0
 
 
-@pytest.mark.runs
 def test_an_id_of_the_hub_is_found_in_the_cache_without_a_network(
     tiny_run: TinyRun,
     teacher: Path,

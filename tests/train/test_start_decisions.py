@@ -27,6 +27,8 @@ from modernbert_train.weights.source import Origin
 from tests.conftest import TINY_YAML, TinyRun
 from tests.run.small_checkpoint import CONFIG, state_of, write
 
+pytestmark = pytest.mark.runs
+
 SMALL = ("model.num_layers=1", "model.hidden_size=16", "model.num_heads=1", "model.intermediate_size=16")
 
 

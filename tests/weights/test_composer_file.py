@@ -21,6 +21,8 @@ from modernbert_train.weights.composer_file import open_composer
 from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING
 from tests.weights.reference_checkpoint import write_reference_checkpoint
 
+pytestmark = pytest.mark.runs
+
 CONFIG = ModernBertConfig(
     vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16, norm_eps=1e-4
 )

@@ -64,6 +64,7 @@ def test_every_section_has_the_numbers_of_the_run(folder: Path) -> None:
     assert f"{last['predicted']} predictions" in evaluation and "15% of the tokens predicted" in evaluation
 
 
+@pytest.mark.runs
 def test_the_licence_is_the_users_or_unknown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A licence is a promise in somebody's name: it is passed on or said to be missing, never made up."""
     header, text = card(folder)

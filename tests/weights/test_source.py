@@ -151,6 +151,7 @@ def test_a_checkpoint_of_the_reference_is_a_start(
     assert model(**tokenizer("a [MASK] b", return_tensors="pt")).logits.isfinite().all()
 
 
+@pytest.mark.runs
 def test_another_tokenizer_inside_the_file_is_noticed(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig, XLNetConfig
+from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig, XLNetConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.own_files import require_own_files
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import bert, modernbert, modernbert_decoder, xlnet
+from modernbert_train.weights.formats import albert, bert, modernbert, modernbert_decoder, xlnet
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
 
 
@@ -53,6 +53,7 @@ class HubFormat(Protocol):
         """Their name of a parameter of ours, or those of the parts that lie there apart, along the rows.
 
         Empty: it has no place there. The tied decoder's matrix is not asked for; it is stored as the embedding alone.
+        What is one tensor here and several equal ones there is asked for as each of them, see `ModelConfig.stored`.
         """
 
     def today(self, name: str) -> str | None:
@@ -65,6 +66,7 @@ FORMATS: dict[str, HubFormat] = {
     "modernbert-decoder": modernbert_decoder,
     "bert": bert,
     "roberta": bert,
+    "albert": albert,
     "xlnet": xlnet,
 }
 
@@ -74,6 +76,7 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (ModernBertConfig, "causal"): modernbert_decoder,
     (BertConfig, "all"): bert,
     (BertConfig, "causal"): bert,
+    (AlbertConfig, "all"): albert,  # transformers has no decoder of it
     (XLNetConfig, "all"): xlnet,
     (XLNetConfig, "causal"): xlnet,
 }

@@ -6,7 +6,7 @@ about one that is missing, or left over, is for whoever asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -34,9 +34,15 @@ def heads_among(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({module_of(name) for name in names} - {*MASKED_LM}))
 
 
+def places_of(hub: HubFormat, ours: str, config: ModelConfig) -> list[tuple[str, ...]]:
+    """Where a format has a parameter of ours: its parts along the rows, once for each place that it is stored in."""
+    found = (hub.theirs(name, config.stored) for name in config.stored_names(ours))
+    return [parts for parts in found if parts]
+
+
 def without_place(hub: HubFormat, names: Iterable[str], config: ModelConfig) -> tuple[str, ...]:
     """Heads that the format has no place for."""
-    return heads_among(name for name in names if not hub.theirs(name, config))
+    return heads_among(name for name in names if not places_of(hub, name, config))
 
 
 def to_hf(hub: HubFormat, weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -59,12 +65,14 @@ def to_hf(hub: HubFormat, weights: Mapping[str, Tensor], config: ModelConfig) ->
     if DECODER in weights and EMBEDDING in weights and not torch.equal(weights[DECODER], weights[EMBEDDING]):
         raise mistake(f"{DECODER} is not tied to {EMBEDDING}")
     _compare({name: tensor for name, tensor in weights.items() if name != DECODER}, expected, mistake)
-    return {
-        name: _there(part, _shape(hub, ours, config)).contiguous()
-        for ours in expected
-        if (theirs := hub.theirs(ours, config))
-        for name, part in zip(theirs, weights[ours].chunk(len(theirs)), strict=True)
-    }
+    stored = {}
+    for ours in expected:
+        shape = _shape(hub, ours, config)
+        for copy, parts in enumerate(places_of(hub, ours, config)):
+            for name, part in zip(parts, weights[ours].chunk(len(parts)), strict=True):
+                there = _there(part, shape)
+                stored[name] = there.clone(memory_format=torch.contiguous_format) if copy else there.contiguous()
+    return stored
 
 
 def from_hf(
@@ -79,7 +87,7 @@ def from_hf(
         where, described_by: how a message names the file and what describes its architecture.
 
     Raises:
-        DataError: tensors are missing, unknown, of another shape or type, or not tied.
+        DataError: tensors are missing, unknown, of another shape or type, not tied, or differ where ours are one.
     """
 
     def mistake(what: str) -> DataError:
@@ -98,24 +106,26 @@ def from_hf(
         found[now] = tensor
 
     shapes = all_shapes(config)
-    known = {ours: theirs for ours in shapes if (theirs := hub.theirs(ours, config))}
+    known = {ours: places for ours in shapes if (places := places_of(hub, ours, config))}
     for head in heads_among(known):
-        parts = [ours for ours in known if module_of(ours) == head]
-        if not all(name in found for ours in parts for name in known[ours]):
-            for ours in parts:
-                for name in known.pop(ours):
-                    found.pop(name, None)
-    parts_of = {ours: (shapes[ours][0] // len(theirs), *shapes[ours][1:]) for ours, theirs in known.items()}
+        own = [ours for ours in known if module_of(ours) == head]
+        if not all(name in found for ours in own for parts in known[ours] for name in parts):
+            for name in [name for ours in own for parts in known.pop(ours) for name in parts]:
+                found.pop(name, None)
+    part_of = {ours: (shapes[ours][0] // len(places[0]), *shapes[ours][1:]) for ours, places in known.items()}
+    other = {ours: shape for ours in known if (shape := _shape(hub, ours, config)) is not None}
     expected = {
-        name: parts_of[ours] if (there := _shape(hub, ours, config)) is None else there.dims
-        for ours, theirs in known.items()
-        for name in theirs
+        name: other[ours].dims if ours in other else part_of[ours]
+        for ours, places in known.items()
+        for parts in places
+        for name in parts
     }
     _compare(found, expected, mistake)
+    _compare_copies(found, known.values(), where)
     weights = {}
-    for ours, theirs in known.items():
-        parts = [_here(found[name], _shape(hub, ours, config), parts_of[ours]) for name in theirs]
-        weights[ours] = (parts[0] if len(parts) == 1 else torch.cat(parts)).float()
+    for ours, (names, *_) in known.items():
+        parts_here = [_here(found[name], other.get(ours), part_of[ours]) for name in names]
+        weights[ours] = (parts_here[0] if len(names) == 1 else torch.cat(parts_here)).float()
     return weights | {DECODER: weights[EMBEDDING]}
 
 
@@ -145,3 +155,14 @@ def _compare(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]
     for name, shape in expected.items():
         if tuple(found[name].shape) != shape:
             raise mistake(f"{name} has the shape {tuple(found[name].shape)} and not {shape}")
+
+
+def _compare_copies(found: Mapping[str, Tensor], places: Iterable[Sequence[tuple[str, ...]]], where: str) -> None:
+    for first, *others in places:
+        for parts in others:
+            for name, copy in zip(first, parts, strict=True):
+                if not torch.equal(found[name], found[copy]):
+                    raise DataError(
+                        f"{where}: {copy} differs from {name}, and layers of this model share them. Let them share "
+                        "less, or name weights that are the same there."
+                    )

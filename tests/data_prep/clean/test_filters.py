@@ -58,6 +58,7 @@ def test_filters_drop_and_alter_and_all_is_counted(command: Command, corpus: Pat
     assert not any("no end of a sentence" in text or "badword" in text for text in texts)
 
 
+@pytest.mark.runs
 def test_filters_run_once_and_decisions_are_looked_up(command: Command, corpus: Path, monkeypatch: Any) -> None:
     """A language model costs as much as tokenising; three readings must not cost it three times."""
     from datatrove.pipeline.filters import GopherQualityFilter
@@ -136,6 +137,7 @@ def test_language_filter_with_a_model_of_its_own(command: Command, corpus: Path,
     assert "filters.en.model=" in capsys.readouterr().err
 
 
+@pytest.mark.runs
 def test_the_first_of_equal_texts_survives_and_near_duplicates_go(tmp_path: Path, texts: list[str]) -> None:
     """Which copy is kept decides which source is credited with it; it must not be a race between tasks."""
     changed = [re.sub(r"^Document \d+", f"Copy {i}", text) for i, text in enumerate(texts[:20])]

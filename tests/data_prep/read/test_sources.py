@@ -161,6 +161,7 @@ def test_hub_layout_on_disk(tmp_path: Path) -> None:
         read(kind="hub", path=str(tmp_path), split="validation")
 
 
+@pytest.mark.runs
 def test_standard_library_has_no_tests_and_no_packages() -> None:
     """Third-party packages would make the quickstart's data depend on what is installed."""
     items = list(read_source("std", SourceConfig(kind="python_stdlib"), 5_000_000))

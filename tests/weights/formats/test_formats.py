@@ -18,7 +18,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.batches import lay_out
-from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig, SentenceOrderConfig, XLNetConfig
+from modernbert_train.config.schema import (
+    AlbertConfig,
+    BertConfig,
+    ModelConfig,
+    ModernBertConfig,
+    SentenceOrderConfig,
+    XLNetConfig,
+)
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.build import all_shapes, build_model, shapes_of
 from modernbert_train.models.init import initialize
@@ -31,7 +38,7 @@ from modernbert_train.weights.formats import (
     modernbert_decoder,
     read_folder,
 )
-from modernbert_train.weights.formats.tensors import from_hf, heads_among, to_hf, without_place
+from modernbert_train.weights.formats.tensors import from_hf, heads_among, places_of, to_hf, without_place
 from modernbert_train.weights.hf_folder import load_weights
 from tests.weights.conftest import CONFIG, edit, write
 
@@ -129,25 +136,31 @@ MODELS: list[ModelConfig] = [
     ModernBertConfig(**SHAPE, local_attention=8),
     BertConfig(**SHAPE, max_positions=40),
     BertConfig(**SHAPE, max_positions=40, segments=1, position_offset=2),
+    AlbertConfig(**SHAPE, embedding_size=16, max_positions=40, groups=3),
+    AlbertConfig(**SHAPE, embedding_size=16, max_positions=40, sharing="ffn"),
     XLNetConfig(**SHAPE),
+]
+NAMES = ["modernbert", "bert", "roberta", "albert", "albert that shares its ffn", "xlnet"]
+ORDERS: list[tuple[ModelConfig, Any]] = [
+    *((config, order) for config in MODELS for order in ("all", "causal") if (type(config), order) in EXPORTS),
+    *((config, "given") for config in MODELS),  # as those that see all
 ]
 
 
-@pytest.mark.parametrize("config", MODELS, ids=["modernbert", "bert", "roberta", "xlnet"])
-@pytest.mark.parametrize("order", ["all", "causal", "given"])
+@pytest.mark.parametrize(("config", "order"), ORDERS)
 def test_every_parameter_has_a_place_of_its_own(config: ModelConfig, order: Any) -> None:
     """Of every encoder with every head: two with one name would overwrite each other, one without would be lost."""
     hub = export_format(config, order)
     shapes = all_shapes(config)
-    places = [name for ours in shapes for name in hub.theirs(ours, config)]
+    places = [name for ours in shapes for parts in places_of(hub, ours, config) for name in parts]
     assert len(set(places)) == len(places)
     assert [name for name in places if hub.today(name) != name] == []
-    lost = {ours.partition(".")[0] for ours in shapes if not hub.theirs(ours, config)}
-    assert lost == ({"pair_head"} if config is not MODELS[1] else set())
+    lost = {ours.partition(".")[0] for ours in shapes if not places_of(hub, ours, config)}
+    assert lost == ({"pair_head"} if config in (MODELS[0], MODELS[2], MODELS[5]) else set())
     assert {*shapes_of(config, SentenceOrderConfig())} == {*shapes}
 
 
-@pytest.mark.parametrize("config", MODELS, ids=["modernbert", "bert", "roberta", "xlnet"])
+@pytest.mark.parametrize("config", MODELS, ids=NAMES)
 def test_a_pair_head_is_kept_where_it_has_a_place(config: ModelConfig) -> None:
     model = build_model(config, SentenceOrderConfig())
     initialize(model, config, seed=3)

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
+from modernbert_train.__main__ import main
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import PermutationLmConfig, XLNetConfig
 from modernbert_train.errors import DataError
@@ -131,6 +133,19 @@ def test_the_config_of_a_released_model_is_read() -> None:
     raw |= {"layer_norm_eps": 1e-12, "mem_len": 384, "model_type": "xlnet", "n_head": 12, "n_layer": 12}
     raw |= {"reuse_len": 256, "same_length": False, "summary_type": "last", "untie_r": True, "vocab_size": 32000}
     assert xlnet.read(raw, "file") == (XLNetConfig(), 512, "given")
+
+
+@pytest.mark.parametrize(("order", "objective"), [("all", "mlm"), ("causal", "causal"), ("given", "permutation")])
+def test_import_config_goes_on_with_what_it_was_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], order: Order, objective: str
+) -> None:
+    """Of a config.json of ours; a published one is of permuted orders."""
+    (tmp_path / "config.json").write_text(json.dumps(described(order=order)))
+    assert main(["import-config", str(tmp_path / "config.json")]) == 0
+    ours = yaml.safe_load(capsys.readouterr().out)
+    settings = {key: value for key, value in ours["model"].items() if key != "name"}
+    assert ours["model"]["name"] == "xlnet" and XLNetConfig(**settings) == XLNET
+    assert ours["objective"] == {"name": objective}
 
 
 def test_a_mask_is_filled_by_what_was_trained_to(tiny_data: Path, tmp_path: Path) -> None:
