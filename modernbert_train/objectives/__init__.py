@@ -13,11 +13,13 @@ from modernbert_train.config.schema import (
     CausalLmConfig,
     MaskedLmConfig,
     ObjectiveConfig,
+    PermutationLmConfig,
     ReplacedTokensConfig,
     SentenceOrderConfig,
 )
 from modernbert_train.objectives.causal import CausalLM
 from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.objectives.rtd import ReplacedTokens
 from modernbert_train.objectives.sop import SentenceOrder
 from modernbert_train.vocabulary import Vocabulary
@@ -45,6 +47,7 @@ OBJECTIVES: dict[type[ObjectiveConfig], type[Objective]] = {
     CausalLmConfig: CausalLM,
     SentenceOrderConfig: SentenceOrder,
     ReplacedTokensConfig: ReplacedTokens,
+    PermutationLmConfig: PermutationLM,
 }
 
 

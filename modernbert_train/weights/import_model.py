@@ -13,7 +13,8 @@ from modernbert_train.weights.formats import read
 from modernbert_train.weights.formats.config_json import read_object
 from modernbert_train.weights.hf_folder import INDEX, WEIGHTS, load_weights
 
-ORDERS = {"all": "mlm", "causal": "causal"}  # what the weights were trained to see -> the objective that goes on so
+# what the weights were trained to see -> the objective that goes on so
+ORDERS = {"all": "mlm", "causal": "causal", "given": "permutation"}
 
 
 def import_model(file: Path) -> tuple[str, list[str]]:
