@@ -33,10 +33,8 @@ def test_a_system_is_measured_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Each with its own encoder or objective; a second call prints the same table out of the file of results."""
-    words = [
-        f"Document {number} tells of word{number % 7}. It goes on for quite a while in this place. And then on. In the end it ends as all of them do."
-        for number in range(400)
-    ]
+    ending = "It goes on for quite a while in this place. And then on. In the end it ends as all of them do."
+    words = [f"Document {number} tells of word{number % 7}. {ending}" for number in range(400)]
     (tmp_path / "text.jsonl").write_text("\n".join(json.dumps({"text": " ".join([text] * 4)}) for text in words))
     monkeypatch.setattr(objectives, "VOCABULARY", 512)
     folder = tmp_path / "tasks/other_tasks"

@@ -25,11 +25,13 @@ class Described(NamedTuple):
         model: the architecture. What only concerns training is not always in the file, and then has its default.
         max_tokens: longest sequence.
         order: what a token sees; causal is a decoder.
+        detects: it was trained to tell replaced tokens.
     """
 
     model: ModelConfig
     max_tokens: int
     order: Order
+    detects: bool = False
 
 
 def read_object(path: Path) -> dict[str, Any]:

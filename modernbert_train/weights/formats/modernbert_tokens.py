@@ -69,4 +69,4 @@ def read(raw: dict[str, Any], where: str) -> Described:
             f"{where}: id2label={shown(labels)}; of {ARCHITECTURE} only {', '.join(LABELS)} can be read. Name the "
             "model before it was trained for other labels."
         )
-    return Described(model, modernbert.max_tokens_of(raw), "all")
+    return Described(model, modernbert.max_tokens_of(raw), "all", detects=True)

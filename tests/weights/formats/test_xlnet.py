@@ -55,7 +55,7 @@ def test_a_config_is_read_as_it_was_written(order: Order, activation: Any) -> No
     config = replace(XLNET, activation=activation)
     again = transformers.XLNetConfig(**described(config, order)).to_dict()
     for raw in (described(config, order), again | {"architectures": ["XLNetLMHeadModel"]}):
-        assert xlnet.read(raw, "file") == (config, 40, order)
+        assert xlnet.read(raw, "file")[:3] == (config, 40, order)
 
 
 def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_the_config_of_a_released_model_is_read() -> None:
     raw |= {"d_inner": 3072, "d_model": 768, "dropout": 0.1, "ff_activation": "gelu", "initializer_range": 0.02}
     raw |= {"layer_norm_eps": 1e-12, "mem_len": 384, "model_type": "xlnet", "n_head": 12, "n_layer": 12}
     raw |= {"reuse_len": 256, "same_length": False, "summary_type": "last", "untie_r": True, "vocab_size": 32000}
-    assert xlnet.read(raw, "file") == (XLNetConfig(), 512, "given")
+    assert xlnet.read(raw, "file")[:3] == (XLNetConfig(), 512, "given")
 
 
 @pytest.mark.parametrize(("order", "objective"), [("all", "mlm"), ("causal", "causal"), ("given", "permutation")])
