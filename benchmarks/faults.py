@@ -546,7 +546,7 @@ FAULTS = (
         "seen_QK = ranks < limits[:, None]",
         "seen_QK = ranks <= limits[:, None]",
         "permutation on CPUs: the next of the order is seen",
-        ("tests/objectives/test_permutation.py", "tests/models/test_xlnet.py"),
+        ("tests/models/test_permutation.py", "tests/models/test_xlnet.py"),
     ),
     Fault(
         "gdes-gradient",
