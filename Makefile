@@ -26,7 +26,7 @@ lint: venv ## style and types
 test: lint ## style, types and the tests that need no GPU, on all cores
 	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-test-quick: venv ## the tests that start no process and train nothing
+test-quick: venv ## the tests that start nothing, train nothing and take no time
 	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m 'not gpu and not slow and not runs' -n logical --maxprocesses 8 -q
 
 coverage: venv ## lines that no test reaches; as long as all tests in one process

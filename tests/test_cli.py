@@ -175,6 +175,7 @@ def test_ranks_that_cannot_share_the_batch_end_with_78(tiny_run: TinyRun, capsys
     assert "cannot be shared evenly by 3 ranks" in capsys.readouterr().err
 
 
+@pytest.mark.runs
 def test_a_folder_of_a_run_stands_for_its_configuration(tiny_run: TinyRun, tmp_path: Path) -> None:
     config = read_run(tiny_run("seed=9"))
     folder = tmp_path / "runs/tiny"
@@ -233,6 +234,7 @@ def test_a_model_too_small_for_the_tokenizer_ends_with_78(
     assert "Set model.vocab_size=512." in capsys.readouterr().err
 
 
+@pytest.mark.runs
 def test_a_handful_of_held_out_tokens_is_said_with_what_it_means(
     tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

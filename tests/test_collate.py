@@ -141,6 +141,7 @@ def test_masked_tokens_are_those_of_the_given_function(examples: list[dict[str, 
     assert (batch["input_ids"][:, 1:] == plain["input_ids"][:, 1:]).all() and (batch["labels"][:, 1:] == -100).all()
 
 
+@pytest.mark.runs
 def test_the_page_works_as_it_stands(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/packing.md, block by block. The one with Trainer is left out where accelerate is not installed."""
     shutil.copytree(tiny_data / "tokenizer", tmp_path / "data/quickstart/tokenizer")

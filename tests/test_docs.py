@@ -98,6 +98,7 @@ def quoted_errors() -> list[str]:
     return re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
 
 
+@pytest.mark.runs
 def test_every_error_that_is_quoted_is_said_by_the_program() -> None:
     """Somebody searches the page for the words on the screen. `...` is any text; the rest must stand in one file."""
     files = [path for top in ("modernbert_train", "launch", "data_prep") for path in (ROOT / top).rglob("*.py")]

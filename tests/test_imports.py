@@ -212,6 +212,7 @@ def violation(found: Import) -> str | None:
     return f"{place}: {source} imports {library}, which {row} may not. Its door is another module."
 
 
+@pytest.mark.runs
 def test_imports_point_one_way_and_each_library_has_its_door() -> None:
     modules = project_modules()
     files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]

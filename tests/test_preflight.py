@@ -177,6 +177,7 @@ def test_a_folder_that_may_not_be_written(
     assert "runs/tiny: cannot be written (Permission denied)" in refusal(tiny_run(), capsys, 74)
 
 
+@pytest.mark.runs
 def test_all_mistakes_are_told_together(again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One a day is how a week is lost; the exit code is of what must be fixed first."""
     words = again(
@@ -190,6 +191,7 @@ def test_all_mistakes_are_told_together(again: TinyRun, tmp_path: Path, capsys: 
     assert "seed: 5 -> 6" in said and "phases.short.tokens: 4000 -> 5000" in said
 
 
+@pytest.mark.runs
 def test_looking_writes_nothing_and_takes_no_lock(again: TinyRun, tmp_path: Path, tiny_run: TinyRun) -> None:
     """A run in progress must not notice that somebody checks it."""
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}

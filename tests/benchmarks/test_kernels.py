@@ -96,6 +96,7 @@ def unpadded(batches: list[torch.Tensor], lengths: list[int]) -> torch.Tensor:
     return torch.cat([document[:n] for document, n in zip(documents, lengths, strict=True)])
 
 
+@pytest.mark.runs
 def test_a_case_that_fails_is_a_line_and_the_others_go_on() -> None:
     """One kernel without memory or a compiler must not cost the whole table, early or late."""
     calls = SimpleNamespace(late=0)

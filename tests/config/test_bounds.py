@@ -40,6 +40,7 @@ def doubling(first: str, other: str) -> str:
     )  # fmt: skip
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("text", "place", "limit", "remedy"),
     [
@@ -99,6 +100,7 @@ def test_every_way_in_has_the_bounds(tmp_path: Path, name: str, capsys: pytest.C
     assert f"{file}:5: more than 20,000 keys and values" in capsys.readouterr().err
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -117,6 +119,7 @@ def test_an_override_has_the_same_bounds_and_is_not_printed_whole(override: str,
     assert message in first and len(first) < 500
 
 
+@pytest.mark.runs
 def test_a_long_key_or_value_does_not_fill_the_screen(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("? " + "k" * 300_000 + "\n: 1\nseed: " + "v" * 300_000)
@@ -127,6 +130,7 @@ def test_a_long_key_or_value_does_not_fill_the_screen(tmp_path: Path) -> None:
     assert "(300,002 characters)" in value and "expected a whole number" in value and len(value) < 500
 
 
+@pytest.mark.runs
 def test_thousands_of_mistakes_are_counted_and_the_first_hundred_told(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("".join(f"k{i}: 1\n" for i in range(3000)))

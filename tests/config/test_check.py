@@ -229,6 +229,7 @@ def test_a_good_run_passes(load: Load) -> None:
     check(load(), num_ranks=2)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("override", BROKEN)
 def test_one_broken_rule_gives_one_message(load: Load, override: str) -> None:
     found = messages(load(override))
@@ -274,6 +275,7 @@ def test_pairs_need_no_segments_of_an_encoder_that_has_none(load: Load) -> None:
     check(load("objective={name: sop}"))
 
 
+@pytest.mark.runs
 def test_a_generator_is_a_fraction_of_the_model(load: Load) -> None:
     """In whole heads; of a ModernBERT it ends in a global layer, as the model does."""
     for objective, sizes in {
@@ -329,6 +331,7 @@ def test_permuted_orders_need_a_kernel_with_masks(load: Load, kernel: str, key: 
     )
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("kernel", ["flash", "varlen", "flex"])
 def test_xlnet_needs_a_kernel_that_adds_to_scores(load: Load, kernel: str) -> None:
     """Without what is added it would not know where a token stands."""

@@ -271,6 +271,7 @@ def test_a_phase_is_removed_with_null_and_an_optional_section_too(load: Load) ->
     assert load(text, "phases.decay.batch_warmup=null").phases["decay"].batch_warmup is None
 
 
+@pytest.mark.runs
 def test_interpolations_stand_for_other_keys_and_keep_types_checked(
     load: Load, refused: Callable[..., list[str]]
 ) -> None:
@@ -311,6 +312,7 @@ def test_no_secret_of_the_environment_reaches_the_configuration(
     assert "hunter2" not in line and line.startswith(override.split("=")[0]) and "expected" in line
 
 
+@pytest.mark.runs
 def test_the_resolved_configuration_is_a_runnable_yaml_that_loads_to_itself(load: Load, tmp_path: Path) -> None:
     config = load(
         "name: '1e3'\ndata: {validation: on, num_workers: 0}\noptim: {name: adamw, betas: [0.8, 0.9], eps: 1e-12}\n"

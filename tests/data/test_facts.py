@@ -70,6 +70,7 @@ def test_a_start_hashes_each_file_once_and_parses_the_tokenizer_once(
         assert read == dict.fromkeys([*expected, "tokenizer"], 1), verb
 
 
+@pytest.mark.runs
 def test_data_exchanged_within_a_process_are_seen(tiny_data: Path, tmp_path: Path, tiny_run: TinyRun) -> None:
     """A notebook lives long; a file of the same size and with the same time is another one all the same."""
     data = Path(shutil.copytree(tiny_data, tmp_path / "data"))
@@ -106,6 +107,7 @@ def test_positions_begin_at_0_or_after_the_padding(tiny_run: TinyRun, tmp_path: 
         check_data(read_run([str(file), "model.position_offset=7"]))
 
 
+@pytest.mark.runs
 def test_a_tokenizer_without_words_is_named_where_words_are_masked(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -247,6 +247,7 @@ def test_a_token_beyond_the_vocabulary(folder: Path) -> None:
     )
 
 
+@pytest.mark.runs
 def test_no_damage_to_a_shard_goes_unseen(folder: Path) -> None:
     """200 injuries of all kinds: a flipped bit, a lost end, zeros, bytes inserted, another shard in its place."""
     draw = np.random.default_rng(4)
@@ -275,6 +276,7 @@ def test_no_damage_to_a_shard_goes_unseen(folder: Path) -> None:
 JUNK = (None, -1, 0, 1, 10**9, 10**30, 1.5, "", "x", "../x", "a\0b", "pkl", "ndarray:int32", "str", [], ["x"], {}, True)
 
 
+@pytest.mark.runs
 def test_an_index_that_lies_in_any_place_is_refused_or_harmless(folder: Path) -> None:
     """Every value of it replaced by every kind of junk: either an error for the user, or the very same documents."""
     whole = json.loads((folder / "index.json").read_text())

@@ -138,6 +138,7 @@ def draw_shares(data: st.DataObject, mixture: Mixture) -> dict[str, int]:
 # --- the mixture ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.runs
 @settings(max_examples=60, deadline=None)
 @given(Mixtures, st.sampled_from(["tokens", "documents"]), st.data())
 def test_what_is_drawn_keeps_to_the_shares_after_every_batch(mixture: Mixture, by: str, data: st.DataObject) -> None:
@@ -163,6 +164,7 @@ def test_what_is_drawn_keeps_to_the_shares_after_every_batch(mixture: Mixture, b
         assert len(plan.state_dict()["packer"]["waiting"]) <= config.data.packing_window
 
 
+@pytest.mark.runs
 @settings(max_examples=60, deadline=None)
 @given(Mixtures, st.sampled_from(["tokens", "documents"]), st.data())
 def test_the_counts_of_a_batch_say_what_it_has_of_each_stream(mixture: Mixture, by: str, data: st.DataObject) -> None:
@@ -230,6 +232,7 @@ def test_stopping_anywhere_leaves_the_same_plans(
     assert begun + list(second) == whole
 
 
+@pytest.mark.runs
 @settings(max_examples=30, deadline=None)
 @given(Mixtures, Sizes)
 def test_another_stream_does_not_change_the_order_of_the_others(mixture: Mixture, more: list[list[int]]) -> None:
@@ -331,6 +334,7 @@ def take(group: list[PackedLoader], most: int) -> list[list[Any]]:
     return taken
 
 
+@pytest.mark.runs
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     Mixtures,

@@ -71,6 +71,7 @@ def chunks_of(plans: Iterable[BatchPlan]) -> list[Chunk]:
     return [chunk for plan in plans for row in plan.rows for chunk in row]
 
 
+@pytest.mark.runs
 @settings(max_examples=50, deadline=None)
 @given(Shards, st.sampled_from([(64,), (32, 64), (64, 16), (32, 64, 64), (64, 256, 64)]), st.data())
 def test_stopping_anywhere_leaves_the_same_plans(
@@ -109,6 +110,7 @@ def test_an_epoch_is_packed_in_the_order_of_its_chunks() -> None:
     assert Counter(given_out + waiting(state)) == Counter(expected)
 
 
+@pytest.mark.runs
 @settings(max_examples=100, deadline=None)
 @given(
     Shards,
@@ -157,6 +159,7 @@ def test_shorter_rows_cut_what_was_meant_for_longer_ones() -> None:
     assert all(len(row) == 1 or sum(chunk.length + 2 for chunk in row) <= 64 for p in plans[-3:] for row in p.rows)
 
 
+@pytest.mark.runs
 @settings(max_examples=50, deadline=None)
 @given(Shards, st.sampled_from([(64,), (32, 32), (16,)]))
 def test_text_waits_for_a_bounded_number_of_rows(shards: list[list[int]], row_tokens: tuple[int, ...]) -> None:
@@ -196,6 +199,7 @@ def test_a_phase_may_start_a_new_pass() -> None:
     assert list(resumed) == second[1:]  # a phase is entered once, also when the run is stopped in it
 
 
+@pytest.mark.runs
 @settings(max_examples=50, deadline=None)
 @given(Shards, st.sampled_from([(64,), (32, 64), (64, 16)]))
 def test_the_clock_counts_what_the_rows_hold(shards: list[list[int]], row_tokens: tuple[int, ...]) -> None:

@@ -101,6 +101,7 @@ def tokens_of(chunks: list[Chunk]) -> Counter[tuple[int, int, int]]:
     return Counter((p.epoch, p.document, token) for p in chunks for token in range(p.start, p.start + p.length))
 
 
+@pytest.mark.runs
 @settings(max_examples=100, deadline=None)
 @given(Shards, st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=8), st.data())
 def test_a_cursor_gives_every_token_once_whatever_lengths_are_asked_for(

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from data_prep.stats import main
 
 Command = Callable[..., int]
 
 
+@pytest.mark.runs
 def test_table_and_json_agree_with_the_shards(
     command: Command, corpus: Path, texts: list[str], tmp_path: Path, capsys: Any
 ) -> None:

@@ -70,6 +70,7 @@ def as_bert(config: RunConfig) -> RunConfig:
 ENCODERS = {"modernbert": lambda config: config, "bert": as_bert}
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("classifier", ["linear", "nearest"])
 def test_a_planted_signal_is_found_and_chance_is_not_taken_for_one(
@@ -399,6 +400,7 @@ def test_a_mistake_in_the_section_is_told_without_a_file(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.runs
 def test_an_entry_may_be_taken_out_again_and_comes_back_from_a_saved_configuration(
     tiny_run: TinyRun, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def test_two_ranks_train_toys_as_one_does(tiny_run: TinyRun, tmp_path: Path, str
     assert [step["loss"] for step in two] == pytest.approx([step["loss"] for step in one], rel=1e-3)
 
 
+@pytest.mark.runs
 def test_toys_are_planned(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     """Its parameters are those of the model: two layers and a dense matrix with biases, the table and its bias."""
     assert main(["plan", *toys(tiny_run())]) == 0

@@ -104,6 +104,7 @@ def test_other_maskings_are_shown_as_they_are_trained(tiny_run: TinyRun, masking
         assert shown_rows(text) == trained_rows(config, 2)
 
 
+@pytest.mark.runs
 def test_permuted_orders_are_shown_without_query_tokens(tiny_run: TinyRun) -> None:
     """The text as it is, with a mark at each token that is asked for: the same rows as with masks, by their text."""
     permuted, masked = (
@@ -174,6 +175,7 @@ def test_the_histogram_by_hand() -> None:
     assert lines[-1].startswith("9 documents, 100 tokens; median 5, longest 64; 11.1% are longer than a row of 10")
 
 
+@pytest.mark.runs
 def test_the_last_batches_of_a_run_can_be_seen_and_none_after(
     tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,6 +146,7 @@ def test_composers_launcher_works_too(tiny_run: TinyRun, tmp_path: Path) -> None
     assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3
 
 
+@pytest.mark.runs
 def test_mistakes_are_told_before_any_process_starts(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_sweep_grows_but_never_changes(tiny_run: TinyRun, tmp_path: Path) -> N
         run_fake(spec(run, tmp_path, "overrides=[seed=8]"))
 
 
+@pytest.mark.runs
 def test_two_workers_that_fill_a_trial_at_the_same_moment_run_it_once(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Both have looked before either has written. Run by both, one overwrites the other."""
     store = Store(make_space(spec(tiny_run(), tmp_path, "trials=1")))

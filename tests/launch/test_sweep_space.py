@@ -79,6 +79,7 @@ def test_the_command_tells_them_with_the_exit_code_of_a_run(
     assert ended.value.code == 64
 
 
+@pytest.mark.runs
 def test_keys_keep_their_kind_and_drawn_values_reach_the_run(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Whole numbers stay whole; null and whole sections can be drawn."""
     warmup = {"start_rows": 2, "step_rows": 2, "tokens": 400}
@@ -108,6 +109,7 @@ def test_keys_keep_their_kind_and_drawn_values_reach_the_run(tiny_run: TinyRun, 
     assert found is not None and (found.start_rows, found.step_rows, found.tokens) == (2, 2, 400)
 
 
+@pytest.mark.runs
 def test_a_grid_tries_every_combination_once(tiny_run: TinyRun, tmp_path: Path) -> None:
     space = make_space(
         spec(

@@ -131,6 +131,7 @@ def assert_same_gradients(ours: dict[str, Tensor], config: AlbertConfig, twin: n
     assert seen == theirs.keys()
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("way", WAYS)
 def test_packed_rows_equal_transformers_sequence_by_sequence(sequences: Make, pack: Make, way: str) -> None:
     """Hidden states, logits, loss and all gradients of masked-language modelling, whatever layers share."""

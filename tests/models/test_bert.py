@@ -106,6 +106,7 @@ def assert_same_gradients(ours: dict[str, Tensor], config: BertConfig, twin: nn.
         assert (translated[name] - expected).norm() <= 1e-4 * expected.norm() + floor, name
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("kind", "config"),
     [
@@ -151,6 +152,7 @@ def test_packed_rows_equal_transformers_sequence_by_sequence(
         assert_same_gradients(ours, config, twin)
 
 
+@pytest.mark.runs
 def test_pairs_equal_bert_for_pretraining(sequences: Make, pack: Make) -> None:
     """Segments, pooler and the pair's two classes: values, and gradients of both losses together."""
     model, pair_head = build(SMALL), PairHead(SMALL.hidden_size)

@@ -41,6 +41,7 @@ def reference_loss(twin: Any, hidden: list[Tensor], sequences: list[Tensor]) -> 
     return torch.nn.functional.cross_entropy(logits, torch.cat([s[::3] for s in sequences])), logits
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("window", [16, 128])
 def test_packed_rows_equal_transformers_sequence_by_sequence(

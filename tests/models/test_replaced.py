@@ -215,6 +215,7 @@ def test_a_generator_is_drawn_as_a_model_of_its_own_depth() -> None:
     assert stds[1] / stds[0] == pytest.approx(2.0, rel=0.1)
 
 
+@pytest.mark.runs
 def test_drawn_tokens_follow_the_softmax() -> None:
     """Chi-square over every token that is expected often enough; its bound is passed once in 10^6."""
     drawn = torch.Generator().manual_seed(0)

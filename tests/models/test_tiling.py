@@ -90,6 +90,7 @@ def test_fitted_layers_of_any_depth(old: int, new: int) -> None:
         assert not inner or max(inner) - min(inner) <= 1
 
 
+@pytest.mark.runs
 def test_each_weight_of_a_grown_model_worked_by_hand(small: Small, build: Build) -> None:
     """Fused matrices part by part, each axis by its own offset, heads whole, norms, embedding and head by width."""
     old = small(hidden_size=96, num_heads=3, num_layers=4, intermediate_size=40)

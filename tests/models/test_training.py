@@ -95,6 +95,7 @@ def test_the_loss_by_chunks_is_the_loss(chunk: int, z_loss: float, bf16: bool) -
         assert (ours - expected).norm() <= (1e-2 if bf16 else 1e-6) * expected.norm()
 
 
+@pytest.mark.runs
 def test_training_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, pack: Make) -> None:
     """They would be the largest tensor of a step, with their gradient twice that."""
     monkeypatch.setattr(ModernBertConfig, "logit_chunk", lambda *_, **__: 128)
@@ -277,6 +278,7 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.runs
 def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(
     monkeypatch: pytest.MonkeyPatch, small: Make, sequences: Make, pack: Make
 ) -> None:

@@ -65,6 +65,7 @@ def ids(size: int, seed: int = 5) -> Tensor:
     return torch.randint(5, 160, (size,), generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.runs
 @PRECISIONS
 @pytest.mark.parametrize("typed", [False, True])
 @pytest.mark.parametrize(("order", "activation"), [("all", "gelu"), ("all", "gelu_tanh"), ("causal", "gelu")])

@@ -127,6 +127,7 @@ def test_the_shares_can_be_all_or_nothing() -> None:
     assert (masked.input_ids_T[masked.positions_M] == MASK).all()
 
 
+@pytest.mark.runs
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.permutations(range(12)), st.floats(0.05, 1.0))
 def test_a_sequence_is_masked_the_same_wherever_it_lies(lengths: list[int], order: list[int], rate: float) -> None:

@@ -71,6 +71,7 @@ def budgets(at: Line, rate: float) -> NDArray[np.int64]:
     return np.histogram(found, bins=[*at[1], len(at[0])])[0]
 
 
+@pytest.mark.runs
 @given(
     st.lists(st.lists(st.integers(5, 99), min_size=1, max_size=60), min_size=1, max_size=6),
     st.sampled_from([0.02, 0.15, 0.3, 0.7, 1.0]),

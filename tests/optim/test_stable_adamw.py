@@ -182,6 +182,7 @@ def test_norms_span_all_groups() -> None:
     torch.testing.assert_close(optimizer.last_update_norm, (after - before).norm(), rtol=1e-5, atol=0)
 
 
+@pytest.mark.runs
 def test_norms_of_large_tensors_are_exact() -> None:
     """One fp32 sum over an embedding is off in the fourth digit, and clips a little differently on each world size."""
     param = nn.Parameter(torch.zeros(16384, 512))

@@ -185,6 +185,7 @@ def test_spans_equal_masks_written_out(order: Order) -> None:
     assert (spans.whole, spans.local) == (pytest.approx(mean_seen(False)), pytest.approx(mean_seen(True)))
 
 
+@pytest.mark.runs
 def test_spans_of_a_permuted_order_equal_masks_written_out() -> None:
     """At the mean over many orders, by token of text; a window hides the same share of them, about."""
     lengths, side, config = [62] * 40, 8, PermutationLmConfig()

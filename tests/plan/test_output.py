@@ -175,6 +175,7 @@ def test_wrong_options_end_with_64(words: list[str], message: str, capsys: pytes
     assert ended.value.code == 64 and message in capsys.readouterr().err
 
 
+@pytest.mark.runs
 def test_mistakes_are_told_before_anything_is_planned(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *tiny_run(), "--ranks", "3"]) == 78
     assert "cannot be shared evenly by 3 ranks" in capsys.readouterr().err
@@ -221,6 +222,7 @@ def test_the_drawn_curves_have_both_sides_of_every_joint(tiny_run: TinyRun) -> N
     assert (marks.end, marks.boundaries) == (6000.0, [(0.0, "short"), (4000.0, "long")])
 
 
+@pytest.mark.runs
 def test_pages_and_pictures_are_whole_and_ask_for_nothing(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +241,7 @@ def test_pages_and_pictures_are_whole_and_ask_for_nothing(
     assert picture.read_text() == picture_svg(read_run(words))
 
 
+@pytest.mark.runs
 def test_dropout_that_depends_on_the_ranks_is_said(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever moves to another number of GPUs must know which runs will not be repeated to the digit: rows of a batch
     of 4 on 2 ranks are whole microbatches of 2, on 4 ranks they are not."""

@@ -75,6 +75,7 @@ OBJECTIVES = {
 }
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 @pytest.mark.parametrize("name", MODELS_OF_EACH_KIND)
 def test_counts_equal_the_real_model(name: str, objective: ObjectiveConfig) -> None:

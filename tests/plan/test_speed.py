@@ -55,6 +55,7 @@ def test_the_roofline_is_near_what_was_measured(found: Measurement, monkeypatch:
     assert -0.065 < 98_304 / seconds / found.tokens_per_second - 1 < 0.215
 
 
+@pytest.mark.runs
 def test_the_published_run_takes_its_published_hours() -> None:
     """194 hours on 8 H100 for the first phase, of which these are the steps."""
     plan = base("compute.compile=true")
@@ -76,6 +77,7 @@ def test_small_microbatches_wait_for_launches() -> None:
     assert fast == pytest.approx(slow, rel=0.1)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("overrides", [[], ["compute.compile=true"], ["compute.activation_checkpointing=true"]])
 @pytest.mark.parametrize("gpu", ["h100", "rtx4090"])
 def test_advice_fits_divides_and_is_the_largest(gpu: str, overrides: list[str]) -> None:
@@ -94,6 +96,7 @@ def test_advice_fits_divides_and_is_the_largest(gpu: str, overrides: list[str]) 
         assert not any(own_rows % more == 0 for more in range(rows + 1, setting.fitting_rows + 1))
 
 
+@pytest.mark.runs
 def test_no_advice_where_nothing_fits() -> None:
     huge = ["model.hidden_size=8192", "model.num_heads=128", "model.intermediate_size=32768"]
     plan = base(*huge, ranks=1)
@@ -107,6 +110,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.runs
 def test_no_step_is_shorter_than_the_planning_of_its_batch() -> None:
     """Each rank plans the whole batch: a thousand GPUs make a step of base shorter than that, and would wait."""
     plan = base("compute.compile=true")
@@ -116,6 +120,7 @@ def test_no_step_is_shorter_than_the_planning_of_its_batch() -> None:
         assert (step.seconds == step.planning > step.compute + step.sent.exposed) is waits
 
 
+@pytest.mark.runs
 def test_the_first_advice_is_the_fastest_and_ddp_where_sharding_gains_nothing() -> None:
     plan = base("compute.compile=true", *LARGE)
     (phase,) = plan.phases
@@ -125,6 +130,7 @@ def test_the_first_advice_is_the_fastest_and_ddp_where_sharding_gains_nothing() 
     assert many[0].strategy == "hsdp"  # each rank then updates an eighth of the weights
 
 
+@pytest.mark.runs
 def test_hsdp_beats_fsdp2_on_many_nodes() -> None:
     """A ring over a thousand GPUs waits for a thousand hops in every call."""
     plan = base("compute.compile=true")
@@ -132,6 +138,7 @@ def test_hsdp_beats_fsdp2_on_many_nodes() -> None:
     assert found["ddp"] >= found["hsdp"] > 2 * found["fsdp2"]
 
 
+@pytest.mark.runs
 def test_the_configured_ranks_of_a_shard_are_respected() -> None:
     plan = base("distributed.strategy=hsdp", "distributed.shard_ranks=4", ranks=16)
     (phase,) = plan.phases

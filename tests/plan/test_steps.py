@@ -90,6 +90,7 @@ def test_a_step_that_ends_a_phase_on_the_interval_is_validated_once() -> None:
     assert crossings_or_ends(ranges, None) == 2
 
 
+@pytest.mark.runs
 def test_the_published_recipe_has_its_known_number_of_steps(tmp_path: Path) -> None:
     """1.719 T tokens with full rows: five sizes of batch for equally many steps, then 4,608 rows."""
     root = Path(__file__).parents[2]

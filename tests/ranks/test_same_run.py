@@ -32,6 +32,7 @@ def test_the_table_has_a_column_for_each_group_and_only_what_differs() -> None:
     ]
 
 
+@pytest.mark.runs
 def test_what_counts_and_what_may_differ(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run())
     here = identity(config, {"shards": "aa"})

@@ -60,6 +60,7 @@ def test_the_recipe_is_the_published_one(name: str, table: dict[float, tuple[flo
         assert found == pytest.approx(expected, rel=1e-6), f"{tokens:,} tokens"
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("name", ["modernbert-base", "modernbert-large", "tiny"])
 def test_the_phases_alone_are_the_phases_of_the_whole(name: str) -> None:
     whole = load_run([RECIPES / f"{name}.yaml"])
@@ -73,6 +74,7 @@ def test_the_phases_alone_are_the_phases_of_the_whole(name: str) -> None:
             assert part.start.checkpoint == before.folder
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("name", ["modernbert-base", "modernbert-large"])
 def test_tiny_has_the_keys_of_the_real_one(name: str) -> None:
     """What the tests train stands for what a team launches: same files, same sections, same kinds of values."""

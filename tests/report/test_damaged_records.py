@@ -48,6 +48,7 @@ def test_rubbish_is_counted_and_hides_nothing(tmp_path: Path) -> None:
     assert len(read_entries(run)) == len(WHOLE) + 2  # and one object of no kind, twice
 
 
+@pytest.mark.runs
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_any_field_may_hold_anything(tmp_path: Path, data: st.DataObject) -> None:

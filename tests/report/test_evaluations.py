@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
+
 from modernbert_train.report.curves import read_history
 from modernbert_train.report.summary import figures
 from tests.report.records import evaluation, resume, step
@@ -68,6 +70,7 @@ def test_runs_are_compared_by_each_figure_and_the_table_has_the_last(tmp_path: P
     assert figures(read_history(two / "metrics.jsonl"))["sst2 accuracy"].text == "0.250"
 
 
+@pytest.mark.runs
 def test_a_record_of_thousands_of_names_is_drawn_within_bounds(tmp_path: Path) -> None:
     """What a broken disk or a stranger's run holds must not make a page that no browser opens."""
     many = {f"figure{i}": 0.5 for i in range(2000)}

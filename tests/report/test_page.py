@@ -311,6 +311,7 @@ def test_a_long_name_of_a_phase_stays_in_its_chart(tmp_path: Path) -> None:
     assert page.texts("title").count(name) == 6
 
 
+@pytest.mark.runs
 def test_faults_of_every_step_stay_a_small_page(tmp_path: Path) -> None:
     """A run that skipped 20,000 updates has few marks, which say how many each stands for."""
     folder = run_folder(tmp_path, step(1), *(fault(i, "skip") for i in range(2, 20_002)), step(20_002))

@@ -52,6 +52,7 @@ def test_no_folder_and_an_empty_folder_mean_a_fresh_start(tmp_path: Path) -> Non
     assert newest_valid(tmp_path) == (None, [])
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("name", [manifest.WEIGHTS, manifest.OPTIMIZER, manifest.STATE, MANIFEST])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_a_truncated_file_means_the_checkpoint_before(tmp_path: Path, name: str, share: float) -> None:
@@ -64,6 +65,7 @@ def test_a_truncated_file_means_the_checkpoint_before(tmp_path: Path, name: str,
     assert len(passed_over) == 1 and name in passed_over[0] and "step-00000002" in passed_over[0]
 
 
+@pytest.mark.runs
 def test_every_flipped_bit_is_seen_before_any_weight_is_used(tmp_path: Path) -> None:
     folder = write(tmp_path, 1)
     draw = random.Random(0)
@@ -142,6 +144,7 @@ def test_no_space_is_said_with_both_numbers_and_costs_nothing(tmp_path: Path, mo
     assert steps(tmp_path) == [1]
 
 
+@pytest.mark.runs
 def test_retention_keeps_the_newest_and_the_ends_of_phases_and_touches_nothing_else(tmp_path: Path) -> None:
     for step in range(1, 8):
         write(tmp_path, step, phase_end=step == 2)
@@ -157,6 +160,7 @@ def test_retention_keeps_the_newest_and_the_ends_of_phases_and_touches_nothing_e
     ]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("keep", "kept"),
     [
@@ -176,6 +180,7 @@ def test_which_checkpoints_are_kept(tmp_path: Path, keep: int, kept: set[int]) -
     assert set(steps(tmp_path)) == kept
 
 
+@pytest.mark.runs
 def test_nothing_is_removed_on_the_word_of_a_damaged_manifest(tmp_path: Path) -> None:
     """A bit that turns the end of a phase into a checkpoint like all others, a copy, another schema: left alone, and
     none of them takes the place of one that is kept."""

@@ -59,6 +59,7 @@ MANIFEST_EDITS += [(field, value) for field in ("phase_end", "milestone") for va
 MANIFEST_EDITS += [("files", value) for value in VALUES] + [("more", 1), ("schema", "3")]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("signed", [False, True])
 def test_every_edited_field_of_a_manifest_means_the_checkpoint_before(tmp_path: Path, signed: bool) -> None:
     """Signed or not: what is no manifest is none, even with the right hash, and ends nothing with a traceback."""
@@ -91,6 +92,7 @@ def test_every_edited_field_of_a_manifest_means_the_checkpoint_before(tmp_path: 
     assert verify(folder).step == 3
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     "text", ['{"step": Infinity}', '{"step": NaN}', "[" * 100_000, '{"files":' * 100_000, "\0" * 99]
 )
@@ -105,6 +107,7 @@ def test_what_is_hardly_json_means_the_checkpoint_before(tmp_path: Path, name: s
     assert found is not None and found.step == 1 and name in passed_over[0]
 
 
+@pytest.mark.runs
 def test_a_copy_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
     """It would be trained on from as if it were the newest; under a name that tells no step it is what it is."""
     shutil.copytree(write(tmp_path, 1), tmp_path / "step-00000009")
@@ -214,6 +217,7 @@ def test_tensors_that_are_none_mean_the_checkpoint_before(tmp_path: Path, name: 
     assert found is not None and found.step == 1
 
 
+@pytest.mark.runs
 def test_a_configuration_that_is_none_means_the_checkpoint_before(tmp_path: Path) -> None:
     write(tmp_path, 1)
     folder = write(tmp_path, 2)

@@ -28,6 +28,7 @@ def test_spikes_let_through_hardly_raise_the_bar() -> None:
     assert highest_normal_loss([*calm[10:], *[12.0] * 10], 8.0, 0.1) == pytest.approx(bar, abs=0.1)
 
 
+@pytest.mark.runs
 def test_noise_alone_is_not_a_spike() -> None:
     """Twenty thousand losses of a normal distribution, the default of 8 deviations."""
     draw = random.Random(1)

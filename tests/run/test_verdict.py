@@ -110,6 +110,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("fault", "distance", "step", "target"),
     [
@@ -155,6 +156,7 @@ def test_a_second_life_goes_back_to_the_same(saved: Path, name: str, tokens_befo
     assert (None if found is None else found.step) == target
 
 
+@pytest.mark.runs
 def test_a_damaged_checkpoint_is_passed_over_and_only_damaged_ones_are_an_error(tmp_path: Path) -> None:
     """Going back to nothing would be told as "there is no checkpoint", which is not what is wrong."""
     for step in (2, 5):

@@ -120,6 +120,7 @@ def test_a_refusal_names_what_is_in_the_way_and_nothing_else(refusal: list[str])
     assert all(word in last for word in ("name=", "restore the values", "--fresh"))
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("overrides", "change"),
     [
@@ -133,11 +134,13 @@ def test_what_comes_or_goes_is_told(tmp_path: Path, overrides: list[str], change
     assert change in compare(tmp_path, ONE_STREAM, (*ONE_STREAM, *overrides))
 
 
+@pytest.mark.runs
 def test_another_optimizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="optim.name: stable_adamw -> adamw"):
         compare(tmp_path, ONE_STREAM, (*ONE_STREAM, "optim={name: adamw, lr: 1}"))
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("now", "change", "may"),
     [
@@ -156,6 +159,7 @@ def test_streams_may_move_and_neither_come_nor_go(tmp_path: Path, now: tuple[str
         compare(tmp_path, TWO_STREAMS, (*TWO_STREAMS, *now))
 
 
+@pytest.mark.runs
 def test_phases_in_another_order_are_told(tmp_path: Path) -> None:
     """Every key of them is as it was. Whether the order may change is a matter of what was trained."""
     there = (f"runs_folder={tmp_path}", *RUN, *ONE_STREAM)

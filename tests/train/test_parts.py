@@ -74,6 +74,7 @@ def test_validation_asks_the_same_questions_of_every_run(tiny_run: TinyRun) -> N
     assert torch.equal(*asked)
 
 
+@pytest.mark.runs
 def test_each_rank_measures_rows_of_its_own_on_any_number_of_machines(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_every_verb_refuses_shards_of_another_tokenizer(
     assert "loss" not in said and "Traceback" not in said
 
 
+@pytest.mark.runs
 def test_a_sweep_refuses_shards_of_another_tokenizer(tiny_run: TinyRun, tmp_path: Path, other_data: Path) -> None:
     """Before its first trial, which would be the best of all."""
     sweep = spec(tiny_run(), tmp_path, f"overrides=['data.validation={other_data / 'validation'}']")
@@ -108,6 +109,7 @@ def test_eval_refuses_a_tokenizer_and_an_architecture_that_the_checkpoint_does_n
     assert "warning: other data than the run had when it was saved: its hash of validation" in said.err
 
 
+@pytest.mark.runs
 def test_there_is_no_way_to_the_tokens_of_a_run_around_the_check(tiny_data: Path, other_data: Path) -> None:
     """The next verb need not remember it: whoever opens shards names the tokenizer, and that is compared."""
     data = f"data={{train: {tiny_data}/train, tokenizer: {tiny_data}/tokenizer}}"

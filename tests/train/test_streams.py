@@ -109,6 +109,7 @@ def test_what_may_change_between_the_starts_of_a_mixture(words: TinyRun, folders
             RunFolder(read_run(words(override))).open()
 
 
+@pytest.mark.runs
 def test_the_fingerprint_covers_every_stream(words: TinyRun, tiny_run: TinyRun, folders: Path) -> None:
     config = read_run(words())
     mixed = data_fingerprint(read_facts(config))
@@ -129,6 +130,7 @@ def test_the_fingerprint_covers_every_stream(words: TinyRun, tiny_run: TinyRun, 
     }
 
 
+@pytest.mark.runs
 def test_the_unigram_baseline_counts_streams_by_their_shares(words: TinyRun, tiny_run: TinyRun, folders: Path) -> None:
     """Of 6,000 tokens 0.8 * 4,000 + 0.2 * 2,000 are asked of a. One folder counts as it always did."""
     config = read_run(words())

@@ -258,6 +258,7 @@ ODD = (
 )
 
 
+@pytest.mark.runs
 def test_a_config_may_hold_anything(exported: Path) -> None:
     """Each key with each kind of value is either read or refused with the file's name."""
     original = (exported / "config.json").read_text()

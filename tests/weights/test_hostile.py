@@ -145,6 +145,7 @@ def test_a_weight_map_that_is_none_is_refused(exported: Path) -> None:
             load_weights(exported)
 
 
+@pytest.mark.runs
 def test_a_damaged_configuration_is_read_or_refused(exported: Path) -> None:
     path = exported / "config.json"
     content, draw = path.read_bytes(), random.Random(3)

@@ -87,6 +87,7 @@ def test_an_earlier_checkpoint_is_not_credited_with_later_results(folder: Path) 
     assert f"| {early:.3f} |" in text and f"| {late:.3f} |" not in text
 
 
+@pytest.mark.runs
 def test_sources_are_named_only_if_the_report_is_of_these_shards(folder: Path) -> None:
     """prepare_report.json beside the shards says what they are made of, unless it belongs to others."""
     shards = json.loads((folder / "data/train/dataset.json").read_text())

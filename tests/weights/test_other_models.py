@@ -177,6 +177,7 @@ def test_a_decoder_may_become_an_encoder_and_that_is_said(
     assert "AutoModelForCausalLM" in (tmp_path / "grown/README.md").read_text()
 
 
+@pytest.mark.runs
 def test_another_encoder_is_refused_by_both_names(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,12 +23,14 @@ from modernbert_train.config.tools.reference import _docstring, reference, slug
 PAGE = Path(__file__).parents[3] / "docs/config.md"
 
 
+@pytest.mark.runs
 def test_the_page_is_the_one_that_the_code_writes() -> None:
     assert PAGE.read_text(encoding="utf-8") == reference(), (
         "write it again: python -m modernbert_train.config.tools.reference > docs/config.md"
     )
 
 
+@pytest.mark.runs
 def test_every_key_is_on_it_with_its_meaning_and_default() -> None:
     """Each under a heading of its own, its whole name: a search leads to it, and no column cuts it in two."""
     page = reference()
@@ -46,6 +48,7 @@ def test_every_key_is_on_it_with_its_meaning_and_default() -> None:
     assert all(re.search(rf"^###+ `{name}\b", page, re.MULTILINE) for name in sections)
 
 
+@pytest.mark.runs
 def test_what_stands_in_angle_brackets_is_seen() -> None:
     """Outside of code Markdown takes <name> for HTML, and shows nothing."""
     prose = re.sub(r"`[^`]*`", "", reference())
@@ -53,6 +56,7 @@ def test_what_stands_in_angle_brackets_is_seen() -> None:
     assert set(re.findall(r"<\w*", prose)) == {"<br"}
 
 
+@pytest.mark.runs
 def test_values_are_as_yaml_has_them() -> None:
     """A reader copies them: null and not None, a number without a comma, no signature of a class."""
     page = reference()
@@ -63,6 +67,7 @@ def test_values_are_as_yaml_has_them() -> None:
     assert yaml.safe_load(defaults["optim.betas` (stable_adamw)"]) == list(StableAdamWConfig.betas)
 
 
+@pytest.mark.runs
 def test_links_within_the_page_and_to_others_lead_somewhere() -> None:
     page = reference()
     anchors = {slug(title) for title in re.findall(r"^#+ (.*)$", page, re.MULTILINE)}

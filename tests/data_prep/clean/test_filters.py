@@ -37,6 +37,7 @@ def written(out: Path) -> list[str]:
     return [tokenizer.decode(ids) for split in ("train", "validation") for ids in tokens_of(out / split)]
 
 
+@pytest.mark.runs
 def test_filters_drop_and_alter_and_all_is_counted(command: Command, corpus: Path, tmp_path: Path) -> None:
     """By source and reason; the sums must hold whatever a filter does."""
     (corpus / "bad.txt").write_text("a badword in an otherwise quite ordinary text of some length\n")

@@ -31,6 +31,7 @@ def config_of(path: Path, kind: str, **keys: object) -> PrepareConfig:
     return PrepareConfig(out="x", sources={"a": SourceConfig(kind=kind, path=str(path))}, **keys)  # type: ignore[arg-type]
 
 
+@pytest.mark.runs
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=12), st.data(), st.booleans())
 def test_jsonl_cut_at_any_bytes_is_read_once(
@@ -55,6 +56,7 @@ def test_lines_later_in_a_file_are_named_by_their_byte(tmp_path: Path) -> None:
     assert [item.id for item in items] == [f"{tmp_path}/a.jsonl at byte 16"]
 
 
+@pytest.mark.runs
 def test_endless_line_is_counted_and_passed_over(tmp_path: Path) -> None:
     """A file of 100 GB without a newline must not be read into memory, nor hide the lines after it."""
     long = json.dumps({"text": "x" * (20 << 20)}) + "\n"

@@ -94,6 +94,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("config", [*SAID.values(), *UNSAID.values()], ids=[*SAID, *UNSAID])
 def test_transformers_loads_the_export_and_computes_the_same(config: AlbertConfig, tmp_path: Path) -> None:
     """AutoModelForMaskedLM and AutoModel, without remote code, compute what we trained, whatever layers share."""
@@ -185,6 +186,7 @@ def test_copies_that_differ_are_not_one_tensor() -> None:
         from_hf(albert, stored, ALBERT, "file")
 
 
+@pytest.mark.runs
 def test_import_config_reads_an_albert_and_sees_what_it_shares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
