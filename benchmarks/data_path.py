@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.write.shards import ShardWriter
+from modernbert_train.data.shard_writer import ShardWriter
 from modernbert_train.config.schema import DataConfig, OptimConfig, PhaseConfig, RunConfig
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.mds import TokenShards

@@ -33,12 +33,14 @@ class PackedText:
         starts_Q: int64 index of each sequence's first token of text, ascending.
         lengths_Q: int64 tokens of text, contiguous from there.
         keys_Q: uint64 key of each sequence, of its document and place in it.
+        labels: of documents that have some: of each sequence [Q, L], or of each token of text, end to end; None: none.
     """
 
     ids_T: NDArray[np.int64]
     starts_Q: NDArray[np.int64]
     lengths_Q: NDArray[np.int64]
     keys_Q: Keys
+    labels: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
     ),
     "data_prep": (
-        "config", "data.dataset_card", "errors", "files", "import_stubs", "ranks.orphans", "read_json", "text",
+        "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans", "read_json", "text",
     ),
     "launch": (
         "__main__", "config", "data.check", "errors", "files", "lasting_output", "preflight", "ranks", "read_json",
@@ -106,6 +106,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.data.microbatches": ("numpy", "torch"),
     "modernbert_train.data.mixing": (),
     "modernbert_train.data.mds": ("numpy", "streaming"),
+    "modernbert_train.data.shard_writer": ("numpy", "streaming"),
     "modernbert_train.data.workers": ("torch",),
     "modernbert_train.data.download": ("streaming",),
     "modernbert_train.collate": ("torch",),
@@ -145,7 +146,6 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "data_prep.read.lines": ("zstandard",),
     "data_prep.read.tables": ("datasets", "pyarrow"),
     "data_prep.clean.words": ("datatrove", "fasttext"),
-    "data_prep.write.shards": ("numpy", "streaming"),
     "launch": ("torch",),
     "launch.sweeps": ("optuna", "sqlalchemy", "yaml"),
 }
@@ -251,7 +251,7 @@ def test_the_table_itself_has_no_circle() -> None:
         ("modernbert_train/config/check.py", "import modernbert_train.data.check", "config may import only"),
         ("launch/run.py", "from modernbert_train.train.session import train", "launch may import only"),
         (
-            "data_prep/write/shards.py",
+            "data_prep/write/merging.py",
             "from modernbert_train.data.loader import StepBatch",
             "data_prep may import only",
         ),

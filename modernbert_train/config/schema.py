@@ -15,6 +15,9 @@ from typing import Any, Literal
 from omegaconf import MISSING
 
 from modernbert_train.config.bert import BertConfig as BertConfig
+from modernbert_train.config.classify import ClassifyConfig as ClassifyConfig
+from modernbert_train.config.classify import LabelledConfig as LabelledConfig
+from modernbert_train.config.classify import TagConfig as TagConfig
 from modernbert_train.config.evals import EvaluatorConfig as EvaluatorConfig
 from modernbert_train.config.evals import ProbeConfig as ProbeConfig
 from modernbert_train.config.knob import facts_of, knob
@@ -408,6 +411,8 @@ VARIANTS: dict[str, dict[str, type]] = {
         "causal": CausalLmConfig,
         "sop": SentenceOrderConfig,
         "rtd": ReplacedTokensConfig,
+        "classify": ClassifyConfig,
+        "tag": TagConfig,
     },
     "optim": {
         "stable_adamw": StableAdamWConfig,

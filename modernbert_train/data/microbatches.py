@@ -33,6 +33,8 @@ class Documents(Protocol):
 
     def mask_keys(self, chunks: Sequence[Chunk]) -> Keys: ...
 
+    def labels(self, chunks: Sequence[Chunk]) -> NDArray[Any] | None: ...
+
 
 class MicrobatchMaker:
     """Reads, lays out and masks the rows of a plan.
@@ -77,7 +79,8 @@ class MicrobatchMaker:
             if at < (number + 1) * row_tokens:
                 boundaries.append((number + 1) * row_tokens)
         lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
-        packed_text = PackedText(ids, np.array(starts, dtype=np.int64), lengths, self._documents.mask_keys(chunks))
+        keys, labels = self._documents.mask_keys(chunks), self._documents.labels(chunks)
+        packed_text = PackedText(ids, np.array(starts, dtype=np.int64), lengths, keys, labels)
         if settings not in self._objectives:
             self._objectives[settings] = self._build_objective(settings)
         inputs = self._objectives[settings].make(packed_text, settings)

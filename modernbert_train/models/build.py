@@ -12,6 +12,7 @@ import torch
 
 from modernbert_train.config.schema import BertConfig, ComputeConfig, ModelConfig, ModernBertConfig, ObjectiveConfig
 from modernbert_train.models.bert import Bert
+from modernbert_train.models.classifier import TextClassifier, WordClassifier
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBert
@@ -28,6 +29,8 @@ HEADS: dict[tuple[str, ...], type[OnEncoder]] = {
     ("tokens",): ForMaskedLM,
     ("tokens", "pair"): WithOrder,
     ("generator", "replaced"): ForReplacedTokens,
+    ("class",): TextClassifier,
+    ("tag",): WordClassifier,
 }
 
 

@@ -11,12 +11,15 @@ from typing import Any, Protocol
 from modernbert_train.batch import Inputs, PackedText
 from modernbert_train.config.schema import (
     CausalLmConfig,
+    ClassifyConfig,
     MaskedLmConfig,
     ObjectiveConfig,
     ReplacedTokensConfig,
     SentenceOrderConfig,
+    TagConfig,
 )
 from modernbert_train.objectives.causal import CausalLM
+from modernbert_train.objectives.classify import Classify, Tag
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.objectives.rtd import ReplacedTokens
 from modernbert_train.objectives.sop import SentenceOrder
@@ -45,6 +48,8 @@ OBJECTIVES: dict[type[ObjectiveConfig], type[Objective]] = {
     CausalLmConfig: CausalLM,
     SentenceOrderConfig: SentenceOrder,
     ReplacedTokensConfig: ReplacedTokens,
+    ClassifyConfig: Classify,
+    TagConfig: Tag,
 }
 
 

@@ -32,7 +32,7 @@ def report_of(out: Path) -> dict[str, Any]:
 def tokens_of(folder: Path) -> list[list[int]]:
     """All documents, read by mosaicml-streaming itself."""
     from streaming import (
-        StreamingDataset,  # after data_prep.write.shards, which lets it be imported without torchvision
+        StreamingDataset,  # after modernbert_train.data.shard_writer, which lets it be imported without torchvision
     )
 
     dataset = StreamingDataset(local=str(folder), shuffle=False, batch_size=1, validate_hash="xxh64")
