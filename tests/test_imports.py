@@ -60,7 +60,11 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "text", "vocabulary",
     ),
     "modernbert_train.evals": (
-        "batch", "compute", "config", "data", "errors", "keyed_random", "models", "objectives", "ranks", "run",
+        "batch", "compute", "config", "data", "errors", "import_stubs", "keyed_random", "models", "objectives", "ranks",
+        "run", "text", "vocabulary", "weights",
+    ),
+    "modernbert_train.finetune": (
+        "batch", "config", "data", "errors", "files", "own_files", "preflight", "ranks", "read_json", "run", "train",
         "vocabulary", "weights",
     ),
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
@@ -75,7 +79,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "models", "trials"),
     "modernbert_train.__main__": (
         "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals", "inspection",
-        "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
+        "finetune", "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
     ),
     "data_prep": (
         "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans", "read_json", "text",
@@ -136,7 +140,12 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.weights.model_card": (),
     "modernbert_train.weights.named_source": (),
     "modernbert_train.evals": ("numpy", "torch"),
+    "modernbert_train.evals.metrics": ("torch", "torchmetrics"),
     "modernbert_train.evals.probe": ("numpy", "tokenizers", "torch"),
+    "modernbert_train.finetune": ("numpy",),
+    "modernbert_train.finetune.hub": ("datasets",),
+    "modernbert_train.finetune.run": ("yaml",),
+    "modernbert_train.finetune.shards": ("numpy", "tokenizers"),
     "modernbert_train.train": ("composer", "numpy", "torch"),
     "modernbert_train.train.composer_internals": ("composer", "torch", "wandb"),
     "modernbert_train.trials": ("torch",),

@@ -20,6 +20,7 @@ from modernbert_train.config.classify import LabelledConfig as LabelledConfig
 from modernbert_train.config.classify import TagConfig as TagConfig
 from modernbert_train.config.evals import EvaluatorConfig as EvaluatorConfig
 from modernbert_train.config.evals import ProbeConfig as ProbeConfig
+from modernbert_train.config.evals import ScoresConfig as ScoresConfig
 from modernbert_train.config.knob import facts_of, knob
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.config.model import ModelConfig as ModelConfig  # importers of the schema take all of it here
@@ -420,5 +421,5 @@ VARIANTS: dict[str, dict[str, type]] = {
         "muon": MuonConfig,
         "normuon": NorMuonConfig,
     },
-    "evals": {"probe": ProbeConfig},
+    "evals": {"probe": ProbeConfig, "scores": ScoresConfig},
 }

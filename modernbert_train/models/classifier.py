@@ -20,6 +20,7 @@ from modernbert_train.config.schema import ClassifyConfig, ModelConfig, TagConfi
 from modernbert_train.models.encoder import Encoder, OnEncoder
 
 # of the targets, as objectives/classify.py makes them
+CLASSIFIER = "classifier"  # module of the last matrix
 FIRSTS, CLASSES, WORDS, TAGS = "firsts_P", "classes_PL", "words_M", "tags_M"
 
 

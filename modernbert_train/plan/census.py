@@ -15,11 +15,13 @@ from typing import Any, Literal
 
 from modernbert_train.config.schema import (
     BertConfig,
+    ClassifyConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
     ReplacedTokensConfig,
+    TagConfig,
 )
 
 Place = Literal["embedding", "layer", "head"]
@@ -88,6 +90,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
     if "tokens" not in objective.heads:
         matrices = _without_tokens(matrices)
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
+    beside += _classifier(model, objective) if isinstance(objective, ClassifyConfig | TagConfig) else ()
     # scores, and the weighted sum of values: a product of width D each
     own = Census((*matrices, *beside), windows, (4 * model.hidden_size,) * len(windows))
     if not isinstance(objective, ReplacedTokensConfig):
@@ -187,6 +190,15 @@ def _replaced(model: ModelConfig) -> tuple[Matrix, ...]:
         Matrix(1, width, "head", uses=1, head="replaced"),
         Matrix(width + 1, 1, "head", head="replaced"),
     )
+
+
+def _classifier(model: ModelConfig, objective: ClassifyConfig | TagConfig) -> tuple[Matrix, ...]:
+    """See models/classifier.py: a ModernBERT goes on with the head that predicts tokens, others have a pooler of texts."""
+    (head,), width, logits = objective.heads, model.hidden_size, objective.num_logits
+    between: tuple[Matrix, ...] = ()
+    if isinstance(model, ModernBertConfig) or head == "class":
+        between = (Matrix(width, width, "head", uses=1, head=head), Matrix(width, 1, "head"))  # norm, or bias
+    return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
 
 
 ENCODER_COUNTS: dict[type[ModelConfig], Callable[[Any], Counted]] = {ModernBertConfig: _modernbert, BertConfig: _bert}

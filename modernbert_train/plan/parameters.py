@@ -61,7 +61,8 @@ def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = Non
     """
     found = census(model, objective)
     of_layers = [matrix for matrix in census(model).matrices if matrix.place == "layer"]
-    embedding = sum(m.numbers for m in found.matrices if m.place == "embedding" and m.uses)
+    tables = [m.numbers for m in found.matrices if m.place == "embedding" and m.uses]
+    embedding = sum(tables) or found.matrices[0].numbers  # which stands first, where nothing is multiplied with it
     layers = sum(matrix.numbers for matrix in found.matrices if matrix.place == "layer")
     return Parameters(
         embedding=embedding,

@@ -16,6 +16,7 @@ from modernbert_train import __version__
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     BertConfig,
+    LabelledConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -35,7 +36,12 @@ from modernbert_train.weights.formats.bert import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import heads_among, module_of
 
 MASK = "[MASK]"
-Part = Literal["model", "detector", "generator"]  # of a run; a detector tells replaced tokens
+# of a run; a detector tells replaced tokens, a classifier classes of texts, a tagger those of words
+Part = Literal["model", "detector", "generator", "classifier", "tagger"]
+_TASKS: dict[Part, tuple[str, str]] = {  # as the hub names them, and the class that opens them
+    "classifier": ("text-classification", "AutoModelForSequenceClassification"),
+    "tagger": ("token-classification", "AutoModelForTokenClassification"),
+}
 PREPARE_REPORT = "prepare_report.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -73,6 +79,8 @@ def model_card(
     header: dict[str, Any] = {"license": licence or "unknown", "library_name": "transformers"}
     if part == "detector":
         header |= {"tags": [model.name, "replaced-token-detection", "encoder"]}
+    elif part in _TASKS:
+        header |= {"pipeline_tag": _TASKS[part][0], "tags": [model.name, _TASKS[part][0], "encoder"]}
     elif order == "causal":
         header |= {"pipeline_tag": "text-generation", "tags": [model.name, "text-generation", "decoder"]}
     else:
@@ -80,6 +88,8 @@ def model_card(
     auto = "AutoModelForCausalLM" if order == "causal" else "AutoModelForMaskedLM"
     if part == "detector":
         auto = "AutoModel"
+    elif part in _TASKS:
+        auto = _TASKS[part][1]
     header |= {"datasets": list(datasets)} if datasets else {}
     header |= {"base_model": base} if base and _is_hub_id(base) else {}
     stated = f"{licence}, as stated by who exported the model."
@@ -147,8 +157,9 @@ def run_card(
     now = trained.in_phase[phase]
     order = now.objective.order
     parameters = sum(math.prod(shape) for name, shape in shapes.items() if module_of(name) not in left_out)
+    trained_by = "fine-tuned" if part in _TASKS else "pretrained"
     introduction = (
-        f"{what(model, order)}, with {parameters:,} parameters, pretrained by {_titled(*now.objective.title)} with "
+        f"{what(model, order)}, with {parameters:,} parameters, {trained_by} by {_titled(*now.objective.title)} with "
         f"modernbert-train {__version__}."
     )
     if left_out:
@@ -341,6 +352,8 @@ def _averaging(average: Sequence[Averaged]) -> str:
 
 
 def _evaluation(objective: ObjectiveConfig, tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
+    if isinstance(objective, LabelledConfig):
+        return _scores(tokens, metrics)
     measured = [entry for entry in metrics if _is_validation(entry) and entry["tokens"] <= tokens]
     if not measured:
         return "Not measured: the run named no held-out text, or had not come to it."
@@ -356,6 +369,25 @@ def _evaluation(objective: ObjectiveConfig, tokens: int, metrics: Sequence[dict[
         f"{_detection(objective, last)}"
         "Nothing else was measured: no downstream task, no bias, no safety."
     )
+
+
+def _scores(tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
+    """What was measured last on each labelled split."""
+    last = {
+        entry["name"]: entry["figures"]
+        for entry in metrics
+        if entry.get("kind") == "evaluation" and is_count(entry.get("tokens")) and entry["tokens"] <= tokens
+        if isinstance(entry.get("name"), str) and isinstance(entry.get("figures"), dict)
+    }
+    rows = [
+        f"| {name} | {figure} | {value:.4f} |"
+        for name, figures in last.items()
+        for figure, value in figures.items()
+        if number(value) is not None and not str(figure).startswith("num_")
+    ]
+    if not rows:
+        return "Not measured: the run named no labelled texts to measure on, or had not come to it."
+    return "| texts | figure | value |\n| --- | --- | --- |\n" + "\n".join(rows)
 
 
 def _detection(objective: ObjectiveConfig, last: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from data_prep import prepare as prepare_module
 from data_prep.tasks import stages
-from data_prep.write import shards
+from modernbert_train.data import shard_writer as shards
 from modernbert_train.data.dataset_card import file_sha256, read_card
 
 pytestmark = pytest.mark.runs

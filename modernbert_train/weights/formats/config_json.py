@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.config.objective import Order
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import LabelledConfig, ModelConfig
 from modernbert_train.errors import DataError
 from modernbert_train.read_json import read_json
 
@@ -20,11 +20,13 @@ class Described(NamedTuple):
         model: the architecture. What only concerns training is not always in the file, and then has its default.
         max_tokens: longest sequence.
         order: what a token sees; causal is a decoder.
+        objective: of one that tells classes; None: it predicts tokens, or tells replaced ones.
     """
 
     model: ModelConfig
     max_tokens: int
     order: Order
+    objective: LabelledConfig | None = None
 
 
 def read_object(path: Path) -> dict[str, Any]:

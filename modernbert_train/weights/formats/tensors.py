@@ -75,7 +75,12 @@ def to_hf(
 
 
 def from_hf(
-    hub: HubFormat, stored: Mapping[str, Tensor], config: ModelConfig, where: str, described_by: str = CONFIG_JSON
+    hub: HubFormat,
+    stored: Mapping[str, Tensor],
+    config: ModelConfig,
+    where: str,
+    described_by: str = CONFIG_JSON,
+    shapes: Shapes | None = None,
 ) -> dict[str, Tensor]:
     """Tensors under our names, in fp32, with the tied decoder.weight and with each further head that is stored whole.
 
@@ -84,6 +89,7 @@ def from_hf(
         stored: under transformers' names, or older ones.
         config: the architecture that they must be of.
         where, described_by: how a message names the file and what describes its architecture.
+        shapes: that they must have, where config.json says what it tells; None: those of the architecture.
 
     Raises:
         DataError: tensors are missing, unknown, of another shape or type, or not tied.
@@ -104,11 +110,12 @@ def from_hf(
             raise mistake(f"{copy} is not tied to {now}")
         found[now] = tensor
 
-    shapes = all_shapes(config)
+    optional = shapes is None
+    shapes = shapes or all_shapes(config)
     known = {ours: theirs for ours in shapes if (theirs := hub.theirs(ours, config))}
     above, classes = _rows_of_zeros(hub), _names(known, TOKEN_HEAD)
     told = bool(classes) and all(name in found for name in classes)  # a class of each token, and no predictions
-    for head in [*heads_among(known), *(("head", "decoder") if told else ())]:
+    for head in [*heads_among(known), *(("head", "decoder") if told else ())] if optional else ():
         parts = [ours for ours in known if module_of(ours) == head]
         if not all(name in found for ours in parts for name in known[ours]):
             for ours in parts:
@@ -128,7 +135,7 @@ def from_hf(
         ours: (found[theirs[0]] if len(theirs) == 1 else torch.cat([found[name] for name in theirs])).float()
         for ours, theirs in known.items()
     }
-    return weights if told else weights | {DECODER: weights[EMBEDDING]}
+    return weights | {DECODER: weights[EMBEDDING]} if "decoder.bias" in weights else weights
 
 
 def _names(known: Mapping[str, tuple[str, ...]], module: str) -> list[str]:
