@@ -42,7 +42,7 @@ class Counts:
 
     texts: int = 0  # written
     truncated: int = 0  # of them cut to the context
-    empty: int = 0  # without a token, left out
+    empty: int = 0  # without a letter, left out
     unseen: int = 0  # with a class that training has not
     loose_tags: int = 0  # I-x and E-x that go on with no entity of type x, read as a beginning
     lost_words: int = 0  # tagged words cut off, or without a token of their own: neither learned nor measured
@@ -167,8 +167,8 @@ def _write_split(
     with _one_thread():
         encode = _words if task.kind == "tokens" else _texts
         encoded = encode(split, staging / TOKENIZER / "tokenizer.json", vocabulary)
-        for (parts, firsts), value in zip(encoded, labels.values[name], strict=True):
-            if not any(parts):
+        for (parts, firsts), example, value in zip(encoded, split.examples, labels.values[name], strict=True):
+            if not any(parts) or not any(text.strip() for text in example.texts):
                 counts.empty += 1
                 continue
             whole = sum(map(len, parts)) + len(parts) - 1
@@ -183,7 +183,7 @@ def _write_split(
             counts.unseen += bool(task.kind not in ("regression", "multi-label") and (value >= len(labels.names)).any())
             longest = max(longest, len(ids) + SPECIAL_TOKENS)
     if not counts.texts:
-        raise DataError(f"{split.source}: holds no text with a token. Name another file or column.")
+        raise DataError(f"{split.source}: holds no text with a letter. Name another file or column.")
     writer.finish()
     return counts, longest
 
@@ -257,7 +257,7 @@ def warnings_of(prepared: Prepared, task: TaskConfig) -> Iterator[str]:
     """What a person should know of the texts, a line each."""
     said = {
         "truncated": "longer than the context, cut at the end",
-        "empty": "without a token, left out",
+        "empty": "without a letter, left out",
         "unseen": "of classes that training has not, which cannot be told right",
         "loose_tags": "tags I-x or E-x that go on with no entity, read as its beginning",
         "lost_words": "tagged words cut off or without a token of their own, neither learned nor measured",

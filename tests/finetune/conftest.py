@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def models(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """A folder of each architecture, with random weights."""
     made = {}
     for name, config in CONFIGS.items():
+        config = replace(config, init_std=0.08)  # which learns
         model = build_model(config, MaskedLmConfig())
         initialize(model, config, 3)
         out = made[name] = tmp_path_factory.mktemp("models") / name
