@@ -176,8 +176,8 @@ def _parser() -> argparse.ArgumentParser:
     verb = add("fill", _fill, "print the five likeliest tokens for each [MASK]")
     verb.add_argument("model", type=Path, help="folder of an exported model")
     verb.add_argument("text", nargs="+", help="text with one [MASK]")
-    verb = add("import-config", _import_config, "a run file of AnswerDotAI/ModernBERT as one of ours")
-    verb.add_argument("file", type=Path, help="their YAML")
+    verb = add("import-config", _import_config, "a run file of AnswerDotAI/ModernBERT, or a config.json, as ours")
+    verb.add_argument("file", type=Path, help="their YAML, or the config.json of a model")
     verb.add_argument("--out", type=Path, help="file to write; default: standard output")
     add("doctor", _doctor, "versions, memory and disk, and kernels that it tries, as a block for a bug report")
     return parser
@@ -258,7 +258,7 @@ def _many_imports() -> Iterator[None]:
 def _check(options: argparse.Namespace) -> None:
     config = read_run(options.run)
     from modernbert_train.config.describe import describe
-    from modernbert_train.data.check import describe_streams, few_predictions
+    from modernbert_train.data.check import describe_streams, few_predictions, without_words
     from modernbert_train.data.facts import read_facts
     from modernbert_train.plan.picture import picture_text
     from modernbert_train.preflight import preflight
@@ -267,6 +267,8 @@ def _check(options: argparse.Namespace) -> None:
     facts = read_facts(config)
     print(describe(config))
     if (warning := few_predictions(config, facts)) is not None:
+        print(f"warning: {warning}")
+    if (warning := without_words(config)) is not None:
         print(f"warning: {warning}")
     if config.data.streams:
         print(describe_streams(config, facts))
@@ -391,9 +393,14 @@ def _fill(options: argparse.Namespace) -> None:
 
 
 def _import_config(options: argparse.Namespace) -> None:
-    from modernbert_train.config.tools.import_config import import_config
+    if options.file.suffix == ".json":
+        from modernbert_train.weights.import_model import import_model
 
-    text, notes = import_config(options.file)
+        text, notes = import_model(options.file)
+    else:
+        from modernbert_train.config.tools.import_config import import_config
+
+        text, notes = import_config(options.file)
     if options.out is None:
         print(text, end="")
     elif options.out.exists():

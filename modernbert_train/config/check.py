@@ -62,8 +62,7 @@ def check_model(model: ModelConfig) -> None:
         ConfigError: one line for each broken rule.
     """
     config = RunConfig(model=model)
-    messages = [text for key, value, knob in knobs(model, ("model",)) for text in knob.mistakes(key, value)]
-    messages += model_shape(config, 1)
+    messages = [*_outside(model), *model_shape(config, 1)]
     if messages:
         raise ConfigError("\n".join(messages))
 
@@ -163,6 +162,13 @@ def model_shape(config: RunConfig, num_ranks: int) -> Iterator[str]:
         )
     elif isinstance(model, ModernBertConfig):
         yield from _modernbert_shape(model)
+    elif not any([*_outside(model)]):
+        yield from model.mistakes()
+
+
+def _outside(model: ModelConfig) -> Iterator[str]:
+    for key, value, knob in knobs(model, ("model",)):
+        yield from knob.mistakes(key, value)
 
 
 def _modernbert_shape(model: ModernBertConfig) -> Iterator[str]:
@@ -235,7 +241,7 @@ def classes(config: RunConfig, num_ranks: int) -> Iterator[str]:
         if kind == "regression" and labels:
             yield f"objective.labels={list(labels)} with objective.kind=regression: a score has none. Remove them."
         elif kind != "regression" and len(labels) < (1 if kind == "multi-label" else 2):
-            yield f"objective.labels={list(labels)} with {name}: one class cannot be told from others. Name at least two."
+            yield f"objective.labels={list(labels)} with {name}: one class cannot be told from none. Name two."
         if len({*labels}) < len(labels):
             yield f"objective.labels={list(labels)}: a name stands there twice. Remove one."
         segments = getattr(config.model, "segments", 1)
@@ -243,8 +249,8 @@ def classes(config: RunConfig, num_ranks: int) -> Iterator[str]:
             yield f"objective.segments=2 with model.segments={segments}: there is no second token type. Set 1."
         if config.data.validation is not None:
             yield (
-                f"data.validation={config.data.validation} with {name}: it is text whose tokens are predicted, and none "
-                "are here. Remove it; labelled texts are measured by evals, with name: scores."
+                f"data.validation={config.data.validation} with {name}: it is text whose tokens are predicted, and "
+                "none are here. Remove it; labelled texts are measured by evals, with name: scores."
             )
 
 

@@ -5,6 +5,7 @@ row in schema.VARIANTS. What a phase may change of it is marked `phased`; everyt
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -35,6 +36,29 @@ class ModelConfig:
     def title(self) -> tuple[str, str | None]:
         """What people call it, and the arXiv number of its paper."""
         return self.name, None
+
+    @property
+    def embedding_width(self) -> int:
+        """Numbers in a token's row of the embedding."""
+        return self.hidden_size
+
+    @property
+    def unit_passes(self) -> tuple[int, ...]:
+        """Of each of `Encoder.layers`, how often a token passes through it; more than once where weights are shared."""
+        return (1,) * self.num_layers
+
+    @property
+    def stored(self) -> ModelConfig:
+        """The same function as files of other libraries can say it: itself, or one that shares less."""
+        return self
+
+    def stored_names(self, name: str) -> tuple[str, ...]:
+        """The parameters of `stored` that a parameter is: itself, or several, which are equal."""
+        return (name,)
+
+    def mistakes(self) -> Iterator[str]:
+        """What cannot be of these keys together, for `check`; called with every number in its bounds."""
+        yield from ()
 
     def init_std_of(self, name: str) -> float:
         """Standard deviation that a matrix is drawn with, by its parameter's name, before truncation."""

@@ -78,7 +78,8 @@ class MaskedLmConfig(ObjectiveConfig):
     """Masked-language modelling."""
 
     name: str = "mlm"
-    masking: Literal["exact", "bernoulli", "reference"] = "exact"  # which tokens in training; see objectives/mlm.py
+    # which tokens in training; ngram: whole words, up to three together; see objectives/mlm.py
+    masking: Literal["exact", "bernoulli", "reference", "ngram"] = "exact"
     # share of the tokens that may be predicted that are, in training
     mask_rate: float = knob(
         0.3, above=0, high=1, why="as a share of the tokens; the published recipe uses 0.3", phased=True

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
+from modernbert_train.config.albert import AlbertConfig as AlbertConfig
 from modernbert_train.config.bert import BertConfig as BertConfig
 from modernbert_train.config.classify import ClassifyConfig as ClassifyConfig
 from modernbert_train.config.classify import LabelledConfig as LabelledConfig
@@ -406,7 +407,7 @@ CHANGED_WHOLE = ("objective",)
 
 # A section, or each entry of a mapping, whose schema is chosen by its `name`: section -> name -> dataclass.
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": {"modernbert": ModernBertConfig, "bert": BertConfig},
+    "model": {"modernbert": ModernBertConfig, "bert": BertConfig, "albert": AlbertConfig},
     "objective": {
         "mlm": MaskedLmConfig,
         "causal": CausalLmConfig,

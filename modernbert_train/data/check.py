@@ -123,3 +123,14 @@ def few_predictions(config: RunConfig, facts: DataFacts) -> str | None:
         f"standard error of about {LOSS_DEVIATION / math.sqrt(predictions):.2g} nats, and smaller differences mean "
         f"nothing. {remedy}."
     )
+
+
+def without_words(config: RunConfig) -> str | None:
+    """What masking=ngram does where the tokenizer does not tell which tokens go on with a word; None elsewhere."""
+    asked = any(getattr(now.objective, "masking", None) == "ngram" for now in (config, *config.in_phase.values()))
+    if not asked or len(read_vocabulary(config.data.tokenizer).inside_words):
+        return None
+    return (
+        f"objective.masking=ngram: the tokenizer in {config.data.tokenizer} does not mark which tokens go on with a "
+        "word, so each token counts as a whole word. Fine, if that is what you want."
+    )

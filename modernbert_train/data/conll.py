@@ -65,4 +65,6 @@ def read_sentences(path: Path) -> Iterator[Sentence]:
 
 def _loose(tags: list[str]) -> int:
     before = ["O", *tags[:-1]]
-    return sum(tag[0] in "IE" and (last[0] not in "BI" or last[2:] != tag[2:]) for last, tag in zip(before, tags, strict=True))
+    return sum(
+        tag[0] in "IE" and (last[0] not in "BI" or last[2:] != tag[2:]) for last, tag in zip(before, tags, strict=True)
+    )

@@ -133,7 +133,9 @@ def _require_fields(where: str, content: object) -> None:
     kinds = {field.name: _KINDS[str(field.type)] for field in fields(DatasetCard)}
     needed = {name: kind for name, kind in kinds.items() if name in content or name != "labels_sha256"}
     wrong = [name for name, kind in needed.items() if type(content.get(name)) is not kind]
-    wrong += [name for name, kind in needed.items() if kind is int and name not in wrong and not is_count(content[name])]
+    wrong += [
+        name for name, kind in needed.items() if kind is int and name not in wrong and not is_count(content[name])
+    ]
     wrong += [name for name in content if name not in kinds]
     if wrong:
         raise DataError(f"{where}: missing, unknown or of the wrong type: {', '.join(wrong)}. {_REMEDY}")

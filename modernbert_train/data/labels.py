@@ -1,7 +1,7 @@
 """labels.npy beside shards: what each document, or each token of it, is to be told.
 
-By document the file is a table, one row each: the number of a class, a 0 or 1 for each class, or a score. By token it is
-a line as long as all documents end to end, with IGNORED_LABEL where nothing is told. The card has its hash.
+By document the file is a table, one row each: the number of a class, a 0 or 1 for each class, or a score. By token it
+is a line as long as all documents end to end, with IGNORED_LABEL where nothing is told. The card has its hash.
 """
 
 from __future__ import annotations

@@ -61,7 +61,9 @@ def _jsonl(path: Path, text_columns: Sequence[str], others: Sequence[str]) -> It
         _require_columns(columns, list(entry), f"line {number}")
         for column in text_columns:
             if not isinstance(entry[column], str):
-                raise ValueError(f"line {number}: {column} is {shown_value(entry[column])}, and not a text. Correct it.")
+                raise ValueError(
+                    f"line {number}: {column} is {shown_value(entry[column])}, and not a text. Correct it."
+                )
         yield Row(number, tuple(entry[c] for c in text_columns), tuple(entry[c] for c in others))
 
 

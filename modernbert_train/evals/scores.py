@@ -71,9 +71,12 @@ class Scores:
 
         `num_texts` were told.
         """
-        assert isinstance(now.objective, ClassifyConfig | TagConfig)
-        found = self._of_words if isinstance(now.objective, TagConfig) else self._of_texts
-        figures = found(self._told(model, now, phase, compute), now.objective)
+        logits, objective = self._told(model, now, phase, compute), now.objective
+        if isinstance(objective, TagConfig):
+            figures = self._of_words(logits, objective)
+        else:
+            assert isinstance(objective, ClassifyConfig)
+            figures = self._of_texts(logits, objective)
         return figures | {f"{COUNT}texts": float(len(self._lengths))}
 
     @torch.no_grad()

@@ -156,7 +156,9 @@ def number_labels(task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
         DataError: a label is none, or the training split has nothing to learn from: names the place.
     """
     if task.kind == "regression":
-        values = {name: [_score(each) for each in split.examples] for name, split in splits.items()}
+        values: dict[str, list[NDArray[Any]]] = {
+            name: [_score(each) for each in split.examples] for name, split in splits.items()
+        }
         if len({float(each[0, 0]) for each in values[TRAIN]}) < 2:
             raise DataError(f"{splits[TRAIN].source}: all scores are one, so there is nothing to learn. Give others.")
         return Labels((), {}, values)
@@ -165,8 +167,8 @@ def number_labels(task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
     counts = Counter(each for found in classes[TRAIN] for each in found)
     if given and (unknown := sorted({*counts} - {*given})):
         raise DataError(
-            f"{splits[TRAIN].source}: has the classes {some(unknown)}, which are none of labels={list(given)}. Add them, "
-            "or correct the file."
+            f"{splits[TRAIN].source}: has the classes {some(unknown)}, which are none of labels={list(given)}. Add "
+            "them, or correct the file."
         )
     enough = 2 if task.kind != "multi-label" else 1
     if len(counts) < enough:

@@ -243,5 +243,6 @@ def write_result(
 
 def _in_words(figures: dict[str, dict[str, float]], task: TaskConfig) -> str:
     return "; ".join(
-        f"{name} " + ", ".join(f"{metric} {found[metric]:.4f}" for metric in task.measured) for name, found in figures.items()
+        f"{name} " + ", ".join(f"{metric} {found[metric]:.4f}" for metric in task.measured)
+        for name, found in figures.items()
     )

@@ -33,7 +33,17 @@ SPECIAL_TOKENS = 2  # [CLS] and [SEP]; the one between two texts is a part of th
 _SHARD_BYTES = 1 << 24
 _AT_ONCE = 1024  # texts that are tokenised together
 # of the task, what decides the shards
-_DECIDES = ("kind", "data", "subset", "train", "validation", "text_columns", "label_column", "label_separator", "labels")
+_DECIDES = (
+    "kind",
+    "data",
+    "subset",
+    "train",
+    "validation",
+    "text_columns",
+    "label_column",
+    "label_separator",
+    "labels",
+)
 
 
 @dataclass
@@ -97,7 +107,9 @@ def prepare(task: TaskConfig, tokenizer: Path, max_tokens: int, folder: Path) ->
             if not folder.exists():
                 _write(task, asked, tokenizer, max_tokens, folder)
     except OSError as error:
-        raise StorageError(f"{folder}: cannot be written ({error}). Free the disk, or name another runs_folder.") from None
+        raise StorageError(
+            f"{folder}: cannot be written ({error}). Free the disk, or name another runs_folder."
+        ) from None
     return _read(folder, asked)
 
 
@@ -207,7 +219,8 @@ def _words(split: Split, file: Path, vocabulary: Vocabulary) -> Iterator[tuple[l
     tokenizer = _tokenizer(file)
     for example in split.examples:
         encoding = tokenizer.encode(" ".join(example.texts), add_special_tokens=False)
-        firsts, at, token = [], 0, 0
+        firsts: list[int] = []
+        at = token = 0
         for word in example.texts:
             while token < len(encoding.offsets) and encoding.offsets[token][1] <= at:
                 token += 1
@@ -241,7 +254,7 @@ def _cut(parts: list[list[int]], most: int) -> list[list[int]]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The tokenizers library keeps to the thread that calls it: workers are forked later, and threads do not survive."""
+    """The tokenizers library keeps to the thread that calls it: workers are forked later, without its threads."""
     name, before = "TOKENIZERS_PARALLELISM", os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ[name] = "false"
     try:
@@ -263,7 +276,11 @@ def warnings_of(prepared: Prepared, task: TaskConfig) -> Iterator[str]:
         "lost_words": "tagged words cut off or without a token of their own, neither learned nor measured",
     }
     for name, counts in prepared.counts.items():
-        found = [f"{getattr(counts, each.name):,} {said[each.name]}" for each in fields(counts) if each.name in said and getattr(counts, each.name)]
+        found = [
+            f"{getattr(counts, each.name):,} {said[each.name]}"
+            for each in fields(counts)
+            if each.name in said and getattr(counts, each.name)
+        ]
         if found:
             yield f"{name}: of {counts.texts + counts.empty:,} texts " + "; ".join(found)
         if name != TRAIN and (only := _only_label(prepared.folder / name, task)):

@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from modernbert_train.config.schema import BertConfig, ComputeConfig, ModelConfig, ModernBertConfig, ObjectiveConfig
+from modernbert_train.config.schema import (
+    AlbertConfig,
+    BertConfig,
+    ComputeConfig,
+    ModelConfig,
+    ModernBertConfig,
+    ObjectiveConfig,
+)
+from modernbert_train.models.albert import Albert
 from modernbert_train.models.bert import Bert
 from modernbert_train.models.classifier import TextClassifier, WordClassifier
 from modernbert_train.models.encoder import Encoder, OnEncoder
@@ -22,6 +30,7 @@ from modernbert_train.models.replaced import ForReplacedTokens
 ENCODERS: dict[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = {
     ModernBertConfig: ModernBert,
     BertConfig: Bert,
+    AlbertConfig: Albert,
 }
 
 # by `ObjectiveConfig.heads`

@@ -3,7 +3,8 @@
 Between the hidden states and the last matrix stands, of a ModernBERT, the dense matrix and the norm of its masked-LM
 head, whose weights it goes on with; of all others, for texts a dense matrix and tanh, for words nothing.
 
-Shape legend: T packed tokens, S segments of the buffer, P sequences (padded), M words (padded), D model width, L logits.
+Shape legend: T packed tokens, S segments of the buffer, P sequences (padded), M words (padded), D model width,
+L logits.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Classifier(OnEncoder):
     def build(
         cls,
         encoder: Encoder,
-        objective: ClassifyConfig | TagConfig,  # type: ignore[override]
+        objective: ClassifyConfig | TagConfig,
         another: Callable[[ModelConfig], Encoder],
     ) -> Self:
         """See `OnEncoder`."""

@@ -23,7 +23,8 @@ class Encoder(nn.Module):
     Attributes:
         config: the architecture.
         embeddings: called, it gives the first hidden states; another encoder may share it, or have a projection of it.
-        layers: the units that are compiled, sharded and recomputed.
+        layers: the units that are compiled and recomputed, each once, however many layers share it; those that a token
+            passes through once (`ModelConfig.unit_passes`) are sharded each on its own.
         tables: of `embeddings`, those that every token looks up by what it is and where: nn.Embedding modules.
         classes_from: what a class is told from, see classifier.py: the head that predicts tokens, or a pooler.
     """
@@ -112,9 +113,9 @@ class OnEncoder(nn.Module):
         raise NotImplementedError
 
     @property
-    def layers(self) -> list[nn.Module]:
-        """Of all its encoders: the units of FSDP2, and what is compiled."""
-        return list(self.model.layers)
+    def encoders(self) -> list[Encoder]:
+        """All that there are, this one first."""
+        return [self.model]
 
     def set_phase(self, model: Any) -> None:
         """Go on with the architecture as it is in a phase; before every step."""

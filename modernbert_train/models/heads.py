@@ -56,7 +56,7 @@ def masked_lm_loss_sum(logits_MV: Tensor, labels_M: Tensor, z_loss: float) -> Te
 
 
 _DRAWS = 1 << 31  # values that a draw may have
-_BELOW_ONE = 1 - 2.0**-23
+_UNIT = 1 << 40  # the weight of 1 as a whole number: sums of them are exact, and the same however they are added
 _BLOCK = 256
 
 
@@ -64,11 +64,12 @@ def sample(weights_CV: Tensor, draws_C: Tensor) -> Tensor:
     """One token for each line, drawn with a probability in proportion to its weight; nothing is read back.
 
     The inverse of the distribution function at (draw + 1/2) / 2^31, found first among sums of blocks and then within
-    one: two short sums of fp32 are right to some 1e-6, where one over the whole vocabulary is not, and they add in one
-    order on every device.
+    one, so that nothing as large as the weights is made. Sums over blocks are of whole numbers, since those of fp32
+    over a whole vocabulary are wrong by more than a rare token weighs, and in no fixed order on a GPU.
 
     Args:
-        weights_CV: fp32, at least 0, such as the exponentials of logits; a line of zeros gives any token.
+        weights_CV: fp32, from 0 to 1, such as the exponentials of logits less the highest; a line of zeros gives any
+            token.
         draws_C: whole numbers from 0 to 2^31 - 1.
 
     Returns:
@@ -77,19 +78,20 @@ def sample(weights_CV: Tensor, draws_C: Tensor) -> Tensor:
     size = weights_CV.shape[1]
     whole = size // _BLOCK * _BLOCK
     sums_CB = weights_CV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=-1)
-    sums_CB = torch.cat([sums_CB, weights_CV[:, whole:].sum(dim=-1, keepdim=True)], dim=1)
+    sums_CB = torch.cat([sums_CB, weights_CV[:, whole:].sum(dim=-1, keepdim=True)], dim=1).mul(_UNIT).long()
     up_to_CB = sums_CB.cumsum(dim=1)
-    total_C1 = up_to_CB[:, -1:]
-    # below the sum, so that the place that is found has a weight
-    aim_C1 = torch.minimum((draws_C.unsqueeze(1) + 0.5) / _DRAWS * total_C1, total_C1 * _BELOW_ONE).float()
+    total_C = up_to_CB[:, -1]
+    aim_C = ((draws_C.double() + 0.5) / _DRAWS * total_C.double()).long()
+    aim_C1 = torch.minimum(aim_C, total_C - 1).clamp(min=0).unsqueeze(1)
     block_C1 = (up_to_CB <= aim_C1).sum(dim=1, keepdim=True).clamp(max=sums_CB.shape[1] - 1)
     before_C1 = (up_to_CB - sums_CB).gather(1, block_C1)
     ids_CI = block_C1 * _BLOCK + torch.arange(_BLOCK, device=weights_CV.device)
     inside_CI = weights_CV.gather(1, ids_CI.clamp(max=size - 1)).masked_fill(ids_CI >= size, 0.0)
-    up_to_CI = inside_CI.cumsum(dim=1)
-    rest_C1 = torch.minimum((aim_C1 - before_C1).clamp(min=0.0), up_to_CI[:, -1:] * _BELOW_ONE)
-    found_C1 = (up_to_CI <= rest_C1).sum(dim=1, keepdim=True)
-    return ids_CI.gather(1, found_C1.clamp(max=_BLOCK - 1)).squeeze(1).clamp(max=size - 1)
+    up_to_CI = inside_CI.mul(_UNIT).long().cumsum(dim=1)
+    # what was rounded in the sum of the block must not step over its last token
+    rest_C1 = torch.minimum(aim_C1 - before_C1, up_to_CI[:, -1:] - 1).clamp(min=0)
+    found_C1 = (up_to_CI <= rest_C1).sum(dim=1, keepdim=True).clamp(max=_BLOCK - 1)
+    return ids_CI.gather(1, found_C1).squeeze(1).clamp(max=size - 1)
 
 
 def loss_and_gradient(

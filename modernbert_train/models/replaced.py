@@ -150,9 +150,9 @@ class ForReplacedTokens(Discriminator):
         return Discriminator(encoder)
 
     @property
-    def layers(self) -> list[nn.Module]:
+    def encoders(self) -> list[Encoder]:
         """See `OnEncoder`."""
-        return [*super().layers, *self.generator.layers]
+        return [self.model, self.generator.model]
 
     def set_phase(self, model: Any) -> None:
         """See `OnEncoder`."""

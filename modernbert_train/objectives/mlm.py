@@ -10,8 +10,10 @@ Which tokens are predicted is `objective.masking`:
   predicted like any token; padding is replaced at the same rate, without being predicted; and random tokens are any id
   up to the largest, special ones too. There the largest is that of the row after masking. Here it is the largest that
   can occur: in their rows of 98,304 tokens that is the same, and it does not depend on what shares a row.
+- `ngram`: each sequence gets the share that `exact` gives it, or the least bit less, in whole words, one to three
+  together (ngrams.py). What stands in their place is drawn for each token, as in ALBERT's published code.
 
-In `exact` and `bernoulli` special tokens are never masked and never drawn as replacements.
+In all but `reference` special tokens are never masked and never drawn as replacements.
 
 Shape legend: T packed tokens, S sequences, M predicted positions.
 """
@@ -29,6 +31,7 @@ from numpy.typing import NDArray
 from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.keyed_random import Keys, hash64, uniform
+from modernbert_train.objectives import ngrams
 from modernbert_train.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -64,11 +67,13 @@ class MaskedLM:
         if config.masking == "reference":
             special = (vocabulary.cls_id, vocabulary.sep_id, vocabulary.pad_id, vocabulary.mask_id)
             self._random_ids = np.arange(max(*special, int(vocabulary.ordinary.max())) + 1)
+        self._goes_on = np.zeros(vocabulary.num_entries + 1, dtype=bool)  # with a word; what is no entry is one itself
+        self._goes_on[vocabulary.inside_words] = True
 
-    def make(self, text: PackedText, settings: MaskedLmConfig) -> Inputs:
-        """See `Objective.make`."""
+    def make(self, text: PackedText, settings: MaskedLmConfig, cuts_Q: NDArray[np.int64] | None = None) -> Inputs:
+        """See `Objective.make`; `cuts_Q` as in `corrupt`."""
         mask_rate = settings.mask_rate
-        masked = self.corrupt(text.ids_T, text.starts_Q, text.lengths_Q, text.keys_Q, mask_rate)
+        masked = self.corrupt(text.ids_T, text.starts_Q, text.lengths_Q, text.keys_Q, mask_rate, cuts_Q)
         bound, predicted = self.max_predicted(mask_rate, len(text.ids_T)), len(masked.labels_M)
         assert predicted <= bound, f"{predicted} predicted positions exceed the bound of {bound}"
         targets = {
@@ -84,6 +89,7 @@ class MaskedLM:
         lengths_S: NDArray[Any],
         keys_S: Keys,
         mask_rate: float,
+        cuts_S: NDArray[np.int64] | None = None,
     ) -> Masked:
         """Mask a packed buffer.
 
@@ -94,6 +100,8 @@ class MaskedLM:
             lengths_S: number of maskable tokens of each sequence, contiguous from its start.
             keys_S: uint64 key of each sequence.
             mask_rate: share of the maskable tokens to predict.
+            cuts_S: tokens of each sequence's text before a place where it does not go on as it reads, all or none of
+                them where there is none; no n-gram lies across. None: nowhere.
 
         Returns:
             The masked buffer; positions are ascending, at most `max_predicted` of them. Should there be more, those
@@ -112,9 +120,15 @@ class MaskedLM:
         keys = keys_S[sequence]
         counters = place.astype(np.uint64)
         draws = hash64(keys ^ _SELECT, counters)
-        if self._config.masking == "exact":
-            rounding = uniform(hash64(keys_S, np.broadcast_to(_COUNT, keys_S.shape)))
-            counts_S = np.minimum(np.floor(mask_rate * lengths_S + rounding).astype(np.int64), lengths_S)
+        rounding = uniform(hash64(keys_S, np.broadcast_to(_COUNT, keys_S.shape)))
+        counts_S = np.minimum(np.floor(mask_rate * lengths_S + rounding).astype(np.int64), lengths_S)
+        if self._config.masking == "ngram":
+            cuts_S = lengths_S if cuts_S is None else cuts_S
+            parts = np.stack((cuts_S, lengths_S - cuts_S), axis=1).ravel()
+            of = np.repeat(np.arange(len(lengths_S)), 2)[parts > 0]
+            goes_on = self._goes_on.take(ids_T[starts_S[sequence] + place], mode="clip")
+            chosen = ngrams.choose(goes_on, parts[parts > 0], of, counts_S, keys_S)
+        elif self._config.masking == "exact":
             order = np.argsort((sequence.astype(np.uint64) << np.uint64(40)) | (draws >> np.uint64(24)), kind="stable")
             chosen = np.sort(order[place < counts_S[sequence]])
         else:
@@ -142,14 +156,15 @@ class MaskedLM:
     def max_predicted(self, mask_rate: float, tokens: int) -> int:
         """A bound on the predicted positions in `tokens` packed tokens, so that their number can be padded to it.
 
-        Exact: a sequence of n tokens of text has rate * n of them plus a rounding below one, while its two special
-        tokens leave 2 * rate unused. With 32 more the bound fails with a probability below e^-38 for rates from 0.15.
+        Exact, and n-grams, which are never more: a sequence of n tokens of text has rate * n of them plus a rounding
+        below one, while its two special tokens leave 2 * rate unused. With 32 more the bound fails with a probability
+        below e^-38 for rates from 0.15.
 
         Independent draws: Bernstein's inequality for a binomial of `tokens` trials, passed with a probability below
         e^-45. At a rate of 0.3 that is 24 % above the mean for 4,096 tokens, and 5 % for 98,304.
         """
         bound = mask_rate * tokens + _SLACK
-        if self._config.masking != "exact":
+        if self._config.masking in ("bernoulli", "reference"):
             variance = mask_rate * (1 - mask_rate) * tokens
             third = _SURPRISE / 3
             bound = mask_rate * tokens + third + math.sqrt(third**2 + 2 * _SURPRISE * variance)

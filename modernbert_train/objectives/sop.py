@@ -102,7 +102,7 @@ class SentenceOrder:
                 pair
             ):  # the last [SEP] stands first after the text, as masking=reference predicts it, then the middle one
                 back_T[end : end + 2] = end + 1, middle
-        inputs = self._tokens.make(replace(text, ids_T=joined_T), settings)
+        inputs = self._tokens.make(replace(text, ids_T=joined_T), settings, lengths_Q2[:, 0])
         out_T = ids_T.copy()
         changed = np.flatnonzero(inputs.ids_T != joined_T)
         out_T[back_T[changed]] = inputs.ids_T[changed]

@@ -3,17 +3,19 @@
 From this follow parameters, FLOPs, what Muon orthogonalises and what GPUs send. Another architecture is one function
 here and a row in `ENCODER_COUNTS`; another head is one in `HEAD_COUNTS`. Tests hold every one against the real model.
 
-Shape legend: D model width, F hidden width, V vocabulary, L layers.
+Shape legend: D model width, E width of the embedding, F hidden width, V vocabulary, L layers.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from modernbert_train.config.schema import (
+    AlbertConfig,
     BertConfig,
     ClassifyConfig,
     MaskedLmConfig,
@@ -33,9 +35,10 @@ class Matrix:
 
     Attributes:
         rows, columns: of each.
-        place: where they stand. In layers they are spread evenly over them.
+        place: where they stand: in tables, in layers, or elsewhere.
         count: how many, each of its own numbers.
         uses: products of each with what it is multiplied with; 0: norms, biases, and tables that are only looked up.
+        passes: layers that have it in common; its products are made in each of them.
         head: whose positions it is multiplied with, a name of `ObjectiveConfig.heads`; None: every token. A vector has
             it to say whose it is.
     """
@@ -45,6 +48,7 @@ class Matrix:
     place: Place
     count: int = 1
     uses: int = 0
+    passes: int = 1
     head: str | None = None
 
     @property
@@ -161,14 +165,47 @@ def _bert(model: BertConfig) -> Counted:
     ), (None,) * layers
 
 
+def _albert(model: AlbertConfig) -> Counted:
+    """BERT's, but for narrow tables, a projection, and units that several layers share."""
+    width, hidden, narrow = model.hidden_size, model.intermediate_size, model.embedding_size
+    attentions, ffns = (Counter(model.passes(part)) for part in ("attention", "ffn"))
+    of_attentions = (
+        (
+            Matrix(width, width, "layer", 4 * each, uses=1, passes=passes),
+            Matrix(width, 1, "layer", 6 * each, passes=passes),
+        )
+        for passes, each in attentions.items()
+    )  # Wqkv and Wo; their biases and the norm
+    of_ffns = (
+        (
+            Matrix(hidden, width, "layer", each, uses=1, passes=passes),  # Wi
+            Matrix(width, hidden, "layer", each, uses=1, passes=passes),  # Wo
+            Matrix(hidden, 1, "layer", each, passes=passes),
+            Matrix(width, 1, "layer", 3 * each, passes=passes),
+        )
+        for passes, each in ffns.items()
+    )
+    return (
+        table_of(model),
+        Matrix(model.max_positions, narrow, "embedding"),
+        Matrix(model.segments, narrow, "embedding"),
+        Matrix(narrow, 1, "embedding", 2),
+        Matrix(width, narrow, "head", uses=1),  # the projection
+        Matrix(width, 1, "head"),
+        *(matrix for unit in (*of_attentions, *of_ffns) for matrix in unit),
+        *prediction_of(model),
+        Matrix(narrow, 1, "head", 3, head="tokens"),  # bias of the dense matrix, norm
+    ), (None,) * model.num_layers
+
+
 def table_of(model: ModelConfig) -> Matrix:
     """The embedding: looked up by every token, and as the decoder multiplied with what is predicted."""
-    return Matrix(model.vocab_size, model.hidden_size, "embedding", uses=1, head="tokens")
+    return Matrix(model.vocab_size, model.embedding_width, "embedding", uses=1, head="tokens")
 
 
 def prediction_of(model: ModelConfig) -> tuple[Matrix, ...]:
     """The dense matrix of the head that predicts tokens, and the decoder's bias."""
-    dense = Matrix(model.hidden_size, model.hidden_size, "head", uses=1, head="tokens")
+    dense = Matrix(model.embedding_width, model.hidden_size, "head", uses=1, head="tokens")
     return dense, Matrix(model.vocab_size, 1, "head", head="tokens")
 
 
@@ -193,7 +230,7 @@ def _replaced(model: ModelConfig) -> tuple[Matrix, ...]:
 
 
 def _classifier(model: ModelConfig, objective: ClassifyConfig | TagConfig) -> tuple[Matrix, ...]:
-    """See models/classifier.py: a ModernBERT goes on with the head that predicts tokens, others have a pooler of texts."""
+    """See models/classifier.py: a ModernBERT goes on with the head that predicts tokens, others pool texts."""
     (head,), width, logits = objective.heads, model.hidden_size, objective.num_logits
     between: tuple[Matrix, ...] = ()
     if isinstance(model, ModernBertConfig) or head == "class":
@@ -201,7 +238,11 @@ def _classifier(model: ModelConfig, objective: ClassifyConfig | TagConfig) -> tu
     return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
 
 
-ENCODER_COUNTS: dict[type[ModelConfig], Callable[[Any], Counted]] = {ModernBertConfig: _modernbert, BertConfig: _bert}
+ENCODER_COUNTS: dict[type[ModelConfig], Callable[[Any], Counted]] = {
+    ModernBertConfig: _modernbert,
+    BertConfig: _bert,
+    AlbertConfig: _albert,
+}
 
 # heads of an objective besides that of the tokens, which is the encoder's own
 HEAD_COUNTS: dict[str, Callable[[ModelConfig], tuple[Matrix, ...]]] = {"pair": _pair, "replaced": _replaced}

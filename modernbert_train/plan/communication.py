@@ -1,7 +1,7 @@
 """What GPUs send each other in a step under DDP, FSDP2 and HSDP, and how much of it the computation hides.
 
-With P parameters, E of them in the embedding and P_root outside the layers, g GPUs in each of k nodes, N = g k ranks,
-everything in fp32, in bf16 runs too (train/adapters.py says why), one step moves:
+With P parameters, E of them in the embedding and P_root outside the layers or shared by several layers, g GPUs in each
+of k nodes, N = g k ranks, everything in fp32, in bf16 runs too (train/adapters.py says why), one step moves:
 
     ddp     an all-reduce of 4 P over N ranks, once a step, while the last microbatch goes backward
     fsdp2   each microbatch: all-gather of 4 P forward and 4 P_layers backward, reduce-scatter of 4 P, over N ranks
@@ -85,7 +85,7 @@ def transfers(
     Args:
         strategy: see the head of this file.
         parameters: of the model.
-        num_layers: each is a unit of its own; embeddings and head together are one more.
+        num_layers: those that are units of their own, see `Parameters.units`; all else together is one more.
         ranks: of the run.
         shards: ranks that share one copy of the weights.
         per_node: ranks in a node.
@@ -101,25 +101,25 @@ def transfers(
                 Transfer("all_reduce", *everyone, "backward", buckets * DDP_BUCKET_BYTES, buckets, False, True)
             )
         return [*found, Transfer("all_reduce", *everyone, "backward", last, 1, False, False)]
-    root, layers = 4 * parameters.root, 4 * parameters.layers
+    root, layers = 4 * parameters.root, 4 * (parameters.layers - parameters.shared)
     group = (min(shards, per_node), -(-shards // per_node))
-    found += [
-        Transfer("all_gather", *group, "forward", root, 1, True, False),
-        Transfer("all_gather", *group, "forward", layers, num_layers, True, True),
-        Transfer("all_gather", *group, "backward", layers, num_layers, True, True),
-        Transfer("reduce_scatter", *group, "backward", layers, num_layers, True, True),
-        Transfer("reduce_scatter", *group, "backward", root, 1, True, False),
-    ]
+    found.append(Transfer("all_gather", *group, "forward", root, 1, True, False))
+    if num_layers:
+        found += [
+            Transfer("all_gather", *group, "forward", layers, num_layers, True, True),
+            Transfer("all_gather", *group, "backward", layers, num_layers, True, True),
+            Transfer("reduce_scatter", *group, "backward", layers, num_layers, True, True),
+        ]
+    found.append(Transfer("reduce_scatter", *group, "backward", root, 1, True, False))
     if exchanged:
         found.append(Transfer("all_to_all", *group, "backward", 2 * 4 * exchanged, 2, False, False))
     if strategy == "hsdp":
         copies = -(-ranks // shards)
         beside = max(1, min(ranks, per_node) // shards)  # copies in one node
         across = (beside, -(-copies // beside))
-        found += [
-            Transfer("all_reduce", *across, "backward", layers // shards, num_layers, False, True),
-            Transfer("all_reduce", *across, "backward", root // shards, 1, False, False),
-        ]
+        if num_layers:
+            found.append(Transfer("all_reduce", *across, "backward", layers // shards, num_layers, False, True))
+        found.append(Transfer("all_reduce", *across, "backward", root // shards, 1, False, False))
     return found
 
 

@@ -81,7 +81,9 @@ def flops_per_token(model: Census, spans: Spans, uses: Mapping[str, float]) -> F
         spans: keys seen.
         uses: of each head, the positions that it is applied to over tokens.
     """
-    per_use = [(matrix.head, 2.0 * matrix.numbers * matrix.uses) for matrix in model.matrices if matrix.uses]
+    per_use = [
+        (matrix.head, 2.0 * matrix.numbers * matrix.uses * matrix.passes) for matrix in model.matrices if matrix.uses
+    ]
     layers = list(zip(model.key_flops, model.windows, strict=True))
     return Flops(
         layers=sum(flops for head, flops in per_use if head is None),

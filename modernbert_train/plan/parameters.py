@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modernbert_train.config.schema import ModelConfig, ObjectiveConfig
+from modernbert_train.config.schema import MaskedLmConfig, ModelConfig, ObjectiveConfig
 from modernbert_train.plan.census import census
 
 
@@ -18,19 +18,23 @@ class Parameters:
     Attributes:
         embedding: V * E, the table that the decoder shares; a lookup in the input, a matrix product in the head.
         layer: of one layer of the model, its norms included; ModernBERT's first layer has one norm less.
-        layers: of all layers, a generator's too.
+        layers: of all layers, a generator's too; what several of them share counted once.
+        shared: what several share.
         rest: norms before and after the layers, heads, the decoder's bias; BERT's tables of positions and segments;
             beside a generator that has a table of its own, the model's.
         matrices: entries of all matrices that are multiplied with, the shared table included.
         hidden_rows: rows of those that Muon orthogonalises.
+        units: layers, or parts of them, that no other layer shares: FSDP2 gathers each on its own.
     """
 
     embedding: int
     layer: int
     layers: int
+    shared: int
     rest: int
     matrices: int
     hidden_rows: int
+    units: int
 
     @property
     def total(self) -> int:
@@ -48,8 +52,8 @@ class Parameters:
 
     @property
     def root(self) -> int:
-        """What lies outside the layers: FSDP2 keeps it together, and whole from forward to backward."""
-        return self.embedding + self.rest
+        """What lies outside the units: FSDP2 keeps it together, and whole from forward to backward."""
+        return self.embedding + self.rest + self.shared
 
 
 def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Parameters:
@@ -63,12 +67,19 @@ def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = Non
     of_layers = [matrix for matrix in census(model).matrices if matrix.place == "layer"]
     tables = [m.numbers for m in found.matrices if m.place == "embedding" and m.uses]
     embedding = sum(tables) or found.matrices[0].numbers  # which stands first, where nothing is multiplied with it
-    layers = sum(matrix.numbers for matrix in found.matrices if matrix.place == "layer")
+    all_layers = [matrix for matrix in found.matrices if matrix.place == "layer"]
+    layers = sum(matrix.numbers for matrix in all_layers)
+    generator = (objective or MaskedLmConfig()).generator_of(model)
+    encoders = [model] if generator is None else [model, generator]
     return Parameters(
         embedding=embedding,
-        layer=sum(matrix.rows * matrix.columns * -(-matrix.count // model.num_layers) for matrix in of_layers),
+        layer=sum(
+            matrix.rows * matrix.columns * -(-matrix.count * matrix.passes // model.num_layers) for matrix in of_layers
+        ),
         layers=layers,
+        shared=sum(matrix.numbers for matrix in all_layers if matrix.passes > 1),
         rest=sum(matrix.numbers for matrix in found.matrices) - embedding - layers,
         matrices=sum(matrix.numbers for matrix in found.matrices if matrix.uses),
         hidden_rows=sum(matrix.count * matrix.rows for matrix in found.hidden),
+        units=sum(encoder.unit_passes.count(1) for encoder in encoders),
     )

@@ -18,8 +18,9 @@ from modernbert_train.text import duration, percent, plural, tokens_text
 GB = 1e9
 # what is said in place of memory that is not predicted
 MEASURE = (
-    "predicted for ModernBERT only. Measure it: start the run under another name (train RUN name=trial), stop it with "
-    "Ctrl-C after some steps, and read peak_memory_bytes in its metrics.jsonl, which its progress lines show in GB."
+    "predicted for ModernBERT only, without a generator. Measure it: start the run under another name (train RUN "
+    "name=trial), stop it with Ctrl-C after some steps, and read peak_memory_bytes in its metrics.jsonl, which its "
+    "progress lines show in GB."
 )
 SCALES = (8, 16, 32, 64, 128, 256, 512, 1024)
 SHARE = percent(1)

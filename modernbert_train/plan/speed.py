@@ -179,7 +179,7 @@ def step_time(
         parts = transfers(
             strategy,
             parameters,
-            num_layers=work.num_layers,
+            num_layers=parameters.units,
             exchanged=matrix_numbers(parameters, work.optim),
             ranks=ranks,
             shards=shards,

@@ -40,9 +40,8 @@ class ComposerObjective(ComposerModel):
     def __init__(self, model: OnEncoder) -> None:
         super().__init__()
         self.model = model
-        # FSDP2 units: each layer on its own, and the rest (embeddings, tied decoder, heads) together
-        layers = {*model.layers}
-        vars(model)["fsdp_wrap_fn"] = lambda module: module in layers
+        units = {*sharded_units(model)}
+        vars(model)["fsdp_wrap_fn"] = lambda module: module in units
         self._terms: Mapping[str, float] = {}
         self._counts: Mapping[str, float | Tensor] = {}
         self._step_key: int | None = None
@@ -78,6 +77,14 @@ class ComposerObjective(ComposerModel):
 
     def eval_forward(self, batch: Batch, outputs: Sums | None = None) -> Sums:
         return self.forward(batch, figures=True) if outputs is None else outputs
+
+
+def sharded_units(model: OnEncoder) -> list[nn.Module]:
+    """What FSDP2 gathers on its own: each layer. The rest (embeddings, tied decoder, heads) is one more unit, and stays
+    whole from the forward to the backward pass; so does a layer that is passed several times, which would be gathered
+    each time, and is in use all the while."""
+    units = (pair for each in model.encoders for pair in zip(each.layers, each.config.unit_passes, strict=True))
+    return [layer for layer, passes in units if passes == 1]
 
 
 def weighted(sums: Mapping[str, Tensor], terms: Mapping[str, float], counts: Mapping[str, float | Tensor]) -> Tensor:
@@ -158,7 +165,7 @@ def parallelism(config: RunConfig, num_ranks: int) -> ParallelismConfig | None:
 
 
 def assert_sharded(model: nn.Module, shard_ranks: int | None) -> None:
-    """Make sure that FSDP2 is really on: every layer is a unit and every parameter is a DTensor.
+    """Make sure that FSDP2 is really on: its units are units and every parameter is a DTensor.
 
     Args:
         model: as the Trainer holds it.
@@ -169,9 +176,9 @@ def assert_sharded(model: nn.Module, shard_ranks: int | None) -> None:
     """
     from torch.distributed.fsdp import FSDPModule
 
-    layers = inner_model(model).layers
+    units = sharded_units(inner_model(model))
     plain = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
-    if plain or not layers or not all(isinstance(layer, FSDPModule) for layer in layers):
+    if plain or not all(isinstance(unit, FSDPModule) for unit in units):
         raise RunError(
             f"distributed.strategy=fsdp2: not in force; {len(plain)} parameters are whole on every rank. Report this "
             "with the output of `doctor`, or set distributed.strategy=ddp."

@@ -109,10 +109,14 @@ def export(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def load_weights(folder: Path) -> dict[str, Tensor]:
+def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Tensor]:
     """Read the weights beside a config.json, whatever they are stored in, in fp32 under our names; see `from_hf`.
 
     One model.safetensors or several with an index; names of Composer checkpoints are understood too.
+
+    Args:
+        folder: of the model.
+        model: the architecture to read them as, which is stored as the folder's is; None: what config.json says.
 
     Raises:
         DataError: a file is missing, damaged or cut short, or the weights do not fit config.json; names the file.
@@ -121,7 +125,8 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     raw, where = read_object(folder / CONFIG_JSON), str(folder / CONFIG_JSON)
     hub = format_of(raw, where)
     said = hub.read(raw, where)
-    shapes = None if said.objective is None else shapes_of(said.model, said.objective)
+    config = model or said.model
+    shapes = None if said.objective is None else shapes_of(config, said.objective)
     stored: dict[str, Tensor] = {}
     for name in _weight_files(folder):
         try:
@@ -131,7 +136,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
                 f"{folder / name}: cannot be read ({error}). Restore it from a copy or export it again."
             ) from None
     file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)
-    return from_hf(hub, stored, said.model, str(file), shapes=shapes)
+    return from_hf(hub, stored, config, str(file), shapes=shapes)
 
 
 def _weight_files(folder: Path) -> list[str]:

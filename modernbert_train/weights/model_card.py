@@ -15,6 +15,7 @@ from typing import Any, Literal
 from modernbert_train import __version__
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
+    AlbertConfig,
     BertConfig,
     LabelledConfig,
     MaskedLmConfig,
@@ -292,6 +293,15 @@ def _details(model: ModelConfig) -> str:
         return (
             f"{model.max_positions:,} learned positions, {plural(model.segments, 'segment')};\n"
             f"  activation {model.activation}, dropout {model.dropout:g}, none of attention probabilities"
+        )
+    if isinstance(model, AlbertConfig):
+        groups = "" if model.sharing == "none" else f", in {plural(model.groups, 'group')}"
+        turns = f" of {model.group_layers} layers that take turns" if model.group_layers > 1 else ""
+        return (
+            f"embeddings of width {model.embedding_size}, {model.max_positions:,} learned positions,\n"
+            f"  {plural(model.segments, 'segment')}; layers share: {model.sharing}{groups}{turns};\n"
+            f"  activation {model.activation}, dropout {model.dropout:g}, none after the feed-forward nor of attention "
+            "probabilities"
         )
     return f"model.name={model.name}"
 

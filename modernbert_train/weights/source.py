@@ -10,7 +10,7 @@ import hashlib
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -71,7 +71,7 @@ class Source:
         """
         if self.checkpoint is not None:
             return discriminator_of(self.checkpoint.weights())
-        return open_composer(self.folder).weights() if self.folder.is_file() else load_weights(self.folder)
+        return open_composer(self.folder).weights() if self.folder.is_file() else load_weights(self.folder, self.model)
 
     @contextmanager
     def tokenizer_folder(self) -> Iterator[Path]:
@@ -232,7 +232,7 @@ def find_origin(config: RunConfig) -> Origin | None:
     if name is None:
         return None
     check_named(name, config.runs_folder)
-    source = open_source(name)
+    source = read_as(open_source(name), config.model)
     if key == "grow_from":
         check_growth(*growable(source.model, config.model, f"weights.grow_from={name}"), weights.grow_mode)
     else:
@@ -267,6 +267,14 @@ def needs_predictions(modules: Collection[str], key: str) -> None:
             f"{key}: has no {', '.join(sorted(missing))}, because it was trained to tell replaced tokens; only a "
             "masked-language model is grown. Train one from it first, with weights.init_from."
         )
+
+
+def read_as(source: Source, model: ModelConfig) -> Source:
+    """A Hugging Face model as an architecture that is stored alike: equal tensors there may be one here."""
+    if source.checkpoint is not None or other_architecture(model.stored, source.model.stored):
+        return source
+    keys = {key: getattr(model, key) for key in architecture_keys(model)}
+    return replace(source, model=replace(source.model, **keys))
 
 
 def growable(old: ModelConfig, new: ModelConfig, key: str) -> tuple[ModernBertConfig, ModernBertConfig]:

@@ -169,6 +169,25 @@ BROKEN_BERT = {
     "model={position_offset: 1, activation: gelu_tanh}": "model.position_offset=1 with model.activation=gelu_tanh: "
     "positions that begin after the padding's are RoBERTa's",
 }
+# the same of ALBERT's
+ALBERT = "model={name: albert}"
+BROKEN_ALBERT = {
+    "model={sharing: none, groups: 2}": "model.sharing=none with model.groups=2 and model.group_layers=1: both say "
+    "which layers share, and none do. Remove them, or set model.sharing=all.",
+    "model={sharing: none, group_layers: 3}": "model.sharing=none with model.groups=1 and model.group_layers=3:",
+    "model.groups=5": "model.num_layers=12 is not a multiple of model.groups=5 times model.group_layers=1, and each "
+    "group has as many layers, in whole turns. Set model.num_layers=10, or other groups.",
+    "model={groups: 4, group_layers: 2, sharing: ffn}": "model.num_layers=12 is not a multiple of model.groups=4 times "
+    "model.group_layers=2, and each group has as many layers, in whole turns. Set model.num_layers=16, or",
+    "model.groups=24": "model.num_layers=12 is not a multiple of model.groups=24 times model.group_layers=1, and each "
+    "group has as many layers, in whole turns. Set model.num_layers=24,",
+    "model.groups=0": "model.groups=0: must be above 0.",
+    "model.embedding_size=0": "model.embedding_size=0: must be above 0.",
+    "model.dropout=1": "model.dropout=1.0: must be at least 0 and below 1.",
+    "model.num_heads=7": "model.hidden_size=768 is not a multiple of model.num_heads=7.",
+    "phases.one={row_tokens: 1024, microbatch_tokens: 2048}": "phases.one.row_tokens=1024 exceeds model.max_positions",
+    "{model: {segments: 1}, objective: {name: sop}}": "model.segments=1 with objective.name=sop: it makes pairs,",
+}
 Load = Callable[..., RunConfig]
 
 
@@ -228,6 +247,19 @@ def in_words(override: str) -> list[str]:
 def test_one_rule_that_bert_breaks_gives_one_message(load: Load, override: str) -> None:
     (line,) = messages(load(BERT, *in_words(override)))
     assert line.startswith(BROKEN_BERT[override])
+
+
+@pytest.mark.parametrize("override", BROKEN_ALBERT)
+def test_one_rule_that_albert_breaks_gives_one_message(load: Load, override: str) -> None:
+    (line,) = messages(load(ALBERT, *in_words(override)))
+    assert line.startswith(BROKEN_ALBERT[override])
+
+
+def test_what_albert_can_train_passes(load: Load) -> None:
+    """Each way of sharing, in groups and turns; an own layer everywhere needs neither."""
+    for sharing in ("all", "attention", "ffn"):
+        check(load(ALBERT, f"model={{sharing: {sharing}, groups: 3, group_layers: 2}}"))
+    check(load(ALBERT, "model.sharing=none", "objective={name: sop, masking: ngram}"))
 
 
 def test_what_bert_can_train_passes(load: Load) -> None:

@@ -7,6 +7,7 @@ hashes them seven times keeps all GPUs waiting for minutes.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import time
@@ -19,7 +20,7 @@ import yaml
 
 from modernbert_train import vocabulary
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.data.check import check_data
+from modernbert_train.data.check import check_data, without_words
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import read_vocabulary
@@ -103,6 +104,24 @@ def test_positions_begin_at_0_or_after_the_padding(tiny_run: TinyRun, tmp_path: 
         ConfigError, match=rf"model\.position_offset=7: .* has \[PAD\] at .*position_offset={after_pad}, or 0"
     ):
         check_data(read_run([str(file), "model.position_offset=7"]))
+
+
+def test_a_tokenizer_without_words_is_named_where_words_are_masked(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each token is a word of its own then, and n-grams are of tokens. The tiny one has marks."""
+    assert main(["check", *tiny_run("objective.masking=ngram")]) == 0
+    assert "does not mark" not in capsys.readouterr().out
+    special = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[MASK]": 3}
+    added = [{"id": i, "content": text, "special": True} for text, i in special.items()]
+    tokens = {"model": {"vocab": special | {"the": 4, "play": 5}}, "added_tokens": added}
+    (tmp_path / "wordless").mkdir()
+    (tmp_path / "wordless/tokenizer.json").write_text(json.dumps(tokens))
+    there = f"data.tokenizer={tmp_path}/wordless"
+    assert without_words(read_run(tiny_run(there))) is None
+    for asked in ("objective.masking=ngram", "objective={name: sop, masking: ngram}"):
+        said = without_words(read_run(tiny_run(there, asked)))
+        assert said is not None and "wordless does not mark which tokens go on with a word, so each token cou" in said
 
 
 def change_last_byte(file: Path) -> None:

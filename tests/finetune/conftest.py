@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from modernbert_train.config.schema import BertConfig, MaskedLmConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import AlbertConfig, BertConfig, MaskedLmConfig, ModelConfig, ModernBertConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.weights.hf_folder import export
@@ -21,7 +21,8 @@ SIZE = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size
 MODERNBERT = ModernBertConfig(**SIZE, num_layers=4, local_attention=16, attention_out_dropout=0.0)
 BERT = BertConfig(**SIZE, num_layers=2, max_positions=64, dropout=0.0)
 ROBERTA = BertConfig(**SIZE, num_layers=2, max_positions=64, segments=1, position_offset=1, dropout=0.0)
-CONFIGS: dict[str, ModelConfig] = {"modernbert": MODERNBERT, "bert": BERT, "roberta": ROBERTA}
+ALBERT = AlbertConfig(**SIZE, embedding_size=24, num_layers=3, max_positions=64, dropout=0.0)
+CONFIGS: dict[str, ModelConfig] = {"modernbert": MODERNBERT, "bert": BERT, "roberta": ROBERTA, "albert": ALBERT}
 
 GOOD, BAD, PLAIN = ("aki", "beru", "domi"), ("kelo", "lamu", "sitre"), ("nabe", "ruto", "tinda", "mosa", "lebi")
 

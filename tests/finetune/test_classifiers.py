@@ -100,6 +100,7 @@ CASES = [
     ("bert", ClassifyConfig(labels=LABELS, pooling="cls", segments=2)),
     ("bert", ClassifyConfig(kind="regression", pooling="cls", segments=2)),
     ("roberta", ClassifyConfig(labels=LABELS, pooling="cls")),
+    ("albert", ClassifyConfig(labels=LABELS, pooling="cls", segments=2)),
 ]
 
 

@@ -48,7 +48,11 @@ def test_a_task_is_learned_measured_and_served(
     """The figure of result.json is what a user of the export gets by transformers' pipeline, text by text."""
     from transformers import pipeline
 
-    result = finetune(write_task(epochs=16, metrics=["accuracy", "f1"], labels=["down", "up"]), models["modernbert"], tmp_path / "runs")
+    result = finetune(
+        write_task(epochs=16, metrics=["accuracy", "f1"], labels=["down", "up"]),
+        models["modernbert"],
+        tmp_path / "runs",
+    )
     figures = result["figures"]["dev"]
     assert figures["accuracy"] > 0.9
     assert figures["num_texts"] == 40
@@ -61,7 +65,9 @@ def test_a_task_is_learned_measured_and_served(
     folder = tmp_path / "runs" / "tone"
     serve = pipeline("text-classification", str(folder / "hf"), device="cpu")
     told = [each["label"] for each in serve([text for text, _ in sentences(40, 2)])]
-    assert sum(a == b for a, (_, b) in zip(told, sentences(40, 2), strict=True)) / 40 == pytest.approx(figures["accuracy"])
+    assert sum(a == b for a, (_, b) in zip(told, sentences(40, 2), strict=True)) / 40 == pytest.approx(
+        figures["accuracy"]
+    )
     assert "text-classification" in (folder / "hf" / "README.md").read_text()
     evaluations = [entry for entry in metrics(folder) if entry["kind"] == "evaluation"]
     assert len(evaluations) == 16
@@ -71,7 +77,14 @@ def test_a_task_is_learned_measured_and_served(
     assert main(["plan", str(folder)]) == 0
 
     # once more: nothing to do, the same result; and another task from it: fresh classes, the rest is kept
-    assert finetune(write_task(epochs=16, metrics=["accuracy", "f1"], labels=["down", "up"]), models["modernbert"], tmp_path / "runs") == result
+    assert (
+        finetune(
+            write_task(epochs=16, metrics=["accuracy", "f1"], labels=["down", "up"]),
+            models["modernbert"],
+            tmp_path / "runs",
+        )
+        == result
+    )
     rows = [(text, {"up": 0, "down": 3.5}[label]) for text, label in sentences(96, 5)]
     for name in ("train", "dev"):
         write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), rows)
@@ -152,7 +165,9 @@ def test_words_are_tagged_and_served(write_task: WriteTask, models: dict[str, Pa
     result = finetune(write_tags(tmp_path, write_task), models["modernbert"], tmp_path / "runs", "epochs=12")
     assert result["figures"]["dev"]["entity_f1"] > 0.9
     assert result["labels"] == ["O", "B-down", "B-up"]
-    serve = pipeline("token-classification", str(tmp_path / "runs" / "tone" / "hf"), device="cpu", aggregation_strategy="first")
+    serve = pipeline(
+        "token-classification", str(tmp_path / "runs" / "tone" / "hf"), device="cpu", aggregation_strategy="first"
+    )
     right = 0
     for text, label in sentences(40, 2):
         (word,) = [each for each in text.split() if each not in PLAIN]

@@ -104,7 +104,9 @@ def test_special_tokens_written_out_in_a_text_are_letters(tmp_path: Path, tokeni
     rows = [("aki [SEP] kelo", "up"), ("domi", "down")]
     write(tmp_path, rows, rows)
     prepared = prepare(task_of(tmp_path), tokenizer, 32, tmp_path / "run" / "task")
-    assert all(read_vocabulary(tokenizer).sep_id not in ids for ids in documents(prepared.folder / "train", tokenizer)[0])
+    assert all(
+        read_vocabulary(tokenizer).sep_id not in ids for ids in documents(prepared.folder / "train", tokenizer)[0]
+    )
 
 
 def test_a_second_call_finds_the_shards_and_another_task_is_refused(tmp_path: Path, tokenizer: Path) -> None:
@@ -259,7 +261,10 @@ def test_every_built_in_task_reads_local_files_and_the_hub_alike(
     columns = [*task.text_columns, task.label_column]
     values = [("a", "b"), ("c", "d")]
     labels: list[Any] = [0.5, 4.0] if task.kind == "regression" else [0, 1]
-    rows = [dict(zip(columns, (*texts[: len(columns) - 1], label), strict=True)) for texts, label in zip(values, labels, strict=True)]
+    rows = [
+        dict(zip(columns, (*texts[: len(columns) - 1], label), strict=True))
+        for texts, label in zip(values, labels, strict=True)
+    ]
     feature: Any = datasets.Value("float32") if task.kind == "regression" else datasets.ClassLabel(names=task.labels)
     features = datasets.Features({c: datasets.Value("string") for c in columns[:-1]} | {columns[-1]: feature})
     asked = []
@@ -272,7 +277,10 @@ def test_every_built_in_task_reads_local_files_and_the_hub_alike(
     hub = number_labels(task, read_splits(task))
     assert {each[:2] for each in asked} == {("nyu-mll/glue", name)}
     for split in (task.train, *task.validation.values()):
-        shown = [[row[c] for c in columns[:-1]] + [task.labels[row[columns[-1]]] if task.labels else row[columns[-1]]] for row in rows]
+        shown = [
+            [row[c] for c in columns[:-1]] + [task.labels[row[columns[-1]]] if task.labels else row[columns[-1]]]
+            for row in rows
+        ]
         write_tsv(tmp_path / f"{split}.tsv", columns, shown)
     local, _ = read_task(name, [f"data={tmp_path}"])
     files = number_labels(local, read_splits(local))

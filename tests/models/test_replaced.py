@@ -6,6 +6,7 @@ embeddings that both losses pull at where one of them should not.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +15,19 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from benchmarks.batches import lay_out
 from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
 from modernbert_train.config.schema import (
+    AlbertConfig,
     BertConfig,
     ComputeConfig,
     ModelConfig,
     ModernBertConfig,
     ReplacedTokensConfig,
 )
+from modernbert_train.models import bert
 from modernbert_train.models.build import build_model
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, sample
 from modernbert_train.models.init import initialize
@@ -37,10 +41,15 @@ from modernbert_train.models.replaced import (
 )
 from modernbert_train.weights.formats.electra import Electra
 from modernbert_train.weights.formats.tensors import to_hf
+from tests.models.test_training import opaque_attention
 
 BERT = BertConfig(
     vocab_size=300, hidden_size=64, num_layers=2, num_heads=4, intermediate_size=96, max_positions=64, dropout=0.0,
     init_std=0.4,
+)  # fmt: skip
+ALBERT = AlbertConfig(
+    vocab_size=300, embedding_size=16, hidden_size=64, num_layers=4, num_heads=4, intermediate_size=96, group_layers=2,
+    max_positions=64, init_std=0.4,
 )  # fmt: skip
 MODERN = ModernBertConfig(
     vocab_size=300, hidden_size=64, num_layers=4, num_heads=4, intermediate_size=48, local_attention=8,
@@ -127,7 +136,7 @@ def test_losses_equal_transformers_electra(objective: dict[str, Any], figures: b
         original_T, read_T = ids_T.clone(), ids_T.clone()
         original_T[positions_M], read_T[positions_M] = labels_M, drawn_by(model, batch)
         mlm, rtd, hits = 0.0, 0.0, 0
-        for start, end in zip(BOUNDARIES, BOUNDARIES[1:], strict=False):
+        for start, end in itertools.pairwise(BOUNDARIES):
             labels_T = torch.full((end - start,), IGNORED_LABEL)
             here = (positions_M >= start) & (positions_M < end)
             labels_T[positions_M[here] - start] = labels_M[here]
@@ -146,7 +155,7 @@ def test_losses_equal_transformers_electra(objective: dict[str, Any], figures: b
         assert "mlm/hits" in sums.figures
 
 
-@pytest.mark.parametrize("config", [BERT, MODERN], ids=lambda c: c.name)
+@pytest.mark.parametrize("config", [BERT, MODERN, ALBERT], ids=lambda c: c.name)
 @pytest.mark.parametrize("objective", SHARED, ids=lambda o: f"{o['sharing']}-{o.get('generator_width', 1)}")
 def test_gradients_reach_what_they_should_and_nothing_else(config: ModelConfig, objective: dict[str, Any]) -> None:
     """Through what was drawn goes none: the detection trains of the generator what is shared without a difference. Of
@@ -169,7 +178,7 @@ def test_gradients_reach_what_they_should_and_nothing_else(config: ModelConfig, 
     assert all(p.grad is not None for p in model.parameters()), "under DDP each must have one in every step"
 
 
-@pytest.mark.parametrize("config", [BERT, MODERN], ids=lambda c: c.name)
+@pytest.mark.parametrize("config", [BERT, MODERN, ALBERT], ids=lambda c: c.name)
 def test_a_difference_begins_at_zero_and_is_added_in(config: ModelConfig) -> None:
     """A gdes model begins as the generator's embeddings say, and what is exported computes what was trained."""
     made = build_model(config, ReplacedTokensConfig(sharing="gdes"), ComputeConfig(attention="sdpa"))
@@ -256,7 +265,7 @@ def test_a_wider_vocabulary_than_a_chunk_of_draws_keeps_the_gradient() -> None:
     assert torch.equal(plain[0], drawn[0]) and torch.equal(plain[1], drawn[1]) and plain[2] is None
 
 
-@pytest.mark.parametrize("config", [BERT, MODERN], ids=lambda c: c.name)
+@pytest.mark.parametrize("config", [BERT, MODERN, ALBERT], ids=lambda c: c.name)
 def test_a_microbatch_without_a_prediction_still_judges_its_tokens(config: ModelConfig) -> None:
     """Texts too short to be masked: the generator's sum is 0 with a graph, or a rank would wait for its gradient."""
     model, batch = built(config, sharing="embeddings"), batch_of()
@@ -283,5 +292,30 @@ def test_a_phase_changes_the_generator_too() -> None:
     model.set_phase(replace(MODERN, global_rope_theta=160_000.0))
     generator = model.generator.model.config
     assert generator.global_rope_theta == 160_000.0 and model.model.config.global_rope_theta == 160_000.0
-    assert generator.num_layers == 1 and len(model.layers) == 4 + 1
+    assert generator.num_layers == 1 and [len(each.layers) for each in model.encoders] == [4, 1]
     assert isinstance(model.generator.decoder, nn.Linear)
+
+
+@pytest.mark.runs
+def test_both_encoders_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of two widths and a loss that draws: three graphs, whatever the text, and the same gradients."""
+    torch._dynamo.reset()
+    counters.clear()
+    kernel = opaque_attention()
+    monkeypatch.setattr(bert, "choose_kernel", lambda *_, **__: kernel)
+    model, plain = built(BERT, sharing="none"), built(BERT, sharing="none")
+    plain.load_state_dict(model.state_dict())
+    model.compile_layers(backend="aot_eager")
+    first = batch_of()
+    second = replace(first, packed=replace(first.packed, cu_seqlens_S=torch.tensor([0, 10, 20, 30, 68]).int()))
+    graphs = []
+    for batch in (first, second):
+        gradients = []
+        for each in (model, plain):
+            each.zero_grad()
+            losses = each(batch).losses
+            (losses["mlm"] + losses["rtd"]).backward()
+            gradients.append(each.token_head.classifier.weight.grad)
+        torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs == [3, 3]

@@ -19,7 +19,7 @@ from tests.distributed.counting import Sizes, count_steps
 from tests.distributed.gloo import run_ranks
 
 STEP = 3  # that is looked at: DDP has arranged its buckets by then
-SMALL = 200  # numbers; what is smaller is not weights or gradients
+SMALL = 400  # numbers; what is smaller is not weights or gradients
 TWO: list[tuple[Strategy, int, int]] = [
     ("ddp", 1, 3),
     ("fsdp2", 2, 3),
@@ -41,9 +41,19 @@ def large(sizes: Sizes) -> Sizes:
     [
         ("modernbert mlm", 2, TWO),
         ("bert sop", 2, TWO),
+        ("bert rtd", 2, TWO),
+        ("albert sop", 2, TWO),
+        ("albert mlm", 2, TWO),
         pytest.param("modernbert mlm", 4, FOUR, marks=pytest.mark.slow),
     ],
-    ids=["2 ranks", "2 ranks, bert and pairs", "4 ranks"],
+    ids=[
+        "2 ranks",
+        "2 ranks, bert and pairs",
+        "2 ranks, a generator",
+        "2 ranks, albert",
+        "2 ranks, albert that shares its ffn",
+        "4 ranks",
+    ],
 )
 def test_a_real_step_sends_what_is_said(
     tiny_run: TinyRun, system: str, ranks: int, cases: list[tuple[Strategy, int, int]]
@@ -61,18 +71,21 @@ def test_a_real_step_sends_what_is_said(
     file = Path(runs[0][0])  # of all of them
     run = yaml.safe_load(file.read_text())
     run["objective"] = {"name": objective}
-    if encoder == "bert":
+    if encoder != "modernbert":
         sizes_of = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
-        run["model"] = {"name": "bert", "max_positions": 64, **{key: run["model"][key] for key in sizes_of}}
+        run["model"] = {"name": encoder, "max_positions": 64, **{key: run["model"][key] for key in sizes_of}}
+    if system == "albert mlm":
+        run["model"]["sharing"] = "ffn"
     file.write_text(yaml.safe_dump(run, sort_keys=False))
     (counted, *_) = run_ranks(count_steps, ranks, runs, STEP, timeout_seconds=280)
     config = read_run(runs[0])
     for (strategy, shards, microbatches), found in zip(cases, counted, strict=True):
         assert found.microbatches == microbatches
+        counts = count_parameters(config.model, config.objective)
         collectives, *parts = transfers(
             strategy,
-            count_parameters(config.model, config.objective),
-            num_layers=config.model.num_layers,
+            counts,
+            num_layers=counts.units,
             ranks=ranks,
             shards=shards,
             per_node=8,

@@ -14,6 +14,7 @@ from benchmarks.batches import mean_loss
 from modernbert_train.batch import Batch
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
+    AlbertConfig,
     BertConfig,
     CausalLmConfig,
     MaskedLmConfig,
@@ -36,6 +37,16 @@ BASE = ModernBertConfig(vocab_size=2048, num_layers=4, attention_out_dropout=0.0
 TINY = replace(BASE, vocab_size=512, hidden_size=32, num_heads=2, intermediate_size=48, local_attention=16)
 LARGE = ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 BERT = BertConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48, dropout=0.0)
+ALBERT = AlbertConfig(
+    vocab_size=512, embedding_size=16, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, groups=2
+)
+GLOBAL = {
+    "modernbert": replace(TINY, global_attn_every_n_layers=1),
+    "bert": BERT,
+    "albert": ALBERT,
+    "albert, ffn shared": replace(ALBERT, sharing="ffn", groups=1),
+}
+EACH_GLOBAL = pytest.mark.parametrize("config", GLOBAL.values(), ids=[*GLOBAL])
 MLM = MaskedLmConfig()
 
 
@@ -64,7 +75,7 @@ def test_flops_equal_torchs_counter(config: ModernBertConfig) -> None:
     assert flops.training == pytest.approx(training, rel=0.001)
 
 
-@pytest.mark.parametrize("config", [replace(TINY, global_attn_every_n_layers=1), BERT], ids=["modernbert", "bert"])
+@EACH_GLOBAL
 def test_global_layers_need_no_correction(config: ModelConfig) -> None:
     """With global layers alone the kernel computes the very pairs that are counted."""
     lengths, model = [33, 7, 100], census(config)
@@ -74,7 +85,7 @@ def test_global_layers_need_no_correction(config: ModelConfig) -> None:
     assert flops.training == pytest.approx(training, rel=0.001)
 
 
-@pytest.mark.parametrize("config", [replace(TINY, global_attn_every_n_layers=1), BERT], ids=["modernbert", "bert"])
+@EACH_GLOBAL
 def test_every_token_is_predicted_in_causal_order(config: ModelConfig) -> None:
     """The plain formula computes all pairs and hides half of them; the half that is seen is what counts."""
     lengths, objective, model = [33, 7, 100], CausalLmConfig(), census(config, CausalLmConfig())
@@ -94,7 +105,7 @@ def test_every_token_is_predicted_in_causal_order(config: ModelConfig) -> None:
     assert (seen.layers, seen.head) == (computed.layers, computed.head)
 
 
-@pytest.mark.parametrize("config", [replace(TINY, global_attn_every_n_layers=1), BERT], ids=["modernbert", "bert"])
+@EACH_GLOBAL
 def test_a_head_for_pairs_counts_the_pairs(config: ModelConfig) -> None:
     lengths, objective = [33, 7, 100], SentenceOrderConfig()
     batch, model = make_batch(lengths, 40), census(config, objective)

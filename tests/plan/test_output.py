@@ -121,7 +121,7 @@ def test_the_answer_says_what_stands_in_the_way(capsys: pytest.CaptureFixture[st
     assert re.match(r"compute.compile=true: .+ instead of .+, predicted", found["note"][1])
 
 
-@pytest.mark.parametrize("objective", ["mlm", "causal", "sop"])
+@pytest.mark.parametrize("objective", ["mlm", "causal", "sop", "rtd"])
 def test_another_encoder_is_planned_without_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], objective: str
 ) -> None:
@@ -130,10 +130,10 @@ def test_another_encoder_is_planned_without_memory(
     file.write_text(BERT_RUN, encoding="utf-8")
     out = told(capsys, str(file), f"objective.name={objective}", "--ranks", "8", "--html", str(tmp_path / "plan.html"))
     _, found = answered(out)
-    total = {"sop": "110,106,428"}.get(objective, "109,514,298")
+    total = {"sop": "110,106,428", "rtd": "119,386,427"}.get(objective, "109,514,298")
     assert found["model"] == [f"{total} parameters"] and "cheapest" not in found
     (memory,) = found["memory"]
-    assert memory.startswith("predicted for ModernBERT only. Measure it: start the run under another name")
+    assert memory.startswith("predicted for ModernBERT only, without a generator. Measure it: start the run under")
     assert "12 layers of width 768, all of them global." in out
     titles = [paragraph.split("\n")[0] for paragraph in out.split("\n\n")[1:]]
     assert titles[:4] == ["Model", "Training", "GFLOP per token", "Memory of one H100 SXM"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from modernbert_train.config.schema import (
+    AlbertConfig,
     BertConfig,
     CausalLmConfig,
     MaskedLmConfig,
@@ -20,7 +22,6 @@ from modernbert_train.config.schema import (
     SentenceOrderConfig,
 )
 from modernbert_train.models.build import ENCODERS, build_model
-from modernbert_train.models.replaced import ForReplacedTokens
 from modernbert_train.optim.groups import weights_of
 from modernbert_train.plan.census import ENCODER_COUNTS, census
 from modernbert_train.plan.parameters import count_parameters
@@ -33,12 +34,30 @@ ROBERTA_LARGE = BertConfig(
     vocab_size=50265, segments=1, position_offset=2, hidden_size=1024, num_layers=24, num_heads=16,
     intermediate_size=4096,
 )  # fmt: skip
+ALBERT = AlbertConfig()
+ALBERT_SIZES = {
+    "albert-base": (ALBERT, 11_813_810),
+    "albert-large": (
+        replace(ALBERT, hidden_size=1024, num_layers=24, num_heads=16, intermediate_size=4096),
+        17_847_474,
+    ),
+    "albert-xlarge": (
+        replace(ALBERT, hidden_size=2048, num_layers=24, num_heads=16, intermediate_size=8192),
+        59_021_490,
+    ),
+    "albert-xxlarge": (replace(ALBERT, hidden_size=4096, num_heads=64, intermediate_size=16384), 223_158_450),
+}
 MODELS_OF_EACH_KIND = {
     "base": ModernBertConfig(),
     "large": LARGE,
     "tiny": TINY,
     "bert": BertConfig(),
     "roberta": ROBERTA,
+    "albert": ALBERT,
+    "albert, groups and turns": replace(ALBERT, groups=2, group_layers=3),
+    "albert, attention shared": replace(ALBERT, sharing="attention", groups=3),
+    "albert, ffn shared": replace(ALBERT, sharing="ffn"),
+    "albert, nothing shared": replace(ALBERT, sharing="none"),
 }
 
 
@@ -67,12 +86,17 @@ def test_counts_equal_the_real_model(name: str, objective: ObjectiveConfig) -> N
         return sum(parameter.numel() for parameter in module.parameters())
 
     assert counts.total == numel(model)
-    tables = model.generator.model if isinstance(model, ForReplacedTokens) else model.model
-    assert counts.embedding == tables.embedding().numel()
-    assert counts.layers == sum(numel(layer) for layer in model.layers)
-    assert counts.layer == numel(list(model.model.layers)[1])
+    parts = model.encoders  # the last has the table that is tied
+    assert counts.embedding == parts[-1].embedding().numel()
+    assert counts.layers == sum(numel(layer) for part in parts for layer in part.layers)
+    each = [numel(layer) for layer in model.model.layers]
+    # an ALBERT's layer is two units, and what several share counts in each
+    assert counts.layer == sum(each[unit] for unit in (config.path[1] if isinstance(config, AlbertConfig) else [1]))
+    units = [(numel(layer), n) for part in parts for layer, n in zip(part.layers, part.config.unit_passes, strict=True)]
+    assert counts.shared == sum(numbers for numbers, times in units if times > 1)
+    assert counts.units == sum(times == 1 for _, times in units)
     assert counts.active == counts.total - counts.embedding
-    assert counts.root + counts.layers == counts.total
+    assert counts.root + counts.layers - counts.shared == counts.total
     orthogonalised: Counter[tuple[int, ...]] = Counter()
     for weight in weights_of(model):
         if weight.kind == "matrix":
@@ -103,9 +127,28 @@ def test_the_published_sizes(config: ModelConfig, total: int) -> None:
     assert count_parameters(config).total == total
 
 
-def test_the_published_size_with_a_head_for_pairs() -> None:
-    """BertForPreTraining of transformers."""
-    assert count_parameters(BertConfig(), SentenceOrderConfig()).total == 110_106_428
+@pytest.mark.parametrize(
+    ("config", "total"), [(BertConfig(), 110_106_428), *ALBERT_SIZES.values()], ids=["bert-base", *ALBERT_SIZES]
+)
+def test_the_published_size_with_a_head_for_pairs(config: ModelConfig, total: int) -> None:
+    """BertForPreTraining and AlbertForPreTraining of transformers."""
+    assert count_parameters(config, SentenceOrderConfig()).total == total
+
+
+@pytest.mark.parametrize(
+    ("width", "sharing", "millions"),
+    [
+        (64, "all", 10), (128, "all", 12), (256, "all", 16), (768, "all", 31),
+        (64, "none", 87), (128, "none", 89), (256, "none", 93), (768, "none", 108),
+        (768, "attention", 83), (768, "ffn", 57), (128, "attention", 64), (128, "ffn", 38),
+    ],
+)  # fmt: skip
+def test_the_published_sizes_of_what_is_shared(width: int, sharing: Any, millions: int) -> None:
+    """Tables 3 and 4 of the paper, which count the encoder with its pooler."""
+    config = replace(ALBERT, embedding_size=width, sharing=sharing)
+    of_tokens, of_pairs = width * (config.hidden_size + 3) + config.vocab_size, 2 * (config.hidden_size + 1)
+    total = count_parameters(config, SentenceOrderConfig()).total - of_tokens - of_pairs
+    assert total / 1e6 == pytest.approx(millions, abs=1.7)  # the paper cuts and rounds
 
 
 @pytest.mark.parametrize(

@@ -136,11 +136,13 @@ def test_the_tiny_recipe_runs_whole_and_phase_by_phase_and_grows(
     assert "hidden_size 128 -> 192, num_layers 4 -> 7" in start_of_large, start_of_large
 
 
-# parameters, steps and tokens in a step of a full batch, all published; arXiv 1810.04805, 1907.11692 and 2312.17482
+# parameters, steps and tokens in a step of a full batch, all published; arXiv 1810.04805, 1907.11692, 2312.17482 and
+# 1909.11942
 BERTS = {
     "bert-base": (109_514_298, 1_000_000, {"short": 256 * 128, "long": 256 * 512}),
     "roberta-base": (124_696_665, 500_000, {"main": 8192 * 512}),
     "mosaicbert": (109_518_912, 70_000, {"main": 4096 * 128}),
+    "albert-base": (11_813_810, 125_000, {"main": 4096 * 512}),
 }
 
 
@@ -149,7 +151,7 @@ def test_berts_are_trained_as_published(name: str) -> None:
     config = load_run([RECIPES / f"{name}.yaml"])
     check(config, num_ranks=8)
     parameters, steps, batches = BERTS[name]
-    assert count_parameters(config.model).total == parameters
+    assert count_parameters(config.model, config.objective).total == parameters
     assert {key: phase.batch_rows * phase.row_tokens for key, phase in config.phases.items()} == batches
     assert sum(phase.tokens // batches[key] for key, phase in config.phases.items()) == steps
     assert all(phase.tokens % batches[key] == 0 for key, phase in config.phases.items())

@@ -137,13 +137,19 @@ def launch(words: list[str], ranks: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("encoder", "objective"), [*PAIRS, ("modernbert", "causal first")])
+@pytest.mark.parametrize(
+    ("encoder", "objective"), [*PAIRS, ("modernbert", "causal first"), ("albert", "shared and recomputed")]
+)
 def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str) -> None:
     """The loss of each term is a mean over the global batch, however it was cut."""
 
     def words(*more: str) -> list[str]:
         if objective == "causal first":
             return tiny_run(*CAUSAL_FIRST, *more)
+        if objective == "shared and recomputed":  # some layers are sharded, one is not; dropout is drawn again
+            model = "model={sharing: ffn, group_layers: 1, dropout: 0.1}"
+            more = (*more, model, "compute.activation_checkpointing=true", "objective.masking=ngram")
+            return system(tiny_run(*more), encoder, "sop")
         return system(tiny_run(*more), encoder, objective)
 
     launch(words("name=one"), 1)

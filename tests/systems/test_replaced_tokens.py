@@ -6,6 +6,7 @@ or a continued run that begins anew where nobody says so.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from modernbert_train.weights.source import open_source
 from tests.conftest import TinyRun
 from tests.systems.test_exactness import killed_and_gone_on, launch, weights
 from tests.systems.test_matrix import system
+from tests.train.faulty import Fault, at_fault
 from tests.train.test_run import records
 
 SHARING = ("embeddings", "none", "gdes")
@@ -74,7 +76,7 @@ def test_both_parts_compute_the_same_in_transformers(
     assert "arxiv.org/abs/2003.10555" in card and "AutoModelForMaskedLM" not in card and "judged" in card
     twin = opened(run / "hf", DISCRIMINATOR[encoder])
     with torch.no_grad():
-        for start, end in zip(BOUNDARIES, BOUNDARIES[1:], strict=False):
+        for start, end in itertools.pairwise(BOUNDARIES):
             logits = twin(input_ids=ids_T[None, start:end]).logits[0]
             if encoder == "modernbert":  # two classes: original and replaced
                 assert not logits[:, 0].any()
@@ -92,12 +94,35 @@ def test_both_parts_compute_the_same_in_transformers(
     assert done == 0
     twin = opened(run / "hf-generator", GENERATOR[encoder])
     with torch.no_grad():
-        for start, end in zip(BOUNDARIES, BOUNDARIES[1:], strict=False):
+        for start, end in itertools.pairwise(BOUNDARIES):
             logits = twin(input_ids=ids_T[None, start:end]).logits[0]
             torch.testing.assert_close(logits, predicted_TV[start:end], atol=1e-5, rtol=0)
     capsys.readouterr()
     assert main(["fill", str(run / "hf-generator"), "a [MASK] c"]) == 0
     assert capsys.readouterr().out.count("%") == 5
+
+
+@pytest.mark.runs
+def test_of_an_albert_only_the_generator_is_exported(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers has no ALBERT with this head. The embeddings are narrow, and both have them as they are."""
+    assert main(["train", *system(tiny_run(*SHORT), "albert", "rtd")]) == 0
+    run = tmp_path / "runs/tiny"
+    capsys.readouterr()
+    assert main(["export", str(run)]) == 78
+    assert "no such model for weights that were trained to tell replaced tokens" in capsys.readouterr().err
+    assert main(["export", str(run), "--generator"]) == 0
+    twin = opened(run / "hf-generator", "AlbertForMaskedLM")
+    found = newest(run)
+    model = build_model(found.config.model, found.config.objective)
+    assert isinstance(model, ForReplacedTokens)
+    load_weights(model, found.weights())
+    ids_T = torch.randint(5, 500, (30,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        generator = model.eval().generator
+        expected_TV = generator.logits(generator.encode(lay_out(ids_T, (0, 30))), torch.arange(30))
+        torch.testing.assert_close(twin(input_ids=ids_T[None]).logits[0], expected_TV, atol=1e-5, rtol=0)
 
 
 @pytest.mark.runs
@@ -230,3 +255,28 @@ def test_a_phase_cannot_begin_to_detect(tiny_run: TinyRun, capsys: Any) -> None:
     assert main(["check", *tiny_run("phases.long.objective={name: rtd}")]) == 78
     said = capsys.readouterr().err
     assert "phases.long.objective.name=rtd: cannot follow objective.name=mlm" in said and "weights.init_from" in said
+
+
+@pytest.mark.runs
+def test_what_was_trained_beside_a_model_must_fit_a_branch(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of another sharing would have weights for nobody; one of its own goes on."""
+    assert main(["train", *system(tiny_run(*SHORT, "name=first"), "bert", "rtd")]) == 0
+    branch = (*SHORT, "name=second", f"start.checkpoint={tmp_path / 'runs/first'}")
+    capsys.readouterr()
+    assert main(["train", *system(tiny_run(*branch), "bert", "rtd"), "objective.sharing=none"]) == 78
+    assert "what was trained beside the model there is of another shape" in capsys.readouterr().err
+    assert not (tmp_path / "runs/second").exists()
+    assert main(["train", *system(tiny_run(*branch), "bert", "rtd")]) == 0
+
+
+@pytest.mark.runs
+def test_a_layer_of_the_generator_that_gives_nan_is_named(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """It is computed first. The update is left out whole, the discriminator's too."""
+    words = system(tiny_run(*SHORT, "stability.non_finite=skip"), "modernbert", "rtd")
+    with at_fault(Fault("forward", steps=(3,))):
+        assert main(["train", *words]) == 0
+    (fault,) = [json.loads(line) for line in (tmp_path / "runs/tiny/faults.jsonl").read_text().splitlines()]
+    assert fault["microbatches"][0]["place"] == "generator.model.layers.2.mlp, forward"
+    assert [step["step"] for step in records(tmp_path / "runs/tiny")] == [1, 2, 4, 5]

@@ -194,7 +194,7 @@ def test_a_senseless_theta_is_not_exported(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "albert", "architectures": ["AlbertForMaskedLM"]}, "model_type='albert'"),
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "model_type='gpt2'"),
         ({"model_type": "bert"}, "model_type='bert', architectures="),
         ({"architectures": ["ModernBertForSequenceClassification"]}, "ModernBertForSequenceClassification"),
         ({"architectures": None}, "architectures=None"),

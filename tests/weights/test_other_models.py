@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from modernbert_train.__main__ import main
-from modernbert_train.config.schema import BertConfig, ModernBertConfig, SentenceOrderConfig
+from modernbert_train.config.schema import AlbertConfig, BertConfig, ModernBertConfig, SentenceOrderConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.run.checkpoint import newest_valid
@@ -56,7 +56,7 @@ def run_of(words: list[str], model: dict[str, Any], objective: str = "mlm") -> l
 def published(kind: Any, folder: Path, tokenizer: Path, **settings: Any) -> Path:
     """A model as others publish it: written by transformers, its tokenizer beside it."""
     shape = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = kind.config_class(**shape, intermediate_size=48, initializer_range=0.1, **settings)
+    config = kind.config_class(**{**shape, "intermediate_size": 48, "initializer_range": 0.1, **settings})
     torch.manual_seed(3)
     kind(config).save_pretrained(folder)
     for file in tokenizer.iterdir():
@@ -67,7 +67,8 @@ def published(kind: Any, folder: Path, tokenizer: Path, **settings: Any) -> Path
 def exported(folder: Path, model: dict[str, Any], tokenizer: Path, order: Any = "all") -> Path:
     """A model of ours with a pair head, as far as it has a place."""
     settings = {key: value for key, value in model.items() if key != "name"}
-    config = {"bert": BertConfig, "modernbert": ModernBertConfig}[model["name"]](**settings)
+    kinds = {"bert": BertConfig, "modernbert": ModernBertConfig, "albert": AlbertConfig}
+    config = kinds[model["name"]](**settings)
     built = build_model(config, SentenceOrderConfig())
     initialize(built, config, seed=11)
     export(built.state_dict(), config, order=order, max_tokens=128, tokenizer_folder=tokenizer, out=folder, card="")
@@ -277,3 +278,42 @@ def test_a_model_without_its_head_fills_nothing(
     assert main(["fill", str(more), "a [MASK]"]) == 0
     said = capfd.readouterr()
     assert said.out.count("%") == 5 and not said.err
+
+
+ALBERT: dict[str, Any] = {
+    "name": "albert", **SMALL, "num_layers": 4, "embedding_size": 16, "max_positions": 128, "init_std": 0.1
+}  # fmt: skip
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("kind", [transformers.AlbertForMaskedLM, transformers.AlbertForPreTraining])
+def test_a_published_albert_is_trained_from_there(
+    kind: Any, tiny_run: TinyRun, tiny_data: Path, tmp_path: Path
+) -> None:
+    """The first weights are theirs, and a run of sentence order takes pooler and classifier where they are."""
+    shape = {"num_hidden_layers": 4, "embedding_size": 16, "max_position_embeddings": 128, "num_hidden_groups": 2}
+    folder = published(kind, tmp_path / "theirs", tiny_data / "tokenizer", **shape)
+    objective = "sop" if kind is transformers.AlbertForPreTraining else "mlm"
+    words = run_of(tiny_run(*STILL, f"weights.init_from={folder}"), ALBERT | {"groups": 2}, objective)
+    assert same(first_weights(words, tmp_path / "runs/tiny"), load_weights(folder))
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("sharing", ["attention", "ffn"])
+def test_equal_tensors_of_a_folder_are_one_in_a_run_that_shares_them(
+    sharing: str, tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """config.json has no word for it, so the run says how; tensors that differ are refused, not averaged or dropped."""
+    folder = exported(tmp_path / "hf", ALBERT | {"sharing": sharing}, tiny_data / "tokenizer")
+    words = run_of(tiny_run(*STILL, f"weights.init_from={folder}"), ALBERT | {"sharing": sharing}, "sop")
+    found = first_weights(words, tmp_path / "runs/tiny")
+    config = AlbertConfig(**{key: value for key, value in ALBERT.items() if key != "name"}, sharing=sharing)  # type: ignore[arg-type]
+    assert same(found, load_weights(folder, config)) and len(found) < len(load_weights(folder)) - 1
+
+    other = {"attention": "ffn", "ffn": "attention"}[sharing]
+    words = run_of(tiny_run(*STILL, f"weights.init_from={folder}", "name=other"), ALBERT | {"sharing": other}, "sop")
+    assert main(["train", *words]) == 65
+    assert "and layers of this model share them. Let them share less" in capsys.readouterr().err
+    words = run_of(tiny_run(*STILL, f"weights.init_from={folder}", "name=all"), ALBERT, "sop")
+    assert main(["train", *words]) == 78
+    assert "model.sharing=all here, none there" in capsys.readouterr().err

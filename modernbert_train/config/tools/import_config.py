@@ -152,7 +152,12 @@ def import_config(file: Path) -> tuple[str, list[str]]:
         "data: the folders are placeholders; prepare the text first, see docs/data.md",
         *theirs.left(),
     ]
-    return yaml.safe_dump(ours, sort_keys=False), notes
+    return as_yaml(ours), notes
+
+
+def as_yaml(ours: dict[str, Any]) -> str:
+    """Sections of a run as YAML, in their order."""
+    return yaml.safe_dump(ours, sort_keys=False)
 
 
 class _Keys:

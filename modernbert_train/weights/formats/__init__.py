@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.own_files import require_own_files
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import bert, modernbert, modernbert_decoder, modernbert_tokens
+from modernbert_train.weights.formats import albert, bert, modernbert, modernbert_decoder, modernbert_tokens
 from modernbert_train.weights.formats.classifiers import KINDS, Classifiers
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
@@ -52,6 +52,7 @@ class HubFormat(Protocol):
         """Their name of a parameter of ours, or those of the parts that lie there apart, along the rows.
 
         Empty: it has no place there. The tied decoder's matrix is not asked for; it is stored as the embedding alone.
+        What is one tensor here and several equal ones there is asked for as each of them, see `ModelConfig.stored`.
         """
 
     def today(self, name: str) -> str | None:
@@ -65,6 +66,7 @@ FORMATS: dict[str, HubFormat] = {
     "bert": bert,
     "roberta": bert,
     "electra": Electra(),
+    "albert": albert,
 }
 
 # class in a config.json -> its format, where it is not that of its model_type
@@ -76,6 +78,7 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (ModernBertConfig, "causal"): modernbert_decoder,
     (BertConfig, "all"): bert,
     (BertConfig, "causal"): bert,
+    (AlbertConfig, "all"): albert,  # transformers has no decoder of it
 }
 
 # architecture of what was trained to tell replaced tokens -> its format, and that of its generator
@@ -113,9 +116,10 @@ def export_format(model: ModelConfig, order: Order, modules: Collection[str] = (
     """
     found = DISCRIMINATORS.get(type(model)) if TOKEN_HEAD in modules else EXPORTS.get((type(model), order))
     if found is None:
+        how = "to tell replaced tokens" if TOKEN_HEAD in modules else f"in order {order}"
         raise ConfigError(
-            f"model.name={model.name}: transformers has no such model for weights that were trained in order {order}. "
-            "Go on from the run itself; it cannot be exported."
+            f"model.name={model.name}: transformers has no such model for weights that were trained {how}. Go on from "
+            "the run itself; it cannot be exported."
         )
     return found
 

@@ -16,7 +16,7 @@ from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import Described
+from modernbert_train.weights.formats.config_json import Described, number_under
 
 # model_type -> the classes of what sees both sides; the second is written where there is a head for pairs
 ARCHITECTURES = {"bert": ("BertForMaskedLM", "BertForPreTraining"), "roberta": ("RobertaForMaskedLM",)}
@@ -50,10 +50,6 @@ ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
 }
 
 PAIR_HEAD = "pair_head"  # module of `PairHead` beside the masked-LM model
-
-# Beyond every model there is; a number out of a damaged file would take all memory before anything is compared with it.
-_MAX_LAYERS = 1_000
-_MAX_WIDTH = 1 << 24
 
 # module of a layer here -> theirs
 _LAYER = {
@@ -214,16 +210,16 @@ def architecture(raw: dict[str, Any], where: str, kind: str) -> BertConfig:
     offset = 0
     if kind == "roberta":
         raw = {"vocab_size": 50265, "pad_token_id": 1, **raw}  # transformers' defaults, where they are not BERT's
-        offset = int(_number(raw, "pad_token_id", 1, where, least=0)) + 1
+        offset = int(number_under(raw, "pad_token_id", 1, where, least=0)) + 1
     defaults = BertConfig()
-    numbers = {ours: _number(raw, theirs, getattr(defaults, ours), where) for ours, theirs in KEYS.items()}
-    rows = int(_number(raw, "max_position_embeddings", defaults.max_positions, where, least=offset + 1))
+    numbers = {ours: number_under(raw, theirs, getattr(defaults, ours), where) for ours, theirs in KEYS.items()}
+    rows = int(number_under(raw, "max_position_embeddings", defaults.max_positions, where, least=offset + 1))
     config = BertConfig(
         **numbers,  # type: ignore[arg-type]  # whole where the default is
         max_positions=rows - offset,
         position_offset=offset,
         activation=ACTIVATIONS[activation],
-        dropout=float(_number(raw, "hidden_dropout_prob", defaults.dropout, where, least=0.0, most=0.999)),
+        dropout=float(number_under(raw, "hidden_dropout_prob", defaults.dropout, where, least=0.0, most=0.999)),
     )
     if config.hidden_size % config.num_heads:
         raise DataError(
@@ -231,20 +227,3 @@ def architecture(raw: dict[str, Any], where: str, kind: str) -> BertConfig:
             "Restore the file from a copy."
         )
     return config
-
-
-def _number(
-    raw: dict[str, Any], key: str, default: float, where: str, *, least: float | None = None, most: float = _MAX_WIDTH
-) -> float:
-    """The number under a key, whole if the default is; least None: above 0."""
-    value = default if raw.get(key) is None else raw[key]
-    kinds = (int,) if isinstance(default, int) else (int, float)
-    most = _MAX_LAYERS if key == "num_hidden_layers" else most
-    enough = isinstance(value, kinds) and (value > 0 if least is None else value >= least)
-    if isinstance(value, bool) or not enough or value > most:
-        bound = "above 0" if least is None else f"from {least:,}"
-        whole = "whole number" if kinds == (int,) else "number"
-        raise DataError(
-            f"{where}: {key}={shown(value)}, not a {whole} {bound} and up to {most:,}. Restore the file from a copy."
-        )
-    return value

@@ -22,7 +22,7 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import bert, modernbert
+from modernbert_train.weights.formats import albert, bert, modernbert
 from modernbert_train.weights.formats.config_json import Described
 
 # ClassifyConfig.kind -> transformers' problem_type
@@ -70,6 +70,7 @@ class Kind:
 
 
 _OWN = {"head.dense": "head.dense", "head.norm": "head.norm", "classifier": "classifier"}
+_ALBERT = (albert, "albert", "AlbertForMaskedLM")
 _BERT, _ROBERTA = (bert, "bert", "BertForMaskedLM"), (bert, "roberta", "RobertaForMaskedLM")
 _MODERNBERT = (modernbert, "modernbert", modernbert.ARCHITECTURE)
 
@@ -77,6 +78,10 @@ _MODERNBERT = (modernbert, "modernbert", modernbert.ARCHITECTURE)
 KINDS: dict[str, Kind] = {
     "ModernBertForSequenceClassification": Kind(*_MODERNBERT, ClassifyConfig, _OWN, ("cls", "mean")),
     "ModernBertForTokenClassification": Kind(*_MODERNBERT, TagConfig, _OWN),
+    "AlbertForSequenceClassification": Kind(
+        *_ALBERT, ClassifyConfig, {"pooler.dense": "albert.pooler", "classifier": "classifier"}, ("cls",)
+    ),
+    "AlbertForTokenClassification": Kind(*_ALBERT, TagConfig, {"classifier": "classifier"}),
     "BertForSequenceClassification": Kind(
         *_BERT, ClassifyConfig, {"pooler.dense": "bert.pooler.dense", "classifier": "classifier"}, ("cls",)
     ),
@@ -165,7 +170,8 @@ class Classifiers:
                 f"labels; of a {self.name} {', '.join(kinds)} and {', '.join(kind.poolings)} can be read, and one "
                 "score. Name another model."
             )
-        return said._replace(objective=ClassifyConfig(**about, kind=kinds[problem], pooling=pooling))
+        about |= {"kind": kinds[problem], "pooling": pooling}
+        return said._replace(objective=ClassifyConfig(**about))
 
 
 def classifier_format(model: ModelConfig, objective: LabelledConfig) -> Classifiers:

@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.config.objective import Order
+from modernbert_train.config.read import shown
 from modernbert_train.config.schema import LabelledConfig, ModelConfig
 from modernbert_train.errors import DataError
 from modernbert_train.read_json import read_json
 
 CONFIG_JSON = "config.json"
+
+# Beyond every model there is; a number out of a damaged file would take all memory before anything is compared with it.
+MOST_LAYERS = 1_000
+_MAX_WIDTH = 1 << 24
 
 
 class Described(NamedTuple):
@@ -42,3 +47,31 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{path}: not a JSON object. Restore it from a copy.")
     return content
+
+
+def number_under(
+    raw: dict[str, Any], key: str, default: float, where: str, *, least: float | None = None, most: float = _MAX_WIDTH
+) -> float:
+    """The number under a key, whole if the default is.
+
+    Args:
+        raw: content of a config.json.
+        key: of it; num_hidden_layers has a bound of its own.
+        default: where there is none.
+        where: how messages name the file.
+        least, most: bounds; least None: above 0.
+
+    Raises:
+        DataError: it is no such number.
+    """
+    value = default if raw.get(key) is None else raw[key]
+    kinds = (int,) if isinstance(default, int) else (int, float)
+    most = MOST_LAYERS if key == "num_hidden_layers" else most
+    enough = isinstance(value, kinds) and (value > 0 if least is None else value >= least)
+    if isinstance(value, bool) or not enough or value > most:
+        bound = "above 0" if least is None else f"from {least:,}"
+        whole = "whole number" if kinds == (int,) else "number"
+        raise DataError(
+            f"{where}: {key}={shown(value)}, not a {whole} {bound} and up to {most:,}. Restore the file from a copy."
+        )
+    return value

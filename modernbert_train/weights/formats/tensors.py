@@ -6,7 +6,7 @@ about one that is missing, or left over, is for whoever asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -36,9 +36,15 @@ def heads_among(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({module_of(name) for name in names} - {*MASKED_LM}))
 
 
+def places_of(hub: HubFormat, ours: str, config: ModelConfig) -> list[tuple[str, ...]]:
+    """Where a format has a parameter of ours: its parts along the rows, once for each place that it is stored in."""
+    found = (hub.theirs(name, config.stored) for name in config.stored_names(ours))
+    return [parts for parts in found if parts]
+
+
 def without_place(hub: HubFormat, names: Iterable[str], config: ModelConfig) -> tuple[str, ...]:
     """Heads that the format has no place for."""
-    return heads_among(name for name in names if not hub.theirs(name, config))
+    return heads_among(name for name in names if not places_of(hub, name, config))
 
 
 def to_hf(
@@ -67,10 +73,10 @@ def to_hf(
     _compare({name: tensor for name, tensor in weights.items() if name != DECODER}, expected, mistake)
     above = _rows_of_zeros(hub)
     return {
-        name: _below_zeros(part, above.get(name, 0)).contiguous()
+        name: _stored(part, above.get(name, 0), copy)
         for ours in expected
-        if (theirs := hub.theirs(ours, config))
-        for name, part in zip(theirs, weights[ours].chunk(len(theirs)), strict=True)
+        for copy, parts in enumerate(places_of(hub, ours, config))
+        for name, part in zip(parts, weights[ours].chunk(len(parts)), strict=True)
     }
 
 
@@ -92,7 +98,7 @@ def from_hf(
         shapes: that they must have, where config.json says what it tells; None: those of the architecture.
 
     Raises:
-        DataError: tensors are missing, unknown, of another shape or type, or not tied.
+        DataError: tensors are missing, unknown, of another shape or type, not tied, or differ where ours are one.
     """
 
     def mistake(what: str) -> DataError:
@@ -112,39 +118,43 @@ def from_hf(
 
     optional = shapes is None
     shapes = shapes or all_shapes(config)
-    known = {ours: theirs for ours in shapes if (theirs := hub.theirs(ours, config))}
+    known = {ours: places for ours in shapes if (places := places_of(hub, ours, config))}
     above, classes = _rows_of_zeros(hub), _names(known, TOKEN_HEAD)
     told = bool(classes) and all(name in found for name in classes)  # a class of each token, and no predictions
     for head in [*heads_among(known), *(("head", "decoder") if told else ())] if optional else ():
-        parts = [ours for ours in known if module_of(ours) == head]
-        if not all(name in found for ours in parts for name in known[ours]):
-            for ours in parts:
-                for name in known.pop(ours):
-                    found.pop(name, None)
+        if not all(name in found for name in _names(known, head)):
+            for name in _names(known, head):
+                found.pop(name, None)
+            known = {ours: places for ours, places in known.items() if module_of(ours) != head}
     expected = {
-        name: (shapes[ours][0] // len(theirs) + above.get(name, 0), *shapes[ours][1:])
-        for ours, theirs in known.items()
-        for name in theirs
+        name: (shapes[ours][0] // len(parts) + above.get(name, 0), *shapes[ours][1:])
+        for ours, places in known.items()
+        for parts in places
+        for name in parts
     }
     _compare(found, expected, mistake)
+    _compare_copies(found, known.values(), where)
     for name, rows in above.items():
         if name in found and found[name][:rows].any():
             raise mistake(f"{name} is not zero in the first row")
         found[name] = found[name][rows:]
     weights = {
-        ours: (found[theirs[0]] if len(theirs) == 1 else torch.cat([found[name] for name in theirs])).float()
-        for ours, theirs in known.items()
+        ours: (found[parts[0]] if len(parts) == 1 else torch.cat([found[name] for name in parts])).float()
+        for ours, (parts, *_) in known.items()
     }
     return weights | {DECODER: weights[EMBEDDING]} if "decoder.bias" in weights else weights
 
 
-def _names(known: Mapping[str, tuple[str, ...]], module: str) -> list[str]:
+def _names(known: Mapping[str, Sequence[tuple[str, ...]]], module: str) -> list[str]:
     """Theirs of a module of ours."""
-    return [name for ours, theirs in known.items() if module_of(ours) == module for name in theirs]
+    return [name for ours in known if module_of(ours) == module for parts in known[ours] for name in parts]
 
 
-def _below_zeros(part: Tensor, rows: int) -> Tensor:
-    return torch.cat([part.new_zeros(rows, *part.shape[1:]), part]) if rows else part
+def _stored(part: Tensor, rows_of_zeros: int, copy: int) -> Tensor:
+    """A part as it is written: below so many rows of zeros; a copy of its own where it is written more than once."""
+    if rows_of_zeros:
+        return torch.cat([part.new_zeros(rows_of_zeros, *part.shape[1:]), part])
+    return part.clone(memory_format=torch.contiguous_format) if copy else part.contiguous()
 
 
 def _rows_of_zeros(hub: HubFormat) -> Mapping[str, int]:
@@ -160,6 +170,17 @@ def _compare(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]
     for name, shape in expected.items():
         if tuple(found[name].shape) != shape:
             raise mistake(f"{name} has the shape {tuple(found[name].shape)} and not {shape}")
+
+
+def _compare_copies(found: Mapping[str, Tensor], places: Iterable[Sequence[tuple[str, ...]]], where: str) -> None:
+    for first, *others in places:
+        for parts in others:
+            for name, copy in zip(first, parts, strict=True):
+                if not torch.equal(found[name], found[copy]):
+                    raise DataError(
+                        f"{where}: {copy} differs from {name}, and layers of this model share them. Let them share "
+                        "less, or name weights that are the same there."
+                    )
 
 
 def positions_from_zero(config: BertConfig, weights: Mapping[str, Tensor]) -> tuple[BertConfig, dict[str, Tensor]]:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.batches import lay_out
-from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig, SentenceOrderConfig
+from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig, SentenceOrderConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.build import all_shapes, build_model, shapes_of
 from modernbert_train.models.init import initialize
@@ -33,7 +33,7 @@ from modernbert_train.weights.formats import (
     modernbert_decoder,
     read_folder,
 )
-from modernbert_train.weights.formats.tensors import from_hf, heads_among, to_hf, without_place
+from modernbert_train.weights.formats.tensors import from_hf, heads_among, places_of, to_hf, without_place
 from modernbert_train.weights.hf_folder import load_weights
 from tests.weights.conftest import CONFIG, edit, write
 
@@ -131,20 +131,23 @@ MODELS: list[ModelConfig] = [
     ModernBertConfig(**SHAPE, local_attention=8),
     BertConfig(**SHAPE, max_positions=40),
     BertConfig(**SHAPE, max_positions=40, segments=1, position_offset=2),
+    AlbertConfig(**SHAPE, embedding_size=16, max_positions=40, groups=3),
+    AlbertConfig(**SHAPE, embedding_size=16, max_positions=40, sharing="ffn"),
 ]
+NAMES = ["modernbert", "bert", "roberta", "albert", "albert that shares its ffn"]
+ORDERS = [(config, order) for config in MODELS for order in ("all", "causal") if (type(config), order) in EXPORTS]
 
 
-@pytest.mark.parametrize("config", MODELS, ids=["modernbert", "bert", "roberta"])
-@pytest.mark.parametrize("order", ["all", "causal"])
+@pytest.mark.parametrize(("config", "order"), ORDERS)
 def test_every_parameter_has_a_place_of_its_own(config: ModelConfig, order: Any) -> None:
     """Of every encoder with every head: two with one name would overwrite each other, one without would be lost."""
     hub = export_format(config, order)
     shapes = all_shapes(config)
-    places = [name for ours in shapes for name in hub.theirs(ours, config)]
+    places = [name for ours in shapes for parts in places_of(hub, ours, config) for name in parts]
     assert len(set(places)) == len(places)
     assert [name for name in places if hub.today(name) != name] == []
-    lost = {ours.partition(".")[0] for ours in shapes if not hub.theirs(ours, config)}
-    assert lost == {"token_head", *({"pair_head"} if config is not MODELS[1] else ())}
+    lost = {ours.partition(".")[0] for ours in shapes if not places_of(hub, ours, config)}
+    assert lost == {"token_head", *({"pair_head"} if config in (MODELS[0], MODELS[2]) else ())}
     assert {*shapes_of(config, SentenceOrderConfig())} == {each for each in shapes if not each.startswith("token_head")}
 
 
@@ -153,12 +156,12 @@ def test_a_head_that_tells_replaced_tokens_has_a_place_of_its_own(config: ModelC
     """In a format of its own, in which there is none for predictions of tokens but in a generator's."""
     hub = export_format(config, "all", {"model", "token_head"})
     shapes = [name for name in all_shapes(config) if name.startswith(("model.", "token_head."))]
-    places = [name for ours in shapes for name in hub.theirs(ours, config)]
+    places = [name for ours in shapes for parts in places_of(hub, ours, config) for name in parts]
     assert len(set(places)) == len(places) >= len(shapes)
     assert [name for name in places if hub.today(name) != name] == []
 
 
-@pytest.mark.parametrize("config", MODELS, ids=["modernbert", "bert", "roberta"])
+@pytest.mark.parametrize("config", MODELS, ids=NAMES)
 def test_a_pair_head_is_kept_where_it_has_a_place(config: ModelConfig) -> None:
     model = build_model(config, SentenceOrderConfig())
     initialize(model, config, seed=3)

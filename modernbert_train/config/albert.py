@@ -1,0 +1,115 @@
+"""The architecture of ALBERT, as a variant of `model`: a narrow embedding, and layers that have weights in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal
+
+from modernbert_train.config.knob import knob
+from modernbert_train.config.model import ModelConfig
+
+_LAYERS = "model.layers."  # how parameters of `Encoder.layers` begin
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlbertConfig(ModelConfig):
+    """ALBERT (arXiv 1909.11942). The defaults are ALBERT-base, version 2; the other sizes of its table 1 stand beside.
+
+    Layers form `groups` of equal length, one after the other. `group_layers` different layers take turns within a
+    group, and `sharing` says what those that are the same have in common.
+    There is no dropout of attention probabilities, see `BertConfig`; version 2 was trained without any.
+    """
+
+    name: str = "albert"
+    vocab_size: int = knob(30000, above=0)  # rows of the embedding, at least the tokenizer's entries
+    embedding_size: int = knob(128, above=0)  # width of the tables, before the projection to hidden_size
+    hidden_size: int = knob(768, above=0)  # large: 1,024; xlarge: 2,048; xxlarge: 4,096
+    # layers that a token passes through, whether they share weights or not; large and xlarge: 24
+    num_layers: int = knob(12, above=0)
+    num_heads: int = knob(12, above=0)  # large and xlarge: 16; xxlarge: 64
+    intermediate_size: int = knob(3072, above=0)  # 4 times hidden_size in all
+    # attention and feed-forward, each with the norm after it; none: every layer has its own
+    sharing: Literal["all", "attention", "ffn", "none"] = "all"
+    groups: int = knob(1, above=0)  # layers of different groups share nothing
+    group_layers: int = knob(1, above=0)  # of a group: different layers, which take turns
+    # tokens of the longest sequence, special ones included; each has a learned vector
+    max_positions: int = knob(512, above=0)
+    segments: int = knob(2, above=0)  # token types: 2 for pairs of texts
+    # Google's tanh formula; version 1 is run with the exact one (erf) by transformers
+    activation: Literal["gelu", "gelu_tanh"] = "gelu_tanh"
+    norm_eps: float = knob(1e-12, above=0)
+    # after the embeddings and the attention's projection, in training only; version 1 but xxlarge: 0.1
+    dropout: float = knob(0.0, low=0, below=1, phased=True)
+    # truncated normal, the same for all matrices (google-research/albert, modeling.py)
+    init_std: float = knob(0.02, above=0, training=True)
+    init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "ALBERT", "1909.11942"
+
+    @property
+    def embedding_width(self) -> int:
+        return self.embedding_size
+
+    def layers_at(self, depth: float) -> int:
+        """See `ModelConfig`; every group has as many, in whole turns."""
+        turn = self.groups * self.group_layers
+        return turn * super().layers_at(depth / turn)
+
+    def weights_of(self, part: Literal["attention", "ffn"]) -> tuple[int, ...]:
+        """Of each layer, whose attention (or feed-forward) it has: a number from 0, equal where it is the same."""
+        if self.sharing not in ("all", part):
+            return tuple(range(self.num_layers))
+        length = self.num_layers // self.groups
+        turns = [divmod(layer, length) for layer in range(self.num_layers)]
+        return tuple(group * self.group_layers + place % self.group_layers for group, place in turns)
+
+    def passes(self, part: Literal["attention", "ffn"]) -> tuple[int, ...]:
+        """Of each different attention (or feed-forward), how many layers have it."""
+        numbers = self.weights_of(part)
+        return tuple(numbers.count(each) for each in range(max(numbers) + 1))
+
+    @property
+    def path(self) -> tuple[tuple[int, int], ...]:
+        """Of each layer, its attention and its feed-forward as indices into `Encoder.layers`."""
+        attentions, ffns = self.weights_of("attention"), self.weights_of("ffn")
+        return tuple((attention, max(attentions) + 1 + ffn) for attention, ffn in zip(attentions, ffns, strict=True))
+
+    @property
+    def unit_passes(self) -> tuple[int, ...]:
+        """See `ModelConfig`: attentions, then feed-forwards."""
+        return (*self.passes("attention"), *self.passes("ffn"))
+
+    @property
+    def stored(self) -> AlbertConfig:
+        """See `ModelConfig`: transformers shares whole layers or nothing."""
+        if self.sharing == "all":
+            return self
+        return replace(self, sharing="all", groups=self.num_layers, group_layers=1)
+
+    def stored_names(self, name: str) -> tuple[str, ...]:
+        """See `ModelConfig`."""
+        if self.stored is self or not name.startswith(_LAYERS):
+            return (name,)
+        number, _, end = name.removeprefix(_LAYERS).partition(".")
+        pairs = zip(chain(*self.path), chain(*self.stored.path), strict=True)
+        return tuple(f"{_LAYERS}{there}.{end}" for here, there in pairs if here == int(number))
+
+    def mistakes(self) -> Iterator[str]:
+        """See `ModelConfig`."""
+        if self.sharing == "none" and (self.groups, self.group_layers) != (1, 1):
+            yield (
+                f"model.sharing=none with model.groups={self.groups} and model.group_layers={self.group_layers}: both "
+                "say which layers share, and none do. Remove them, or set model.sharing=all."
+            )
+        elif self.num_layers % (self.groups * self.group_layers):
+            turn = self.groups * self.group_layers
+            near = max(1, round(self.num_layers / turn)) * turn
+            yield (
+                f"model.num_layers={self.num_layers} is not a multiple of model.groups={self.groups} times "
+                f"model.group_layers={self.group_layers}, and each group has as many layers, in whole turns. Set "
+                f"model.num_layers={near}, or other groups."
+            )

@@ -1,0 +1,186 @@
+"""ALBERT on packed buffers, top to bottom, with the heads it is pre-trained with (arXiv 1909.11942).
+
+BERT's function, see bert.py, with two differences: the tables of the embedding are narrow and projected to the model's
+width, and layers have weights in common. So a layer is two units here, attention and feed-forward, each with the
+residual around it and the norm after it, and `AlbertConfig.path` says which units a layer is made of: a
+unit may stand in many layers. Its gradient is the sum over them; its dropout is drawn anew each time.
+
+Dropout follows transformers' ALBERT: after the embeddings and after the attention's projection, and none after the
+feed-forward, where Google's code has one.
+
+Query, key and value are one matrix, Wqkv; weights/formats/albert.py translates to transformers' names and back.
+
+Shape legend: T packed tokens, M predicted positions (padded), D model width, E width of the embedding, F hidden width,
+N heads, H head width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from modernbert_train.batch import Packed
+from modernbert_train.config.schema import AlbertConfig, ComputeConfig
+from modernbert_train.models.attention import Kernel, choose_kernel
+from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.layers import compute_dtype
+from modernbert_train.models.masked_lm import ForMaskedLM
+
+_PLAIN = ComputeConfig()
+
+GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
+
+
+class Embeddings(nn.Module):
+    """Sum of a token's, its segment's and its position's vector, norm and dropout; all of width E."""
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.segment_embeddings = nn.Embedding(config.segments, config.embedding_size)
+        self.position_embeddings = nn.Embedding(config.max_positions, config.embedding_size)
+        self.norm = nn.LayerNorm(config.embedding_size, eps=config.norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, packed: Packed) -> Tensor:
+        segments = packed.segment_ids_T
+        # one segment: its vector is still added, as in models that were trained with two
+        segment_E = self.segment_embeddings.weight[0] if segments is None else self.segment_embeddings(segments)
+        sum_TE = self.tok_embeddings(packed.input_ids_T) + segment_E
+        sum_TE = sum_TE + self.position_embeddings(packed.position_ids_T)
+        return self.dropout(self.norm(sum_TE))
+
+
+class Attention(nn.Module):
+    """norm(x + attn(x)): multi-head self-attention with biases; dropout only after the output projection."""
+
+    stacked: ClassVar = {"Wqkv": 3}  # matrices that lie one below another in a weight; optim/groups.py reads it
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__()
+        self.split = (3, config.num_heads, config.head_size)
+        self.Wqkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.Wo = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+
+    def forward(self, x_TD: Tensor, kernel: Kernel, layout: Any) -> Tensor:
+        q_TNH, k_TNH, v_TNH = self.Wqkv(x_TD).unflatten(-1, self.split).unbind(1)
+        out_TNH = kernel.attend(q_TNH, k_TNH, v_TNH, layout, False)
+        return self.norm(x_TD + self.dropout(self.Wo(out_TNH.flatten(1))))
+
+
+class FeedForward(nn.Module):
+    """norm(x + mlp(x)): two matrices with biases, GELU between them, no dropout."""
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__()
+        self.approximate = GELU[config.activation]
+        self.Wi = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.Wo = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.norm(x_TD + self.Wo(F.gelu(self.Wi(x_TD), approximate=self.approximate)))
+
+
+class Albert(Encoder):
+    """Embeddings, projection and layers; the last layer's norm is the last thing.
+
+    `layers` holds each unit once: the attentions, then the feed-forwards.
+    """
+
+    tables: ClassVar = ("tok_embeddings", "position_embeddings")
+
+    def __init__(self, config: AlbertConfig, compute: ComputeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.compute = compute
+        self.embeddings = Embeddings(config)
+        self.projection = nn.Linear(config.embedding_size, config.hidden_size)
+        attentions = (Attention(config) for _ in config.passes("attention"))
+        self.layers = nn.ModuleList([*attentions, *(FeedForward(config) for _ in config.passes("ffn"))])
+
+    def embedding(self) -> nn.Parameter:
+        """See `Encoder`."""
+        return self.embeddings.get_parameter("tok_embeddings.weight")
+
+    def prediction_head(self) -> nn.Module:
+        """See `Encoder`."""
+        return PredictionHead(self.config)
+
+    def set_phase(self, model: AlbertConfig) -> None:
+        """See `Encoder`: a phase may have another dropout."""
+        self.config = model
+        for module in self.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = model.dropout
+
+    def forward(self, packed: Packed) -> Tensor:
+        """See `Encoder`.
+
+        Raises:
+            ValueError: sequences may be longer than there are positions, or have segments that this encoder lacks.
+        """
+        self._check(packed)
+        hidden_TD = self.projection(self.embeddings(packed))
+        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
+        name = self.compute.global_attention or self.compute.attention  # all layers are global
+        key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
+        kernel = choose_kernel(name, device, dtype, key, order)
+        layout = kernel.prepare(packed, Visible(order=order))
+        # its length follows the number of documents; nothing compiled depends on it, so no graph should
+        torch._dynamo.maybe_mark_dynamic(packed.cu_seqlens_S, 0)
+        recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
+        for attention, ffn in self.config.path:
+            for unit, inputs in ((attention, (kernel, layout)), (ffn, ())):
+                layer = self.layers[unit]
+                hidden_TD = (
+                    checkpoint(layer, hidden_TD, *inputs, use_reentrant=False)
+                    if recompute
+                    else layer(hidden_TD, *inputs)
+                )
+        return hidden_TD
+
+    def _check(self, packed: Packed) -> None:
+        if packed.max_seqlen > self.config.max_positions:
+            raise ValueError(
+                f"sequences of up to {packed.max_seqlen} tokens, but model.max_positions={self.config.max_positions}. "
+                "Shorten the phase's row_tokens, or train a model with more positions."
+            )
+        if packed.segment_ids_T is not None and self.config.segments < 2:
+            raise ValueError(
+                f"the objective makes pairs, but model.segments={self.config.segments}. Set model.segments=2."
+            )
+
+
+class PredictionHead(nn.Module):
+    """norm(gelu(dense(h))), with biases, from the model's width to the embedding's, which the decoder is tied to."""
+
+    def __init__(self, config: AlbertConfig) -> None:
+        super().__init__()
+        self.approximate = GELU[config.activation]
+        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
+        self.norm = nn.LayerNorm(config.embedding_size, eps=config.norm_eps)
+
+    def forward(self, hidden_MD: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))
+
+
+class AlbertForMaskedLM(ForMaskedLM):
+    """The encoder with its masked-LM head.
+
+    Args:
+        config: the architecture.
+        compute: kernels and recomputation.
+        z_loss: see `masked_lm_loss_sum`.
+    """
+
+    def __init__(self, config: AlbertConfig, compute: ComputeConfig = _PLAIN, *, z_loss: float = 0.0) -> None:
+        super().__init__(Albert(config, compute), z_loss=z_loss)

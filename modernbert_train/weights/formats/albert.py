@@ -1,0 +1,177 @@
+"""ALBERT as transformers names and describes it.
+
+There a group is whole layers, and either shared whole or not at all. A model that shares attentions or feed-forwards
+alone is written as one group a layer, with what is shared in each of them; read again, it shares nothing until a run
+that says how starts from it, and then equal tensors are one again (`AlbertConfig.stored`). Query, key and value are one
+matrix here and three there. Nothing else is changed, so that both ways keep every bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal
+
+from modernbert_train import __version__
+from modernbert_train.config.albert import AlbertConfig
+from modernbert_train.config.objective import Order
+from modernbert_train.config.read import shown
+from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats.config_json import MOST_LAYERS, Described, number_under
+
+MODEL_TYPE = "albert"
+ARCHITECTURES = ("AlbertForMaskedLM", "AlbertForPreTraining")  # the second is written where there is a head for pairs
+
+# What the configuration can say and this encoder does not do otherwise.
+FIXED = {"tie_word_embeddings": True, "position_embedding_type": "absolute"}
+
+# AlbertConfig -> config.json, where one number is one key, and what a file without the key means: transformers'
+# defaults, which are xxlarge's.
+KEYS: dict[str, tuple[str, int | float]] = {
+    "vocab_size": ("vocab_size", 30000),
+    "embedding_size": ("embedding_size", 128),
+    "hidden_size": ("hidden_size", 4096),
+    "num_heads": ("num_attention_heads", 64),
+    "intermediate_size": ("intermediate_size", 16384),
+    "max_positions": ("max_position_embeddings", 512),
+    "segments": ("type_vocab_size", 2),
+    "norm_eps": ("layer_norm_eps", 1e-12),
+    "init_std": ("initializer_range", 0.02),
+}
+
+# config.json's names for the two functions -> ours; the first of each is the one that is written
+ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+PAIR_HEAD = "pair_head"  # module of `PairHead` beside the masked-LM model
+
+# module of a unit here -> theirs in a layer
+_ATTENTION: dict[str, tuple[str, ...]] = {
+    "Wqkv": ("attention.query", "attention.key", "attention.value"),
+    "Wo": ("attention.dense",),
+    "norm": ("attention.LayerNorm",),
+}
+_FFN: dict[str, tuple[str, ...]] = {"Wi": ("ffn",), "Wo": ("ffn_output",), "norm": ("full_layer_layer_norm",)}
+# other modules; the decoder's bias stands beside its matrix, not in it
+_OTHERS = {
+    "model.embeddings.tok_embeddings": "albert.embeddings.word_embeddings",
+    "model.embeddings.segment_embeddings": "albert.embeddings.token_type_embeddings",
+    "model.embeddings.position_embeddings": "albert.embeddings.position_embeddings",
+    "model.embeddings.norm": "albert.embeddings.LayerNorm",
+    "model.projection": "albert.encoder.embedding_hidden_mapping_in",
+    "head.dense": "predictions.dense",
+    "head.norm": "predictions.LayerNorm",
+    "decoder": "predictions",
+    f"{PAIR_HEAD}.dense": "albert.pooler",
+    f"{PAIR_HEAD}.classifier": "sop_classifier.classifier",
+}
+_COPIES = {
+    "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+    "predictions.decoder.bias": "predictions.bias",
+}
+_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # in files of older versions; not weights
+
+
+def theirs(name: str, config: AlbertConfig) -> tuple[str, ...]:
+    """See `HubFormat`; of a configuration that shares whole layers."""
+    module, _, end = name.rpartition(".")
+    if not module.startswith("model.layers."):
+        return (f"{_OTHERS[module]}.{end}",) if module in _OTHERS else ()
+    number, _, part = module.removeprefix("model.layers.").partition(".")
+    names, layer, attentions = _ATTENTION, int(number), len(config.passes("attention"))
+    if layer >= attentions:
+        names, layer = _FFN, layer - attentions
+    group, place = divmod(layer, config.group_layers)
+    return tuple(
+        f"albert.encoder.albert_layer_groups.{group}.albert_layers.{place}.{each}.{end}" for each in names[part]
+    )
+
+
+def today(name: str) -> str | None:
+    """See `HubFormat`."""
+    return None if name.endswith(_BUFFERS) else _COPIES.get(name, name)
+
+
+def describe(
+    config: AlbertConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """See `HubFormat`. The longest sequence is as many as there are position vectors."""
+    stored = config.stored
+    return {
+        "architectures": [ARCHITECTURES[PAIR_HEAD in modules]],
+        "model_type": MODEL_TYPE,
+        "exported_by": f"modernbert_train {__version__}",
+        "dtype": "float32",
+        **{theirs: getattr(config, ours) for ours, (theirs, _) in KEYS.items()},
+        **FIXED,
+        "num_hidden_layers": stored.num_layers // stored.group_layers,
+        "num_hidden_groups": stored.groups,
+        "inner_group_num": stored.group_layers,
+        "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": 0.0,
+        "pad_token_id": vocabulary.pad_id,
+        "bos_token_id": vocabulary.cls_id,
+        "eos_token_id": vocabulary.sep_id,
+    }
+
+
+def read(raw: dict[str, Any], where: str) -> Described:
+    """See `HubFormat`. Dropout of attention probabilities is not taken over: it concerns training alone, and there is
+    none here.
+    """
+    kind, named = raw.get("model_type"), raw.get("architectures")
+    found = named if isinstance(named, list) else []
+    if kind != MODEL_TYPE or not any(name in found for name in ARCHITECTURES):
+        choices = " or ".join(f"architectures=['{name}']" for name in ARCHITECTURES)
+        raise DataError(
+            f"{where}: model_type={shown(kind)}, architectures={shown(named)}; only model_type={MODEL_TYPE} with "
+            f"{choices} can be read. Name such a model."
+        )
+    for key, value in FIXED.items():
+        if raw.get(key) not in (None, value):
+            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
+    if raw.get("pruned_heads"):
+        raise DataError(
+            f"{where}: pruned_heads={shown(raw['pruned_heads'])}; this encoder has all. Name another model."
+        )
+    activation = raw.get("hidden_act", "gelu_new")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise DataError(
+            f"{where}: hidden_act={shown(activation)}; this encoder only knows {', '.join(ACTIVATIONS)}. Name another "
+            "model."
+        )
+    numbers = {ours: number_under(raw, theirs, default, where) for ours, (theirs, default) in KEYS.items()}
+    layers, groups, inner = (
+        int(number_under(raw, key, default, where, most=MOST_LAYERS))
+        for key, default in {"num_hidden_layers": 12, "num_hidden_groups": 1, "inner_group_num": 1}.items()
+    )
+    if layers % groups:
+        raise DataError(
+            f"{where}: num_hidden_layers={layers} is not a multiple of num_hidden_groups={groups}; this encoder only "
+            "knows groups of equal length. Name another model."
+        )
+    if layers * inner > MOST_LAYERS:
+        raise DataError(
+            f"{where}: num_hidden_layers={layers} times inner_group_num={inner} is above {MOST_LAYERS:,}. Restore the "
+            "file from a copy."
+        )
+    own = groups == layers > 1 and inner == 1  # no two layers have anything in common
+    config = AlbertConfig(
+        **numbers,  # type: ignore[arg-type]  # whole where the default is
+        num_layers=layers * inner,
+        sharing="none" if own else "all",
+        groups=1 if own else groups,
+        group_layers=inner,
+        activation=ACTIVATIONS[activation],
+        dropout=float(number_under(raw, "hidden_dropout_prob", 0.0, where, least=0.0, most=0.999)),
+    )
+    if config.hidden_size % config.num_heads:
+        raise DataError(
+            f"{where}: hidden_size={config.hidden_size} is not a multiple of num_attention_heads={config.num_heads}. "
+            "Restore the file from a copy."
+        )
+    return Described(config, config.max_positions, "all")

@@ -1,0 +1,237 @@
+"""`ngram` masking: whole words, one to three together, within the share that exact masking gives.
+
+If this breaks, words are masked in part and can be guessed from their rest, n-grams are of another law than the
+paper's, or a batch does not fit into its fixed shape. All draws are keyed, so nothing flickers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from modernbert_train.batch import PackedText
+from modernbert_train.config.schema import MaskedLmConfig, SentenceOrderConfig
+from modernbert_train.keyed_random import hash64, uniform
+from modernbert_train.objectives import ngrams
+from modernbert_train.objectives.mlm import Masked, MaskedLM
+from modernbert_train.objectives.sop import SentenceOrder
+from modernbert_train.vocabulary import Vocabulary
+from tests.objectives.test_masking import CLS, MASK, PAD, SEP, Line, chi_square, five_sigma, keys
+
+# ids from 60 on go on with a word
+VOCABULARY = Vocabulary(
+    num_entries=100, cls_id=CLS, sep_id=SEP, pad_id=PAD, mask_id=MASK, ordinary=np.arange(5, 100), sha256="",
+    inside_words=np.arange(60, 100),
+)  # fmt: skip
+NGRAM, EXACT = (MaskedLmConfig(masking=name) for name in ("ngram", "exact"))
+ALL_MASKED = replace(NGRAM, mask_token_share=1.0, random_token_share=0.0)
+
+
+def line(texts: list[list[int]], tail: int = 0) -> Line:
+    ids: list[int] = []
+    starts = []
+    for text in texts:
+        starts.append(len(ids) + 1)
+        ids += [CLS, *text, SEP, *[PAD] * tail]
+    return np.array(ids, np.int64), np.array(starts, np.int64), np.array([len(text) for text in texts], np.int64)
+
+
+def texts_of(lengths: list[int], inside: float = 0.4, seed: int = 7) -> list[list[int]]:
+    """Text in which a token goes on with a word with this probability."""
+    draw = np.random.default_rng(seed)
+    return [
+        np.where(draw.random(n) < inside, draw.integers(60, 100, n), draw.integers(5, 60, n)).tolist() for n in lengths
+    ]
+
+
+def corrupt(
+    at: Line, rate: float = 0.15, config: MaskedLmConfig = NGRAM, vocabulary: Vocabulary = VOCABULARY
+) -> Masked:
+    return MaskedLM(config, vocabulary).corrupt(*at, keys(range(len(at[1]))), rate)
+
+
+def words_of(text: list[int]) -> list[list[int]]:
+    """Places of the tokens of each word, written the plain way."""
+    words: list[list[int]] = []
+    for place, token in enumerate(text):
+        if token < 60 or not words or len(words[-1]) == ngrams.LONGEST:
+            words.append([])
+        words[-1].append(place)
+    return words
+
+
+def budgets(at: Line, rate: float) -> NDArray[np.int64]:
+    """What exact masking gives each sequence."""
+    found = corrupt(at, rate, EXACT).positions_M
+    return np.histogram(found, bins=[*at[1], len(at[0])])[0]
+
+
+@given(
+    st.lists(st.lists(st.integers(5, 99), min_size=1, max_size=60), min_size=1, max_size=6),
+    st.sampled_from([0.02, 0.15, 0.3, 0.7, 1.0]),
+)
+def test_words_are_predicted_whole_and_within_the_share(texts: list[list[int]], rate: float) -> None:
+    """Never more than exact masking; what is left is less than any word that is not predicted."""
+    at = line(texts, tail=2)
+    masked = corrupt(at, rate, ALL_MASKED)
+    predicted = set(masked.positions_M.tolist())
+    assert (np.diff(masked.positions_M) > 0).all() and (masked.labels_M == at[0][masked.positions_M]).all()
+    assert set(np.flatnonzero(masked.input_ids_T != at[0])) == predicted
+    for text, start, budget in zip(texts, at[1].tolist(), budgets(at, rate).tolist(), strict=True):
+        words = words_of(text)
+        chosen = [sum(start + place in predicted for place in word) for word in words]
+        assert all(number in (0, len(word)) for number, word in zip(chosen, words, strict=True))
+        left = budget - sum(chosen)
+        spared = [len(word) for word, number in zip(words, chosen, strict=True) if not number]
+        assert 0 <= left < min(spared, default=left + 1) and left < ngrams.LONGEST
+
+
+def test_where_every_token_is_a_word_the_share_is_exact() -> None:
+    """A tokenizer that marks no words."""
+    at = line(texts_of([30, 7, 1, 400, 55] * 40))
+    plain = replace(VOCABULARY, inside_words=np.empty(0, np.int64))
+    found = corrupt(at, 0.15, NGRAM, plain).positions_M
+    assert (np.histogram(found, bins=[*at[1], len(at[0])])[0] == budgets(at, 0.15)).all()
+
+
+def test_the_share_in_text_is_that_of_exact_masking() -> None:
+    """Words of one token are everywhere, so nothing stays unspent but in texts of a few words."""
+    at = line(texts_of([120] * 300))
+    assert len(corrupt(at).positions_M) == len(corrupt(at, config=EXACT).positions_M) == budgets(at, 0.15).sum()
+    short = line(texts_of([6] * 4000, inside=0.6))
+    found, asked = len(corrupt(short).positions_M), budgets(short, 0.15).sum()
+    assert 0.7 * asked < found < asked  # words of two and a half tokens on average, a budget of 0.9
+
+
+def runs_of_words(at: Line, masked: Masked) -> NDArray[np.int64]:
+    """How many words lie together, of all predicted ones."""
+    predicted = np.isin(np.arange(len(at[0])), masked.positions_M)
+    first = predicted & (at[0] < 60)
+    edges = np.flatnonzero(np.diff(np.r_[False, predicted, False].astype(int)))
+    totals = np.r_[0, np.cumsum(first)]
+    return totals[edges[1::2]] - totals[edges[::2]]
+
+
+def test_n_grams_have_the_law_of_the_paper() -> None:
+    """6/11, 3/11, 2/11. At a rate of 1 % they hardly ever touch, so that what lies together is one of them; in a text
+    of 20,000 words the one that is cut short does not count."""
+    at = line(texts_of([30_000] * 12, inside=0.3))
+    for start in at[1]:
+        at[0][start] = 5  # a text begins with a word
+    found = np.bincount(runs_of_words(at, corrupt(at, 0.01)))[1:]
+    total = found[:3].sum()
+    assert total > 1500 and found[3:].sum() < 0.05 * total
+    # two that touch count as one longer
+    for share, expected in zip(found[:3] / total, (6 / 11, 3 / 11, 2 / 11), strict=True):
+        assert abs(share - expected) < five_sigma(expected, total) + 0.01
+
+
+def test_lengths_are_drawn_by_the_law() -> None:
+    """The draws themselves, with nothing that could touch."""
+    draws = uniform(hash64(np.uint64(3), np.arange(200_000, dtype=np.uint64)))
+    counts = np.bincount(1 + np.searchsorted(ngrams._SHARES, draws, side="right"), minlength=4)[1:]
+    assert abs(chi_square(counts, 200_000 * np.array([6, 3, 2]) / 11)) < 6
+
+
+def test_every_word_of_a_text_is_predicted_as_often() -> None:
+    """Over many keys; the first and the last words are in fewer n-grams of the paper's, here each is in one."""
+    texts = texts_of([20], inside=0.0) * 6000
+    at = line(texts)
+    chosen = np.zeros((6000, 22), bool)
+    chosen.flat[corrupt(at, 0.3).positions_M] = True
+    counts = chosen[:, 1:21].sum(axis=0)
+    assert abs(counts - 1800).max() < 5 * np.sqrt(6000 * 0.3 * 0.7)
+
+
+def test_a_long_word_is_several() -> None:
+    """A text without spaces would otherwise never be predicted, or all of it at once."""
+    at = line([[5, *[70] * 99]])
+    found = corrupt(at, 0.3).positions_M - 1
+    assert len(found) >= budgets(at, 0.3)[0] - ngrams.LONGEST + 1
+    assert {place // ngrams.LONGEST for place in found.tolist()} and len(found) % 4 == 0
+    whole = np.bincount(found // ngrams.LONGEST, minlength=13)
+    assert set(whole.tolist()) <= {0, 4, ngrams.LONGEST}
+
+
+def test_a_sequence_is_masked_the_same_wherever_it_lies() -> None:
+    """So masks depend on neither ranks, workers nor microbatches."""
+    objective = MaskedLM(NGRAM, VOCABULARY)
+    ids, starts, lengths = line(texts_of([40, 1, 17, 90]), tail=6)
+    together = objective.corrupt(ids, starts, lengths, keys(range(4)), 0.3)
+    for number in range(4):
+        first = starts[number] - 1
+        span = slice(first, first + lengths[number] + 8)
+        alone = objective.corrupt(ids[span], np.array([1]), lengths[number : number + 1], keys([number]), 0.3)
+        assert together.input_ids_T[span].tolist() == alone.input_ids_T.tolist()
+        inside = (together.positions_M >= first) & (together.positions_M < span.stop)
+        assert (together.positions_M[inside] - first).tolist() == alone.positions_M.tolist()
+
+
+def test_pinned_masks_never_change() -> None:
+    """A change here changes the masks of every run that is under way."""
+    ids = np.array([CLS, *range(50, 70), SEP, PAD, CLS, *range(30, 35), SEP, PAD])
+    masked = MaskedLM(NGRAM, VOCABULARY).corrupt(ids, np.array([1, 24]), np.array([20, 5]), keys(range(2)), 0.3)
+    assert masked.positions_M.tolist() == [1, 3, 4, 5, 6, 7, 24]
+    assert masked.input_ids_T[masked.positions_M].tolist() == [MASK, MASK, MASK, 54, 65, MASK, MASK]
+
+
+def test_the_rest_is_drawn_for_each_token() -> None:
+    """80, 10, 10 as elsewhere; within a word too, as in the published code."""
+    at = line(texts_of([400] * 300))
+    masked = corrupt(at)
+    inputs, number = masked.input_ids_T[masked.positions_M], len(masked.labels_M)
+    hits = 0.1 / 95
+    assert abs((inputs == MASK).mean() - 0.8) < five_sigma(0.8, number)
+    assert abs((inputs == masked.labels_M).mean() - (0.1 + hits)) < five_sigma(0.1, number)
+    next_inside = (np.diff(masked.positions_M) == 1) & (masked.labels_M[1:] >= 60)
+    mixed = (inputs[:-1] == MASK) != (inputs[1:] == MASK)
+    assert abs(mixed[next_inside].mean() - 2 * 0.8 * 0.2) < 2 * five_sigma(0.32, int(next_inside.sum()))
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.15, 0.3, 1.0])
+def test_special_tokens_are_left_alone_and_the_bound_is_that_of_exact_masking(rate: float) -> None:
+    at = line(texts_of([1, 2, 50, 400]), tail=9)
+    masked = corrupt(at, rate, replace(NGRAM, mask_token_share=0.0, random_token_share=1.0))
+    special = at[0] < 5
+    assert (masked.input_ids_T[special] == at[0][special]).all()
+    assert (masked.labels_M >= 5).all() and (masked.input_ids_T[masked.positions_M] >= 5).all()
+    objectives = [MaskedLM(config, VOCABULARY) for config in (NGRAM, EXACT)]
+    assert len({each.max_predicted(rate, 4096) for each in objectives}) == 1
+
+
+def test_nothing_to_mask_is_nothing_masked() -> None:
+    nothing = np.empty(0, np.int64)
+    masked = MaskedLM(NGRAM, VOCABULARY).corrupt(np.full(8, PAD), nothing, nothing, keys([]), 0.15)
+    assert not len(masked.positions_M) and (masked.input_ids_T == PAD).all()
+
+
+def test_no_word_and_no_n_gram_lies_in_two_halves() -> None:
+    """Where a text is cut its words are cut; the token after the [SEP] does not go on with the word before it."""
+    settings = SentenceOrderConfig(masking="ngram", mask_rate=0.3, mask_token_share=1.0, random_token_share=0.0)
+    texts = texts_of([30] * 400, inside=0.5)
+    ids: list[int] = []
+    starts = []
+    for text in texts:
+        starts.append(len(ids) + 1)
+        ids += [CLS, *text, SEP, SEP]
+    packed = PackedText(np.array(ids), np.array(starts), np.full(400, 30), keys(range(400)))
+    made = SentenceOrder(settings, VOCABULARY).make(packed, settings)
+    labels, positions = (made.targets[name] for name in ("labels_M", "positions_M"))
+    original = made.ids_T.copy()
+    original[positions[labels >= 0]] = labels[labels >= 0]
+    predicted = set(positions[labels >= 0].tolist())
+    across = 0
+    for start in starts:
+        middle = start + original[start : start + 31].tolist().index(SEP)
+        for first, end in ((start, middle), (middle + 1, start + 31)):
+            half = original[first:end].tolist()
+            for word in words_of(half):
+                assert len({first + place in predicted for place in word}) == 1
+        across += {middle - 1, middle + 1} <= predicted
+    # two n-grams meet at a cut by chance alone; were they one text, a good part of all would
+    assert across / 400 < 0.3**2 + 0.08
