@@ -23,6 +23,7 @@ from modernbert_train.models.build import build_model
 from modernbert_train.models.classifier import Classifier
 from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
+from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
@@ -211,6 +212,14 @@ def test_every_document_of_a_class_gives_the_encoder_a_gradient(tokenizer: Path)
         grads.append(model.model.layers[0].attn.Wqkv.weight.grad.clone())  # type: ignore[union-attr]
     torch.testing.assert_close(*grads, atol=1e-6, rtol=1e-4)
     assert grads[0].abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", [*CONFIGS])
+@pytest.mark.parametrize("objective", [ClassifyConfig(labels=LABELS), TagConfig(labels=LABELS)], ids=["class", "tag"])
+def test_the_census_counts_the_real_model(name: str, objective: ObjectiveConfig) -> None:
+    """Else banner, plan and MFU tell of a head that predicts tokens, which is not there."""
+    real = build_model(CONFIGS[name], objective)
+    assert count_parameters(CONFIGS[name], objective).total == sum(each.numel() for each in real.parameters())
 
 
 def test_what_transformers_cannot_say_is_refused_with_a_reason(tokenizer: Path, tmp_path: Path) -> None:

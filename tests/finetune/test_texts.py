@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from modernbert_train.__main__ import main
 from modernbert_train.config.tools.finetune import TaskConfig, task_problems
 from modernbert_train.data.conll import read_sentences
 from modernbert_train.data.dataset_card import read_card
@@ -21,6 +21,7 @@ from modernbert_train.finetune.examples import number_labels, read_splits
 from modernbert_train.finetune.run import read_task
 from modernbert_train.finetune.shards import _cut, prepare, warnings_of
 from modernbert_train.vocabulary import read_vocabulary
+from tests.conftest import TinyRun
 from tests.finetune.conftest import write_tsv
 
 ROOT = Path(__file__).parents[2]
@@ -339,11 +340,51 @@ def test_the_papers_table_is_the_default() -> None:
     assert (qnli.large.lr, qnli.large.weight_decay, qnli.large.epochs) == (3e-5, 5e-6, 2)
 
 
-Reader = Callable[[], object]
-
-
 def test_a_model_without_a_tokenizer_of_ours_is_refused(tmp_path: Path) -> None:
     write(tmp_path, [("a", "up"), ("b", "down")], [("a", "up")])
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match=r"tokenizer.json"):
         prepare(task_of(tmp_path), tmp_path / "empty", 32, tmp_path / "run" / "task")
+
+
+def test_damaged_or_missing_labels_are_found_before_training(tmp_path: Path, tokenizer: Path) -> None:
+    """One flipped bit would teach another class."""
+    write(tmp_path, [("aki", "up"), ("kelo", "down")], [("aki", "up"), ("kelo", "down")])
+    folder = prepare(task_of(tmp_path), tokenizer, 32, tmp_path / "run" / "task").folder / "train"
+    content = bytearray((folder / "labels.npy").read_bytes())
+    content[-4] ^= 1
+    (folder / "labels.npy").write_bytes(content)
+    with pytest.raises(DataError, match=r"labels.npy: sha256 .*, but dataset.json says"):
+        read_card(folder)
+    (folder / "labels.npy").unlink()
+    with pytest.raises(DataError, match=r"labels.npy: No such file"):
+        read_card(folder)
+
+
+RULES = [
+    ("{name: classify}", "objective.labels=[] with objective.name=classify: one class cannot be told"),
+    ("{name: tag, labels: [a, a]}", "a name stands there twice"),
+    ("{name: classify, kind: regression, labels: [a, b]}", "a score has none"),
+    ("{name: classify, labels: [a, b], segments: 2}", "objective.segments=2 with model.segments=1"),
+    ("{name: classify, labels: [a, b]}", "data.validation={data}/validation with objective.name=classify"),
+]
+
+
+@pytest.mark.parametrize(("objective", "message"), RULES)
+def test_a_run_of_labels_that_cannot_be_is_refused_by_check(
+    objective: str, message: str, tiny_run: TinyRun, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *tiny_run(f"objective={objective}")]) == 78
+    assert message.replace("{data}", str(tiny_data)) in capsys.readouterr().err
+
+
+def test_shards_without_labels_and_measures_without_classes_are_refused(
+    tiny_run: TinyRun, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = tiny_run("objective={name: classify, labels: [a, b]}", "data.validation=null")
+    assert main(["check", *words]) == 65
+    assert "its documents have no labels, which objective.name=classify tells" in capsys.readouterr().err
+    for metrics, message in (("[accuracy]", "it tells no classes"),):
+        section = f"evals.dev={{name: scores, shards: {tiny_data}/train, metrics: {metrics}}}"
+        assert main(["check", *tiny_run(section)]) == 78
+        assert message in capsys.readouterr().err
