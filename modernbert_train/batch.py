@@ -21,6 +21,7 @@ from modernbert_train.config.objective import Order as Order
 from modernbert_train.keyed_random import Keys
 
 IGNORED_LABEL = -100
+QUERY_RANK = 1 << 30  # of a query token as a key: beyond every limit, so that nothing sees it
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class PackedText:
         starts_Q: int64 index of each sequence's first token of text, ascending.
         lengths_Q: int64 tokens of text, contiguous from there.
         keys_Q: uint64 key of each sequence, of its document and place in it.
+        boundaries: of the sequences and of what pads the rows, from 0 to T.
         labels: of documents that have some: of each sequence [Q, L], or of each token of text, end to end; None: none.
     """
 
@@ -40,7 +42,28 @@ class PackedText:
     starts_Q: NDArray[np.int64]
     lengths_Q: NDArray[np.int64]
     keys_Q: Keys
+    boundaries: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     labels: NDArray[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What tokens see in the order "given", and a packed buffer that is longer than the text.
+
+    A token sees those of its sequence whose rank is below its limit. A query token stands at the end of its sequence,
+    has the position of the token that it asks for, sees what it may know of it, and is seen by none.
+
+    Attributes:
+        position_ids_T: int64 positions in each sequence.
+        boundaries: of the sequences, from 0 to T.
+        ranks_T: int64 rank of each token as a key; `QUERY_RANK` of query tokens, and of what fills their number up.
+        limits_T: int64 limit of each token as a query.
+    """
+
+    position_ids_T: NDArray[np.int64]
+    boundaries: NDArray[np.int64]
+    ranks_T: NDArray[np.int64]
+    limits_T: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -53,6 +76,7 @@ class Inputs:
         counts: loss term -> how many things it sums over here.
         segments_T: token types, 0 or 1; None: one segment.
         order: what a token sees of its sequence.
+        given: in the order "given", what that is, and how the buffer is laid out; None: as the text was.
     """
 
     ids_T: NDArray[np.int64]
@@ -60,6 +84,7 @@ class Inputs:
     counts: Mapping[str, int]
     segments_T: NDArray[np.int64] | None = None
     order: Order = "all"
+    given: Given | None = None
 
 
 @dataclass(frozen=True)
@@ -71,8 +96,10 @@ class Packed:
         position_ids_T: int64 positions, starting at 0 in each sequence.
         cu_seqlens_S: int32 boundaries of the sequences, from 0 to T; repeats of T pad it to a fixed length.
         max_seqlen: longest sequence that the phase allows (its row_tokens): constant, so that kernels do not recompile.
+            Query tokens, which have a position among its own, are not counted.
         segment_ids_T: int64 token types, 0 or 1; None: one segment.
         order: what a token sees of its sequence.
+        ranks_T, limits_T: int64, in the order "given" alone; see `Given`.
     """
 
     input_ids_T: Tensor
@@ -81,6 +108,8 @@ class Packed:
     max_seqlen: int
     segment_ids_T: Tensor | None = None
     order: Order = "all"
+    ranks_T: Tensor | None = None
+    limits_T: Tensor | None = None
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Packed:
         """The same on a device, ready for an encoder."""
@@ -93,7 +122,7 @@ class Packed:
         return {name: value for name in _PACKED if (value := getattr(self, name)) is not None}
 
 
-_PACKED = ("input_ids_T", "position_ids_T", "cu_seqlens_S", "segment_ids_T")
+_PACKED = ("input_ids_T", "position_ids_T", "cu_seqlens_S", "segment_ids_T", "ranks_T", "limits_T")
 
 
 @dataclass(frozen=True)
@@ -107,7 +136,7 @@ class Batch:
         packed: what the encoder reads.
         targets: made and read by one objective.
         counts: loss term -> how many things it sums over in this microbatch; known on the host before it is computed.
-        num_tokens: tokens that are neither padding nor a padded tail.
+        num_tokens: tokens that are neither padding nor a padded tail, nor query tokens.
         num_rows: packed rows.
     """
 

@@ -35,7 +35,13 @@ from modernbert_train.config.stream_rules import one_source, phase_shares, strea
 from modernbert_train.errors import ConfigError
 
 # kernel -> orders that it serves; models/attention says the same of the device and precision at hand
-KERNEL_ORDERS: dict[str, tuple[Order, ...]] = dict.fromkeys(("varlen", "flash", "flex", "sdpa"), ("all", "causal"))
+KERNEL_ORDERS: dict[str, tuple[Order, ...]] = {
+    **dict.fromkeys(("varlen", "flash"), ("all", "causal")),
+    **dict.fromkeys(("flex", "sdpa"), ("all", "causal", "given")),
+}
+
+# those that add something to scores, for a model that asks for it
+BIAS_KERNELS = ("sdpa",)
 
 Rule = Callable[[RunConfig, int], Iterator[str]]
 
@@ -270,6 +276,12 @@ def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
     compute = config.compute
     for key, kernel in {"attention": compute.attention, "global_attention": compute.global_attention}.items():
         if kernel is None or kernel == "auto":
+            continue
+        if config.model.score_bias and kernel not in BIAS_KERNELS:
+            yield (
+                f"compute.{key}={kernel} with model.name={config.model.name}: it adds to the scores of attention, and "
+                f"that kernel takes nothing to add. Set compute.{key}=auto, or {' or '.join(BIAS_KERNELS)}."
+            )
             continue
         for name, now in config.in_phase.items():
             order = now.objective.order

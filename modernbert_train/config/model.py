@@ -56,6 +56,16 @@ class ModelConfig:
         """The parameters of `stored` that a parameter is: itself, or several, which are equal."""
         return (name,)
 
+    @property
+    def score_bias(self) -> bool:
+        """Whether something is added to the scores of attention, which few kernels serve."""
+        return False
+
+    @property
+    def key_products(self) -> int:
+        """Products of the model's width that attention makes of a token and each that it sees: score, weighted sum."""
+        return 2
+
     def mistakes(self) -> Iterator[str]:
         """What cannot be of these keys together, for `check`; called with every number in its bounds."""
         yield from ()

@@ -15,7 +15,8 @@ from omegaconf import MISSING
 from modernbert_train.config.knob import knob
 from modernbert_train.config.model import ModelConfig
 
-Order = Literal["all", "causal"]  # a token sees: all, both sides; causal, itself and what stands before it
+# a token sees: all, both sides; causal, itself and what stands before it; given, what the objective says of each token
+Order = Literal["all", "causal", "given"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,16 @@ class ObjectiveConfig:
         return "all"
 
     @property
+    def plain_order(self) -> Order:
+        """What a token sees of a text that is only read: by evaluations, and by whoever opens an export."""
+        return self.order
+
+    @property
+    def query_share(self) -> float:
+        """Query tokens, see `Given` of batch.py, for each token of text."""
+        return 0.0
+
+    @property
     def heads(self) -> tuple[str, ...]:
         """What stands on the encoder, one for each of `terms`; a run's phases may change between objectives with the
         same."""
@@ -67,6 +78,10 @@ class ObjectiveConfig:
         What a phase may change of the model holds for it too.
         """
         return None
+
+    def encoded_tokens(self, sequence_tokens: float) -> float:
+        """Tokens that the encoder reads for each that is not padding, in sequences of this mean length."""
+        return 1 + self.query_share * (1 - self.special_tokens / sequence_tokens)
 
     def for_validation(self) -> ObjectiveConfig:
         """The same on held-out text, whatever training does: figures of all runs compare."""
@@ -134,6 +149,46 @@ class CausalLmConfig(ObjectiveConfig):
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: the text and its [SEP] are predicted, [CLS] is not."""
         return {"tokens": 1 - 1 / sequence_tokens}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PermutationLmConfig(ObjectiveConfig):
+    """Permutation language modelling (XLNet, arXiv 1906.08237, section 2.2), with any encoder that has positions.
+
+    Spans of tokens are predicted one token after the other in an order of their own, each from all tokens that are not
+    predicted and from those before it in that order. Nothing is replaced by [MASK]; see objectives/permutation.py.
+    """
+
+    name: str = "permutation"
+    # K: one token in so many is predicted, and a span of n tokens stands in a context of K n; XLNet: 6
+    context_ratio: int = knob(6, low=1, high=10)
+    # longest span in tokens; of length n with a probability that falls as 1/n; XLNet: 5
+    longest_span: int = knob(5, low=1, high=50)
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "permutation language modelling", "1906.08237"
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return {"permutation": 1.0}
+
+    @property
+    def predicted_share(self) -> float:
+        return 1 / self.context_ratio
+
+    @property
+    def order(self) -> Order:
+        return "given"
+
+    @property
+    def plain_order(self) -> Order:
+        """See `ObjectiveConfig`: as XLNet is fine-tuned, every token sees all of its sequence."""
+        return "all"
+
+    @property
+    def query_share(self) -> float:
+        return self.predicted_share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,10 @@ from modernbert_train.config.model import ModernBertConfig as ModernBertConfig
 from modernbert_train.config.objective import CausalLmConfig as CausalLmConfig
 from modernbert_train.config.objective import MaskedLmConfig as MaskedLmConfig
 from modernbert_train.config.objective import ObjectiveConfig as ObjectiveConfig
+from modernbert_train.config.objective import PermutationLmConfig as PermutationLmConfig
 from modernbert_train.config.objective import SentenceOrderConfig as SentenceOrderConfig
 from modernbert_train.config.rtd import ReplacedTokensConfig as ReplacedTokensConfig
+from modernbert_train.config.xlnet import XLNetConfig as XLNetConfig
 from modernbert_train.errors import ConfigError
 
 
@@ -407,12 +409,18 @@ CHANGED_WHOLE = ("objective",)
 
 # A section, or each entry of a mapping, whose schema is chosen by its `name`: section -> name -> dataclass.
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": {"modernbert": ModernBertConfig, "bert": BertConfig, "albert": AlbertConfig},
+    "model": {
+        "modernbert": ModernBertConfig,
+        "bert": BertConfig,
+        "albert": AlbertConfig,
+        "xlnet": XLNetConfig,
+    },
     "objective": {
         "mlm": MaskedLmConfig,
         "causal": CausalLmConfig,
         "sop": SentenceOrderConfig,
         "rtd": ReplacedTokensConfig,
+        "permutation": PermutationLmConfig,
         "classify": ClassifyConfig,
         "tag": TagConfig,
     },

@@ -61,7 +61,7 @@ class MicrobatchMaker:
     def _make(self, rows: tuple[Row, ...], row_tokens: int, settings: ObjectiveConfig) -> Batch:
         total, closing = len(rows) * row_tokens, settings.special_tokens - 1
         ids = np.full(total, self._vocabulary.pad_id, dtype=np.int64)
-        boundaries = [0]
+        ends = [0]
         starts: list[int] = []
         chunks: list[Chunk] = []
         for number, row in enumerate(rows):
@@ -75,19 +75,30 @@ class MicrobatchMaker:
                 starts.append(at + 1)
                 chunks.append(chunk)
                 at = end + closing
-                boundaries.append(at)
+                ends.append(at)
             if at < (number + 1) * row_tokens:
-                boundaries.append((number + 1) * row_tokens)
+                ends.append((number + 1) * row_tokens)
         lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
-        keys, labels = self._documents.mask_keys(chunks), self._documents.labels(chunks)
-        packed_text = PackedText(ids, np.array(starts, dtype=np.int64), lengths, keys, labels)
+        packed_text = PackedText(
+            ids,
+            np.array(starts, dtype=np.int64),
+            lengths,
+            self._documents.mask_keys(chunks),
+            np.array(ends, dtype=np.int64),
+            self._documents.labels(chunks),
+        )
         if settings not in self._objectives:
             self._objectives[settings] = self._build_objective(settings)
         inputs = self._objectives[settings].make(packed_text, settings)
 
-        cu_seqlens = np.full(_next_power_of_two(len(boundaries)), total, dtype=np.int32)
+        given = inputs.given
+        if given is None:
+            boundaries = packed_text.boundaries
+            positions = np.arange(total) - np.repeat(boundaries[:-1], np.diff(boundaries))
+        else:
+            boundaries, positions = given.boundaries, given.position_ids_T
+        cu_seqlens = np.full(_next_power_of_two(len(boundaries)), len(inputs.ids_T), dtype=np.int32)
         cu_seqlens[: len(boundaries)] = boundaries
-        positions = np.arange(total) - np.repeat(boundaries[:-1], np.diff(boundaries))
         packed = Packed(
             input_ids_T=_narrow(inputs.ids_T),
             position_ids_T=_narrow(positions),
@@ -95,6 +106,8 @@ class MicrobatchMaker:
             max_seqlen=row_tokens,
             segment_ids_T=None if inputs.segments_T is None else _narrow(inputs.segments_T),
             order=inputs.order,
+            ranks_T=None if given is None else _narrow(given.ranks_T),
+            limits_T=None if given is None else _narrow(given.limits_T),
         )
         return Batch(
             packed,

@@ -1,7 +1,8 @@
 """Texts -> embeddings: the mean of an encoder's last hidden states over the tokens of each text.
 
 [CLS] and [SEP] count, as in sentence-transformers' mean pooling of an exported model. A text is laid out as in
-training, alone between [CLS] and [SEP] whatever the objective, and sees as much of itself as the objective allows.
+training, alone between [CLS] and [SEP] whatever the objective, and sees as much of itself as the objective allows of
+text that is only read.
 Microbatches are the same for any number of ranks, and of training's size, so that a compiled model knows their shape.
 
 Shape legend: N texts, T packed tokens, Q sequences of a microbatch, D model width.
@@ -60,7 +61,7 @@ def embed(
         embeddings_ND: fp32, on the CPU.
     """
     plan = plan_rows([len(ids) for ids in texts], phase, ObjectiveConfig(name="none"))
-    maker = MicrobatchMaker(_Texts(texts), lambda settings: _Plain(now.objective.order), vocabulary)
+    maker = MicrobatchMaker(_Texts(texts), lambda settings: _Plain(now.objective.plain_order), vocabulary)
     mine = share_of_rank(plan.rows, this_rank(), num_ranks(), plan.microbatch_rows)
     numbers = iter([chunk.document for row in mine for chunk in row])
     embeddings_ND = torch.zeros(len(texts), now.model.hidden_size, device=compute.device)

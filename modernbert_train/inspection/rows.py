@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.batch import IGNORED_LABEL, QUERY_RANK, Batch, Packed
 from modernbert_train.data.mixture import TokenStreams
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan
@@ -53,12 +53,28 @@ def marks(batch: Batch, mask_id: int) -> tuple[NDArray[np.int64], NDArray[np.str
     positions_M, labels_M = batch.targets[POSITIONS].numpy(), batch.targets[LABELS].numpy()
     real = labels_M != IGNORED_LABEL
     positions, labels = positions_M[real], labels_M[real]
-    original_T = batch.packed.input_ids_T.numpy().copy()
+    original_T = read_ids(batch).copy()
+    if (ranks_T := batch.packed.ranks_T) is not None:  # query tokens are predicted, each for one of the text
+        asked = _asked_for(batch.packed, positions)
+        positions = asked - np.cumsum(ranks_T.numpy() == QUERY_RANK)[asked]
     read = original_T[positions]
     kind_T = np.full(len(original_T), PLAIN, dtype="<U6")
     kind_T[positions] = np.where(read == labels, KEPT, np.where(read == mask_id, MASKED, RANDOM))
     original_T[positions] = labels
     return original_T, kind_T
+
+
+def read_ids(batch: Batch) -> NDArray[np.int64]:
+    """The ids that are read, row by row: without query tokens, which stand for others of their row."""
+    ids_T, ranks_T = batch.packed.input_ids_T.numpy(), batch.packed.ranks_T
+    return ids_T if ranks_T is None else ids_T[ranks_T.numpy() != QUERY_RANK]
+
+
+def _asked_for(packed: Packed, queries_M: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The token of the same sequence and position that each query token asks for."""
+    boundaries = packed.cu_seqlens_S.numpy().astype(np.int64)
+    start_M = boundaries[np.searchsorted(boundaries, queries_M, side="right") - 1]
+    return start_M + packed.position_ids_T.numpy()[queries_M]
 
 
 def count_marks(batches: Sequence[Batch], mask_id: int) -> dict[str, int]:
@@ -96,7 +112,7 @@ class RowWriter:
         numbered = iter(enumerate(plan.rows, start=1))
         for batch in batches:
             original_T, kind_T = marks(batch, self._vocabulary.mask_id)
-            input_T = batch.packed.input_ids_T.numpy()
+            input_T = read_ids(batch)
             for first in range(0, len(input_T), plan.row_tokens):
                 number, chunks = next(numbered)
                 title = f"row {number:,} of {plan.num_rows:,}"

@@ -17,6 +17,7 @@ from modernbert_train.config.schema import (
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
+    XLNetConfig,
 )
 from modernbert_train.models.albert import Albert
 from modernbert_train.models.bert import Bert
@@ -26,11 +27,13 @@ from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBert
 from modernbert_train.models.pairs import WithOrder
 from modernbert_train.models.replaced import ForReplacedTokens
+from modernbert_train.models.xlnet import XLNet
 
 ENCODERS: dict[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = {
     ModernBertConfig: ModernBert,
     BertConfig: Bert,
     AlbertConfig: Albert,
+    XLNetConfig: XLNet,
 }
 
 # by `ObjectiveConfig.heads`

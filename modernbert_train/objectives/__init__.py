@@ -14,6 +14,7 @@ from modernbert_train.config.schema import (
     ClassifyConfig,
     MaskedLmConfig,
     ObjectiveConfig,
+    PermutationLmConfig,
     ReplacedTokensConfig,
     SentenceOrderConfig,
     TagConfig,
@@ -21,6 +22,7 @@ from modernbert_train.config.schema import (
 from modernbert_train.objectives.causal import CausalLM
 from modernbert_train.objectives.classify import Classify, Tag
 from modernbert_train.objectives.mlm import MaskedLM
+from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.objectives.rtd import ReplacedTokens
 from modernbert_train.objectives.sop import SentenceOrder
 from modernbert_train.vocabulary import Vocabulary
@@ -48,6 +50,7 @@ OBJECTIVES: dict[type[ObjectiveConfig], type[Objective]] = {
     CausalLmConfig: CausalLM,
     SentenceOrderConfig: SentenceOrder,
     ReplacedTokensConfig: ReplacedTokens,
+    PermutationLmConfig: PermutationLM,
     ClassifyConfig: Classify,
     TagConfig: Tag,
 }

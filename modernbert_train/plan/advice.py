@@ -50,6 +50,7 @@ def phase_memory(
         microbatch_rows: rows of one forward pass.
     """
     tokens = microbatch_rows * phase.config.row_tokens
+    queries = math.ceil(phase.objective.query_share * tokens) + 32 if phase.objective.query_share else 0
     return memory(
         plan.config.modernbert,
         plan.config.compute,
@@ -59,7 +60,7 @@ def phase_memory(
         strategy=strategy,
         shards=sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu]),
         ranks=ranks,
-        tokens=tokens,
+        tokens=tokens + queries,
         predicted=math.ceil(phase.objective.predicted_share * tokens) + 32,  # a bound as MaskedLM.max_predicted
     )
 

@@ -24,6 +24,7 @@ from modernbert_train.config.schema import (
     ObjectiveConfig,
     ReplacedTokensConfig,
     TagConfig,
+    XLNetConfig,
 )
 
 Place = Literal["embedding", "layer", "head"]
@@ -41,6 +42,7 @@ class Matrix:
         passes: layers that have it in common; its products are made in each of them.
         head: whose positions it is multiplied with, a name of `ObjectiveConfig.heads`; None: every token. A vector has
             it to say whose it is.
+        once: multiplied with as much for any tokens of a microbatch, which counts no FLOPs of a token.
     """
 
     rows: int
@@ -50,6 +52,7 @@ class Matrix:
     uses: int = 0
     passes: int = 1
     head: str | None = None
+    once: bool = False
 
     @property
     def numbers(self) -> int:
@@ -95,14 +98,13 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
         matrices = _without_tokens(matrices)
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
     beside += _classifier(model, objective) if isinstance(objective, ClassifyConfig | TagConfig) else ()
-    # scores, and the weighted sum of values: a product of width D each
-    own = Census((*matrices, *beside), windows, (4 * model.hidden_size,) * len(windows))
+    own = Census((*matrices, *beside), windows, (2 * model.key_products * model.hidden_size,) * len(windows))
     if not isinstance(objective, ReplacedTokensConfig):
         return own
     generator = objective.generator_of(model)
-    matrices = _generator(census(generator).matrices, own.matrices, generator.hidden_size, objective.sharing)
-    attention = (4 * generator.hidden_size,) * generator.num_layers
-    return Census(matrices, (*windows, *census(generator).windows), (*own.key_flops, *attention))
+    other = census(generator)
+    matrices = _generator(other.matrices, own.matrices, generator.hidden_size, objective.sharing)
+    return Census(matrices, (*windows, *other.windows), (*own.key_flops, *other.key_flops))
 
 
 def _without_tokens(matrices: Iterable[Matrix]) -> tuple[Matrix, ...]:
@@ -123,6 +125,8 @@ def _generator(generator: Iterable[Matrix], model: tuple[Matrix, ...], width: in
     projection: tuple[Matrix, ...] = ()
     if wide != next(iter(generator)).columns:
         own = [replace(m, rows=wide) if m.head == "generator" and m.rows == width else m for m in own]
+        if not any(matrix.uses and matrix.head == "generator" for matrix in own):  # XLNet has no dense matrix else
+            own += [Matrix(wide, width, "head", uses=1, head="generator"), Matrix(wide, 1, "head", head="generator")]
         projection = (Matrix(width, wide, "head", uses=1), Matrix(width, 1, "head"))
     return (replace(table, uses=1, head="generator"), *rest, *own, *projection)
 
@@ -198,6 +202,23 @@ def _albert(model: AlbertConfig) -> Counted:
     ), (None,) * model.num_layers
 
 
+def _xlnet(model: XLNetConfig) -> Counted:
+    """No biases in attention but those of the heads; keys of distances are made once a microbatch."""
+    width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
+    return (
+        table_of(model),
+        Matrix(1, width, "embedding"),  # of query tokens
+        Matrix(width, width, "layer", 4 * layers, uses=1),  # Wqkv, attn.Wo
+        Matrix(width, width, "layer", layers, uses=1, once=True),  # Wr
+        Matrix(hidden, width, "layer", layers, uses=1),  # Wi
+        Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
+        Matrix(width, 1, "layer", (3 + 2) * layers),  # biases of heads; the two segments
+        Matrix(width, 1, "layer", (1 + 4) * layers),  # bias of mlp.Wo; two norms
+        Matrix(hidden, 1, "layer", layers),
+        Matrix(model.vocab_size, 1, "head", head="tokens"),  # the decoder's bias
+    ), (None,) * layers
+
+
 def table_of(model: ModelConfig) -> Matrix:
     """The embedding: looked up by every token, and as the decoder multiplied with what is predicted."""
     return Matrix(model.vocab_size, model.embedding_width, "embedding", uses=1, head="tokens")
@@ -242,6 +263,7 @@ ENCODER_COUNTS: dict[type[ModelConfig], Callable[[Any], Counted]] = {
     ModernBertConfig: _modernbert,
     BertConfig: _bert,
     AlbertConfig: _albert,
+    XLNetConfig: _xlnet,
 }
 
 # heads of an objective besides that of the tokens, which is the encoder's own

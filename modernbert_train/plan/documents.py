@@ -160,7 +160,7 @@ def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig, objecti
         for name, weight in weights.items()
     }
     shares = {name: weight / sum(asked.values()) for name, weight in asked.items()}
-    spans = {name: mean_spans(lengths, model, objective.order) for name, lengths in cut.items()}
+    spans = {name: mean_spans(lengths, model, objective.order, objective.query_share) for name, lengths in cut.items()}
     sequences = {name: share / float(cut[name].mean()) for name, share in shares.items()}  # for each token
     passes = {
         name: phase.tokens * share * len(stream.lengths) / stream.documents / int(cut[name].sum())

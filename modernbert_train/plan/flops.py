@@ -45,17 +45,24 @@ class Flops:
         return 3 * self.forward
 
 
-def mean_keys(lengths: Sequence[int] | NDArray[np.integer], window: int | None, order: Order = "all") -> float:
+def mean_keys(
+    lengths: Sequence[int] | NDArray[np.integer], window: int | None, order: Order = "all", query_share: float = 0.0
+) -> float:
     """Average the keys seen in one layer over the tokens of sequences.
 
     A sequence of n tokens has n^2 pairs, of which b (b + 1) are further apart than a window of w, b = n - 1 - w. In
     causal order it has n (n + 1) / 2; a window then holds the token itself and w - 1 before it, see `Visible.around` of
     models/attention, and hides b (b + 1) / 2, b = n - w.
 
+    In the order "given" m tokens of text are predicted, each by a query token too. The n - m - 2 others see each other;
+    m tokens and the two special ones see those and, at the mean, half of their own; a query token sees as much as its
+    target less itself. A window is taken to hide the same share of these pairs as of all.
+
     Args:
         lengths: tokens of each sequence, at least one sequence.
         window: tokens on each side; None: all.
         order: what a token sees of its sequence.
+        query_share: query tokens for each token of text, in the order "given".
     """
     n = np.asarray(lengths, dtype=np.float64)
     causal = order == "causal"
@@ -63,30 +70,38 @@ def mean_keys(lengths: Sequence[int] | NDArray[np.integer], window: int | None, 
     if window is not None:
         beyond = np.maximum(0.0, n - (max(1, window) if causal else 1 + window))
         pairs = pairs - beyond * (beyond + 1) / (2 if causal else 1)
+    if order == "given":
+        predicted = query_share * np.maximum(0.0, n - 2)
+        plain = np.maximum(0.0, n - 2) - predicted
+        ordered = predicted + 2
+        seen = plain * n + ordered * (ordered + 1) / 2 + predicted * (plain + (ordered - 1) / 2)
+        pairs = pairs * seen / (n * n)
     return float(pairs.sum() / n.sum())
 
 
-def mean_spans(lengths: Sequence[int] | NDArray[np.integer], model: Census, order: Order = "all") -> Spans:
+def mean_spans(
+    lengths: Sequence[int] | NDArray[np.integer], model: Census, order: Order = "all", query_share: float = 0.0
+) -> Spans:
     """The same over the global and over the local layers of a model."""
     local = [window for window in model.windows if window is not None]
-    keys = {window: mean_keys(lengths, window, order) for window in {*local, None}}
+    keys = {window: mean_keys(lengths, window, order, query_share) for window in {*local, None}}
     return Spans(keys[None], sum(keys[window] for window in local) / max(1, len(local)))
 
 
-def flops_per_token(model: Census, spans: Spans, uses: Mapping[str, float]) -> Flops:
+def flops_per_token(model: Census, spans: Spans, uses: Mapping[str, float], encoded: float = 1.0) -> Flops:
     """FLOPs of the forward pass for one token: 2 for each entry of a matrix, as often as it is used.
 
     Args:
         model: the encoder with its heads.
         spans: keys seen.
         uses: of each head, the positions that it is applied to over tokens.
+        encoded: see `ObjectiveConfig.encoded_tokens`.
     """
-    per_use = [
-        (matrix.head, 2.0 * matrix.numbers * matrix.uses * matrix.passes) for matrix in model.matrices if matrix.uses
-    ]
+    used = [matrix for matrix in model.matrices if matrix.uses and not matrix.once]
+    per_use = [(matrix.head, 2.0 * matrix.numbers * matrix.uses * matrix.passes) for matrix in used]
     layers = list(zip(model.key_flops, model.windows, strict=True))
     return Flops(
-        layers=sum(flops for head, flops in per_use if head is None),
+        layers=encoded * sum(flops for head, flops in per_use if head is None),
         global_attention=spans.whole * sum(flops for flops, window in layers if window is None),
         local_attention=spans.local * sum(flops for flops, window in layers if window is not None),
         head=sum(uses[head] * flops for head, flops in per_use if head is not None),

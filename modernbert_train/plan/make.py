@@ -202,5 +202,6 @@ def _phase(
 ) -> PlannedPhase:
     objective = config.in_phase[name].objective
     uses = objective.uses_of_heads(text.sequence_tokens)
-    flops = flops_per_token(census(config.model, objective), text.spans, uses)
+    encoded = objective.encoded_tokens(text.sequence_tokens)
+    flops = flops_per_token(census(config.model, objective), text.spans, uses, encoded)
     return PlannedPhase(name, phase, text, flops, objective, tuple(ranges))

@@ -128,9 +128,31 @@ def _phases(plan: Plan) -> Section:
             f"Documents: {plan.documents.source}.",
             f"Steps are {how}. Microbatches are those of each of {plural(plan.ranks, 'rank')} at the full batch; "
             "passes are over the data.",
+            *_queries(plan),
+            *_bias(plan),
             *_dropout(plan),
         ],
     )
+
+
+def _queries(plan: Plan) -> Iterator[str]:
+    """What the encoder reads besides text."""
+    for phase in plan.phases:
+        if phase.objective.query_share:
+            encoded = phase.objective.encoded_tokens(phase.text.sequence_tokens)
+            yield (
+                f"Phase {phase.name}: with a query token for each that is predicted, the encoder reads {encoded:.2f} "
+                "tokens for each of text; tokens here, and the clock, are those of text."
+            )
+
+
+def _bias(plan: Plan) -> Iterator[str]:
+    """What no fast kernel computes."""
+    if plan.config.model.score_bias:
+        yield (
+            f"Scores of {plan.config.model.name} have a bias, which compute.attention=sdpa alone serves, one sequence "
+            "at a time: slower than the attention that is predicted here."
+        )
 
 
 def _dropout(plan: Plan) -> Iterator[str]:

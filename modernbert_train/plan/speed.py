@@ -133,7 +133,7 @@ def microbatch_seconds(gpu_name: str, work: Work, tokens: int) -> tuple[float, L
     attention = passes * (flops.global_attention + LOCAL_TILES * flops.local_attention) * work.fill
     widths = ((each.num_layers, each.hidden_size, each.intermediate_size) for each in work.encoders)
     layer_bytes = sum(layers * (traffic.width * width + traffic.hidden * hidden) for layers, width, hidden in widths)
-    moved = passes / 3 * layer_bytes
+    moved = passes / 3 * layer_bytes * (1 + work.objective.query_share)
     moved += traffic.logit * work.model.vocab_size * work.objective.predicted_share
     seconds = matrices / (MATRIX_SHARE * gpu.peak_flops) + attention / (ATTENTION_SHARE * gpu.peak_flops)
     seconds += moved / (MEMORY_SHARE * gpu.memory_rate)

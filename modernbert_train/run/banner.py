@@ -119,7 +119,9 @@ def _kernels(plan: Plan, compute: Compute) -> str:
     found = []  # of each phase, since what it trains may need another
     for phase in plan.phases:
         order = phase.objective.order
-        whole = choose_kernel(asked.global_attention or asked.attention, compute.device, dtype, whole_key, order).name
+        bias = plan.config.model.score_bias
+        asked_whole = asked.global_attention or asked.attention
+        whole = choose_kernel(asked_whole, compute.device, dtype, whole_key, order, bias).name
         local = whole if all_global else choose_kernel(asked.attention, compute.device, dtype, order=order).name
         found.append(whole if whole == local else f"{whole} in global layers, {local} in local ones")
     names = "; then ".join(dict.fromkeys(found))

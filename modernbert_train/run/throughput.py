@@ -55,7 +55,9 @@ def training_flops(
     lengths = [chunk.length + objective.special_tokens for row in rows for chunk in row]
     tokens, counted = sum(lengths), census(model, objective)
     uses = {head: count / tokens for head, count in zip(objective.heads, counts.values(), strict=True)}
-    return tokens * flops_per_token(counted, mean_spans(lengths, counted, objective.order), uses).training
+    spans = mean_spans(lengths, counted, objective.order, objective.query_share)
+    encoded = objective.encoded_tokens(tokens / len(lengths))
+    return tokens * flops_per_token(counted, spans, uses, encoded).training
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:

@@ -132,14 +132,16 @@ def _chunks_of(tensor: Tensor, batch: Batch, rows: Sequence[Row], plan: BatchPla
     else:
         return everything
     hit = set(positions.tolist())
-    found = []
-    for number, row in enumerate(rows):
-        at = number * plan.row_tokens
+    found, sequence = [], 0
+    boundaries = batch.packed.cu_seqlens_S.tolist()
+    for row in rows:
+        left = plan.row_tokens
         for chunk in row:
-            end = at + chunk.length + plan.objective.special_tokens
-            if not hit.isdisjoint(range(at, end)):
+            if not hit.isdisjoint(range(*boundaries[sequence : sequence + 2])):
                 found.append(chunk)
-            at = end
+            left -= chunk.length + plan.objective.special_tokens
+            sequence += 1
+        sequence += left > 0  # what pads the row
     return found or everything
 
 

@@ -1,6 +1,7 @@
 """The likeliest tokens for a [MASK], from an exported model, as any user of transformers would get them.
 
-An encoder reads the whole text. A decoder reads what stands before the [MASK], and says what comes next.
+An encoder reads the whole text. A decoder reads what stands before the [MASK], and says what comes next. An XLNet that
+was trained in permuted orders, as the published ones, is asked by a query token, and nothing sees the [MASK] itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_files
+from modernbert_train.weights.formats import xlnet
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
 
 _DECODERS = ("ForCausalLM", "LMHeadModel")  # ends of their classes' names
@@ -30,7 +32,7 @@ def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
     """
     import torch
 
-    tokenizer, model, is_decoder = _open(Path(model_folder))
+    tokenizer, model, is_decoder, by_query = _open(Path(model_folder))
     lines = []
     for text in texts:
         encoded = tokenizer(text, return_tensors="pt")
@@ -39,8 +41,12 @@ def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
             raise DataError(f"{text!r}: has {len(places)} [MASK], expected one. Write the text with one [MASK] in it.")
         if is_decoder and places[0] == 0:
             raise DataError(f"{text!r}: nothing stands before its [MASK], and a decoder reads nothing else. Add text.")
+        if by_query:
+            size = encoded["input_ids"].shape[1]
+            is_place = torch.zeros(1, 1, size).index_fill(2, places, 1.0)
+            encoded |= {"perm_mask": is_place.expand(1, size, size), "target_mapping": is_place}
         with torch.no_grad():
-            logits_V = model(**encoded).logits[0, int(places[0]) - is_decoder]
+            logits_V = model(**encoded).logits[0, 0 if by_query else int(places[0]) - is_decoder]
         probabilities, ids = logits_V.softmax(-1).topk(min(top, len(logits_V)))
         guesses = [
             f"{json.dumps(tokenizer.decode([token]), ensure_ascii=False)} {probability:.0%}"
@@ -50,8 +56,9 @@ def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
     return "\n".join(lines)
 
 
-def _open(folder: Path) -> tuple[Any, Any, bool]:
-    """Tokenizer, model, and whether it is a decoder; nothing in the folder is run, and nothing is fetched."""
+def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
+    """Tokenizer, model, whether it is a decoder, and whether query tokens predict; nothing in the folder is run, and
+    nothing is fetched."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
@@ -66,8 +73,10 @@ def _open(folder: Path) -> tuple[Any, Any, bool]:
             f"{folder / CONFIG_JSON}: model_type={str(kind)[:80]}, which transformers does not know. Name the folder "
             "of an exported model; it says model_type=modernbert."
         )
-    is_decoder = isinstance(named, list) and any(str(each).endswith(_DECODERS) for each in named)
-    opener = AutoModelForCausalLM if is_decoder else AutoModelForMaskedLM
+    generates = isinstance(named, list) and any(str(each).endswith(_DECODERS) for each in named)
+    opener = AutoModelForCausalLM if generates else AutoModelForMaskedLM
+    sees_all = kind == xlnet.MODEL_TYPE and raw.get("attn_type") != "uni"  # one class of theirs for both
+    by_query = sees_all and raw.get(xlnet.PREDICTS_FROM) != xlnet.OWN_PLACE
     settings = {"trust_remote_code": False, "local_files_only": True}
     verbosity = get_verbosity()
     set_verbosity_error()  # heads that are not used here are no news; weights that are missing are told below
@@ -92,4 +101,4 @@ def _open(folder: Path) -> tuple[Any, Any, bool]:
             f"{folder}: the tokenizer has {len(tokenizer)} entries and the mask token {tokenizer.mask_token}, the "
             f"model has vocab_size={model.config.vocab_size}. Put the tokenizer there that the model was trained with."
         )
-    return tokenizer, model.eval(), is_decoder
+    return tokenizer, model.eval(), generates and not sees_all, by_query

@@ -82,7 +82,8 @@ def export(
     tokenizer_config = read_object(tokenizer_folder / TOKENIZER_CONFIG) | {"model_max_length": max_tokens}
     if tokenizer_config.get("tokenizer_class") == "TokenizersBackend":  # transformers 5's name, unknown to version 4
         tokenizer_config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if pairs or ("pair_head" in modules and getattr(config, "segments", 1) > 1):  # it has learnt what token types mean
+    of_pairs = any(module_of(name) == "pair_head" for name in state)
+    if pairs or (of_pairs and getattr(config, "segments", 1) > 1):  # it has learnt what token types mean
         tokenizer_config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     described = hub.describe(config, order, modules, max_tokens, vocabulary)
     if out.exists() and not _is_export(out):

@@ -13,7 +13,8 @@ from modernbert_train.weights.formats import read
 from modernbert_train.weights.formats.config_json import read_object
 from modernbert_train.weights.hf_folder import INDEX, WEIGHTS, load_weights
 
-ORDERS = {"all": "mlm", "causal": "causal"}  # what the weights were trained to see -> the objective that goes on so
+# what the weights were trained to see -> the objective that goes on so
+ORDERS = {"all": "mlm", "causal": "causal", "given": "permutation"}
 
 
 def import_model(file: Path) -> tuple[str, list[str]]:
@@ -28,11 +29,14 @@ def import_model(file: Path) -> tuple[str, list[str]]:
     said = read(read_object(file), str(file))
     has_weights = any((file.parent / name).exists() for name in (WEIGHTS, INDEX))
     model = _shared(said.model, file.parent) if has_weights else said.model
-    ours: dict[str, Any] = {"model": asdict(model), "objective": {"name": ORDERS[said.order]}}
+    objective = "rtd" if said.detects else ORDERS[said.order]
+    ours: dict[str, Any] = {"model": asdict(model), "objective": {"name": objective}}
     notes = [
         "data, phases, optim: not said by a model; take them from a file in yamls/",
         "model: what concerns training alone, such as dropout of attention probabilities, has the defaults of here",
     ]
+    if said.detects:
+        notes.append("objective: a discriminator does not say what its generator was; generator_... have the defaults")
     if has_weights:
         ours["weights"] = {"init_from": str(file.parent)}
     else:

@@ -27,6 +27,7 @@ from modernbert_train.config.schema import (
     RunConfig,
     SentenceOrderConfig,
     StreamConfig,
+    XLNetConfig,
 )
 from modernbert_train.data.dataset_card import DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
@@ -78,19 +79,22 @@ def model_card(
             f"--licence={licence!r}: not an identifier of the hub. Write it as apache-2.0, cc-by-4.0, mit or other."
         )
     header: dict[str, Any] = {"license": licence or "unknown", "library_name": "transformers"}
+    auto = "AutoModelForMaskedLM"
     if part == "detector":
+        auto = "AutoModel"
         header |= {"tags": [model.name, "replaced-token-detection", "encoder"]}
     elif part in _TASKS:
+        auto = _TASKS[part][1]
         header |= {"pipeline_tag": _TASKS[part][0], "tags": [model.name, _TASKS[part][0], "encoder"]}
+    elif isinstance(model, XLNetConfig):  # which has one class there for all that predict tokens
+        auto = "AutoModelForCausalLM"
+        kind = "decoder" if order == "causal" else "encoder"
+        header |= {"pipeline_tag": "feature-extraction", "mask_token": MASK, "tags": [model.name, kind]}
     elif order == "causal":
+        auto = "AutoModelForCausalLM"
         header |= {"pipeline_tag": "text-generation", "tags": [model.name, "text-generation", "decoder"]}
     else:
         header |= {"pipeline_tag": "fill-mask", "mask_token": MASK, "tags": [model.name, "fill-mask", "encoder"]}
-    auto = "AutoModelForCausalLM" if order == "causal" else "AutoModelForMaskedLM"
-    if part == "detector":
-        auto = "AutoModel"
-    elif part in _TASKS:
-        auto = _TASKS[part][1]
     header |= {"datasets": list(datasets)} if datasets else {}
     header |= {"base_model": base} if base and _is_hub_id(base) else {}
     stated = f"{licence}, as stated by who exported the model."
@@ -156,7 +160,7 @@ def run_card(
         average: the checkpoints whose mean the weights are, as average.py records them.
     """
     now = trained.in_phase[phase]
-    order = now.objective.order
+    order = now.objective.plain_order
     parameters = sum(math.prod(shape) for name, shape in shapes.items() if module_of(name) not in left_out)
     trained_by = "fine-tuned" if part in _TASKS else "pretrained"
     introduction = (
@@ -302,6 +306,11 @@ def _details(model: ModelConfig) -> str:
             f"  {plural(model.segments, 'segment')}; layers share: {model.sharing}{groups}{turns};\n"
             f"  activation {model.activation}, dropout {model.dropout:g}, none after the feed-forward nor of attention "
             "probabilities"
+        )
+    if isinstance(model, XLNetConfig):
+        return (
+            f"distances of tokens, no memory of earlier text;\n"
+            f"  activation {model.activation}, dropout {model.dropout:g}, none of attention probabilities"
         )
     return f"model.name={model.name}"
 

@@ -175,9 +175,10 @@ class Origin:
         if self.source.tokenizer_sha256 is None:
             text += "; no tokenizer comes with it, so nobody could tell whether it is yours"
         first = next(iter(self.config.in_phase.values()))
-        if self.source.order != first.objective.order:
-            orders = {"all": "an encoder, trained to see both sides", "causal": "a decoder, trained in causal order"}
-            text += f"; {orders[self.source.order]}, and objective.name={first.objective.name} here"
+        if (self.source.order == "causal") is not (first.objective.order == "causal"):
+            is_decoder = self.source.order == "causal"
+            there = "a decoder, trained in causal order" if is_decoder else "an encoder, trained to see both sides"
+            text += f"; {there}, and objective.name={first.objective.name} here"
         anew = {*self.drawn} & {*self.left_out}
         text += "".join(f"; {head} there is of other classes, drawn anew" for head in sorted(anew))
         text += "".join(f"; no {head} there, drawn at random" for head in self.drawn if head not in anew)

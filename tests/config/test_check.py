@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from modernbert_train.config.check import KERNEL_ORDERS, RULES, check, check_model, kernels_and_orders
+from modernbert_train.config.check import BIAS_KERNELS, KERNEL_ORDERS, RULES, check, check_model, kernels_and_orders
 from modernbert_train.config.describe import describe, expected_steps
 from modernbert_train.config.load import load_model, load_run
 from modernbert_train.config.schema import BatchWarmupConfig, PhaseConfig, RunConfig
@@ -300,7 +300,7 @@ def test_a_model_that_is_grown_predicts_tokens(load: Load) -> None:
 
 
 def test_a_kernel_must_serve_the_order_of_every_phase(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them serve both orders today; what is asked is a table, so that another kernel is one row of it."""
+    """What is asked is a table, so that another kernel is one row of it."""
     asked = ["compute={device: auto, attention: flash}", "objective={name: causal}"]
     check(load(*asked))
     monkeypatch.setitem(KERNEL_ORDERS, "flash", ("all",))
@@ -315,10 +315,52 @@ def test_a_kernel_must_serve_the_order_of_every_phase(load: Load, monkeypatch: p
     check(load("compute={device: auto, attention: auto}", asked[1]))
 
 
+@pytest.mark.parametrize("kernel", ["flash", "varlen", "flex", "sdpa"])
+@pytest.mark.parametrize("key", ["attention", "global_attention"])
+def test_permuted_orders_need_a_kernel_with_masks(load: Load, kernel: str, key: str) -> None:
+    """It must be known before a GPU is asked for."""
+    run = load(f"compute={{device: auto, {key}: {kernel}}}", "objective={name: permutation}")
+    if kernel in ("flex", "sdpa"):
+        return check(run)
+    (line,) = messages(run)
+    assert line == (
+        f"compute.{key}={kernel} with objective.name=permutation in phases.one: that kernel has no given order. Set "
+        f"compute.{key}=auto, or one of flex, sdpa."
+    )
+
+
+@pytest.mark.parametrize("kernel", ["flash", "varlen", "flex"])
+def test_xlnet_needs_a_kernel_that_adds_to_scores(load: Load, kernel: str) -> None:
+    """Without what is added it would not know where a token stands."""
+    xlnet = "model={name: xlnet, hidden_size: 64, num_heads: 1}"
+    (line,) = messages(load(xlnet, f"compute={{device: auto, attention: {kernel}}}"))
+    assert line == (
+        f"compute.attention={kernel} with model.name=xlnet: it adds to the scores of attention, and that kernel takes "
+        "nothing to add. Set compute.attention=auto, or sdpa."
+    )
+    for words in ("compute={device: auto, attention: auto}", "compute={device: auto, attention: sdpa}"):
+        check(load(xlnet, words))
+        check(load(xlnet, words, "objective={name: permutation}"))
+        check(load(xlnet, words, "objective={name: sop}"))
+
+
+def test_xlnet_has_as_many_sines_as_cosines(load: Load) -> None:
+    (line,) = messages(load("model={name: xlnet, hidden_size: 65, num_heads: 5}"))
+    assert line.startswith("model.hidden_size=65: a distance has as many sines as cosines")
+
+
 def test_the_table_of_orders_is_that_of_the_kernels() -> None:
+    import torch
+
     from modernbert_train.models.attention import KERNELS
 
     assert KERNEL_ORDERS.keys() == KERNELS.keys()
+    cpu = torch.device("cpu")
+    for name, kernel in KERNELS.items():
+        biased = "adds nothing to the scores" not in str(kernel.support(cpu, torch.float32, "all", True))
+        assert biased is (name in BIAS_KERNELS), name
+        refused = "order of the tokens' own" in str(kernel.support(cpu, torch.float32, "given"))
+        assert refused is ("given" not in KERNEL_ORDERS[name]), name
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_takes_its_weights_from_nowhere_else(load: Load) -> None:

@@ -33,6 +33,8 @@ def microbatch(first: int, order: Order = "all", segments: bool = False, extra: 
         return torch.arange(first - count, first, dtype=torch.int32)
 
     packed = Packed(numbers(12), numbers(12), numbers(4), 12, numbers(12) if segments else None, order)
+    if order == "given":
+        packed = replace(packed, ranks_T=numbers(12), limits_T=numbers(12))
     targets = {"positions_M": numbers(5), "labels_M": numbers(5)} | ({"is_next_Q": numbers(2)} if extra else {})
     return Batch(packed, targets, {"mlm": 4, "nsp": 2} if extra else {"mlm": 4}, num_tokens=11, num_rows=2)
 
@@ -41,6 +43,7 @@ KINDS = {
     "plain": [microbatch(0), microbatch(100)],
     "token types": [microbatch(0, segments=True), microbatch(100, segments=True)],
     "causal": [microbatch(0, "causal"), microbatch(100, "causal")],
+    "given": [microbatch(0, "given"), microbatch(100, "given", segments=True)],
     "several targets": [microbatch(0, "causal", segments=True, extra=True)],
     "no two alike": [microbatch(0, segments=True), microbatch(100, "causal"), microbatch(200, extra=True)],
 }

@@ -109,6 +109,21 @@ def test_an_embedding_is_the_mean_over_the_texts_own_tokens(
     assert together.isfinite().all() and together.dtype is torch.float32
 
 
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_after_permuted_orders_a_text_is_read_as_it_is(tiny_run: TinyRun, tmp_path: Path, encoder: str) -> None:
+    """Every token sees all of its text, as where masked tokens are learned: the same weights, the same embeddings."""
+    found = []
+    for name in ("mlm", "permutation"):
+        words = tiny_run(f"objective={{name: {name}}}")
+        config = ENCODERS[encoder](with_probe(words, train=str(write_texts(tmp_path / "texts.jsonl"))))
+        vocabulary, model = read_vocabulary(config.data.tokenizer), fresh_model(config)
+        texts = [vocabulary.ordinary[:size].astype(np.int32) for size in (30, 5)]
+        found.append(
+            embed(model, texts, vocabulary, config.in_phase["short"], config.phases["short"], Compute.of(config))
+        )
+    assert torch.equal(*found)
+
+
 def _measured_by_rank(config: RunConfig) -> tuple[dict[str, float], torch.Tensor]:
     (evaluator,) = build_evaluators(config).values()
     now, phase, compute = config.in_phase["short"], config.phases["short"], Compute.of(config)
@@ -192,7 +207,7 @@ def test_sharded_weights_are_measured_as_whole_ones(tiny_run: TinyRun, tmp_path:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("objective", ["causal", "sop"])
+@pytest.mark.parametrize("objective", ["causal", "sop", "permutation"])
 def test_a_run_of_another_encoder_and_objective_is_probed(tiny_run: TinyRun, tmp_path: Path, objective: str) -> None:
     """BERT, whose pairs have segments and one special token more, and an order in which a token sees what is before."""
     probe = {"name": "probe", "train": str(write_texts(tmp_path / "texts.jsonl"))}

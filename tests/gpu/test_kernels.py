@@ -9,6 +9,7 @@ from benchmarks.batches import lay_out
 from modernbert_train.batch import Order, Packed
 from modernbert_train.models.attention import KERNELS, sdpa
 from modernbert_train.models.attention.visible import Visible
+from tests.models.test_attention import given
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -22,7 +23,7 @@ def packed(lengths: list[int], spare: int) -> Packed:
     return lay_out(torch.zeros(total, dtype=torch.int64), boundaries).to("cuda")
 
 
-@pytest.mark.parametrize("order", ["all", "causal"])
+@pytest.mark.parametrize("order", ["all", "causal", "given"])
 @pytest.mark.parametrize("window", [True, False])
 @pytest.mark.parametrize(
     ("lengths", "spare"), [([1, 64, 65, 128, 129, 300], 5), ([1024, 1, 1023, 6144], 0), ([8192], 3)], ids=str
@@ -42,7 +43,8 @@ def test_kernel_equals_sdpa(
     kernel = KERNELS[name]
     if (reason := kernel.support(torch.device("cuda"), dtype, order)) is not None:
         pytest.skip(reason)
-    line, visible = packed(lengths, spare), Visible.around(64, order)
+    line = given(lengths, spare).to("cuda") if order == "given" else packed(lengths, spare)
+    visible = Visible.around(64, order)
     qkv = torch.randn(sum(lengths), 3, 2, 64, device="cuda").to(dtype).requires_grad_()
     out = kernel.attend(*qkv.unbind(1), kernel.prepare(line, visible), window)
     (grad,) = torch.autograd.grad(out.float().square().sum(), qkv)

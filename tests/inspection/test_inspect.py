@@ -104,6 +104,21 @@ def test_other_maskings_are_shown_as_they_are_trained(tiny_run: TinyRun, masking
         assert shown_rows(text) == trained_rows(config, 2)
 
 
+def test_permuted_orders_are_shown_without_query_tokens(tiny_run: TinyRun) -> None:
+    """The text as it is, with a mark at each token that is asked for: the same rows as with masks, by their text."""
+    permuted, masked = (
+        inspect_run(read_run(tiny_run(f"objective={{name: {name}}}")), 2, 1000, color=False)
+        for name in ("permutation", "mlm")
+    )
+    said = re.findall(r"objective permutation: (\d+) of (\d+) tokens", permuted.replace(",", ""))
+    predicted, tokens = map(int, said[0])
+    assert tokens / 7 < predicted <= tokens / 6 and "100.0% kept" in permuted
+    mark = re.compile(r"\[-(.*?)-\](\{\+.*?\+\})?|\[=(.*?)=\]")
+    unmarked = [mark.sub(r"\1\3", text).split("=== row")[1:-1] for text in (permuted, masked)]
+    assert unmarked[0] == unmarked[1] and len(unmarked[0]) > 2
+    assert permuted.count("[=") - 1 == predicted
+
+
 def test_only_the_rows_asked_for_are_shown(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run())
     whole, part = (inspect_run(config, 1, rows, color=False) for rows in (1000, 3))

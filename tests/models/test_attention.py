@@ -6,6 +6,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.batches import lay_out
-from modernbert_train.batch import Order, Packed
+from modernbert_train.batch import QUERY_RANK, Order, Packed
+from modernbert_train.config.check import KERNEL_ORDERS
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import KERNELS, choose_kernel, flash, flex, kernel_report, sdpa, varlen
 from modernbert_train.models.attention.visible import Visible
@@ -79,6 +81,64 @@ def test_sdpa_equals_attention_written_out(lengths: list[int], window: bool, vis
     (grad,) = torch.autograd.grad((out * weight).sum(), qkv)
     (expected_grad,) = torch.autograd.grad((expected * weight).sum(), qkv)
     torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-4)
+
+
+def given(lengths: list[int], spare: int = 3) -> Packed:
+    """Ranks and limits as an objective may give them: some tokens seen by all, some by some, some by none; the first of
+    each sequence sees nothing. Positions are not those in the buffer."""
+    line, generator = packed(lengths, spare), torch.Generator().manual_seed(len(lengths))
+    ranks_T = torch.randint(-1, 6, (sum(lengths),), generator=generator)
+    ranks_T[3::7] = QUERY_RANK
+    limits_T = torch.randint(0, 8, (sum(lengths),), generator=generator)
+    limits_T[line.cu_seqlens_S[:-1].unique().long().clamp(max=sum(lengths) - 1)] = -1
+    positions_T = line.position_ids_T.flip(0) // 2
+    return replace(line, order="given", ranks_T=ranks_T, limits_T=limits_T, position_ids_T=positions_T)
+
+
+def seen_when_given(line: Packed, lengths: list[int], window: tuple[int, int] | None) -> Tensor:
+    """The same as a table: the sequence, the rank below the limit, and near positions."""
+    assert line.ranks_T is not None and line.limits_T is not None
+    seen = seen_by(lengths) & (line.ranks_T < line.limits_T[:, None])
+    back = line.position_ids_T[:, None] - line.position_ids_T
+    return seen if window is None else seen & (back <= window[0]) & (-back <= window[1])
+
+
+@pytest.mark.parametrize("window", [True, False])
+@pytest.mark.parametrize("lengths", [[1], [5, 1, 1], [63, 65, 1, 130], [1, 300, 7]])
+def test_sdpa_equals_a_given_order_written_out(lengths: list[int], window: bool) -> None:
+    """Forward and gradients; a token that sees nothing gets zeros, and gives nothing a gradient."""
+    line, visible = given(lengths), Visible.around(8, "given")
+    qkv = torch.randn(sum(lengths), 3, 2, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    weight = torch.randn(sum(lengths), 2, 8, generator=torch.Generator().manual_seed(1))
+    seen = seen_when_given(line, lengths, visible.window if window else None)
+    blind = ~seen.any(1)
+    out = sdpa.attend(*qkv.unbind(1), sdpa.prepare(line, visible), window)
+    assert blind.any() and (out[blind] == 0).all()
+    expected = dense(qkv, seen | blind[:, None]).masked_fill(blind[:, None, None], 0.0)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    (grad,) = torch.autograd.grad((out * weight).sum(), qkv)
+    (expected_grad,) = torch.autograd.grad((expected * weight).sum(), qkv)
+    torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-4)
+    assert (grad[blind][:, 0] == 0).all()
+
+
+@pytest.mark.parametrize("order", ["all", "causal", "given"])
+def test_a_bias_is_added_to_scaled_scores(order: Order) -> None:
+    """Of each sequence its own; what is hidden stays hidden, and it gets a gradient."""
+    lengths = [7, 1, 20]
+    line = given(lengths) if order == "given" else replace(packed(lengths), order=order)
+    bias_NTT = torch.randn(2, 28, 28, generator=torch.Generator().manual_seed(3), requires_grad=True)
+    q, k, v = torch.randn(3, 28, 2, 8, generator=torch.Generator().manual_seed(0))
+    layout = sdpa.prepare(line, Visible(order=order))
+    out = sdpa.attend(q, k, v, layout, False, lambda start, end: bias_NTT[:, start:end, start:end])
+    seen = seen_when_given(line, lengths, None) if order == "given" else seen_by(lengths, None, order)
+    scores = torch.einsum("qnh,knh->nqk", q, k) * 8**-0.5 + bias_NTT
+    blind = ~seen.any(1)
+    shares = scores.masked_fill(~(seen | blind[:, None]), -torch.inf).softmax(-1)
+    expected = torch.einsum("nqk,knh->qnh", shares, v).masked_fill(blind[:, None, None], 0.0)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    grads = [torch.autograd.grad(each.square().sum(), bias_NTT, retain_graph=True)[0] for each in (out, expected)]
+    torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("query", [0, 63, 64, 150, 235, 299])
@@ -330,6 +390,37 @@ def test_flex_blocks_cover_what_is_visible(lengths: list[int], half_window: int,
         assert torch.equal(mask.mask_mod(position[:1], position[:1], position[:, None], position), visible)
 
 
+@pytest.mark.parametrize("half_window", [8, 64, 200])
+@pytest.mark.parametrize("lengths", [*FLEX_LENGTHS, [5], [128, 128]])
+def test_flex_blocks_cover_a_given_order(lengths: list[int], half_window: int) -> None:
+    """The mask is the table of sdpa, pair by pair, and no block that holds a visible pair is left out."""
+    line, visible = given(lengths), Visible.around(half_window, "given")
+    layout = flex.prepare(line, visible)
+    assert flex.prepare(line, Visible(None, "given")).local is None
+    position = torch.arange(sum(lengths))
+    for mask, window in ((layout.everywhere, None), (layout.local, visible.window)):
+        expected = seen_when_given(line, lengths, window)
+        assert torch.equal(mask.mask_mod(position[:1], position[:1], position[:, None], position), expected)
+        padded = torch.nn.functional.pad(expected, (0, -len(position) % 128) * 2)
+        blocks = padded.unfold(0, 128, 128).unfold(1, 128, 128)
+        assert not (blocks.flatten(2).any(-1) & ~listed(mask.kv_num_blocks, mask.kv_indices)).any()
+        assert not listed(mask.full_kv_num_blocks, mask.full_kv_indices).any()
+
+
+def test_flex_leaves_out_blocks_of_query_tokens_and_far_positions() -> None:
+    """Query tokens are keys of nobody; in local layers blocks of far positions are not computed."""
+    line = packed([1024])
+    ranks_T = torch.full((1024,), -1)
+    ranks_T[896:] = QUERY_RANK
+    line = replace(line, order="given", ranks_T=ranks_T, limits_T=torch.zeros(1024, dtype=torch.int64))
+    layout = flex.prepare(line, Visible.around(64, "given"))
+    seen = listed(layout.everywhere.kv_num_blocks, layout.everywhere.kv_indices)
+    assert seen[:, :7].all() and not seen[:, 7].any()
+    assert layout.local is not None
+    near = listed(layout.local.kv_num_blocks, layout.local.kv_indices)
+    assert near.sum() == 7 * 3 - 1, "each block sees itself and its neighbours"
+
+
 def listed(num_blocks: Tensor, indices: Tensor) -> Tensor:
     """Key blocks that each query block names."""
     chosen = torch.arange(indices.shape[-1]) < num_blocks[0, 0, :, None]
@@ -337,13 +428,14 @@ def listed(num_blocks: Tensor, indices: Tensor) -> Tensor:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("order", ["all", "causal"])
+@pytest.mark.parametrize("order", ["all", "causal", "given"])
 @pytest.mark.parametrize("window", [True, False])
 def test_flex_equals_sdpa_uncompiled(monkeypatch: pytest.MonkeyPatch, window: bool, order: Order) -> None:
     """Forward and gradients, through torch's own dense form of the operator, which the CPU computes when it is let."""
     monkeypatch.setattr(flex_attention_module, "_validate_device", lambda *args: None)
     monkeypatch.setattr(flex, "_compiled", lambda: flex_attention_module.flex_attention)
-    line, visible = packed(FLEX_LENGTHS[0]), Visible.around(64, order)
+    line = given(FLEX_LENGTHS[0]) if order == "given" else packed(FLEX_LENGTHS[0])
+    visible = Visible.around(64, order)
     qkv = torch.randn(687, 3, 2, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is slow
@@ -357,7 +449,7 @@ def test_flex_equals_sdpa_uncompiled(monkeypatch: pytest.MonkeyPatch, window: bo
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize("order", ["all", "causal"])
+@pytest.mark.parametrize("order", ["all", "causal", "given"])
 @pytest.mark.parametrize("window", [True, False])
 def test_flex_compiles_once_for_all_documents(window: bool, order: Order) -> None:
     """The compiled kernel computes the listed blocks only, and a compilation for each microbatch would end training."""
@@ -365,13 +457,29 @@ def test_flex_compiles_once_for_all_documents(window: bool, order: Order) -> Non
     torch._dynamo.reset()
     counters.clear()
     for lengths in FLEX_LENGTHS:
-        line, visible = packed(lengths, spare=10 - len(lengths)), Visible.around(64, order)
+        line = (given if order == "given" else packed)(lengths, spare=10 - len(lengths))
+        visible = Visible.around(64, order)
         qkv = torch.randn(687, 3, 2, 16)
         with torch.no_grad():  # all that the CPU offers
             out = flex.attend(*qkv.unbind(1), flex.prepare(line, visible), window)
         expected = sdpa.attend(*qkv.unbind(1), sdpa.prepare(line, visible), window)
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("name", ["varlen", "flash", "flex"])
+def test_kernels_say_what_they_cannot_show_a_token(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """On a GPU that could run them; in silence they would show a token what it is to predict."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(flash, "flash2", lambda: None)
+    monkeypatch.setattr(flex.importlib.util, "find_spec", lambda name: True)
+    kernel, gpu = KERNELS[name], torch.device("cuda")
+    assert kernel.support(gpu, torch.bfloat16) is None
+    reason = kernel.support(gpu, torch.bfloat16, "given")
+    assert reason is None if name == "flex" else "order of the tokens' own" in str(reason)
+    assert "adds nothing to the scores" in str(kernel.support(gpu, torch.bfloat16, "all", True))
+    assert ("given" in KERNEL_ORDERS[name]) is (reason is None), "check says the same without a GPU"
 
 
 def test_flex_says_where_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:

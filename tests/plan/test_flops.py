@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -21,16 +22,21 @@ from modernbert_train.config.schema import (
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
+    PermutationLmConfig,
     ReplacedTokensConfig,
     SentenceOrderConfig,
+    XLNetConfig,
 )
 from modernbert_train.models.attention import sdpa
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.build import build_model
 from modernbert_train.models.pairs import ORDER, PAIRS
 from modernbert_train.models.replaced import DRAWS, TOKENS
+from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, flops_per_token, mean_keys, mean_spans
+from tests.objectives.test_mlm import VOCABULARY
+from tests.objectives.test_permutation import text_of
 from tests.plan.batches import make_batch
 
 BASE = ModernBertConfig(vocab_size=2048, num_layers=4, attention_out_dropout=0.0)  # two layers of a kind
@@ -83,6 +89,22 @@ def test_global_layers_need_no_correction(config: ModelConfig) -> None:
     forward, training = counted(config, MLM, make_batch(lengths, 40))
     assert flops.forward == pytest.approx(forward, rel=0.001)
     assert flops.training == pytest.approx(training, rel=0.001)
+
+
+def test_distances_are_scored_too() -> None:
+    """A product more for each pair that is seen. What is computed is more: each query meets all distances of its
+    sequence, nearly two for each key; and a microbatch makes the keys of its distances once, which no token counts."""
+    config = XLNetConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48)
+    lengths, model, width, layers = [33, 7, 100], census(config), 32, 3
+    tokens, longest = sum(lengths), max(lengths)
+    flops = flops_per_token(model, mean_spans(lengths, model), {"tokens": 40 / tokens})
+    pairs = sum(n * n for n in lengths)
+    assert flops.global_attention == pytest.approx(3 * 2 * width * layers * pairs / tokens)
+    farther = sum(n * (n - 1) for n in lengths)  # distances that a query meets beyond its keys
+    once = (2 * longest - 1) * 2 * width * width
+    beyond = layers * (2 * width * farther + once) / tokens
+    forward, _ = counted(config, MLM, make_batch(lengths, 40))
+    assert flops.forward + beyond == pytest.approx(forward, rel=1e-3)
 
 
 @EACH_GLOBAL
@@ -161,6 +183,25 @@ def test_spans_equal_masks_written_out(order: Order) -> None:
     assert mean_keys(lengths, side, order) == pytest.approx(mean_seen(True))
     spans = mean_spans(lengths, census(TINY), order)
     assert (spans.whole, spans.local) == (pytest.approx(mean_seen(False)), pytest.approx(mean_seen(True)))
+
+
+def test_spans_of_a_permuted_order_equal_masks_written_out() -> None:
+    """At the mean over many orders, by token of text; a window hides the same share of them, about."""
+    lengths, side, config = [62] * 40, 8, PermutationLmConfig()
+    inputs = PermutationLM(config, VOCABULARY).make(text_of([n - 2 for n in lengths]), config)
+    given, tokens = inputs.given, sum(lengths)
+    assert given is not None
+    sequence = np.searchsorted(given.boundaries, np.arange(len(given.ranks_T)), side="right")
+    seen = (sequence[:, None] == sequence) & (given.ranks_T < given.limits_T[:, None])
+    near = np.abs(given.position_ids_T[:, None] - given.position_ids_T) <= side
+    share = config.query_share
+    assert mean_keys(lengths, None, "given", share) == pytest.approx(seen.sum() / tokens, rel=0.02)
+    assert mean_keys(lengths, side, "given", share) == pytest.approx((seen & near).sum() / tokens, rel=0.08)
+    encoded = config.encoded_tokens(62)
+    assert encoded * tokens == pytest.approx(tokens + inputs.counts["permutation"], rel=0.01)
+    model = census(TINY, config)
+    plain, more = (flops_per_token(model, mean_spans(lengths, model), {"tokens": 0.2}, each) for each in (1, encoded))
+    assert more.layers == pytest.approx(encoded * plain.layers) and more.head == plain.head
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_the_answer_says_what_stands_in_the_way(capsys: pytest.CaptureFixture[st
     assert re.match(r"compute.compile=true: .+ instead of .+, predicted", found["note"][1])
 
 
-@pytest.mark.parametrize("objective", ["mlm", "causal", "sop", "rtd"])
+@pytest.mark.parametrize("objective", ["mlm", "causal", "sop", "permutation", "rtd"])
 def test_another_encoder_is_planned_without_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], objective: str
 ) -> None:
@@ -135,6 +135,7 @@ def test_another_encoder_is_planned_without_memory(
     (memory,) = found["memory"]
     assert memory.startswith("predicted for ModernBERT only, without a generator. Measure it: start the run under")
     assert "12 layers of width 768, all of them global." in out
+    assert ("the encoder reads 1.1" in out) is (objective == "permutation")
     titles = [paragraph.split("\n")[0] for paragraph in out.split("\n\n")[1:]]
     assert titles[:4] == ["Model", "Training", "GFLOP per token", "Memory of one H100 SXM"]
     assert not any(title.startswith("Largest microbatch") for title in titles)

@@ -20,6 +20,7 @@ from modernbert_train.config.schema import (
     ObjectiveConfig,
     ReplacedTokensConfig,
     SentenceOrderConfig,
+    XLNetConfig,
 )
 from modernbert_train.models.build import ENCODERS, build_model
 from modernbert_train.optim.groups import weights_of
@@ -34,6 +35,7 @@ ROBERTA_LARGE = BertConfig(
     vocab_size=50265, segments=1, position_offset=2, hidden_size=1024, num_layers=24, num_heads=16,
     intermediate_size=4096,
 )  # fmt: skip
+XLNET_LARGE = XLNetConfig(hidden_size=1024, num_layers=24, num_heads=16, intermediate_size=4096)
 ALBERT = AlbertConfig()
 ALBERT_SIZES = {
     "albert-base": (ALBERT, 11_813_810),
@@ -58,6 +60,7 @@ MODELS_OF_EACH_KIND = {
     "albert, attention shared": replace(ALBERT, sharing="attention", groups=3),
     "albert, ffn shared": replace(ALBERT, sharing="ffn"),
     "albert, nothing shared": replace(ALBERT, sharing="none"),
+    "xlnet": XLNetConfig(),
 }
 
 
@@ -120,8 +123,19 @@ def test_counts_equal_the_real_model(name: str, objective: ObjectiveConfig) -> N
         (BERT_LARGE, 335_174_458),
         (ROBERTA, 124_697_433),
         (ROBERTA_LARGE, 355_412_057),
+        (XLNetConfig(), 116_750_336),
+        (XLNET_LARGE, 360_300_800),
     ],
-    ids=["modernbert-base", "modernbert-large", "bert-base", "bert-large", "roberta-base", "roberta-large"],
+    ids=[
+        "modernbert-base",
+        "modernbert-large",
+        "bert-base",
+        "bert-large",
+        "roberta-base",
+        "roberta-large",
+        "xlnet-base",
+        "xlnet-large",
+    ],
 )
 def test_the_published_sizes(config: ModelConfig, total: int) -> None:
     assert count_parameters(config).total == total

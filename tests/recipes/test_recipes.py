@@ -167,6 +167,17 @@ def test_the_rate_of_bert_is_one_line_over_both_lengths() -> None:
     assert lr_at(config, border - 1) == pytest.approx(1e-5, rel=1e-3) == pytest.approx(lr_at(config, border), rel=1e-3)
 
 
+def test_xlnet_is_trained_as_it_was_compared_with_bert() -> None:
+    """Parameters of transformers' XLNetLMHeadModel, a million steps of 256 times 512 tokens, one in six predicted."""
+    config = load_run([RECIPES / "xlnet-base.yaml"])
+    check(config, num_ranks=8)
+    phase = config.phases["main"]
+    assert count_parameters(config.model).total == 116_750_336
+    assert phase.tokens == 1_000_000 * phase.batch_rows * phase.row_tokens and phase.batch_rows * 512 == 256 * 512
+    assert config.objective.predicted_share == 1 / 6
+    assert lr_at(config, config.total_tokens - 1) == pytest.approx(0, abs=1e-9)
+
+
 @pytest.mark.runs
 def test_a_run_that_begins_causal_ends_masked(tiny_data: Path, tmp_path: Path) -> None:
     assert main(["train", *words(tiny_data, tmp_path, "causal-then-masked.yaml")]) == 0

@@ -15,6 +15,7 @@ from modernbert_train.config.schema import (
     CausalLmConfig,
     MaskedLmConfig,
     ModernBertConfig,
+    PermutationLmConfig,
     SentenceOrderConfig,
 )
 from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
@@ -62,6 +63,25 @@ def test_flops_of_another_encoder_in_causal_order() -> None:
     forward += 2 * predicted * (32 * 32 + 32 * 512)
     counts = {"causal": predicted}
     assert training_flops(ROWS, counts, model, CausalLmConfig()) == pytest.approx(3 * forward, rel=1e-12)
+
+
+def test_flops_of_permuted_orders() -> None:
+    """Query tokens are computed and are no tokens of the clock; what a token sees is counted at the mean."""
+    model = BertConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48)
+    objective = PermutationLmConfig()
+    lengths = [chunk.length + SPECIAL_TOKENS for row in ROWS for chunk in row]
+    queries = sum(n - 2 for n in lengths) / 6
+    forward = 3 * 2 * (sum(lengths) + queries) * (4 * 32 * 32 + 2 * 32 * 48) + 2 * 20 * (32 * 32 + 32 * 512)
+    for n in lengths:
+        asked, plain = (n - 2) / 6, (n - 2) * 5 / 6
+        seen = plain * n + sum_to(asked + 2) + asked * (plain + (asked + 1) / 2)
+        forward += 3 * 4 * 32 * seen
+    assert training_flops(ROWS, {"permutation": 20}, model, objective) == pytest.approx(3 * forward, rel=1e-12)
+
+
+def sum_to(count: float) -> float:
+    """Of 1, 2, ... count."""
+    return count * (count + 1) / 2
 
 
 def test_flops_of_pairs() -> None:

@@ -18,7 +18,7 @@ import yaml
 from modernbert_train.__main__ import main
 from modernbert_train.run.checkpoint import newest_valid
 from tests.conftest import TinyRun
-from tests.systems.test_matrix import PAIRS, system
+from tests.systems.test_matrix import MATRIX, PAIRS, system
 from tests.train.faulty import Killed, at_fault
 from tests.train.test_run import records
 
@@ -47,7 +47,7 @@ def killed_and_gone_on(words: list[str], step: int) -> None:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(("encoder", "objective"), PAIRS)
+@pytest.mark.parametrize(("encoder", "objective"), MATRIX)
 def test_a_killed_run_goes_on_as_if_it_never_was(
     tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str
 ) -> None:
@@ -75,6 +75,27 @@ def test_a_run_learns_causally_and_then_from_masks(tiny_run: TinyRun, tmp_path: 
     }
     assert shares["short"] > 0.9 and 0.2 < shares["long"] < 0.4
     at = len(by_phase["short"]) + 2
+    killed_and_gone_on(tiny_run(*common, "name=killed"), step=at)
+    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(("first", "second"), [("permutation", "mlm"), ("mlm", "permutation")])
+def test_a_run_learns_in_permuted_orders_and_from_masks(
+    tiny_run: TinyRun, tmp_path: Path, first: str, second: str
+) -> None:
+    """One run, two objectives, in either turn: the clock counts text alone, and a killed run goes on bit by bit."""
+    phases = (f"objective={{name: {second}}}", f"phases.short.objective={{name: {first}}}")
+    common = (*phases, "checkpoint.interval_steps=3")
+    assert main(["train", *tiny_run(*common, "name=whole")]) == 0
+    steps = records(tmp_path / "runs/whole")
+    ends = {step["phase"]: step["tokens"] for step in steps}
+    began = {"short": 0, "long": ends["short"]}
+    for phase, name in (("short", first), ("long", second)):
+        predicted = sum(step["predicted"] for step in steps if step["phase"] == phase)
+        share = predicted / (ends[phase] - began[phase])
+        assert (0.12 < share < 1 / 6) if name == "permutation" else (0.2 < share < 0.3), (name, share)
+    at = sum(step["phase"] == "short" for step in steps) + 2
     killed_and_gone_on(tiny_run(*common, "name=killed"), step=at)
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
 

@@ -103,17 +103,27 @@ def test_both_parts_compute_the_same_in_transformers(
 
 
 @pytest.mark.runs
-def test_of_an_albert_only_the_generator_is_exported(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("encoder", "named", "more"),
+    [("albert", "AlbertForMaskedLM", ()), ("xlnet", "XLNetLMHeadModel", ("objective.sharing=none",))],
+)
+def test_of_some_only_the_generator_is_exported(
+    tiny_run: TinyRun,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    encoder: str,
+    named: str,
+    more: tuple[str, ...],
 ) -> None:
-    """transformers has no ALBERT with this head. The embeddings are narrow, and both have them as they are."""
-    assert main(["train", *system(tiny_run(*SHORT), "albert", "rtd")]) == 0
+    """transformers has no ALBERT or XLNet with this head. An ALBERT's embeddings are narrow: both have them as they
+    are."""
+    assert main(["train", *system(tiny_run(*SHORT, *more), encoder, "rtd")]) == 0
     run = tmp_path / "runs/tiny"
     capsys.readouterr()
     assert main(["export", str(run)]) == 78
     assert "no such model for weights that were trained to tell replaced tokens" in capsys.readouterr().err
     assert main(["export", str(run), "--generator"]) == 0
-    twin = opened(run / "hf-generator", "AlbertForMaskedLM")
+    twin = opened(run / "hf-generator", named)
     found = newest(run)
     model = build_model(found.config.model, found.config.objective)
     assert isinstance(model, ForReplacedTokens)

@@ -37,7 +37,7 @@ class TwoTerms(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = SimpleNamespace(layers=())
+        self.encoders = ()
         self.weight = nn.Parameter(torch.ones(2))
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:

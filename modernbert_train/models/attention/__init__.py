@@ -19,7 +19,7 @@ from torch import Tensor
 from modernbert_train.batch import Order, Packed
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import flash, flex, sdpa, varlen
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +30,26 @@ class Kernel(Protocol):
     name: str
     traits: str  # what it can do, for people: windows, backward pass, determinism
 
-    def support(self, device: torch.device, dtype: torch.dtype, order: Order = "all") -> str | None:
-        """None if the kernel serves this device, dtype of q, k and v, and order; otherwise why it does not."""
+    def support(self, device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
+        """None if the kernel serves this device, dtype of q, k and v, order and perhaps bias; else why it does not."""
 
     def prepare(self, packed: Packed, visible: Visible) -> Any:
         """Everything that layers share in this microbatch."""
 
-    def attend(self, q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Any, window: bool) -> Tensor:
-        """Attention within each sequence, scaled by 1/sqrt(H), windowed if `window`; returns out_TNH."""
+    def attend(
+        self,
+        q_TNH: Tensor,
+        k_TNH: Tensor,
+        v_TNH: Tensor,
+        layout: Any,
+        window: bool,
+        bias: ScoreBias | None = None,
+    ) -> Tensor:
+        """Attention within each sequence, scaled by 1/sqrt(H), windowed if `window`; returns out_TNH.
+
+        What a layer adds to the scores is `bias`. A token that sees nothing, which the order "given" can ask for, gets
+        zeros.
+        """
 
 
 # in the order in which `auto` asks
@@ -46,7 +58,12 @@ KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "flex": flex, "s
 
 @functools.cache
 def choose_kernel(
-    name: str, device: torch.device, dtype: torch.dtype, key: str = "compute.attention", order: Order = "all"
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    key: str = "compute.attention",
+    order: Order = "all",
+    bias: bool = False,
 ) -> Kernel:
     """Find the kernel that a run gets.
 
@@ -56,11 +73,12 @@ def choose_kernel(
         dtype: of q, k and v, which under autocast is not that of the weights.
         key: where the name was set, for the messages.
         order: what tokens see.
+        bias: whether the model adds to the scores.
 
     Raises:
         ConfigError: the named kernel is unknown or cannot serve here.
     """
-    reasons = {kind: kernel.support(device, dtype, order) for kind, kernel in KERNELS.items()}
+    reasons = {kind: kernel.support(device, dtype, order, bias) for kind, kernel in KERNELS.items()}
     usable = [kind for kind, reason in reasons.items() if reason is None]
     chosen = usable[0] if name == "auto" else name
     if chosen not in usable:

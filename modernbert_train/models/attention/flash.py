@@ -18,8 +18,8 @@ from torch import Tensor
 
 from modernbert_train.batch import Order, Packed
 from modernbert_train.models.attention import varlen
-from modernbert_train.models.attention.varlen import gpu_support
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention.varlen import gpu_support, without_mask
+from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 # OSError: built for another torch or CUDA
 MISSING: list[str] = []
@@ -52,8 +52,10 @@ class Layout(varlen.Layout):
     function: Callable[..., Any]
 
 
-def support(device: torch.device, dtype: torch.dtype, order: Order = "all") -> str | None:
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
     """See `Kernel.support`."""
+    if (reason := without_mask(order, bias)) is not None:
+        return reason
     if flash2 is None and flash3 is None and flash4 is None:
         return f"no FlashAttention is installed, or none fits this torch ({'; '.join(MISSING)})"
     if (reason := gpu_support(device, dtype)) is not None:
@@ -70,8 +72,11 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
     return Layout(packed.cu_seqlens_S, packed.max_seqlen, visible, function)
 
 
-def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool) -> Tensor:
+def attend(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None = None
+) -> Tensor:
     """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
+    assert bias is None, "asked for without support()"
     boundaries, longest = layout.cu_seqlens_S, layout.max_seqlen
     options: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     if window:

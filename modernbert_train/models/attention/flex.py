@@ -22,12 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from modernbert_train.batch import Order, Packed
+from modernbert_train.batch import QUERY_RANK, Order, Packed
 from modernbert_train.models.attention.varlen import gpu_support
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 name = "flex"
-traits = "window; backward, deterministic; compiled by Triton"
+traits = "window; any order; backward, deterministic; compiled by Triton"
 
 BLOCK = 128
 
@@ -40,8 +40,10 @@ class Layout:
     local: BlockMask | None
 
 
-def support(device: torch.device, dtype: torch.dtype, order: Order = "all") -> str | None:
-    """See `Kernel.support`."""
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
+    """See `Kernel.support`. A bias would be looked up in a table whose gradient is summed in no fixed order."""
+    if bias:
+        return "it adds nothing to the scores here, as the model needs"
     if device.type == "cpu":
         return "FlexAttention has no backward pass on CPUs"
     if importlib.util.find_spec("triton") is None:
@@ -63,6 +65,9 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
     some_BB = (first_B[:, None] <= last_B) & (first_B <= last_B[:, None])
     every_BB = (first_B[:, None] == last_B) & (first_B == last_B[:, None])
 
+    if visible.order == "given":
+        return _given(packed, visible, sequence_T, some_BB)
+
     block_B = torch.arange(len(first_B), device=first_B.device)
     back_BB = (block_B[:, None] - block_B) * BLOCK  # tokens that a key block stands before its query block
 
@@ -83,8 +88,45 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
     return Layout(mask(False), None if visible.window is None else mask(True))
 
 
-def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool) -> Tensor:
-    """See `Kernel.attend`."""
+def _given(packed: Packed, visible: Visible, sequence_T: Tensor, some_BB: Tensor) -> Layout:
+    """Ranks below limits, in local layers of near positions; no block is seen throughout, since targets lie anywhere.
+
+    Args:
+        packed, visible: see `Kernel.prepare`.
+        sequence_T: number of each token's sequence.
+        some_BB: blocks that share a sequence.
+    """
+    assert packed.ranks_T is not None and packed.limits_T is not None, "an order that nobody gave"
+    ranks_T, limits_T, position_T = packed.ranks_T, packed.limits_T, packed.position_ids_T
+    num_tokens, missing = len(ranks_T), -len(ranks_T) % BLOCK
+    lowest_B = F.pad(ranks_T, (0, missing), value=QUERY_RANK).unflatten(0, (-1, BLOCK)).amin(1)
+    highest_B = F.pad(limits_T, (0, missing), value=-1).unflatten(0, (-1, BLOCK)).amax(1)
+    some_BB = some_BB & (lowest_B < highest_B[:, None])
+    # the last position again for what the last block lacks: it is neither the nearest nor the farthest
+    position_BQ = torch.cat([position_T, position_T[-1:].expand(missing)]).unflatten(0, (-1, BLOCK))
+    near_B, far_B = position_BQ.amin(1), position_BQ.amax(1)
+
+    def mask(window: tuple[int, int] | None) -> BlockMask:
+        def seen(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            known = (sequence_T[q] == sequence_T[k]) & (ranks_T[k] < limits_T[q])
+            if window is None:
+                return known
+            back = position_T[q] - position_T[k]
+            return known & (back <= window[0]) & (back >= -window[1])
+
+        some = some_BB
+        if window is not None:
+            some = some & (near_B[:, None] - far_B <= window[0]) & (near_B - far_B[:, None] <= window[1])
+        return _block_mask(some, torch.zeros_like(some), seen, num_tokens)
+
+    return Layout(mask(None), None if visible.window is None else mask(visible.window))
+
+
+def attend(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None = None
+) -> Tensor:
+    """See `Kernel.attend`; a token that sees nothing gets zeros from FlexAttention itself."""
+    assert bias is None, "asked for without support()"
     q, k, v = (x_TNH.transpose(0, 1).unsqueeze(0) for x_TNH in (q_TNH, k_TNH, v_TNH))
     mask = layout.local if window else layout.everywhere
     out: Tensor = _compiled()(q, k, v, block_mask=mask)

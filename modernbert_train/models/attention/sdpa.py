@@ -6,6 +6,9 @@ one call for each sequence. Measured on one core (16,384 tokens, 12 heads of 64,
 0.91 s with blocks of 64, 1.10 s with 128, 1.29 s with 256; global layers, documents of median 300 tokens, 1.13 s by
 sequence against 1.95 s in padded buckets of equal length (2.0 s against 2.3 s with full rows of 1,024).
 
+The order "given", and a bias, take one call for each sequence in local layers too, with a mask of its own pairs: as
+much memory as the squares of the lengths.
+
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width, B blocks, Q queries in a block,
 K keys that a block sees.
 """
@@ -19,24 +22,40 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modernbert_train.batch import Order, Packed
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 name = "sdpa"
-traits = "any device and precision; window; backward, deterministic on CPUs"
+traits = "any device and precision; window; any order; bias; backward, deterministic on CPUs"
 
 BLOCK_QUERIES = 64
 
 
 @dataclass(frozen=True)
+class Masked:
+    """Which keys of its sequence each query sees; a blind one, which sees none, is computed over all and left out."""
+
+    visible_QK: Tensor
+    blind_Q1: Tensor
+
+
+@dataclass(frozen=True)
 class Layout:
-    """The lengths of the sequences on the host, and which keys each query of a local layer sees, if there are any."""
+    """The lengths of the sequences on the host, and which keys a query sees where that is not all of its sequence.
+
+    Attributes:
+        lengths: of the sequences.
+        visible: what was asked.
+        visible_B1QK: of each block of queries in local layers, if there are any.
+        masks: in the order "given" in their place: of each sequence, in global layers (False) and local ones (True).
+    """
 
     lengths: list[int]
     visible: Visible
-    visible_B1QK: Tensor | None
+    visible_B1QK: Tensor | None = None
+    masks: dict[bool, list[Masked]] | None = None
 
 
-def support(device: torch.device, dtype: torch.dtype, order: Order = "all") -> str | None:
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
     """See `Kernel.support`: it serves everywhere."""
     return None
 
@@ -47,8 +66,10 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
     device = packed.cu_seqlens_S.device
     lengths = [n for n in packed.cu_seqlens_S.diff().tolist() if n > 0]
     assert sum(lengths) == num_tokens, "cu_seqlens must run from 0 to T"
+    if visible.order == "given":
+        return Layout(lengths, visible, masks=_masks(packed, visible, lengths))
     if visible.window is None:
-        return Layout(lengths, visible, None)
+        return Layout(lengths, visible)
 
     before, after = visible.sides(True)
     num_blocks = -(-num_tokens // BLOCK_QUERIES)
@@ -66,15 +87,61 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
     return Layout(lengths, visible, (same_BQK & (back_BQK <= before) & (back_BQK >= -after)).unsqueeze(1))
 
 
+def _masks(packed: Packed, visible: Visible, lengths: list[int]) -> dict[bool, list[Masked]]:
+    """Who sees whom by ranks and limits; in local layers, by positions too."""
+    assert packed.ranks_T is not None and packed.limits_T is not None, "an order that nobody gave"
+    masks: dict[bool, list[Masked]] = {False: [], True: []}
+    each = (x_T.split(lengths) for x_T in (packed.ranks_T, packed.limits_T, packed.position_ids_T))
+    for ranks, limits, positions in zip(*each, strict=True):
+        seen_QK = ranks < limits[:, None]
+        masks[False].append(_masked(seen_QK))
+        if visible.window is not None:
+            before, after = visible.window
+            back_QK = positions[:, None] - positions
+            masks[True].append(_masked(seen_QK & (back_QK <= before) & (back_QK >= -after)))
+    return masks
+
+
+def _masked(seen_QK: Tensor) -> Masked:
+    blind_Q1 = ~seen_QK.any(dim=1, keepdim=True)
+    return Masked(seen_QK | blind_Q1, blind_Q1)
+
+
 @torch.compiler.disable  # the lengths differ in every microbatch: a graph would be compiled for each
-def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool) -> Tensor:
+def attend(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None = None
+) -> Tensor:
     """See `Kernel.attend`."""
+    if layout.masks is not None or bias is not None:
+        return _attend_each(q_TNH, k_TNH, v_TNH, layout, window, bias)
     if window:
         return _attend_local(q_TNH, k_TNH, v_TNH, layout)
     # split, not slices: its backward joins the gradients once, where each slice would fill a whole line with zeros
     parts = zip(*(x_TNH.unsqueeze(0).split(layout.lengths, dim=1) for x_TNH in (q_TNH, k_TNH, v_TNH)), strict=True)
     causal = layout.visible.order == "causal"
     return torch.cat([_sdpa(q, k, v, causal=causal) for q, k, v in parts], dim=1).squeeze(0)
+
+
+def _attend_each(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None
+) -> Tensor:
+    """One call for each sequence, with its own mask and bias."""
+    assert layout.masks is not None or not window, "a bias in local layers"
+    causal, start, out = layout.visible.order == "causal", 0, []
+    parts = zip(*(x_TNH.split(layout.lengths) for x_TNH in (q_TNH, k_TNH, v_TNH)), strict=True)
+    for number, (q, k, v) in enumerate(parts):
+        masked = None if layout.masks is None else layout.masks[window][number]
+        mask_QK = None if masked is None else masked.visible_QK
+        if bias is not None:
+            hidden_QK = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu(1) if causal else None
+            hidden_QK = hidden_QK if mask_QK is None else ~mask_QK
+            mask_QK = bias(start, start + len(q)).to(q.dtype)
+            mask_QK = mask_QK if hidden_QK is None else mask_QK.masked_fill(hidden_QK, -torch.inf)
+        is_causal = causal and bias is None
+        out_QNH = _sdpa(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), mask_QK, is_causal).squeeze(0)
+        out.append(out_QNH if masked is None else out_QNH.masked_fill(masked.blind_Q1.unsqueeze(1), 0.0))
+        start += len(q)
+    return torch.cat(out)
 
 
 def _attend_local(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.batch import Order, Packed
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 try:
     from torch.nn.attention import varlen as torch_varlen
@@ -36,9 +36,16 @@ class Layout:
     visible: Visible
 
 
-def support(device: torch.device, dtype: torch.dtype, order: Order = "all") -> str | None:
+def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
     """See `Kernel.support`."""
-    return MISSING or gpu_support(device, dtype)
+    return without_mask(order, bias) or MISSING or gpu_support(device, dtype)
+
+
+def without_mask(order: Order, bias: bool) -> str | None:
+    """What kernels do not serve that take boundaries and a window, and nothing else."""
+    if order == "given":
+        return "it takes no order of the tokens' own, as the objective has one"
+    return "it adds nothing to the scores, as the model needs" if bias else None
 
 
 def gpu_support(
@@ -64,9 +71,12 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
     return Layout(packed.cu_seqlens_S, packed.max_seqlen, visible)
 
 
-def attend(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool) -> Tensor:
+def attend(
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None = None
+) -> Tensor:
     """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
     boundaries, longest = layout.cu_seqlens_S, layout.max_seqlen
+    assert bias is None, "asked for without support()"
     out = torch_varlen.varlen_attn(
         q_TNH, k_TNH, v_TNH, boundaries, boundaries, longest, longest, window_size=layout.visible.sides(window)
     )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from modernbert_train.batch import Order
+
+# of the sequence from one index of the buffer to another: bias_NQK, added to the scores after they are scaled
+ScoreBias = Callable[[int, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -12,7 +18,8 @@ class Visible:
     """What all layers of an encoder see in one microbatch.
 
     Attributes:
-        window: tokens before and after itself that a token sees in local layers; None if no layer is local.
+        window: tokens before and after itself that a token sees in local layers; None if no layer is local. In the
+            order "given" by their positions, since query tokens stand elsewhere in the buffer.
         order: in every layer.
     """
 
@@ -26,7 +33,7 @@ class Visible:
         In causal order half the window holds the token itself, as in transformers' ModernBertDecoder: a local
         attention of 128 sees itself and 63 tokens before it. Ettin's training code saw 64.
         """
-        return cls((half_window, half_window) if order == "all" else (max(0, half_window - 1), 0), order)
+        return cls((max(0, half_window - 1), 0) if order == "causal" else (half_window, half_window), order)
 
     def sides(self, window: bool) -> tuple[int, int]:
         """Tokens seen before and after itself; -1 is all of them, as FlashAttention says it."""

@@ -12,18 +12,21 @@ from typing import Any, Protocol
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig, XLNetConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.own_files import require_own_files
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import albert, bert, modernbert, modernbert_decoder, modernbert_tokens
+from modernbert_train.weights.formats import albert, bert, modernbert, modernbert_decoder, modernbert_tokens, xlnet
 from modernbert_train.weights.formats.classifiers import KINDS, Classifiers
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
 
 
 class HubFormat(Protocol):
-    """How transformers stores one kind of model: a file of this folder."""
+    """How transformers stores one kind of model: a file of this folder.
+
+    One whose tensors do not all have our shapes has `shape(name, config) -> Shape | None` too, see shape.py.
+    """
 
     def read(self, raw: dict[str, Any], where: str) -> Described:
         """What the content of a config.json says; `where` is how messages name it.
@@ -67,6 +70,7 @@ FORMATS: dict[str, HubFormat] = {
     "roberta": bert,
     "electra": Electra(),
     "albert": albert,
+    "xlnet": xlnet,
 }
 
 # class in a config.json -> its format, where it is not that of its model_type
@@ -79,6 +83,8 @@ EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
     (BertConfig, "all"): bert,
     (BertConfig, "causal"): bert,
     (AlbertConfig, "all"): albert,  # transformers has no decoder of it
+    (XLNetConfig, "all"): xlnet,
+    (XLNetConfig, "causal"): xlnet,
 }
 
 # architecture of what was trained to tell replaced tokens -> its format, and that of its generator
@@ -104,7 +110,7 @@ def format_of(raw: dict[str, Any], where: str) -> HubFormat:
 
 
 def export_format(model: ModelConfig, order: Order, modules: Collection[str] = ()) -> HubFormat:
-    """The format that weights are exported in.
+    """The format that weights are exported in; what was trained in an order that was given sees all elsewhere.
 
     Args:
         model: their architecture.
@@ -114,7 +120,8 @@ def export_format(model: ModelConfig, order: Order, modules: Collection[str] = (
     Raises:
         ConfigError: there is none for such a model.
     """
-    found = DISCRIMINATORS.get(type(model)) if TOKEN_HEAD in modules else EXPORTS.get((type(model), order))
+    plain = "all" if order == "given" else order
+    found = DISCRIMINATORS.get(type(model)) if TOKEN_HEAD in modules else EXPORTS.get((type(model), plain))
     if found is None:
         how = "to tell replaced tokens" if TOKEN_HEAD in modules else f"in order {order}"
         raise ConfigError(

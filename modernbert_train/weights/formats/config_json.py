@@ -25,12 +25,14 @@ class Described(NamedTuple):
         model: the architecture. What only concerns training is not always in the file, and then has its default.
         max_tokens: longest sequence.
         order: what a token sees; causal is a decoder.
+        detects: it was trained to tell replaced tokens.
         objective: of one that tells classes; None: it predicts tokens, or tells replaced ones.
     """
 
     model: ModelConfig
     max_tokens: int
     order: Order
+    detects: bool = False
     objective: LabelledConfig | None = None
 
 

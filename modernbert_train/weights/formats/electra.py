@@ -97,4 +97,4 @@ class Electra:
                 "this encoder only knows embeddings of its own width. Name another model."
             )
         model = bert.architecture(raw, where, "bert")
-        return Described(model, model.max_positions, "all")
+        return Described(model, model.max_positions, "all", detects=DISCRIMINATOR in named)

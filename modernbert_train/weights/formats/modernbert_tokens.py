@@ -17,10 +17,10 @@ from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import modernbert
 from modernbert_train.weights.formats.config_json import Described
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
+from modernbert_train.weights.formats.shape import Shape
 
 ARCHITECTURE = "ModernBertForTokenClassification"
 LABELS = ("original", "replaced")
-ROWS_OF_ZEROS = {"classifier.weight": 1, "classifier.bias": 1}  # that stand above ours; see tensors.py
 
 _HEADS = {
     f"{TOKEN_HEAD}.transform.dense.weight": "head.dense.weight",
@@ -35,6 +35,13 @@ def theirs(name: str, config: ModernBertConfig) -> tuple[str, ...]:
     if name in _HEADS:
         return (_HEADS[name],)
     return (name,) if name.startswith("model.") else ()
+
+
+def shape(name: str, config: ModernBertConfig) -> Shape | None:
+    """See `HubFormat`: above the one logit of ours stands one that is 0."""
+    if name.startswith(f"{TOKEN_HEAD}.classifier."):
+        return Shape((2, config.hidden_size) if name.endswith("weight") else (2,), zero_rows=1)
+    return None
 
 
 def today(name: str) -> str | None:
@@ -68,4 +75,4 @@ def read(raw: dict[str, Any], where: str) -> Described:
             f"{where}: id2label={shown(labels)}; of {ARCHITECTURE} only {', '.join(LABELS)} can be read. Name the "
             "model before it was trained for other labels."
         )
-    return Described(model, modernbert.max_tokens_of(raw), "all")
+    return Described(model, modernbert.max_tokens_of(raw), "all", detects=True)

@@ -18,6 +18,7 @@ from modernbert_train.models.build import all_shapes
 from modernbert_train.weights.formats import HubFormat
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
+from modernbert_train.weights.formats.shape import Shape
 
 EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 Mistake = Callable[[str], RunError]
@@ -71,13 +72,14 @@ def to_hf(
     if DECODER in weights and EMBEDDING in weights and not torch.equal(weights[DECODER], weights[EMBEDDING]):
         raise mistake(f"{DECODER} is not tied to {EMBEDDING}")
     _compare({name: tensor for name, tensor in weights.items() if name != DECODER}, expected, mistake)
-    above = _rows_of_zeros(hub)
-    return {
-        name: _stored(part, above.get(name, 0), copy)
-        for ours in expected
-        for copy, parts in enumerate(places_of(hub, ours, config))
-        for name, part in zip(parts, weights[ours].chunk(len(parts)), strict=True)
-    }
+    stored = {}
+    for ours in expected:
+        shape = _shape(hub, ours, config)
+        for copy, parts in enumerate(places_of(hub, ours, config)):
+            for name, part in zip(parts, weights[ours].chunk(len(parts)), strict=True):
+                there = _there(part, shape)
+                stored[name] = there.clone(memory_format=torch.contiguous_format) if copy else there.contiguous()
+    return stored
 
 
 def from_hf(
@@ -119,29 +121,30 @@ def from_hf(
     optional = shapes is None
     shapes = shapes or all_shapes(config)
     known = {ours: places for ours in shapes if (places := places_of(hub, ours, config))}
-    above, classes = _rows_of_zeros(hub), _names(known, TOKEN_HEAD)
+    classes = _names(known, TOKEN_HEAD)
     told = bool(classes) and all(name in found for name in classes)  # a class of each token, and no predictions
     for head in [*heads_among(known), *(("head", "decoder") if told else ())] if optional else ():
         if not all(name in found for name in _names(known, head)):
             for name in _names(known, head):
                 found.pop(name, None)
             known = {ours: places for ours, places in known.items() if module_of(ours) != head}
+    part_of = {ours: (shapes[ours][0] // len(places[0]), *shapes[ours][1:]) for ours, places in known.items()}
+    other = {ours: shape for ours in known if (shape := _shape(hub, ours, config)) is not None}
     expected = {
-        name: (shapes[ours][0] // len(parts) + above.get(name, 0), *shapes[ours][1:])
+        name: other[ours].dims if ours in other else part_of[ours]
         for ours, places in known.items()
         for parts in places
         for name in parts
     }
     _compare(found, expected, mistake)
     _compare_copies(found, known.values(), where)
-    for name, rows in above.items():
-        if name in found and found[name][:rows].any():
-            raise mistake(f"{name} is not zero in the first row")
-        found[name] = found[name][rows:]
-    weights = {
-        ours: (found[parts[0]] if len(parts) == 1 else torch.cat([found[name] for name in parts])).float()
-        for ours, (parts, *_) in known.items()
-    }
+    weights = {}
+    for ours, (names, *_) in known.items():
+        shape = other.get(ours)
+        if shape is not None and shape.zero_rows and (mixed := [n for n in names if found[n][: shape.zero_rows].any()]):
+            raise mistake(f"{mixed[0]} is not zero in the first row")
+        parts_here = [_here(found[name], shape, part_of[ours]) for name in names]
+        weights[ours] = (parts_here[0] if len(names) == 1 else torch.cat(parts_here)).float()
     return weights | {DECODER: weights[EMBEDDING]} if "decoder.bias" in weights else weights
 
 
@@ -150,16 +153,25 @@ def _names(known: Mapping[str, Sequence[tuple[str, ...]]], module: str) -> list[
     return [name for ours in known if module_of(ours) == module for parts in known[ours] for name in parts]
 
 
-def _stored(part: Tensor, rows_of_zeros: int, copy: int) -> Tensor:
-    """A part as it is written: below so many rows of zeros; a copy of its own where it is written more than once."""
-    if rows_of_zeros:
-        return torch.cat([part.new_zeros(rows_of_zeros, *part.shape[1:]), part])
-    return part.clone(memory_format=torch.contiguous_format) if copy else part.contiguous()
+def _shape(hub: HubFormat, name: str, config: ModelConfig) -> Shape | None:
+    """Of a parameter's parts there, where it is not ours."""
+    ask: Callable[[str, ModelConfig], Shape | None] | None = getattr(hub, "shape", None)
+    return None if ask is None else ask(name, config)
 
 
-def _rows_of_zeros(hub: HubFormat) -> Mapping[str, int]:
-    """Of their tensors, rows of zeros that stand above ours: a class whose logit is always 0."""
-    return getattr(hub, "ROWS_OF_ZEROS", {})
+def _there(part: Tensor, shape: Shape | None) -> Tensor:
+    if shape is None:
+        return part
+    if shape.zero_rows:
+        part = torch.cat([part.new_zeros(shape.zero_rows, *part.shape[1:]), part])
+    return (part.t() if shape.transposed else part).reshape(shape.dims)
+
+
+def _here(part: Tensor, shape: Shape | None, ours: tuple[int, ...]) -> Tensor:
+    if shape is None:
+        return part
+    part = part[shape.zero_rows :]
+    return part.reshape(ours[::-1]).t().contiguous() if shape.transposed else part.reshape(ours)
 
 
 def _compare(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], mistake: Mistake) -> None:

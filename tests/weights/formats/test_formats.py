@@ -18,7 +18,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.batches import lay_out
-from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig, SentenceOrderConfig
+from modernbert_train.config.schema import (
+    AlbertConfig,
+    BertConfig,
+    ModelConfig,
+    ModernBertConfig,
+    SentenceOrderConfig,
+    XLNetConfig,
+)
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.build import all_shapes, build_model, shapes_of
 from modernbert_train.models.init import initialize
@@ -135,9 +142,13 @@ MODELS: list[ModelConfig] = [
     BertConfig(**SHAPE, max_positions=40, segments=1, position_offset=2),
     AlbertConfig(**SHAPE, embedding_size=16, max_positions=40, groups=3),
     AlbertConfig(**SHAPE, embedding_size=16, max_positions=40, sharing="ffn"),
+    XLNetConfig(**SHAPE),
 ]
-NAMES = ["modernbert", "bert", "roberta", "albert", "albert that shares its ffn"]
-ORDERS = [(config, order) for config in MODELS for order in ("all", "causal") if (type(config), order) in EXPORTS]
+NAMES = ["modernbert", "bert", "roberta", "albert", "albert that shares its ffn", "xlnet"]
+ORDERS: list[tuple[ModelConfig, Any]] = [
+    *((config, order) for config in MODELS for order in ("all", "causal") if (type(config), order) in EXPORTS),
+    *((config, "given") for config in MODELS),  # as those that see all
+]
 
 
 @pytest.mark.parametrize(("config", "order"), ORDERS)
@@ -149,7 +160,7 @@ def test_every_parameter_has_a_place_of_its_own(config: ModelConfig, order: Any)
     assert len(set(places)) == len(places)
     assert [name for name in places if hub.today(name) != name] == []
     lost = {ours.partition(".")[0] for ours in shapes if not places_of(hub, ours, config)}
-    assert lost == {"token_head", *({"pair_head"} if config in (MODELS[0], MODELS[2]) else ())}
+    assert lost == {"token_head", *({"pair_head"} if config in (MODELS[0], MODELS[2], MODELS[5]) else ())}
     assert {*shapes_of(config, SentenceOrderConfig())} == {each for each in shapes if not each.startswith("token_head")}
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 from safetensors.torch import load_file, save_file
 
+from modernbert_train.__main__ import main
 from modernbert_train.config.schema import BertConfig, ComputeConfig, ModelConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.build import ENCODERS
@@ -56,6 +58,17 @@ def test_it_comes_back_bit_by_bit(written: tuple[str, Path], tmp_path: Path) -> 
         assert read_folder(each).model == MODELS[name]
         back = load_weights(each)
         assert back.keys() == original.keys() and all(torch.equal(back[key], original[key]) for key in original)
+
+
+def test_import_config_goes_on_to_detect(written: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """What its generator was is not known, and said."""
+    name, folder = written
+    assert main(["import-config", str(folder / "config.json")]) == 0
+    said = capsys.readouterr()
+    ours = yaml.safe_load(said.out)
+    assert ours["model"]["name"] == name and ours["objective"] == {"name": "rtd"}
+    assert ours["weights"] == {"init_from": str(folder)}
+    assert "a discriminator does not say what its generator was" in said.out + said.err
 
 
 def test_a_generator_comes_back(tmp_path: Path) -> None:

@@ -1,0 +1,240 @@
+"""XLNet on packed buffers, top to bottom (arXiv 1906.08237): the distance of two tokens, not their places, is scored.
+
+A token scores another by its content, by its distance, with a sinusoid for each distance, and by whether both are of
+one segment; each has a vector for every head that is added to the query first. Distances come from position ids, so
+that packed sequences and query tokens need nothing else. The two streams of the paper are one buffer here: in the order
+"given" a query token reads a learned vector in place of its id, and passes through the same weights as every token.
+
+What is added to the scores is a bias that `sdpa` takes sequence by sequence; no T x T scores exist. There is no memory
+of earlier text, and no dropout of attention probabilities. Query, key and value are one matrix, Wqkv;
+weights/formats/xlnet.py translates to transformers' names and shapes, and back.
+
+Shape legend: T packed tokens, P distances, D model width, F hidden width, N heads, H head width; of one sequence Q
+queries and K keys, which are as many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from modernbert_train.batch import QUERY_RANK, Packed
+from modernbert_train.config.schema import ComputeConfig, XLNetConfig
+from modernbert_train.models.attention import Kernel, choose_kernel
+from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.encoder import Encoder
+from modernbert_train.models.layers import compute_dtype
+
+GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> torch's name for how it is approximated
+
+
+def layer_norm(config: XLNetConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+
+
+def distance_table(longest: int, width: int, device: torch.device) -> Tensor:
+    """table_PD: for each distance from 1 - longest to longest - 1 its sines, then its cosines, at the widths' bases."""
+    distance_P = torch.arange(1 - longest, longest, device=device, dtype=torch.float32)
+    exponent = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
+    angle = distance_P.unsqueeze(1) * (1 / 10_000**exponent)
+    return torch.cat((angle.sin(), angle.cos()), dim=-1)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where tokens stand in their sequences, shared by all layers of a microbatch.
+
+    Attributes:
+        position_ids_T: positions.
+        segment_ids_T: token types; None: one.
+        longest: of the distances in the table, one more than the farthest.
+        found: first token of a sequence -> what `of` made of it.
+    """
+
+    position_ids_T: Tensor
+    segment_ids_T: Tensor | None
+    longest: int
+    found: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+
+    def reach(self, start: int, end: int) -> int:
+        """One more than the farthest distance in a sequence can be."""
+        return min(end - start, self.longest)
+
+    def of(self, start: int, end: int) -> tuple[Tensor, Tensor | None]:
+        """Of a sequence: rows_QK, each pair's distance above the lowest that can be; and whether segments differ."""
+        if start not in self.found:
+            place = self.position_ids_T[start:end]
+            rows_QK = place[:, None] - place + self.reach(start, end) - 1
+            types = None if self.segment_ids_T is None else self.segment_ids_T[start:end]
+            self.found[start] = rows_QK, None if types is None else types[:, None] != types
+        return self.found[start]
+
+
+@dataclass(frozen=True)
+class RelativeScores:
+    """A `ScoreBias`: what distances and segments add to the scores of a layer.
+
+    Attributes:
+        places: of the tokens.
+        by_distance_TNH: queries that meet distances.
+        distances_PNH: keys of the distances.
+        by_segment_TN2: scores of the same and of another segment; None: there is one.
+    """
+
+    places: Places
+    by_distance_TNH: Tensor
+    distances_PNH: Tensor
+    by_segment_TN2: Tensor | None
+
+    def __call__(self, start: int, end: int) -> Tensor:
+        reach, middle = self.places.reach(start, end), self.places.longest - 1
+        rows_QK, other_QK = self.places.of(start, end)
+        query_NQH = self.by_distance_TNH[start:end].transpose(0, 1)
+        keys_NHP = self.distances_PNH[middle - reach + 1 : middle + reach].permute(1, 2, 0)
+        scores_NQK = (query_NQH @ keys_NHP).gather(2, rows_QK.expand(query_NQH.shape[0], -1, -1))
+        if self.by_segment_TN2 is not None and other_QK is not None:
+            same_NQ1, other_NQ1 = self.by_segment_TN2[start:end].transpose(0, 1).split(1, dim=2)
+            scores_NQK = scores_NQK + torch.where(other_QK, other_NQ1, same_NQ1)
+        return scores_NQK * query_NQH.shape[-1] ** -0.5
+
+
+class Embeddings(nn.Module):
+    """A token's vector, or for a query token one that is the same for all; no positions, no norm."""
+
+    def __init__(self, config: XLNetConfig) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.query = nn.Embedding(1, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, packed: Packed) -> Tensor:
+        words_TD, query_1D = self.tok_embeddings(packed.input_ids_T), self.query.weight
+        if packed.ranks_T is None:
+            words_TD = words_TD + 0.0 * query_1D  # in every graph, with a gradient of zero, as ranks must have it
+        else:
+            words_TD = torch.where((packed.ranks_T == QUERY_RANK).unsqueeze(1), query_1D.to(words_TD), words_TD)
+        return self.dropout(words_TD)
+
+
+class HeadBias(nn.Module):
+    """A vector for each head, added to its queries."""
+
+    def __init__(self, config: XLNetConfig) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(config.num_heads, config.head_size))
+
+    def forward(self, q_TNH: Tensor) -> Tensor:
+        return q_TNH + self.bias.to(q_TNH.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention without biases in its matrices; dropout only after the output projection."""
+
+    stacked: ClassVar = {"Wqkv": 3}  # matrices that lie one below another in a weight; optim/groups.py reads it
+
+    def __init__(self, config: XLNetConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.split = (3, config.num_heads, config.head_size)
+        self.Wqkv = nn.Linear(width, 3 * width, bias=False)
+        self.Wr = nn.Linear(width, width, bias=False)  # keys of distances
+        self.Wo = nn.Linear(width, width, bias=False)
+        self.content, self.position, self.segment = HeadBias(config), HeadBias(config), HeadBias(config)
+        self.segments = nn.Embedding(2, width)  # keys of the same segment, and of another
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_TD: Tensor, table_PD: Tensor, places: Places, kernel: Kernel, layout: Any) -> Tensor:
+        q_TNH, k_TNH, v_TNH = self.Wqkv(x_TD).unflatten(-1, self.split).unbind(1)
+        distances_PNH = self.Wr(table_PD).unflatten(-1, self.split[1:])
+        by_segment_TN2 = None
+        if places.segment_ids_T is not None:
+            keys_2NH = self.segments.weight.unflatten(-1, self.split[1:]).to(q_TNH.dtype)
+            by_segment_TN2 = torch.einsum("tnh,snh->tns", self.segment(q_TNH), keys_2NH)
+        bias = RelativeScores(places, self.position(q_TNH), distances_PNH, by_segment_TN2)
+        out_TNH = kernel.attend(self.content(q_TNH), k_TNH, v_TNH, layout, False, bias)
+        out_TD = self.Wo(out_TNH.flatten(1))
+        if by_segment_TN2 is None:  # one segment adds the same to all scores: nothing, but a gradient of zero
+            out_TD = out_TD + 0.0 * (self.segment.bias.sum() + self.segments.weight.sum())
+        return self.dropout(out_TD)
+
+
+class FeedForward(nn.Module):
+    """Two matrices with biases, GELU between them, dropout within and after them."""
+
+    def __init__(self, config: XLNetConfig) -> None:
+        super().__init__()
+        self.approximate = GELU[config.activation]
+        self.Wi = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.Wo = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        inner_TF = self.dropout(F.gelu(self.Wi(x_TD), approximate=self.approximate))
+        return self.dropout(self.Wo(inner_TF))
+
+
+class EncoderLayer(nn.Module):
+    """Post-norm: norm(x + attn(x)), then norm(x + mlp(x))."""
+
+    def __init__(self, config: XLNetConfig) -> None:
+        super().__init__()
+        self.attn = Attention(config)
+        self.attn_norm = layer_norm(config)
+        self.mlp = FeedForward(config)
+        self.mlp_norm = layer_norm(config)
+
+    def forward(self, x_TD: Tensor, table_PD: Tensor, places: Places, kernel: Kernel, layout: Any) -> Tensor:
+        x_TD = self.attn_norm(x_TD + self.attn(x_TD, table_PD, places, kernel, layout))
+        return self.mlp_norm(x_TD + self.mlp(x_TD))
+
+
+class XLNet(Encoder):
+    """Embeddings and layers, and dropout after the last."""
+
+    def __init__(self, config: XLNetConfig, compute: ComputeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.compute = compute
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def embedding(self) -> nn.Parameter:
+        """See `Encoder`."""
+        return self.embeddings.get_parameter("tok_embeddings.weight")
+
+    def prediction_head(self) -> nn.Module:
+        """See `Encoder`: nothing stands before the decoder, but where it is tied to a wider model's embedding."""
+        width = self.embedding().shape[1]
+        return nn.Identity() if width == self.config.hidden_size else nn.Linear(self.config.hidden_size, width)
+
+    def set_phase(self, model: XLNetConfig) -> None:
+        """See `Encoder`: a phase may have another dropout."""
+        self.config = model
+        for module in self.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = model.dropout
+
+    def forward(self, packed: Packed) -> Tensor:
+        """See `Encoder`. On a GPU `sdpa` waits for the device once, see there."""
+        hidden_TD = self.embeddings(packed)
+        device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
+        name = self.compute.global_attention or self.compute.attention  # all layers are global
+        key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
+        kernel = choose_kernel(name, device, dtype, key, order, bias=True)
+        layout = kernel.prepare(packed, Visible(order=order))
+        # its length follows the number of documents; nothing compiled depends on it, so no graph should
+        torch._dynamo.maybe_mark_dynamic(packed.cu_seqlens_S, 0)
+        places = Places(packed.position_ids_T, packed.segment_ids_T, packed.max_seqlen)
+        table_PD = self.dropout(distance_table(packed.max_seqlen, hidden_TD.shape[1], device).to(hidden_TD.dtype))
+        recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
+        for layer in self.layers:
+            inputs = (hidden_TD, table_PD, places, kernel, layout)
+            hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
+        return self.dropout(hidden_TD)

@@ -1,0 +1,181 @@
+"""XLNet as transformers names and describes it.
+
+There the matrices of attention have a dimension for the heads, with the model's width first: of those that make heads
+ours are the transpose, of the one that brings them together the same numbers in a row. Nothing is rounded, so both ways
+keep every bit. transformers has one class for what sees both sides and for what was trained in causal order, which
+`attn_type` tells apart; and it reads predictions of a permuted order from query tokens, others where they stand, which
+a key of ours tells apart. The head for pairs has no place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal
+
+from modernbert_train import __version__
+from modernbert_train.config.objective import Order
+from modernbert_train.config.read import shown
+from modernbert_train.config.xlnet import XLNetConfig
+from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats.config_json import MOST_LAYERS, Described, number_under
+from modernbert_train.weights.formats.shape import Shape
+
+MODEL_TYPE, ARCHITECTURE = "xlnet", "XLNetLMHeadModel"
+PREDICTS_FROM = "predicts_from"  # a key of ours
+QUERY_TOKENS, OWN_PLACE = "query_tokens", "own_place"  # its values; without it: as XLNet was published
+
+# What the configuration can say and this encoder does not do otherwise.
+FIXED: dict[str, Any] = {
+    "untie_r": True,
+    "bi_data": False,
+    "clamp_len": -1,
+    "same_length": False,
+    "tie_word_embeddings": True,
+}
+# Memory of earlier text, which weights do not depend on: written off, and read as anything.
+NO_MEMORY = {"mem_len": None, "reuse_len": None, "use_mems_eval": False, "use_mems_train": False}
+
+# XLNetConfig -> config.json, where one number is one key.
+KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "intermediate_size": "d_inner",
+    "norm_eps": "layer_norm_eps",
+    "init_std": "initializer_range",
+}
+# transformers' defaults, where they are not ours; those of XLNet-large
+_DEFAULTS = {"d_model": 1024, "n_layer": 24, "n_head": 16, "d_inner": 4096}
+
+# config.json's names for the two functions -> ours; the first of each is the one that is written
+ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+ORDERS: dict[str, Order] = {"bi": "all", "uni": "causal"}  # attn_type -> what a token sees
+
+_TRANSPOSED = ("attn.Wqkv", "attn.Wr")
+# of a layer here -> there
+_LAYER = {
+    "attn.Wqkv.weight": ("rel_attn.q", "rel_attn.k", "rel_attn.v"),
+    "attn.Wr.weight": ("rel_attn.r",),
+    "attn.Wo.weight": ("rel_attn.o",),
+    "attn.content.bias": ("rel_attn.r_w_bias",),
+    "attn.position.bias": ("rel_attn.r_r_bias",),
+    "attn.segment.bias": ("rel_attn.r_s_bias",),
+    "attn.segments.weight": ("rel_attn.seg_embed",),
+    "attn_norm.weight": ("rel_attn.layer_norm.weight",),
+    "attn_norm.bias": ("rel_attn.layer_norm.bias",),
+    "mlp.Wi.weight": ("ff.layer_1.weight",),
+    "mlp.Wi.bias": ("ff.layer_1.bias",),
+    "mlp.Wo.weight": ("ff.layer_2.weight",),
+    "mlp.Wo.bias": ("ff.layer_2.bias",),
+    "mlp_norm.weight": ("ff.layer_norm.weight",),
+    "mlp_norm.bias": ("ff.layer_norm.bias",),
+}
+_OUTSIDE = {
+    "model.embeddings.tok_embeddings.weight": "transformer.word_embedding.weight",
+    "model.embeddings.query.weight": "transformer.mask_emb",
+    "decoder.bias": "lm_loss.bias",
+}
+_COPIES = {"lm_loss.weight": "transformer.word_embedding.weight"}
+
+
+def theirs(name: str, config: XLNetConfig) -> tuple[str, ...]:
+    """See `HubFormat`."""
+    if name.startswith("model.layers."):
+        number, _, part = name.removeprefix("model.layers.").partition(".")
+        return tuple(f"transformer.layer.{number}.{each}" for each in _LAYER[part])
+    return (_OUTSIDE[name],) if name in _OUTSIDE else ()
+
+
+def today(name: str) -> str | None:
+    """See `HubFormat`."""
+    return _COPIES.get(name, name)
+
+
+def shape(name: str, config: XLNetConfig) -> Shape | None:
+    """See `HubFormat`: matrices of attention have a dimension for heads, and single vectors two more."""
+    heads = (config.num_heads, config.head_size)
+    module = name.rpartition(".")[0]
+    if module.endswith(("attn.Wqkv", "attn.Wr", "attn.Wo")):
+        return Shape((config.hidden_size, *heads), transposed=module.endswith(_TRANSPOSED))
+    if module.endswith("attn.segments"):
+        return Shape((2, *heads))
+    return Shape((1, 1, config.hidden_size)) if module.endswith("embeddings.query") else None
+
+
+def describe(
+    config: XLNetConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """See `HubFormat`. There is no longest sequence; `max_tokens` is a key of ours."""
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": MODEL_TYPE,
+        "exported_by": f"modernbert_train {__version__}",
+        PREDICTS_FROM: QUERY_TOKENS if order == "given" else OWN_PLACE,
+        "max_tokens": max_tokens,
+        "dtype": "float32",
+        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
+        "d_head": config.head_size,
+        "attn_type": "uni" if order == "causal" else "bi",
+        "ff_activation": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+        "dropout": config.dropout,
+        **FIXED,
+        **NO_MEMORY,
+        "pad_token_id": vocabulary.pad_id,
+        "bos_token_id": vocabulary.cls_id,
+        "eos_token_id": vocabulary.sep_id,
+    }
+
+
+def read(raw: dict[str, Any], where: str) -> Described:
+    """See `HubFormat`. Memory of earlier text is not taken over; nor is dropout of attention probabilities."""
+    named = raw.get("architectures")
+    if raw.get("model_type") != MODEL_TYPE or not isinstance(named, list) or ARCHITECTURE not in named:
+        raise DataError(
+            f"{where}: model_type={shown(raw.get('model_type'))}, architectures={shown(named)}; only "
+            f"model_type={MODEL_TYPE}, architectures=['{ARCHITECTURE}'] can be read. Name such a model."
+        )
+    for key, value in FIXED.items():
+        if raw.get(key) not in (None, value):
+            raise DataError(f"{where}: {key}={shown(raw[key])}; this encoder only knows {value}. Name another model.")
+    attention = _one_of(raw, "attn_type", "bi", ORDERS, where)
+    activation = _one_of(raw, "ff_activation", "gelu", ACTIVATIONS, where)
+    predicts = _one_of(raw, PREDICTS_FROM, QUERY_TOKENS, (QUERY_TOKENS, OWN_PLACE), where)
+    raw = {**_DEFAULTS, **{key: value for key, value in raw.items() if value is not None}}
+    numbers = {
+        ours: number_under(raw, theirs, getattr(XLNetConfig, ours), where, **_most(theirs))
+        for ours, theirs in KEYS.items()
+    }
+    config = XLNetConfig(
+        **numbers,  # type: ignore[arg-type]  # whole where the default is
+        activation=ACTIVATIONS[activation],
+        dropout=float(number_under(raw, "dropout", XLNetConfig.dropout, where, least=0.0, most=0.999)),
+    )
+    if config.hidden_size % config.num_heads or config.hidden_size % 2:
+        raise DataError(
+            f"{where}: d_model={config.hidden_size} is not a multiple of n_head={config.num_heads}, or odd. Restore "
+            "the file from a copy."
+        )
+    if raw.get("d_head", config.head_size) != config.head_size:
+        raise DataError(
+            f"{where}: d_head={shown(raw['d_head'])}; with d_model={config.hidden_size} and n_head={config.num_heads} "
+            f"this encoder only knows {config.head_size}. Name another model."
+        )
+    order = "given" if (attention, predicts) == ("bi", QUERY_TOKENS) else ORDERS[attention]
+    return Described(config, int(number_under(raw, "max_tokens", 512, where)), order)
+
+
+def _one_of(raw: dict[str, Any], key: str, default: str, known: Collection[str], where: str) -> str:
+    value = default if raw.get(key) is None else raw[key]
+    if not isinstance(value, str) or value not in known:
+        raise DataError(f"{where}: {key}={shown(value)}; of these {', '.join(known)} are known. Name another model.")
+    return value
+
+
+def _most(key: str) -> dict[str, float]:
+    return {"most": MOST_LAYERS} if key == "n_layer" else {}

@@ -1,0 +1,175 @@
+"""Permutation language modelling: who sees whom. One token too many, and a model reads what it is to predict.
+
+The rule is held against a table of every pair, written out from XLNet's published code without the ranks used here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from modernbert_train.batch import IGNORED_LABEL, QUERY_RANK, Given, Inputs, PackedText
+from modernbert_train.config.schema import PermutationLmConfig
+from modernbert_train.objectives.permutation import PermutationLM
+from modernbert_train.vocabulary import Vocabulary
+from tests.objectives.test_mlm import CLS, MASK, PAD, SEP, VOCABULARY, keys, line
+
+CONFIG = PermutationLmConfig()
+WORDS = replace(VOCABULARY, inside_words=np.arange(60, 100))  # four in ten tokens go on with a word
+
+
+def text_of(lengths: list[int], tail: int = 0, first_key: int = 0) -> PackedText:
+    ids, starts, sizes = line(lengths, tail)
+    boundaries = [*(starts - 1), len(ids) - tail, *([len(ids)] if tail else [])]
+    return PackedText(ids, starts, sizes, keys(len(lengths), first_key), np.array(boundaries))
+
+
+def make(text: PackedText, config: PermutationLmConfig = CONFIG, vocabulary: Vocabulary = WORDS) -> Inputs:
+    return PermutationLM(config, vocabulary).make(text, config)
+
+
+def given_of(inputs: Inputs) -> Given:
+    assert inputs.order == "given" and inputs.given is not None
+    return inputs.given
+
+
+def queries_of(inputs: Inputs) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of the query tokens that ask for something, and what each asks for."""
+    real = inputs.targets["labels_M"] != IGNORED_LABEL
+    return inputs.targets["positions_M"][real], inputs.targets["labels_M"][real]
+
+
+def seen(given: Given) -> NDArray[np.bool_]:
+    """Which key (column) each query (row) sees."""
+    sequence = np.searchsorted(given.boundaries, np.arange(len(given.ranks_T)), side="right")
+    return (sequence[:, None] == sequence) & (given.ranks_T < given.limits_T[:, None])
+
+
+def perm_mask(order: list[int], predicted: set[int], functional: set[int], size: int) -> NDArray[np.bool_]:
+    """The published rule, pair by pair: which j is hidden from i. `order` has a rank for each of both kinds."""
+    hidden = np.zeros((size, size), dtype=bool)
+    rank = {token: number for number, token in enumerate(order)}
+    for i in range(size):
+        own = rank[i] if i in predicted else rank.get(i, -1) + 1
+        for j in range(size):
+            hidden[i, j] = j in predicted | functional and own <= rank[j]
+    return hidden
+
+
+@pytest.mark.parametrize("lengths", [[40], [1, 30, 2], [13, 55, 6, 6, 6]])
+def test_every_pair_is_seen_or_hidden_as_in_the_published_code(lengths: list[int]) -> None:
+    """Content: the mask with its diagonal opened. Queries: the mask as it is. Nobody sees a query."""
+    text = text_of(lengths, tail=7)
+    inputs = make(text)
+    given = given_of(inputs)
+    sees, (queries, labels) = seen(given), queries_of(inputs)
+    for number, length in enumerate(lengths):
+        start, end = given.boundaries[number : number + 2]
+        size = length + 2
+        own = queries[(queries >= start) & (queries < end)]
+        assert own.tolist() == list(range(start + size, end)), "query tokens end their sequence"
+        asked = given.position_ids_T[own]
+        predicted, functional = set(asked.tolist()), {0, size - 1}
+        ranks = given.ranks_T[start : start + size]
+        order = sorted(predicted | functional, key=lambda token: ranks[token])
+        hidden = perm_mask(order, predicted, functional, size)
+        content = ~hidden | np.eye(size, dtype=bool)
+        block = sees[start:end, start:end]
+        assert np.array_equal(block[:size, :size], content)
+        assert np.array_equal(block[size:, :size], ~hidden[asked])
+        assert not block[:, size:].any()
+        assert labels[(queries >= start) & (queries < end)].tolist() == inputs.ids_T[start + asked].tolist()
+    rest = slice(int(given.boundaries[len(lengths) + 1]), None)
+    assert (given.ranks_T[rest] == QUERY_RANK).all() and not sees[rest].any(), "spare query tokens see nothing"
+    pads = slice(*given.boundaries[len(lengths) : len(lengths) + 2])
+    assert (inputs.ids_T[pads] == PAD).all() and sees[pads, pads].all()
+
+
+def test_the_buffer_is_the_text_and_its_query_tokens() -> None:
+    """Not a token of text is changed or lost; positions go on as they were, and each query has its target's."""
+    text = text_of([30, 9, 50], tail=5)
+    inputs = make(text)
+    given, (queries, _) = given_of(inputs), queries_of(inputs)
+    content = given.ranks_T != QUERY_RANK
+    assert np.array_equal(inputs.ids_T[content], text.ids_T) and (inputs.ids_T[queries] == MASK).all()
+    places = np.concatenate([np.arange(size) for size in np.diff(text.boundaries)])
+    assert np.array_equal(given.position_ids_T[content], places)
+    assert inputs.counts == {"permutation": len(queries)} and len(queries) > 10
+    assert (
+        given.boundaries[0] == 0 and given.boundaries[-1] == len(inputs.ids_T) and (np.diff(given.boundaries) > 0).all()
+    )
+    for start, end in zip(given.boundaries, given.boundaries[1:], strict=False):
+        special = np.isin(inputs.ids_T[start:end], (CLS, SEP)).sum()
+        assert special in (0, 2), "no sequence holds another's tokens"
+
+
+@pytest.mark.parametrize("ratio", [1, 6, 7, 10])
+def test_each_sequence_has_its_share_rounded_up_or_down(ratio: int) -> None:
+    lengths = np.random.default_rng(2).integers(1, 90, 300).tolist()
+    predicted, sequence = PermutationLM(replace(CONFIG, context_ratio=ratio), WORDS).predicted(text_of(lengths))
+    counts = np.bincount(sequence, minlength=len(lengths))
+    share = np.array(lengths) / ratio
+    assert ((counts >= np.floor(share)) & (counts <= np.ceil(share))).all()
+    assert counts.sum() == pytest.approx(sum(lengths) / ratio, abs=3 * len(lengths) ** 0.5)
+    assert (np.diff(predicted) > 0).all()
+
+
+def test_spans_have_lengths_of_one_in_n_and_begin_with_a_word() -> None:
+    """In long texts, where next to nothing is cut or filled up; a context of 60 tokens keeps spans apart."""
+    length = 200_000
+    text = text_of([length])
+    objective = PermutationLM(replace(CONFIG, context_ratio=10), WORDS)
+    predicted, _ = objective.predicted(text)
+    starts = predicted[np.append(True, np.diff(predicted) > 1)]
+    sizes = np.diff(np.append(np.flatnonzero(np.append(True, np.diff(predicted) > 1)), len(predicted)))
+    at_word = ~np.isin(text.ids_T[starts], WORDS.inside_words)
+    assert at_word.mean() > 0.95, "all but what fills up"
+    found = np.bincount(sizes[at_word], minlength=6)[1:6] / at_word.sum()
+    expected = 1 / np.arange(1, 6) / (1 / np.arange(1, 6)).sum()
+    assert np.abs(found - expected).max() < 0.03, (found, expected)
+
+
+def test_an_order_is_any_order() -> None:
+    """Each of the tokens of an order, [CLS] and [SEP] too, comes first as often as any other."""
+    text = text_of([24] * 3000)
+    ranks = given_of(make(text, vocabulary=VOCABULARY)).ranks_T
+    first = np.isin(ranks, 0).sum()
+    assert first == 3000
+    content = ranks[ranks != QUERY_RANK].reshape(-1, 26)[:3000]
+    assert np.array_equal(np.sort(content, axis=1)[:, -6:], np.tile(np.arange(6), (3000, 1)))
+    for special in (0, 25):
+        assert np.abs(np.bincount(content[:, special]) / 3000 - 1 / 6).max() < 0.03
+
+
+def test_what_is_drawn_does_not_follow_the_company() -> None:
+    """A document has its spans and its order in any row, and shapes are the same for any documents."""
+    alone, among = text_of([30], tail=64), text_of([30, 20, 40])
+    one, other = make(alone), make(among)
+    assert one.ids_T.shape == other.ids_T.shape == given_of(other).ranks_T.shape
+    assert {name: values.shape for name, values in one.targets.items()} == {
+        name: values.shape for name, values in other.targets.items()
+    }
+    size = int(given_of(one).boundaries[1])
+    assert np.array_equal(one.ids_T[:size], other.ids_T[:size])
+    for name in ("position_ids_T", "ranks_T", "limits_T"):
+        assert np.array_equal(getattr(given_of(one), name)[:size], getattr(given_of(other), name)[:size])
+    another = make(text_of([30], 64, first_key=1))
+    assert not np.array_equal(given_of(another).ranks_T, given_of(one).ranks_T), "another key, another order"
+
+
+def test_the_bound_holds_for_the_shortest_texts() -> None:
+    """A step that finds no room for its predictions would end the run."""
+    for length in (1, 2, 3, 5, 6, 7):
+        for ratio in (1, 2, 6, 10):
+            make(text_of([length] * 600, first_key=length), replace(CONFIG, context_ratio=ratio))
+
+
+def test_rows_without_a_document_are_read_too() -> None:
+    """As evaluations have them, so that all ranks have as many microbatches."""
+    empty = PackedText(np.full(64, PAD), np.empty(0, np.int64), np.empty(0, np.int64), keys(0), np.array([0, 32, 64]))
+    inputs = make(empty)
+    assert inputs.counts == {"permutation": 0} and (inputs.targets["labels_M"] == IGNORED_LABEL).all()
+    assert given_of(inputs).boundaries[:3].tolist() == [0, 32, 64]
