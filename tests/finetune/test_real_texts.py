@@ -32,7 +32,7 @@ TASKS: dict[str, tuple[dict[str, Any], dict[str, int], int]] = {
     "stsb": (
         {"kind": "regression", "train": "glue/STS-B-open/train.tsv", "dev": "glue/STS-B-open/dev.tsv",
          "text_columns": ["sentence1", "sentence2"], "label_column": "score"},
-        {"train": 2999, "dev": 1250}, 0,
+        {"train": 2999, "dev": 1000}, 0,
     ),
     "wnli": (
         {"train": "glue/WNLI/train.tsv", "dev": "glue/WNLI/dev.tsv", "text_columns": ["sentence1", "sentence2"]},
