@@ -4,8 +4,8 @@
 
 Ours is `finetune` itself: packed rows, the guard, the record, as metrics.jsonl has it. Theirs is the step of
 transformers' Trainer without its bookkeeping: its classifier, padding to the longest text of each batch, torch's AdamW;
-`accelerate`, which the Trainer needs, is not among this project's packages, so the loop stands here. Both run in turns in
-one process, in fp32 on the CPU. Tokens are those that are not padding; the median step of each turn counts.
+`accelerate`, which the Trainer needs, is not among this project's packages, so the loop stands here. Both run in turns
+in one process, in fp32 on the CPU. Tokens are those that are not padding; the median step of each turn counts.
 """
 
 from __future__ import annotations

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from modernbert_train.batch import IGNORED_LABEL, Batch
-from modernbert_train.config.schema import ClassifyConfig, MaskedLmConfig, ModelConfig, ObjectiveConfig, TagConfig
+from modernbert_train.config.schema import (
+    ClassifyConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    TagConfig,
+    XLNetConfig,
+)
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan
@@ -29,7 +36,7 @@ from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
 from modernbert_train.weights.hf_folder import export, load_weights
 from modernbert_train.weights.source import open_source
-from tests.finetune.conftest import BERT, CONFIGS, MODERNBERT
+from tests.finetune.conftest import BERT, CONFIGS, MODERNBERT, SIZE
 
 LABELS = ("no", "yes", "perhaps")
 PAIRS = [("aki nabe ruto", "kelo tinda mosa lebi"), ("lamu", "domi domi"), ("beru nabe", "ruto"), ("mosa " * 9, "aki")]
@@ -214,17 +221,22 @@ def test_every_document_of_a_class_gives_the_encoder_a_gradient(tokenizer: Path)
     assert grads[0].abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("name", [*CONFIGS])
+XLNET = XLNetConfig(**SIZE, num_layers=2)
+
+
+@pytest.mark.parametrize("config", [*CONFIGS.values(), XLNET], ids=[*CONFIGS, "xlnet"])
 @pytest.mark.parametrize("objective", [ClassifyConfig(labels=LABELS), TagConfig(labels=LABELS)], ids=["class", "tag"])
-def test_the_census_counts_the_real_model(name: str, objective: ObjectiveConfig) -> None:
+def test_the_census_counts_the_real_model(config: ModelConfig, objective: ObjectiveConfig) -> None:
     """Else banner, plan and MFU tell of a head that predicts tokens, which is not there."""
-    real = build_model(CONFIGS[name], objective)
-    assert count_parameters(CONFIGS[name], objective).total == sum(each.numel() for each in real.parameters())
+    real = build_model(config, objective)
+    assert count_parameters(config, objective).total == sum(each.numel() for each in real.parameters())
 
 
 def test_what_transformers_cannot_say_is_refused_with_a_reason(tokenizer: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"pooling=mean: transformers' BertForSequenceClassification reads cls alone"):
         classifier_format(BERT, ClassifyConfig(labels=LABELS, pooling="mean"))
+    with pytest.raises(ConfigError, match=r"model.name=xlnet: there is no place in transformers' format for this head"):
+        classifier_format(XLNET, ClassifyConfig(labels=LABELS, pooling="cls"))
     objective = ClassifyConfig(labels=LABELS)
     folder = exported(made(MODERNBERT, objective), MODERNBERT, objective, tokenizer, tmp_path / "hf")
     raw = json.loads((folder / CONFIG_JSON).read_text())
