@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from data_prep.make_tokenizer import save_tokenizer
-from data_prep.write.shards import ShardWriter
+from modernbert_train.data.shard_writer import ShardWriter
 from modernbert_train.vocabulary import read_vocabulary
 
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")

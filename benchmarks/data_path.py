@@ -23,13 +23,13 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.write.shards import ShardWriter
 from modernbert_train.config.schema import DataConfig, OptimConfig, PhaseConfig, RunConfig
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.mixture import Stream, TokenStreams
 from modernbert_train.data.planner import BatchPlanner
+from modernbert_train.data.shard_writer import ShardWriter
 from modernbert_train.data.shuffle import ShuffledChunks
 from modernbert_train.objectives import build_objective
 from modernbert_train.vocabulary import Vocabulary

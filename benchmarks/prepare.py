@@ -98,7 +98,7 @@ def _alone(tokenizer: Tokenizer, texts: list[str]) -> dict[str, float]:
 
 def _stages(config: PrepareConfig, folder: Path) -> dict[str, float]:
     """All stages in this process: the tokenising tasks alone, and together with the others."""
-    import data_prep.write.shards  # noqa: F401  imports torch, which is start-up
+    import modernbert_train.data.shard_writer  # noqa: F401  imports torch, which is start-up
 
     work = make_work(folder, config, {})
     seconds = {}

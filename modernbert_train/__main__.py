@@ -42,6 +42,7 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
   python -m modernbert_train train yamls/quickstart.yaml
   python -m modernbert_train eval runs/quickstart
   python -m modernbert_train export runs/quickstart
+  python -m modernbert_train finetune rte --model runs/quickstart data=glue/RTE
   python -m modernbert_train fill runs/quickstart/hf "def __init__([MASK], name):"
   python -m modernbert_train average runs/quickstart --last 4 --out runs/averaged
   python -m modernbert_train import-config their.yaml --out mine.yaml
@@ -155,6 +156,14 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--mode", choices=("fitted", "paper"), help="default: weights.grow_mode, which is fitted")
     verb.add_argument("--out", type=Path, required=True, help="folder of the grown model")
     with_licence(verb)
+    verb = add("finetune", _finetune, "train a model on labelled texts, measure it, and export it with its classes")
+    verb.add_argument("task", metavar="TASK", help="one of yamls/tasks, such as mnli, or a YAML file of your own")
+    words = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
+    verb.add_argument("--model", required=True, help=words)
+    words = "one run each, in place of seed=; the paper's are 1618 42 6033 3145"
+    verb.add_argument("--seeds", nargs="+", type=_positive, metavar="N", help=words)
+    words = "keys of the task, such as lr= or data=, and of the run, such as compute.device="
+    verb.add_argument("run", nargs="*", metavar="KEY=VALUE", help=words)
     verb = add("average", _average, "the mean of several checkpoints, for eval, export and weights.init_from")
     words = "checkpoints, or runs, whose newest checkpoint counts; with --last one run"
     verb.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=words)
@@ -341,6 +350,19 @@ def _grow(options: argparse.Namespace) -> None:
     from modernbert_train.weights.grow import grow_model
 
     grow_model(options.source, config.model, config.weights.grow_mode, options.out, options.licence)
+
+
+def _finetune(options: argparse.Namespace) -> None:
+    if wrong := [word for word in options.run if "=" not in word]:
+        raise ConfigError(f"{wrong[0]}: neither a key with a value nor the task, which stands first. Write KEY=VALUE.")
+    from modernbert_train.run.progress import stage
+
+    stage("loading torch and Composer")
+    with _many_imports():
+        from modernbert_train.finetune.run import finetune
+
+    for seed in options.seeds or [None]:
+        finetune(options.task, options.model, [*options.run, *([] if seed is None else [f"seed={seed}"])])
 
 
 def _average(options: argparse.Namespace) -> None:

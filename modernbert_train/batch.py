@@ -35,6 +35,7 @@ class PackedText:
         lengths_Q: int64 tokens of text, contiguous from there.
         keys_Q: uint64 key of each sequence, of its document and place in it.
         boundaries: of the sequences and of what pads the rows, from 0 to T.
+        labels: of documents that have some: of each sequence [Q, L], or of each token of text, end to end; None: none.
     """
 
     ids_T: NDArray[np.int64]
@@ -42,6 +43,7 @@ class PackedText:
     lengths_Q: NDArray[np.int64]
     keys_Q: Keys
     boundaries: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    labels: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)

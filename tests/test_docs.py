@@ -25,6 +25,7 @@ from modernbert_train.__main__ import read_run
 from modernbert_train.config.check import check
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.config.tools.reference import reference
 from modernbert_train.config.tools.sweep import SweepConfig
@@ -52,7 +53,8 @@ def test_yaml_that_is_shown_has_keys_and_values_that_are_taken(page: str, block:
     file = tmp_path / "shown.yaml"
     file.write_text(block, encoding="utf-8")
     tree = yaml.safe_load(block)
-    schema = SweepConfig if "space" in tree else PrepareConfig if "executor" in tree else RunConfig
+    kinds = {"space": SweepConfig, "executor": PrepareConfig, "kind": TaskConfig}
+    schema = next((each for key, each in kinds.items() if key in tree), RunConfig)
     assert [line for line in _mistakes(schema, file) if ": missing. It has no default" not in line] == []
 
 

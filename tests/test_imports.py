@@ -60,7 +60,11 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "text", "vocabulary",
     ),
     "modernbert_train.evals": (
-        "batch", "compute", "config", "data", "errors", "keyed_random", "models", "objectives", "ranks", "run",
+        "batch", "compute", "config", "data", "errors", "import_stubs", "keyed_random", "models", "objectives", "ranks",
+        "run", "text", "vocabulary", "weights",
+    ),
+    "modernbert_train.finetune": (
+        "batch", "config", "data", "errors", "files", "own_files", "preflight", "ranks", "read_json", "run", "train",
         "vocabulary", "weights",
     ),
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
@@ -75,10 +79,10 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "models", "trials"),
     "modernbert_train.__main__": (
         "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals", "inspection",
-        "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
+        "finetune", "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
     ),
     "data_prep": (
-        "config", "data.dataset_card", "errors", "files", "import_stubs", "ranks.orphans", "read_json", "text",
+        "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans", "read_json", "text",
     ),
     "launch": (
         "__main__", "config", "data.check", "errors", "files", "lasting_output", "preflight", "ranks", "read_json",
@@ -106,6 +110,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.data.microbatches": ("numpy", "torch"),
     "modernbert_train.data.mixing": (),
     "modernbert_train.data.mds": ("numpy", "streaming"),
+    "modernbert_train.data.shard_writer": ("numpy", "streaming"),
     "modernbert_train.data.workers": ("torch",),
     "modernbert_train.data.download": ("streaming",),
     "modernbert_train.collate": ("torch",),
@@ -135,7 +140,12 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.weights.model_card": (),
     "modernbert_train.weights.named_source": (),
     "modernbert_train.evals": ("numpy", "torch"),
+    "modernbert_train.evals.metrics": ("torch", "torchmetrics"),
     "modernbert_train.evals.probe": ("numpy", "tokenizers", "torch"),
+    "modernbert_train.finetune": ("numpy",),
+    "modernbert_train.finetune.hub": ("datasets",),
+    "modernbert_train.finetune.run": ("yaml",),
+    "modernbert_train.finetune.shards": ("numpy", "tokenizers"),
     "modernbert_train.train": ("composer", "numpy", "torch"),
     "modernbert_train.train.composer_internals": ("composer", "torch", "wandb"),
     "modernbert_train.trials": ("torch",),
@@ -145,7 +155,6 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "data_prep.read.lines": ("zstandard",),
     "data_prep.read.tables": ("datasets", "pyarrow"),
     "data_prep.clean.words": ("datatrove", "fasttext"),
-    "data_prep.write.shards": ("numpy", "streaming"),
     "launch": ("torch",),
     "launch.sweeps": ("optuna", "sqlalchemy", "yaml"),
 }
@@ -252,7 +261,7 @@ def test_the_table_itself_has_no_circle() -> None:
         ("modernbert_train/config/check.py", "import modernbert_train.data.check", "config may import only"),
         ("launch/run.py", "from modernbert_train.train.session import train", "launch may import only"),
         (
-            "data_prep/write/shards.py",
+            "data_prep/write/merging.py",
             "from modernbert_train.data.loader import StepBatch",
             "data_prep may import only",
         ),

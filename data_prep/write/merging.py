@@ -77,7 +77,7 @@ def merge_split(parts: list[Path], folder: Path) -> None:
     """Join folders of shards, in order, those that exist; writes nothing when there is none.
 
     Args:
-        parts: as data_prep.write.shards.ShardWriter writes them, all with one tokenizer.
+        parts: as modernbert_train.data.shard_writer.ShardWriter writes them, all with one tokenizer.
         folder: made here.
 
     Raises:

@@ -57,7 +57,7 @@ class WriteShards(PipelineStep):
         Raises:
             DataError: a text has no tokens and `on_error` is `stop`; the tokenizer reads special tokens out of text.
         """
-        from data_prep.write.shards import ShardWriter  # imports streaming and torch, which takes seconds
+        from modernbert_train.data.shard_writer import ShardWriter  # imports streaming and torch, which takes seconds
 
         started = time.monotonic()
         folder = self._work.shards(rank)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 
+from modernbert_train.config.evals import METRICS_OF
 from modernbert_train.config.knob import facts_of, knobs
 from modernbert_train.config.launch import launch_mistakes
 from modernbert_train.config.objective import Order
@@ -19,13 +20,16 @@ from modernbert_train.config.plugins import GPU_ONLY
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
     BertConfig,
+    LabelledConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
+    ObjectiveConfig,
     PhaseConfig,
     ProbeConfig,
     ReplacedTokensConfig,
     RunConfig,
+    ScoresConfig,
 )
 from modernbert_train.config.stream_rules import one_source, phase_shares, stream_shares
 from modernbert_train.errors import ConfigError
@@ -234,6 +238,28 @@ def segments_for_pairs(config: RunConfig, num_ranks: int) -> Iterator[str]:
         )
 
 
+def classes(config: RunConfig, num_ranks: int) -> Iterator[str]:
+    """What labels are told, and by what."""
+    for objective in {now.objective for now in (config, *config.in_phase.values())}:
+        if not isinstance(objective, LabelledConfig):
+            continue
+        name, labels, kind = f"objective.name={objective.name}", objective.labels, getattr(objective, "kind", "")
+        if kind == "regression" and labels:
+            yield f"objective.labels={list(labels)} with objective.kind=regression: a score has none. Remove them."
+        elif kind != "regression" and len(labels) < (1 if kind == "multi-label" else 2):
+            yield f"objective.labels={list(labels)} with {name}: one class cannot be told from none. Name two."
+        if len({*labels}) < len(labels):
+            yield f"objective.labels={list(labels)}: a name stands there twice. Remove one."
+        segments = getattr(config.model, "segments", 1)
+        if getattr(objective, "segments", 1) > segments:
+            yield f"objective.segments=2 with model.segments={segments}: there is no second token type. Set 1."
+        if config.data.validation is not None:
+            yield (
+                f"data.validation={config.data.validation} with {name}: it is text whose tokens are predicted, and "
+                "none are here. Remove it; labelled texts are measured by evals, with name: scores."
+            )
+
+
 def roberta(config: RunConfig, num_ranks: int) -> Iterator[str]:
     """An offset of the positions makes a BERT a RoBERTa, whose head has the exact GELU in transformers."""
     model = config.model
@@ -358,6 +384,20 @@ def evaluations(config: RunConfig, num_ranks: int) -> Iterator[str]:
             yield "evals.heldout: this name is the held-out text's, whose section is eval. Choose another."
         if isinstance(settings, ProbeConfig):
             yield from _probe(f"evals.{name}", settings)
+        elif isinstance(settings, ScoresConfig):
+            yield from _scores(f"evals.{name}", settings, config.objective)
+
+
+def _scores(here: str, scores: ScoresConfig, objective: ObjectiveConfig) -> Iterator[str]:
+    if not isinstance(objective, LabelledConfig):
+        yield f"{here}.name=scores with objective.name={objective.name}: it tells no classes. Set {here}.name=probe."
+        return
+    known = METRICS_OF[getattr(objective, "kind", "tokens")]
+    for metric in scores.metrics:
+        if metric not in known:
+            yield f"{here}.metrics: {metric} is none of this objective. Choose from {', '.join(known)}."
+    if "f1" in scores.metrics and len(objective.labels) != 2:
+        yield f"{here}.metrics: f1 is that of the second of two classes, and there are {len(objective.labels)}."
 
 
 def _probe(here: str, probe: ProbeConfig) -> Iterator[str]:
@@ -434,6 +474,7 @@ RULES: tuple[Rule, ...] = (
     model_shape,
     positions,
     segments_for_pairs,
+    classes,
     generators,
     roberta,
     kernels_and_orders,

@@ -18,6 +18,15 @@ BASELINE = "baseline/"  # before the name of a figure: what is reached without l
 COUNT = "num_"  # begins the name of what only counts, which no curve is drawn of
 
 
+# kind of task -> what can be measured of it; the first is what is measured unless a task says otherwise
+METRICS_OF: dict[str, tuple[str, ...]] = {
+    "single-label": ("accuracy", "f1", "macro_f1", "matthews"),
+    "multi-label": ("micro_f1", "macro_f1", "accuracy"),
+    "regression": ("pearson", "spearman"),
+    "tokens": ("entity_f1", "entity_precision", "entity_recall", "accuracy"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorConfig:
     """Keys that every measurement has."""
@@ -46,3 +55,14 @@ class ProbeConfig(EvaluatorConfig):
     max_examples: int | None = knob(2000, low=4, why="since two classes need two texts each")
     folds: int = knob(5, low=2, why="since one part is told by what was learned from the others")  # without `test`
     seed: int = knob(0, low=0, below=1 << 63)  # of the texts that are drawn, and of the folds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresConfig(EvaluatorConfig):
+    """How the classes or scores that a fine-tuned model tells agree with those of labelled texts."""
+
+    name: str = "scores"
+    shards: str = knob(local=True)  # labelled shards, as `finetune` writes them
+    metrics: list[str] = knob(factory=lambda: ["accuracy"])  # see docs/finetuning.md
+    # classes there that are none of objective.labels, in the order of their numbers after those
+    unseen: list[str] = knob(factory=list)

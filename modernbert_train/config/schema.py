@@ -16,8 +16,12 @@ from omegaconf import MISSING
 
 from modernbert_train.config.albert import AlbertConfig as AlbertConfig
 from modernbert_train.config.bert import BertConfig as BertConfig
+from modernbert_train.config.classify import ClassifyConfig as ClassifyConfig
+from modernbert_train.config.classify import LabelledConfig as LabelledConfig
+from modernbert_train.config.classify import TagConfig as TagConfig
 from modernbert_train.config.evals import EvaluatorConfig as EvaluatorConfig
 from modernbert_train.config.evals import ProbeConfig as ProbeConfig
+from modernbert_train.config.evals import ScoresConfig as ScoresConfig
 from modernbert_train.config.knob import facts_of, knob
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.config.model import ModelConfig as ModelConfig  # importers of the schema take all of it here
@@ -417,6 +421,8 @@ VARIANTS: dict[str, dict[str, type]] = {
         "sop": SentenceOrderConfig,
         "rtd": ReplacedTokensConfig,
         "permutation": PermutationLmConfig,
+        "classify": ClassifyConfig,
+        "tag": TagConfig,
     },
     "optim": {
         "stable_adamw": StableAdamWConfig,
@@ -424,5 +430,5 @@ VARIANTS: dict[str, dict[str, type]] = {
         "muon": MuonConfig,
         "normuon": NorMuonConfig,
     },
-    "evals": {"probe": ProbeConfig},
+    "evals": {"probe": ProbeConfig, "scores": ScoresConfig},
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import LabelledConfig, RunConfig
 from modernbert_train.data.facts import DataFacts, FolderFacts, named_folders, read_facts, read_folder
 from modernbert_train.data.mixing import phase_weights, token_shares
 from modernbert_train.errors import ConfigError, DataError
@@ -51,10 +51,17 @@ def check_data(config: RunConfig) -> DataFacts:
             "would read pairs otherwise than it was trained. Prepare the data again, which mends the tokenizer, or set "
             "objective.name=mlm."
         )
+    labelled = isinstance(config.objective, LabelledConfig)
     mistakes = []
     for key, path in named_folders(config):
         try:
-            require_tokenizer(read_folder(key, path, config.data), config.data.tokenizer, vocabulary)
+            folder = read_folder(key, path, config.data)
+            require_tokenizer(folder, config.data.tokenizer, vocabulary)
+            if labelled and folder.card.labels_sha256 is None:
+                raise DataError(
+                    f"{key}={path}: its documents have no labels, which objective.name={config.objective.name} tells. "
+                    "`python -m modernbert_train finetune` writes shards that have."
+                )
         except DataError as error:
             mistakes.append(str(error))
     if mistakes:

@@ -19,8 +19,9 @@ CARD = "dataset.json"
 INDEX = "index.json"
 LENGTHS = "lengths.npy"
 TOKEN_COUNTS = "token_counts.npy"
+LABELS = "labels.npy"
 SCHEMA = 1
-_KINDS: dict[str, type] = {"int": int, "str": str}
+_KINDS: dict[str, type] = {"int": int, "str": str, "str | None": str}
 _REMEDY = "Run data_prep/prepare.py again, or copy the whole folder again."
 
 
@@ -40,6 +41,7 @@ class DatasetCard:
         special_tokens: who adds [CLS] and [SEP]; "loader" is the only value there is.
         created_by: name and version of the writer.
         schema: version of this card.
+        labels_sha256: of the bytes of labels.npy; not in the file where the documents have no labels.
     """
 
     column: str
@@ -53,6 +55,12 @@ class DatasetCard:
     special_tokens: str
     created_by: str
     schema: int = SCHEMA
+    labels_sha256: str | None = None
+
+    def hashes(self) -> dict[str, str]:
+        """File -> sha256, of those beside the card that belong to it."""
+        found = {INDEX: self.index_sha256, LENGTHS: self.lengths_sha256, LABELS: self.labels_sha256}
+        return {name: sha256 for name, sha256 in found.items() if sha256 is not None}
 
 
 def file_sha256(path: Path) -> str:
@@ -63,7 +71,8 @@ def file_sha256(path: Path) -> str:
 
 def write_card(folder: str | Path, card: DatasetCard) -> None:
     """Write the card into the folder of the shards."""
-    text = json.dumps(asdict(card), indent=2, sort_keys=True)
+    there = {key: value for key, value in asdict(card).items() if value is not None}
+    text = json.dumps(there, indent=2, sort_keys=True)
     (Path(folder) / CARD).write_text(text + "\n", encoding="utf-8")
 
 
@@ -90,7 +99,7 @@ def read_card(folder: str | Path) -> DatasetCard:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}). {_REMEDY}") from None
     card = parse_card(content, str(path))
-    for name, expected in ((INDEX, card.index_sha256), (LENGTHS, card.lengths_sha256)):
+    for name, expected in card.hashes().items():
         _require_hash(path.with_name(name), expected)
     return card
 
@@ -122,8 +131,11 @@ def _require_fields(where: str, content: object) -> None:
             "Prepare the data with this version, or train with the version that wrote it."
         )
     kinds = {field.name: _KINDS[str(field.type)] for field in fields(DatasetCard)}
-    wrong = [name for name, kind in kinds.items() if type(content.get(name)) is not kind]
-    wrong += [name for name, kind in kinds.items() if kind is int and name not in wrong and not is_count(content[name])]
+    needed = {name: kind for name, kind in kinds.items() if name in content or name != "labels_sha256"}
+    wrong = [name for name, kind in needed.items() if type(content.get(name)) is not kind]
+    wrong += [
+        name for name, kind in needed.items() if kind is int and name not in wrong and not is_count(content[name])
+    ]
     wrong += [name for name in content if name not in kinds]
     if wrong:
         raise DataError(f"{where}: missing, unknown or of the wrong type: {', '.join(wrong)}. {_REMEDY}")

@@ -44,6 +44,8 @@ def data_fingerprint(facts: DataFacts) -> dict[str, str]:
     for name, folder in facts.streams.items():
         of = "" if folder.key == "data.train" else f" of {name}"
         found |= {f"shards{of}": folder.card.index_sha256, f"lengths{of}": folder.card.lengths_sha256}
+        if folder.card.labels_sha256 is not None:
+            found[f"labels{of}"] = folder.card.labels_sha256
         if (counts := folder.token_counts_sha256()) is not None:
             found[f"{_COUNTS}{of}"] = counts
     if facts.validation is not None:

@@ -5,9 +5,7 @@ Read without torch, so that `check` refuses what `train` would; keyed, so that e
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import ProbeConfig, RunConfig
+from modernbert_train.data.tables import read_rows, shown_value, some
 from modernbert_train.errors import DataError
 from modernbert_train.keyed_random import derive, permutation
-from modernbert_train.read_json import MOST_BYTES, parse_json
-from modernbert_train.text import plural, shorten
+from modernbert_train.text import plural
 
 ONLY_LEARNED = -1  # a text that nothing is told about
 _DRAWN, _FOLDS = 1, 2
-_SHOWN = 10  # columns and classes named in a message
 _NO_CLASS = ("", "nan", "null", "none")  # what programs write into a table where a value is missing
 
 
@@ -83,7 +80,7 @@ def read_labelled(key: str, settings: ProbeConfig) -> Labelled:
         if single := [label for label in classes if counts[label] < 2]:
             raise DataError(
                 f"{key}.train={settings.train}: {len(single):,} of {len(classes):,} classes have a single text among "
-                f"the {len(train):,} taken ({_some(single)}), which cannot be both learned and told. Raise "
+                f"the {len(train):,} taken ({some(single)}), which cannot be both learned and told. Raise "
                 f"{key}.max_examples, give more texts, or name others in {key}.test."
             )
         order = permutation(len(train), derive(settings.seed, _FOLDS))
@@ -94,7 +91,7 @@ def read_labelled(key: str, settings: ProbeConfig) -> Labelled:
         unseen = sorted({example.label for example in test} - set(classes))
         if unseen:
             raise DataError(
-                f"{key}.test={settings.test}: has classes ({_some(unseen)}) that none of the {len(train):,} texts "
+                f"{key}.test={settings.test}: has classes ({some(unseen)}) that none of the {len(train):,} texts "
                 f"taken from {key}.train={settings.train} has. Raise {key}.max_examples, or remove those texts."
             )
         if len({example.label for example in test}) < 2:
@@ -123,14 +120,14 @@ def _drawn(key: str, file: str, settings: ProbeConfig) -> tuple[list[Example], i
     path = Path(file)
     found, empty = [], 0
     try:
-        for example in _READERS[path.suffix](path, (*settings.text_columns, settings.label_column)):
-            if any(text.strip() for text in example.texts):
-                found.append(example)
+        for row in read_rows(path, settings.text_columns, (settings.label_column,)):
+            if any(text.strip() for text in row.texts):
+                found.append(Example(row.texts, _label(row.values[0], settings.label_column, row.line)))
             else:
                 empty += 1
     except OSError as error:
         raise DataError(f"{key}={file}: cannot be read ({error.strerror}). Name a file of labelled texts.") from None
-    except (ValueError, csv.Error) as error:
+    except ValueError as error:
         raise DataError(f"{key}={file}: {error}") from None
     if settings.max_examples is not None and len(found) > settings.max_examples:
         order = permutation(len(found), derive(settings.seed, _DRAWN))
@@ -138,89 +135,24 @@ def _drawn(key: str, file: str, settings: ProbeConfig) -> tuple[list[Example], i
     return found, empty
 
 
-def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Example]:
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = parse_json(line)
-        except ValueError as error:
-            raise ValueError(f"line {number} is not JSON ({error}). Correct it, or remove it.") from None
-        if not isinstance(entry, dict):
-            raise ValueError(f"line {number} is no object. Write one a line, such as {{{_shown(columns)}}}.")
-        _require_columns(columns, list(entry), f"line {number}")
-        texts = [entry[column] for column in columns]
-        for column, value in zip(columns[:-1], texts[:-1], strict=True):
-            if not isinstance(value, str):
-                raise ValueError(f"line {number}: {column} is {_value(value)}, and not a text. Correct it.")
-        yield Example(tuple(texts[:-1]), _label(texts[-1], columns[-1], number))
+def class_name(value: Any, column: str) -> str:
+    """The class that a value of a column names.
 
-
-def _table(path: Path, columns: Sequence[str]) -> Iterator[Example]:
-    lines = _lines(path)
-    if path.suffix == ".tsv":
-        rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    else:
-        rows = csv.reader(lines, strict=True)
-    head = next(rows, [])
-    _require_columns(columns, head, "the first line")
-    places = [head.index(column) for column in columns]
-    for row in rows:
-        if not row:
-            continue
-        if len(row) != len(head):
-            raise ValueError(
-                f"line {rows.line_num} has {plural(len(row), 'value')}, and the first line names {len(head)}. "
-                f"Correct it; a .csv quotes texts that hold a comma or a line break, a .tsv holds no tabs in texts."
-            )
-        *texts, label = (row[place] for place in places)
-        yield Example(tuple(texts), _label(label, columns[-1], rows.line_num))
-
-
-# by the end of a file's name
-_READERS = {".jsonl": _jsonl, ".tsv": _table, ".csv": _table}
-
-
-def _lines(path: Path) -> Iterator[str]:
-    size = 0
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        try:
-            for line in iter(lambda: file.readline(MOST_BYTES), ""):
-                size += len(line)
-                if size >= MOST_BYTES:
-                    raise ValueError(f"larger than {MOST_BYTES:,} characters. Give a part of it.")
-                yield line
-        except UnicodeDecodeError:
-            raise ValueError("is not UTF-8. Convert it.") from None
-
-
-def _require_columns(columns: Sequence[str], there: Sequence[str], where: str) -> None:
-    if missing := [column for column in columns if column not in there]:
-        raise ValueError(
-            f"{where} has no {' and no '.join(missing)}; it has {_some(there) or 'nothing'}. Set text_columns and "
-            "label_column to names of them."
-        )
-
-
-def _label(value: Any, column: str, line: int) -> str:
+    Raises:
+        ValueError: it names none.
+    """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int) and str(value).strip().lower() not in _NO_CLASS:
         return str(value).strip()
     raise ValueError(
-        f"line {line}: {column} is {_value(value)}, and not a class: a text, a whole number, or true or false. Correct "
-        "it, or leave the text out."
+        f"{column} is {shown_value(value)}, and not a class: a text, a whole number, or true or false. Correct it, or "
+        "leave the text out."
     )
 
 
-def _value(value: Any) -> str:
-    return shorten(repr(value), 40) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(shorten(str(name), 40) for name in names[:_SHOWN]) + more
-
-
-def _shown(columns: Sequence[str]) -> str:
-    return ", ".join(f'"{column}": "..."' for column in columns)
+def _label(value: Any, column: str, line: int) -> str:
+    try:
+        return class_name(value, column)
+    except ValueError as error:
+        raise ValueError(f"line {line}: {error}") from None

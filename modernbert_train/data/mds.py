@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train import import_stubs
+from modernbert_train.data.dataset_card import DatasetCard
+from modernbert_train.data.labels import read_labels
 from modernbert_train.data.remote import REMEDY as REMOTE_REMEDY
 from modernbert_train.data.remote import RemoteFolder
 from modernbert_train.errors import DataError
@@ -48,12 +50,14 @@ class TokenShards:
         vocab_size: one more than the largest token id allowed.
         max_open_shards: decompressed shards kept in memory.
         remote: where the shards are fetched from; `folder` then has copies of the small files.
+        card: of the folder, if its labels are wanted too.
 
     Attributes:
         shard_documents: number of documents in each shard; documents are numbered through all shards in order.
         shard_bytes: size of each shard as stored.
         remote: as given.
         lengths: tokens of each document.
+        labels: of each document; None: there are none.
 
     Raises:
         DataError: the index or the lengths are missing, damaged, or contradict each other.
@@ -67,6 +71,7 @@ class TokenShards:
         max_open_shards: int,
         *,
         remote: RemoteFolder | None = None,
+        card: DatasetCard | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.remote = remote
@@ -78,6 +83,7 @@ class TokenShards:
         self.shard_bytes = [int(_stored(shard)["bytes"]) for shard in self._shards]
         self._first = np.concatenate([[0], np.cumsum(self.shard_documents)])
         self.lengths = self._read_lengths()
+        self.labels = None if card is None else read_labels(self.folder, card, self.lengths)
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
 
     def read(self, document: int) -> NDArray[Any]:

@@ -33,6 +33,8 @@ class Documents(Protocol):
 
     def mask_keys(self, chunks: Sequence[Chunk]) -> Keys: ...
 
+    def labels(self, chunks: Sequence[Chunk]) -> NDArray[Any] | None: ...
+
 
 class MicrobatchMaker:
     """Reads, lays out and masks the rows of a plan.
@@ -83,6 +85,7 @@ class MicrobatchMaker:
             lengths,
             self._documents.mask_keys(chunks),
             np.array(ends, dtype=np.int64),
+            self._documents.labels(chunks),
         )
         if settings not in self._objectives:
             self._objectives[settings] = self._build_objective(settings)

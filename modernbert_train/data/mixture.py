@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.packing import Chunk
-from modernbert_train.errors import RunError
+from modernbert_train.errors import DataError, RunError
 from modernbert_train.keyed_random import Keys, derive, derive_each
 
 if TYPE_CHECKING:  # streaming brings torch, and `plan` asks for seeds without it
@@ -105,6 +105,24 @@ class TokenStreams:
         epochs, documents, starts, _ = columns.T
         streams = np.searchsorted(self._first, documents, side="right") - 1
         return derive_each(self._mask_keys[streams], epochs, documents - self._first[streams], starts)
+
+    def labels(self, chunks: Sequence[Chunk]) -> NDArray[Any] | None:
+        """Labels of the chunks' documents, see `PackedText`; None where the documents have none.
+
+        Raises:
+            DataError: a chunk is a part of a labelled document, or only some streams have labels.
+        """
+        if all(stream.shards.labels is None for stream in self._streams):
+            return None
+        found = []
+        for chunk in chunks:
+            stream, number = self._find(chunk.document)
+            with named_stream(stream.name):
+                if stream.shards.labels is None:
+                    raise DataError(f"{stream.shards.folder}: has no labels, and other streams have. Leave it out.")
+                found.append(stream.shards.labels.of(number, chunk))
+        labels = next(stream.shards.labels for stream in self._streams if stream.shards.labels is not None)
+        return np.concatenate(found) if found else labels.none()
 
     @property
     def shards(self) -> dict[str, TokenShards]:

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from modernbert_train.config.schema import DataConfig
-from modernbert_train.data.dataset_card import CARD, INDEX, LENGTHS, TOKEN_COUNTS, file_sha256, parse_card
+from modernbert_train.data.dataset_card import CARD, TOKEN_COUNTS, file_sha256, parse_card
 from modernbert_train.data.download import Downloader, Patience
 from modernbert_train.data.shared_files import locked, mtime, size_of, touch, try_lock, writing
 from modernbert_train.errors import ConfigError, DataError, StorageError
@@ -112,7 +112,7 @@ class RemoteFolder:
             for partial in self._root.glob("*/partial/*"):
                 self._remove_if_dead(partial)
             card = parse_card(self._get(self.local / CARD, None, _nothing, fresh=True), f"{self.url}/{CARD}")
-            for name, sha256 in ((INDEX, card.index_sha256), (LENGTHS, card.lengths_sha256)):
+            for name, sha256 in card.hashes().items():
                 if _known_sha256(self.local / name) != sha256:
                     self._get(self.local / name, None, functools.partial(_wrong_sha256, sha256))
             self._get(self.local / TOKEN_COUNTS, None, functools.partial(_wrong_counts, card.tokens))

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from modernbert_train.compute import Compute
 from modernbert_train.config.evals import BASELINE, COUNT
-from modernbert_train.config.schema import EvaluatorConfig, PhaseConfig, ProbeConfig, RunConfig
+from modernbert_train.config.schema import EvaluatorConfig, PhaseConfig, ProbeConfig, RunConfig, ScoresConfig
 from modernbert_train.evals.probe import Probe
+from modernbert_train.evals.scores import Scores
 from modernbert_train.models.encoder import OnEncoder
 
 
@@ -38,7 +39,7 @@ class Evaluator(Protocol):
         """
 
 
-EVALUATORS: dict[type[EvaluatorConfig], type[Evaluator]] = {ProbeConfig: Probe}
+EVALUATORS: dict[type[EvaluatorConfig], type[Evaluator]] = {ProbeConfig: Probe, ScoresConfig: Scores}
 
 
 def build_evaluators(config: RunConfig) -> Mapping[str, Evaluator]:

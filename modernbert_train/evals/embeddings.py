@@ -10,7 +10,7 @@ Shape legend: N texts, T packed tokens, Q sequences of a microbatch, D model wid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,14 +60,14 @@ def embed(
     Returns:
         embeddings_ND: fp32, on the CPU.
     """
-    plan = _plan(texts, phase)
+    plan = plan_rows([len(ids) for ids in texts], phase, ObjectiveConfig(name="none"))
     maker = MicrobatchMaker(_Texts(texts), lambda settings: _Plain(now.objective.plain_order), vocabulary)
     mine = share_of_rank(plan.rows, this_rank(), num_ranks(), plan.microbatch_rows)
     numbers = iter([chunk.document for row in mine for chunk in row])
     embeddings_ND = torch.zeros(len(texts), now.model.hidden_size, device=compute.device)
     was_training = model.training
     model.eval()
-    with _entered(model):
+    with entered(model, "encode"):
         for batch in maker.microbatches(mine, plan):
             with torch.autocast(compute.device.type, torch.bfloat16, enabled=compute.bf16):
                 hidden_TD = model.encode(batch.packed.to(compute.device)).float()
@@ -78,11 +78,11 @@ def embed(
     return embeddings_ND.cpu()
 
 
-def _plan(texts: Sequence[NDArray[np.int32]], phase: PhaseConfig) -> BatchPlan:
+def plan_rows(lengths: Iterable[int], phase: PhaseConfig, objective: ObjectiveConfig) -> BatchPlan:
     """All texts in rows of the phase's length, and as many empty rows as give every rank whole microbatches."""
     packer = GreedyPacker(phase.row_tokens, WINDOW, 1 << 62)
-    for number, ids in enumerate(texts):
-        packer.place(Chunk(0, number, 0, min(len(ids), most_tokens(phase))))
+    for number, length in enumerate(lengths):
+        packer.place(Chunk(0, number, 0, min(int(length), most_tokens(phase))))
     packer.flush()
     block = max(1, phase.microbatch_rows)
     rows: tuple[Row, ...] = tuple(packer.ready)
@@ -95,7 +95,7 @@ def _plan(texts: Sequence[NDArray[np.int32]], phase: PhaseConfig) -> BatchPlan:
         num_rows=len(rows),
         row_tokens=phase.row_tokens,
         microbatch_rows=block,
-        objective=ObjectiveConfig(name="none"),
+        objective=objective,
     )
 
 
@@ -111,6 +111,9 @@ class _Texts:
     def mask_keys(self, chunks: Sequence[Chunk]) -> Keys:
         return np.zeros(len(chunks), dtype=np.uint64)
 
+    def labels(self, chunks: Sequence[Chunk]) -> None:
+        return None
+
 
 class _Plain:
     """Text as it is: what an objective makes that predicts nothing, but the place of each sequence."""
@@ -125,17 +128,17 @@ class _Plain:
 
 
 @contextmanager
-def _entered(model: OnEncoder) -> Iterator[None]:
-    """Within it a model that FSDP2 shards gathers its weights for `encode` as it does for `forward`.
+def entered(model: OnEncoder, method: str) -> Iterator[OnEncoder]:
+    """Within it a model that FSDP2 shards gathers its weights for a method as it does for `forward`.
 
-    Not for longer: forward calls encode, and would be entered twice.
+    Not for longer: forward calls it, and would be entered twice.
     """
     if not isinstance(model, FSDPModule):
-        yield
+        yield model
         return
-    register_fsdp_forward_method(model, "encode")
+    register_fsdp_forward_method(model, method)
     try:
-        yield
+        yield model
     finally:
-        del model.encode  # the model's own again
+        delattr(model, method)  # the model's own again
         model.reshard()  # without a backward pass what lies outside the layers stays gathered

@@ -21,6 +21,7 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.models.albert import Albert
 from modernbert_train.models.bert import Bert
+from modernbert_train.models.classifier import TextClassifier, WordClassifier
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBert
@@ -40,6 +41,8 @@ HEADS: dict[tuple[str, ...], type[OnEncoder]] = {
     ("tokens",): ForMaskedLM,
     ("tokens", "pair"): WithOrder,
     ("generator", "replaced"): ForReplacedTokens,
+    ("class",): TextClassifier,
+    ("tag",): WordClassifier,
 }
 
 

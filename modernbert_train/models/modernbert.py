@@ -13,6 +13,8 @@ Shape legend: T packed tokens, M predicted positions (padded), D model width, V 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch._dynamo
 from torch import Tensor, nn
@@ -44,6 +46,8 @@ class Embeddings(nn.Module):
 
 class ModernBert(Encoder):
     """Embeddings, layers and the final norm."""
+
+    classes_from: ClassVar = "head"
 
     def __init__(self, config: ModernBertConfig, compute: ComputeConfig) -> None:
         super().__init__()

@@ -11,13 +11,16 @@ from typing import Any, Protocol
 from modernbert_train.batch import Inputs, PackedText
 from modernbert_train.config.schema import (
     CausalLmConfig,
+    ClassifyConfig,
     MaskedLmConfig,
     ObjectiveConfig,
     PermutationLmConfig,
     ReplacedTokensConfig,
     SentenceOrderConfig,
+    TagConfig,
 )
 from modernbert_train.objectives.causal import CausalLM
+from modernbert_train.objectives.classify import Classify, Tag
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.objectives.rtd import ReplacedTokens
@@ -48,6 +51,8 @@ OBJECTIVES: dict[type[ObjectiveConfig], type[Objective]] = {
     SentenceOrderConfig: SentenceOrder,
     ReplacedTokensConfig: ReplacedTokens,
     PermutationLmConfig: PermutationLM,
+    ClassifyConfig: Classify,
+    TagConfig: Tag,
 }
 
 

@@ -17,11 +17,13 @@ from typing import Any, Literal
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
+    ClassifyConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
     ReplacedTokensConfig,
+    TagConfig,
     XLNetConfig,
 )
 
@@ -95,6 +97,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
     if "tokens" not in objective.heads:
         matrices = _without_tokens(matrices)
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
+    beside += _classifier(model, objective) if isinstance(objective, ClassifyConfig | TagConfig) else ()
     own = Census((*matrices, *beside), windows, (2 * model.key_products * model.hidden_size,) * len(windows))
     if not isinstance(objective, ReplacedTokensConfig):
         return own
@@ -245,6 +248,15 @@ def _replaced(model: ModelConfig) -> tuple[Matrix, ...]:
         Matrix(1, width, "head", uses=1, head="replaced"),
         Matrix(width + 1, 1, "head", head="replaced"),
     )
+
+
+def _classifier(model: ModelConfig, objective: ClassifyConfig | TagConfig) -> tuple[Matrix, ...]:
+    """See models/classifier.py: a ModernBERT goes on with the head that predicts tokens, others pool texts."""
+    (head,), width, logits = objective.heads, model.hidden_size, objective.num_logits
+    between: tuple[Matrix, ...] = ()
+    if isinstance(model, ModernBertConfig) or head == "class":
+        between = (Matrix(width, width, "head", uses=1, head=head), Matrix(width, 1, "head"))  # norm, or bias
+    return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
 
 
 ENCODER_COUNTS: dict[type[ModelConfig], Callable[[Any], Counted]] = {

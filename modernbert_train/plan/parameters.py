@@ -65,7 +65,8 @@ def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = Non
     """
     found = census(model, objective)
     of_layers = [matrix for matrix in census(model).matrices if matrix.place == "layer"]
-    embedding = sum(m.numbers for m in found.matrices if m.place == "embedding" and m.uses)
+    tables = [m.numbers for m in found.matrices if m.place == "embedding" and m.uses]
+    embedding = sum(tables) or found.matrices[0].numbers  # which stands first, where nothing is multiplied with it
     all_layers = [matrix for matrix in found.matrices if matrix.place == "layer"]
     layers = sum(matrix.numbers for matrix in all_layers)
     generator = (objective or MaskedLmConfig()).generator_of(model)

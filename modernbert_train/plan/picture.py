@@ -62,7 +62,7 @@ def picture_text(config: RunConfig) -> str:
         height = 1 if low == top else height
         span = "" if low == top else "up to " if low < 1e-6 * top else f"{quantity.text(low)} to "
         out.append(f"{quantity.name}: {span}{quantity.text(top)}")
-        levels = [max(1, round(8 * height * value / top)) for value in values]
+        levels = [max(1, round(8 * height * value / (top or 1))) for value in values]
         for line in reversed(range(height)):
             out.append("  " + "".join(BLOCKS[min(8, max(0, level - 8 * line))] for level in levels).rstrip())
     return "\n".join([*out, *_axis(config)])

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from modernbert_train.config.schema import BertConfig, ModelConfig, RunConfig
+from modernbert_train.config.schema import BertConfig, LabelledConfig, ModelConfig, RunConfig, TagConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.replaced import PROJECTION, generator_of
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.weights.formats import HubFormat, export_format
+from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
 from modernbert_train.weights.formats.tensors import module_of, positions_from_zero, without_place
 from modernbert_train.weights.hf_folder import export
@@ -58,6 +59,7 @@ def export_run(
         part.weights,
         part.model,  # the architecture is the checkpoint's, whatever the YAML says today
         hub=part.hub,
+        pairs=getattr(source.objective, "segments", 1) > 1,
         shapes=shapes,
         order=source.order,
         max_tokens=source.max_tokens,
@@ -103,6 +105,9 @@ class _Part:
 
 def _model(source: Source) -> _Part:
     model, weights = source.model, source.weights()
+    if isinstance(source.objective, LabelledConfig):
+        part: Part = "tagger" if isinstance(source.objective, TagConfig) else "classifier"
+        return _Part(part, model, weights, classifier_format(model, source.objective))
     modules = {module_of(name) for name in weights}
     hub = export_format(model, source.order, modules)
     if TOKEN_HEAD not in modules:

@@ -20,6 +20,7 @@ from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.files import publish
+from modernbert_train.models.build import shapes_of
 from modernbert_train.own_files import require_own_files
 from modernbert_train.tensor_files import read_tensors, write_tensors
 from modernbert_train.vocabulary import read_vocabulary
@@ -43,6 +44,7 @@ def export(
     card: str,
     hub: HubFormat | None = None,
     shapes: Shapes | None = None,
+    pairs: bool = False,
 ) -> None:
     """Write a folder that transformers' AutoModel, the class that its config.json names, and AutoTokenizer load.
 
@@ -59,6 +61,7 @@ def export(
         card: text of README.md.
         hub: the format; None: that of the architecture.
         shapes: see `to_hf`.
+        pairs: it reads pairs of texts by their token types.
 
     Raises:
         ConfigError: a RoPE base is not positive and finite, the weights or the tokenizer do not fit `config`, or `out`
@@ -80,7 +83,7 @@ def export(
     if tokenizer_config.get("tokenizer_class") == "TokenizersBackend":  # transformers 5's name, unknown to version 4
         tokenizer_config["tokenizer_class"] = "PreTrainedTokenizerFast"
     of_pairs = any(module_of(name) == "pair_head" for name in state)
-    if of_pairs and getattr(config, "segments", 1) > 1:  # it has learnt what token types mean
+    if pairs or (of_pairs and getattr(config, "segments", 1) > 1):  # it has learnt what token types mean
         tokenizer_config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     described = hub.describe(config, order, modules, max_tokens, vocabulary)
     if out.exists() and not _is_export(out):
@@ -122,7 +125,9 @@ def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Te
     require_own_files(folder)
     raw, where = read_object(folder / CONFIG_JSON), str(folder / CONFIG_JSON)
     hub = format_of(raw, where)
-    config = model or hub.read(raw, where).model
+    said = hub.read(raw, where)
+    config = model or said.model
+    shapes = None if said.objective is None else shapes_of(config, said.objective)
     stored: dict[str, Tensor] = {}
     for name in _weight_files(folder):
         try:
@@ -131,7 +136,8 @@ def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Te
             raise DataError(
                 f"{folder / name}: cannot be read ({error}). Restore it from a copy or export it again."
             ) from None
-    return from_hf(hub, stored, config, str(folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)))
+    file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)
+    return from_hf(hub, stored, config, str(file), shapes=shapes)
 
 
 def _weight_files(folder: Path) -> list[str]:

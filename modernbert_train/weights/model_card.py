@@ -17,6 +17,7 @@ from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
+    LabelledConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
@@ -37,7 +38,12 @@ from modernbert_train.weights.formats.bert import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import heads_among, module_of
 
 MASK = "[MASK]"
-Part = Literal["model", "detector", "generator"]  # of a run; a detector tells replaced tokens
+# of a run; a detector tells replaced tokens, a classifier classes of texts, a tagger those of words
+Part = Literal["model", "detector", "generator", "classifier", "tagger"]
+_TASKS: dict[Part, tuple[str, str]] = {  # as the hub names them, and the class that opens them
+    "classifier": ("text-classification", "AutoModelForSequenceClassification"),
+    "tagger": ("token-classification", "AutoModelForTokenClassification"),
+}
 PREPARE_REPORT = "prepare_report.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -77,6 +83,9 @@ def model_card(
     if part == "detector":
         auto = "AutoModel"
         header |= {"tags": [model.name, "replaced-token-detection", "encoder"]}
+    elif part in _TASKS:
+        auto = _TASKS[part][1]
+        header |= {"pipeline_tag": _TASKS[part][0], "tags": [model.name, _TASKS[part][0], "encoder"]}
     elif isinstance(model, XLNetConfig):  # which has one class there for all that predict tokens
         auto = "AutoModelForCausalLM"
         kind = "decoder" if order == "causal" else "encoder"
@@ -153,8 +162,9 @@ def run_card(
     now = trained.in_phase[phase]
     order = now.objective.plain_order
     parameters = sum(math.prod(shape) for name, shape in shapes.items() if module_of(name) not in left_out)
+    trained_by = "fine-tuned" if part in _TASKS else "pretrained"
     introduction = (
-        f"{what(model, order)}, with {parameters:,} parameters, pretrained by {_titled(*now.objective.title)} with "
+        f"{what(model, order)}, with {parameters:,} parameters, {trained_by} by {_titled(*now.objective.title)} with "
         f"modernbert-train {__version__}."
     )
     if left_out:
@@ -361,6 +371,8 @@ def _averaging(average: Sequence[Averaged]) -> str:
 
 
 def _evaluation(objective: ObjectiveConfig, tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
+    if isinstance(objective, LabelledConfig):
+        return _scores(tokens, metrics)
     measured = [entry for entry in metrics if _is_validation(entry) and entry["tokens"] <= tokens]
     if not measured:
         return "Not measured: the run named no held-out text, or had not come to it."
@@ -376,6 +388,25 @@ def _evaluation(objective: ObjectiveConfig, tokens: int, metrics: Sequence[dict[
         f"{_detection(objective, last)}"
         "Nothing else was measured: no downstream task, no bias, no safety."
     )
+
+
+def _scores(tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
+    """What was measured last on each labelled split."""
+    last = {
+        entry["name"]: entry["figures"]
+        for entry in metrics
+        if entry.get("kind") == "evaluation" and is_count(entry.get("tokens")) and entry["tokens"] <= tokens
+        if isinstance(entry.get("name"), str) and isinstance(entry.get("figures"), dict)
+    }
+    rows = [
+        f"| {name} | {figure} | {value:.4f} |"
+        for name, figures in last.items()
+        for figure, value in figures.items()
+        if number(value) is not None and not str(figure).startswith("num_")
+    ]
+    if not rows:
+        return "Not measured: the run named no labelled texts to measure on, or had not come to it."
+    return "| texts | figure | value |\n| --- | --- | --- |\n" + "\n".join(rows)
 
 
 def _detection(objective: ObjectiveConfig, last: Mapping[str, Any]) -> str:

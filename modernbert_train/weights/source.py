@@ -21,6 +21,7 @@ from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ModelConfig, ModernBertConfig, ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import shapes_of
+from modernbert_train.models.classifier import CLASSIFIER
 from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
@@ -48,6 +49,7 @@ class Source:
         max_tokens: longest sequence they were trained on.
         tokenizer: folder of the tokenizer; None where it is in Composer's file, or nowhere.
         tokenizer_sha256: its hash; None where there is none.
+        objective: of a model folder that tells classes; None: any other.
     """
 
     folder: Path
@@ -57,6 +59,7 @@ class Source:
     max_tokens: int
     tokenizer: Path | None
     tokenizer_sha256: str | None
+    objective: ObjectiveConfig | None = None
 
     def weights(self) -> dict[str, Tensor]:
         """Every parameter, whole, in fp32, and further heads that are there; without a generator.
@@ -115,7 +118,7 @@ def open_source(name: str | Path) -> Source:
         return _from_composer(open_composer(folder))
     folder = local_model(str(name))
     said = read_folder(folder)
-    return Source(folder, None, said.model, said.order, said.max_tokens, *_tokenizer_in(folder))
+    return Source(folder, None, said.model, said.order, said.max_tokens, *_tokenizer_in(folder), said.objective)
 
 
 def _from_composer(file: ComposerFile) -> Source:
@@ -137,7 +140,7 @@ def source_of(found: Checkpoint) -> Source:
     """A checkpoint as a source of weights."""
     now, max_tokens = found.config.in_phase[found.state.phase], last_phase(found).row_tokens
     tokenizer, sha256 = Path(now.data.tokenizer), found.state.data["tokenizer"]
-    return Source(found.folder, found, now.model, now.objective.order, max_tokens, tokenizer, sha256)
+    return Source(found.folder, found, now.model, now.objective.order, max_tokens, tokenizer, sha256, now.objective)
 
 
 def phase_objective(found: Checkpoint) -> ObjectiveConfig:
@@ -153,7 +156,7 @@ class Origin:
         source: the weights.
         config: the run that starts.
         drawn: modules of the run beside the encoder that are not there, and are drawn at random.
-        left_out: those there that the run has not.
+        left_out: those there that the run has not. One in both is drawn anew, because it tells other classes.
     """
 
     source: Source
@@ -176,8 +179,10 @@ class Origin:
             is_decoder = self.source.order == "causal"
             there = "a decoder, trained in causal order" if is_decoder else "an encoder, trained to see both sides"
             text += f"; {there}, and objective.name={first.objective.name} here"
-        text += "".join(f"; no {head} there, drawn at random" for head in self.drawn)
-        text += "".join(f"; {head} there is left out" for head in self.left_out)
+        anew = {*self.drawn} & {*self.left_out}
+        text += "".join(f"; {head} there is of other classes, drawn anew" for head in sorted(anew))
+        text += "".join(f"; no {head} there, drawn at random" for head in self.drawn if head not in anew)
+        text += "".join(f"; {head} there is left out" for head in self.left_out if head not in anew)
         return text + "".join(_other_bases(old, first.model))
 
     @torch.no_grad()
@@ -241,7 +246,15 @@ def find_origin(config: RunConfig) -> Origin | None:
         needs_predictions(there, f"weights.grow_from={name}")
         there, here = there - {*MASKED_LM}, here - {*MASKED_LM}  # no other head is grown
         return Origin(source, config, drawn=tuple(sorted(here)), left_out=tuple(sorted(there)))
-    return Origin(source, config, drawn=tuple(sorted(here - there)), left_out=tuple(sorted(there - here)))
+    other = here & there & {CLASSIFIER} if _classes(source.objective) != _classes(config.objective) else set()
+    return Origin(
+        source, config, drawn=tuple(sorted(here - there | other)), left_out=tuple(sorted(there - here | other))
+    )
+
+
+def _classes(objective: ObjectiveConfig | None) -> tuple[object, ...]:
+    """What the logits of a classifier mean."""
+    return (type(objective), getattr(objective, "kind", None), getattr(objective, "labels", None))
 
 
 def needs_predictions(modules: Collection[str], key: str) -> None:

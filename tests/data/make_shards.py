@@ -57,7 +57,7 @@ def make_shards(
         tokenizer_folder: the tokenizer whose hash goes onto the card.
         shard_bytes: size of a shard before compression; the default gives several shards for a few documents.
     """
-    from data_prep.write.shards import ShardWriter
+    from modernbert_train.data.shard_writer import ShardWriter
 
     vocabulary = read_vocabulary(tokenizer_folder)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -100,6 +100,7 @@ class Memory:
 
     def __init__(self, shards: list[list[int]], name: str) -> None:
         self.shard_documents = [len(shard) for shard in shards]
+        self.labels = None
         self.lengths = np.array([length for shard in shards for length in shard])
         self._salt = sum(name.encode())
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from data_prep import prepare as prepare_module
 from data_prep.tasks import stages
-from data_prep.write import shards
+from modernbert_train.data import shard_writer as shards
 from modernbert_train.data.dataset_card import file_sha256, read_card
 
 pytestmark = pytest.mark.runs
@@ -32,7 +32,7 @@ def report_of(out: Path) -> dict[str, Any]:
 def tokens_of(folder: Path) -> list[list[int]]:
     """All documents, read by mosaicml-streaming itself."""
     from streaming import (
-        StreamingDataset,  # after data_prep.write.shards, which lets it be imported without torchvision
+        StreamingDataset,  # after modernbert_train.data.shard_writer, which lets it be imported without torchvision
     )
 
     dataset = StreamingDataset(local=str(folder), shuffle=False, batch_size=1, validate_hash="xxh64")

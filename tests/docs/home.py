@@ -148,6 +148,21 @@ def data(home: Path) -> Iterator[None]:
 
 
 @contextmanager
+def finetuning(home: Path) -> Iterator[None]:
+    (task, *_) = blocks(ROOT / "docs/finetuning.md", "yaml")
+    (home / "my/tone.yaml").write_text(task, encoding="utf-8")
+    texts = make_texts(24)
+    tone = [f"{text[:60]}\t{'up' if number % 2 else 'down'}\n" for number, text in enumerate(texts)]
+    rte = [f"{text[:60]}\t{text[60:90]}\t{number % 2}\n" for number, text in enumerate(texts)]
+    heads = {"tone": ("text\tlabel\n", tone), "RTE": ("sentence1\tsentence2\tlabel\n", rte)}
+    for name, (head, rows) in heads.items():
+        (home / "my" / name).mkdir()
+        for split in ("train", "dev"):
+            (home / "my" / name / f"{split}.tsv").write_text(head + "".join(rows), encoding="utf-8")
+    yield
+
+
+@contextmanager
 def mixtures(home: Path) -> Iterator[None]:
     sources = {"texts": {"kind": "text", "path": "my/texts"}}
     for name in ("web", "law"):
@@ -196,6 +211,7 @@ PREPARED = {
     "averaging.md": averaging,
     "clusters.md": clusters,
     "data.md": data,
+    "finetuning.md": finetuning,
     "mixtures.md": mixtures,
     "moving.md": moving,
     "watching.md": watching,

@@ -24,6 +24,7 @@ from omegaconf import MISSING
 from modernbert_train.config.knob import Knob, facts_of, phased_keys
 from modernbert_train.config.renamed import RENAMED
 from modernbert_train.config.schema import VARIANTS, RunConfig
+from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 
@@ -39,6 +40,7 @@ name of your choice.
 _ROOTS = (
     ("A run", RunConfig),
     ("Data preparation: the spec of `data_prep/prepare.py`", PrepareConfig),
+    ("Fine-tuning: a task of `finetune`", TaskConfig),
     ("Sweeps: the spec of `launch/sweep.py`", SweepConfig),
 )
 
@@ -186,7 +188,8 @@ def _kind(hint: Any) -> str:
     if origin is dict:
         return f"a mapping of names to {_several(parts[-1])}"
     if origin in (list, tuple):
-        return f"a list of {len(parts) if origin is tuple else ''} {_several(parts[-1])}".replace("  ", " ")
+        number = len(parts) if origin is tuple and parts[-1] is not Ellipsis else ""
+        return f"a list of {number} {_several(parts[0])}".replace("  ", " ")
     if parts:
         return " or ".join(_kind(part) for part in parts if part is not type(None)) + " or null"
     return _WORDS[hint][0]

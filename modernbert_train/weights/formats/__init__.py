@@ -17,6 +17,7 @@ from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.own_files import require_own_files
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import albert, bert, modernbert, modernbert_decoder, modernbert_tokens, xlnet
+from modernbert_train.weights.formats.classifiers import KINDS, Classifiers
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
 
@@ -73,7 +74,7 @@ FORMATS: dict[str, HubFormat] = {
 }
 
 # class in a config.json -> its format, where it is not that of its model_type
-CLASSES: dict[str, HubFormat] = {modernbert_tokens.ARCHITECTURE: modernbert_tokens}
+CLASSES: dict[str, HubFormat] = {name: Classifiers(name) for name in KINDS}
 
 # architecture and order of what is exported -> its format
 EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
@@ -104,7 +105,7 @@ def format_of(raw: dict[str, Any], where: str) -> HubFormat:
     named = raw.get("architectures")
     for each in named if isinstance(named, list) else ():
         if isinstance(each, str) and each in CLASSES:
-            return CLASSES[each]
+            return modernbert_tokens if modernbert_tokens.is_one(raw) else CLASSES[each]
     return FORMATS[kind]
 
 

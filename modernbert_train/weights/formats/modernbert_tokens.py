@@ -60,6 +60,12 @@ def describe(
     }
 
 
+def is_one(raw: dict[str, Any]) -> bool:
+    """Whether a config.json is that of such a model; with other labels it tells classes of words."""
+    labels = raw.get("id2label")
+    return raw.get("architectures") == [ARCHITECTURE] and isinstance(labels, dict) and [*labels.values()] == [*LABELS]
+
+
 def read(raw: dict[str, Any], where: str) -> Described:
     """See `HubFormat`."""
     model = modernbert.architecture(raw, where, named=ARCHITECTURE)

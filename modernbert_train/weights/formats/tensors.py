@@ -83,7 +83,12 @@ def to_hf(
 
 
 def from_hf(
-    hub: HubFormat, stored: Mapping[str, Tensor], config: ModelConfig, where: str, described_by: str = CONFIG_JSON
+    hub: HubFormat,
+    stored: Mapping[str, Tensor],
+    config: ModelConfig,
+    where: str,
+    described_by: str = CONFIG_JSON,
+    shapes: Shapes | None = None,
 ) -> dict[str, Tensor]:
     """Tensors under our names, in fp32, with the tied decoder.weight and with each further head that is stored whole.
 
@@ -92,6 +97,7 @@ def from_hf(
         stored: under transformers' names, or older ones.
         config: the architecture that they must be of.
         where, described_by: how a message names the file and what describes its architecture.
+        shapes: that they must have, where config.json says what it tells; None: those of the architecture.
 
     Raises:
         DataError: tensors are missing, unknown, of another shape or type, not tied, or differ where ours are one.
@@ -112,11 +118,12 @@ def from_hf(
             raise mistake(f"{copy} is not tied to {now}")
         found[now] = tensor
 
-    shapes = all_shapes(config)
+    optional = shapes is None
+    shapes = shapes or all_shapes(config)
     known = {ours: places for ours in shapes if (places := places_of(hub, ours, config))}
     classes = _names(known, TOKEN_HEAD)
     told = bool(classes) and all(name in found for name in classes)  # a class of each token, and no predictions
-    for head in [*heads_among(known), *(("head", "decoder") if told else ())]:
+    for head in [*heads_among(known), *(("head", "decoder") if told else ())] if optional else ():
         if not all(name in found for name in _names(known, head)):
             for name in _names(known, head):
                 found.pop(name, None)
@@ -138,7 +145,7 @@ def from_hf(
             raise mistake(f"{mixed[0]} is not zero in the first row")
         parts_here = [_here(found[name], shape, part_of[ours]) for name in names]
         weights[ours] = (parts_here[0] if len(names) == 1 else torch.cat(parts_here)).float()
-    return weights if told else weights | {DECODER: weights[EMBEDDING]}
+    return weights | {DECODER: weights[EMBEDDING]} if "decoder.bias" in weights else weights
 
 
 def _names(known: Mapping[str, Sequence[tuple[str, ...]]], module: str) -> list[str]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from data_prep.write.merging import merge_split
-from data_prep.write.shards import COLUMN, ShardWriter
 from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.shard_writer import COLUMN, ShardWriter
 from modernbert_train.errors import StorageError
 
 

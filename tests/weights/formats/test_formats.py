@@ -38,8 +38,10 @@ from modernbert_train.weights.formats import (
     export_format,
     modernbert,
     modernbert_decoder,
+    modernbert_tokens,
     read_folder,
 )
+from modernbert_train.weights.formats.classifiers import KINDS
 from modernbert_train.weights.formats.tensors import from_hf, heads_among, places_of, to_hf, without_place
 from modernbert_train.weights.hf_folder import load_weights
 from tests.weights.conftest import CONFIG, edit, write
@@ -186,7 +188,8 @@ def test_a_pair_head_is_kept_where_it_has_a_place(config: ModelConfig) -> None:
 
 def test_tables_are_of_one_another() -> None:
     """Whatever can be exported can be read again."""
-    assert {*EXPORTS.values(), *DISCRIMINATORS.values()} == {*FORMATS.values(), *CLASSES.values()}
+    assert {*EXPORTS.values(), *DISCRIMINATORS.values()} == {*FORMATS.values(), modernbert_tokens}
+    assert {*CLASSES} == {*KINDS} > {modernbert_tokens.ARCHITECTURE}  # which classes are exported: tests/finetune
 
 
 def test_weights_for_which_there_is_no_format_are_not_exported() -> None:

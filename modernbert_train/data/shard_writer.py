@@ -1,12 +1,14 @@
 """One folder of MDS shards: the tokens, their lengths, their counts, and the card that binds them together.
 
 Special tokens are not stored: a long document is kept whole, and who cuts it adds [CLS] and [SEP] to every chunk.
+Labels may stand beside, see labels.py.
 """
 
 from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from modernbert_train import __version__, import_stubs
 from modernbert_train.data.dataset_card import (
     INDEX,
+    LABELS,
     LENGTHS,
     TOKEN_COUNTS,
     DatasetCard,
@@ -54,6 +57,7 @@ class ShardWriter:
         self._tokenizer_sha256 = tokenizer_sha256
         self._dtype = token_dtype(vocab_size)
         self._lengths = array("I")
+        self._labels: list[NDArray[Any]] = []
         self._uncounted: list[NDArray[np.unsignedinteger]] = []
         self.token_counts = np.zeros(vocab_size, np.int64)
         self.tokens = 0
@@ -69,8 +73,8 @@ class ShardWriter:
     def documents(self) -> int:
         return len(self._lengths)
 
-    def write(self, ids: list[int]) -> None:
-        """Add one document of at least one token.
+    def write(self, ids: list[int], labels: NDArray[Any] | None = None) -> None:
+        """Add one document of at least one token; all have labels, [1, L] or one for each token, or none has.
 
         Raises:
             OSError: the disk is full or fails.
@@ -80,6 +84,8 @@ class ShardWriter:
         self._lengths.append(len(ids))
         self._uncounted.append(tokens)
         self.tokens += len(ids)
+        if labels is not None:
+            self._labels.append(labels)
         if len(self._uncounted) >= _COUNTED_AT_ONCE:
             self._count()
 
@@ -89,6 +95,8 @@ class ShardWriter:
         self._count()
         np.save(self._folder / LENGTHS, np.frombuffer(self._lengths, np.uint32))
         np.save(self._folder / TOKEN_COUNTS, self.token_counts)
+        if self._labels:
+            np.save(self._folder / LABELS, np.concatenate(self._labels))
         card = DatasetCard(
             column=COLUMN,
             dtype=self._dtype.name,
@@ -100,6 +108,7 @@ class ShardWriter:
             lengths_sha256=file_sha256(self._folder / LENGTHS),
             special_tokens="loader",
             created_by=f"modernbert-train {__version__}",
+            labels_sha256=file_sha256(self._folder / LABELS) if self._labels else None,
         )
         write_card(self._folder, card)
         return card

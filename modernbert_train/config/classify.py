@@ -1,0 +1,88 @@
+"""What a labelled text is trained for: its class, classes or score, or a class for each of its words.
+
+`labels` are the names in the order of the logits, so that a checkpoint can be exported without the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from modernbert_train.config.knob import knob
+from modernbert_train.config.objective import ObjectiveConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledConfig(ObjectiveConfig):
+    """Keys that both have. Documents have labels beside them, as `finetune` writes them."""
+
+    labels: tuple[str, ...] = ()  # names of the classes, in the order of the logits
+    dropout: float = knob(0.0, low=0, below=1)  # before the last matrix, in training only
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", tuple(self.labels))  # out of YAML it is a list, which has no hash
+
+    @property
+    def predicted_share(self) -> float:
+        return 0.0  # no token is predicted
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyConfig(LabelledConfig):
+    """A class, several classes or a score for each text or pair of texts."""
+
+    name: str = "classify"
+    # single-label: one class, cross-entropy; multi-label: any number of them, binary cross-entropy of each;
+    # regression: a score, squared error
+    kind: Literal["single-label", "multi-label", "regression"] = "single-label"
+    # what is read of the hidden states: that of [CLS], or their mean over the text, [CLS] and [SEP] included
+    pooling: Literal["cls", "mean"] = "mean"
+    segments: int = knob(1, low=1, high=2)  # 2: the second text of a pair has token type 1
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "classification of texts" if self.kind != "regression" else "regression of scores", None
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return {"classify": 1.0}
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("class",)
+
+    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
+        """See `ObjectiveConfig`."""
+        return {"class": 1 / sequence_tokens}
+
+    @property
+    def num_logits(self) -> int:
+        return 1 if self.kind == "regression" else len(self.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagConfig(LabelledConfig):
+    """A class for each word, told at its first token."""
+
+    name: str = "tag"
+
+    @property
+    def title(self) -> tuple[str, str | None]:
+        return "classification of words", None
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        return {"tag": 1.0}
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("tag",)
+
+    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
+        """See `ObjectiveConfig`: of all tokens, which bounds it; words are fewer."""
+        return {"tag": 1.0}
+
+    @property
+    def num_logits(self) -> int:
+        return len(self.labels)

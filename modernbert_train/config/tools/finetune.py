@@ -1,0 +1,89 @@
+"""Every knob of a fine-tuning task: what `finetune` reads, and how it trains unless the command line says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from omegaconf import MISSING
+
+from modernbert_train.config.evals import METRICS_OF
+
+KINDS = tuple(METRICS_OF)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargeConfig:
+    """What is other for models of a width from 1,024."""
+
+    lr: float | None = None
+    weight_decay: float | None = None
+    epochs: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """A task: labelled texts, what is told of them, and how it is trained."""
+
+    # single-label: one class of each text; multi-label: any number of them; regression: a score; tokens: a class of
+    # each word, out of CoNLL files
+    kind: Literal["single-label", "multi-label", "regression", "tokens"] = MISSING
+    # a dataset of the hub, or a folder with a file for each split; None: train and validation name files
+    data: str | None = None
+    subset: str | None = None  # of the dataset, where it has several; of a folder the folder within, if it is there
+    train: str = MISSING  # split or file to learn from: .jsonl, .tsv, .csv; for tokens .conll
+    # splits or files to measure on, by names of your choice
+    validation: dict[str, str] = field(default_factory=dict)
+    text_columns: list[str] = field(default_factory=lambda: ["text"])  # one, or two for pairs
+    label_column: str = "label"  # column with class, classes or score; of a .conll the last column counts
+    label_separator: str = ","  # multi-label: between the classes of a text, where they are not a list
+    # classes in the order of the logits, where a whole number may stand for the one of that place; []: those of `train`
+    labels: list[str] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)  # []: the usual one; see docs/finetuning.md
+    lr: float = 5e-5  # peak
+    weight_decay: float = 1e-5  # of each step at the peak, whatever the rate: Composer's decoupled decay
+    epochs: float = 3.0
+    large: LargeConfig = field(default_factory=LargeConfig)
+    batch_texts: int = 64  # about; a batch is whole rows of packed texts
+    max_tokens: int = 256  # longer texts are cut, special tokens included
+    warmup: float = 0.06  # share of the training in which the rate rises; then it falls, linearly, to 0
+    pooling: Literal["cls", "mean"] | None = None  # None: mean of a ModernBERT, cls of all others
+
+    @property
+    def measured(self) -> list[str]:
+        return self.metrics or [METRICS_OF[self.kind][0]]
+
+
+TASK_KEYS = tuple(each.name for each in fields(TaskConfig))
+
+
+def task_problems(task: TaskConfig) -> Iterator[str]:
+    """What is wrong with a task, as far as it can be told without its files."""
+    if not task.validation:
+        yield "validation: nothing to measure on. Name it: validation: {dev: FILE}."
+    for name in task.validation:
+        if not name.replace("_", "").replace("-", "").isalnum() or name == "heldout":
+            yield f"validation.{name}: the name stands in metrics. Use letters, digits, '_' and '-', and not heldout."
+    if task.kind != "tokens" and not 1 <= len(task.text_columns) <= 2:
+        yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
+    if task.label_column in task.text_columns:
+        yield f"label_column={task.label_column} is one of text_columns too: the text would hold what is to be told."
+    if len({*task.labels}) < len(task.labels):
+        yield f"labels={task.labels}: a name stands there twice. Remove one."
+    if task.labels and (task.kind == "regression" or len(task.labels) < 2):
+        yield f"labels={task.labels}: a score has none, and classes are at least two. Remove or complete them."
+    for name in task.metrics:
+        if name not in METRICS_OF[task.kind]:
+            yield f"metrics: {name} is none of kind={task.kind}. Choose from {', '.join(METRICS_OF[task.kind])}."
+    if "f1" in task.metrics and len(task.labels) != 2:
+        yield f"metrics: f1 is that of the second of two labels, and labels={task.labels}. Name two, or use macro_f1."
+    for key in ("lr", "epochs", "batch_texts"):
+        if getattr(task, key) <= 0:
+            yield f"{key}={getattr(task, key)}: must be above 0."
+    if task.weight_decay < 0 or task.weight_decay >= 1:
+        yield f"weight_decay={task.weight_decay}: the share by which weights shrink in a step. Usual are 1e-6 to 1e-5."
+    if not 0 <= task.warmup < 1:
+        yield f"warmup={task.warmup}: a share of the training, from 0 and below 1."
+    if task.max_tokens < 8:
+        yield f"max_tokens={task.max_tokens}: must be at least 8, for text between the special tokens."

@@ -1,0 +1,124 @@
+"""Tables of texts: .jsonl with one object a line, .tsv without quotes, .csv; UTF-8, with the names of columns first."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from modernbert_train.read_json import MOST_BYTES, parse_json
+from modernbert_train.text import plural, shorten
+
+_SHOWN = 10  # columns and classes named in a message
+ENDS = (".jsonl", ".tsv", ".csv")
+
+
+class Row(NamedTuple):
+    """A line of a table.
+
+    Attributes:
+        line: its number in the file.
+        texts: the values of the columns that hold text.
+        values: those of the others that were asked for; of a .tsv or .csv they are texts too.
+    """
+
+    line: int
+    texts: tuple[str, ...]
+    values: tuple[Any, ...]
+
+
+def read_rows(path: Path, text_columns: Sequence[str], others: Sequence[str] = ()) -> Iterator[Row]:
+    """The lines of a table, by the end of its name.
+
+    Args:
+        path: ends in one of ENDS.
+        text_columns: must hold texts.
+        others: further columns.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged or lacks a column; names the line.
+    """
+    read = _jsonl if path.suffix == ".jsonl" else _table
+    try:
+        yield from read(path, text_columns, others)
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+
+
+def _jsonl(path: Path, text_columns: Sequence[str], others: Sequence[str]) -> Iterator[Row]:
+    columns = (*text_columns, *others)
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = parse_json(line)
+        except ValueError as error:
+            raise ValueError(f"line {number} is not JSON ({error}). Correct it, or remove it.") from None
+        if not isinstance(entry, dict):
+            raise ValueError(f"line {number} is no object. Write one a line, such as {{{_shown(columns)}}}.")
+        _require_columns(columns, list(entry), f"line {number}")
+        for column in text_columns:
+            if not isinstance(entry[column], str):
+                raise ValueError(
+                    f"line {number}: {column} is {shown_value(entry[column])}, and not a text. Correct it."
+                )
+        yield Row(number, tuple(entry[c] for c in text_columns), tuple(entry[c] for c in others))
+
+
+def _table(path: Path, text_columns: Sequence[str], others: Sequence[str]) -> Iterator[Row]:
+    lines, columns = _lines(path), (*text_columns, *others)
+    if path.suffix == ".tsv":
+        rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        rows = csv.reader(lines, strict=True)
+    head = next(rows, [])
+    _require_columns(columns, head, "the first line")
+    places = [head.index(column) for column in columns]
+    for row in rows:
+        if not row:
+            continue
+        if len(row) != len(head):
+            raise ValueError(
+                f"line {rows.line_num} has {plural(len(row), 'value')}, and the first line names {len(head)}. "
+                f"Correct it; a .csv quotes texts that hold a comma or a line break, a .tsv holds no tabs in texts."
+            )
+        values = tuple(row[place] for place in places)
+        yield Row(rows.line_num, values[: len(text_columns)], values[len(text_columns) :])
+
+
+def _lines(path: Path) -> Iterator[str]:
+    size = 0
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            for line in iter(lambda: file.readline(MOST_BYTES), ""):
+                size += len(line)
+                if size >= MOST_BYTES:
+                    raise ValueError(f"larger than {MOST_BYTES:,} characters. Give a part of it.")
+                yield line
+        except UnicodeDecodeError:
+            raise ValueError("is not UTF-8. Convert it.") from None
+
+
+def _require_columns(columns: Sequence[str], there: Sequence[str], where: str) -> None:
+    if missing := [column for column in columns if column not in there]:
+        raise ValueError(
+            f"{where} has no {' and no '.join(missing)}; it has {some(there) or 'nothing'}. Set text_columns and "
+            "label_column to names of them."
+        )
+
+
+def shown_value(value: Any) -> str:
+    """A value for a message."""
+    return shorten(repr(value), 40) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of many names, for a message."""
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(shorten(str(name), 40) for name in names[:_SHOWN]) + more
+
+
+def _shown(columns: Sequence[str]) -> str:
+    return ", ".join(f'"{column}": "..."' for column in columns)

@@ -1,0 +1,248 @@
+"""`python -m modernbert_train finetune`: a task and a model become a run like any other, and one file of figures.
+
+The run is written out as finetune.yaml in its folder, is trained, guarded, saved and resumed as every run, and exported
+at its end. result.json beside it says what it came to: one command, one file, which a table of many can be made of.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from modernbert_train import __version__
+from modernbert_train.config.load import load_run, load_typed
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.tools.finetune import TASK_KEYS, TaskConfig, task_problems
+from modernbert_train.data.packing import WINDOW
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.files import write_whole
+from modernbert_train.finetune.shards import Prepared, prepare, warnings_of
+from modernbert_train.preflight import preflight
+from modernbert_train.ranks.launched import speaks_for_all
+from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.train.session import train
+from modernbert_train.weights.export import export_run
+from modernbert_train.weights.formats.classifiers import classifier_format, pooling_of
+from modernbert_train.weights.source import Source, open_source
+
+RESULT, RUN_YAML, SHARDS, PHASE = "result.json", "finetune.yaml", "task", "finetune"
+SEED = 1618  # the first of those that ModernBERT was evaluated with
+_TASKS = Path(__file__).parents[2] / "yamls" / "tasks"
+_LARGE = 1024  # width from which a task's `large` counts
+_MICROBATCH_TOKENS = 16_384
+
+
+def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
+    """Fine-tune a model on a task, from wherever the run stands, to its result.
+
+    Args:
+        task_name: one of yamls/tasks, or a YAML file.
+        model: a run, a checkpoint or a model; see `open_source`.
+        overrides: keys of the task, and of the run.
+
+    Returns:
+        result.json.
+
+    Raises:
+        RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
+    """
+    task, rest = read_task(task_name, overrides)
+    source = open_source(model)
+    if source.model.hidden_size >= _LARGE:
+        task = replace(task, **{key: value for key, value in asdict(task.large).items() if value is not None})
+    most = min(task.max_tokens, source.max_tokens, getattr(source.model, "max_positions", source.max_tokens))
+    rest = [f"name={_run_name(task_name, model, rest)}", f"seed={SEED}", *rest]
+    folder = _folder(rest)
+    with source.tokenizer_folder() as tokenizer:
+        prepared = prepare(task, tokenizer, most, folder / SHARDS)
+    config = _run(task, model, source, prepared, folder, rest)
+    if speaks_for_all():
+        for line in warnings_of(prepared, task):
+            print(f"warning: {line}")
+        if (reason := _cannot_export(config)) is not None:
+            print(f"warning: the outcome will not be exported: {reason}")
+    if os.environ.get("WORLD_SIZE", "1") == "1":  # several ranks ask when they have joined
+        preflight(config)
+    train(config)
+    result = folder / RESULT
+    if speaks_for_all():
+        figures = _last_figures(config)
+        write_result(result, task_name, task, model, config, prepared, figures)
+        if _cannot_export(config) is None:
+            export_run(config)
+        print(f"{config.name}: {_in_words(figures, task)}; {result}")
+    return result
+
+
+def read_task(name: str, overrides: Sequence[str]) -> tuple[TaskConfig, list[str]]:
+    """A task by its name or file, with what the command line changes; and the overrides that are the run's.
+
+    Raises:
+        ConfigError: there is none, or it cannot be trained.
+    """
+    file = Path(name)
+    if file.suffix not in (".yaml", ".yml"):
+        file = _TASKS / f"{name}.yaml"
+        if not file.is_file():
+            known = ", ".join(sorted(path.stem for path in _TASKS.glob("*.yaml")))
+            raise ConfigError(f"{name}: no such task. Known: {known or 'none here'}. Or name a YAML file of your own.")
+    own = [each for each in overrides if _is_of_task(each.partition("=")[0])]
+    task = load_typed(TaskConfig, [file], own)
+    if problems := list(task_problems(task)):
+        raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems))
+    return task, [each for each in overrides if each not in own]
+
+
+def _is_of_task(key: str) -> bool:
+    return key in TASK_KEYS or key.startswith(("validation.", "large."))  # data= is the task's, data.train= the run's
+
+
+def _run_name(task: str, model: str, overrides: Sequence[str]) -> str:
+    """The task, the model and the seed, where the command line names no run."""
+    seed = next((each.partition("=")[2] for each in reversed(overrides) if each.startswith("seed=")), SEED)
+    path = Path(model)
+    own = path.parents[1].name if path.name.startswith("step-") and len(path.parents) > 1 else path.stem
+    own = path.parent.name if own == "hf" else own
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{Path(task).stem}-{own}-{seed}")[:100]
+
+
+def _folder(overrides: Sequence[str]) -> Path:
+    last = {key: value for key, _, value in (each.partition("=") for each in overrides)}
+    return Path(last.get("runs_folder", RunConfig.__dataclass_fields__["runs_folder"].default)) / last["name"]  # type: ignore[arg-type]
+
+
+def _run(
+    task: TaskConfig, model: str, source: Source, prepared: Prepared, folder: Path, overrides: Sequence[str]
+) -> RunConfig:
+    """The run as a configuration, written beside its shards; every key of it can be overridden."""
+    row_tokens = -(-max(prepared.longest, 16) // 8) * 8
+    rows = task.batch_texts * prepared.tokens / prepared.texts / row_tokens
+    step = 8 if rows >= 12 else 2 if rows >= 1.5 else 1  # so that several ranks can share them
+    batch_rows = max(1, round(rows / step)) * step
+    tokens = math.ceil(task.epochs * prepared.tokens)
+    warmup = math.ceil(task.warmup * tokens)
+    tree: dict[str, Any] = {
+        "data": {
+            "train": str(prepared.folder / "train"),
+            "tokenizer": str(prepared.tokenizer),
+            "packing_window": max(4, min(WINDOW, prepared.texts // 32)),  # of few texts few wait for the next epoch
+        },
+        "model": asdict(source.model),
+        "weights": {"init_from": model},
+        "objective": _objective(task, source, prepared),
+        "optim": {"name": "adamw", "lr": task.lr, "weight_decay": task.weight_decay / task.lr},  # torch's is times lr
+        "phases": {
+            PHASE: {
+                "tokens": tokens,
+                "row_tokens": row_tokens,
+                "batch_rows": batch_rows,
+                "microbatch_tokens": max(1, min(batch_rows, _MICROBATCH_TOKENS // row_tokens)) * row_tokens,
+                "schedule": {"warmup_tokens": warmup, "decay_tokens": tokens - warmup, "decay": "linear"},
+            }
+        },
+        "evals": {
+            name: {
+                "name": "scores",
+                "shards": str(prepared.folder / name),
+                "metrics": task.measured,
+                "unseen": list(prepared.unseen.get(name, ())),
+                "every_tokens": prepared.tokens,
+            }
+            for name in task.validation
+        },
+        "checkpoint": {"keep": 1},
+    }
+    file = folder / RUN_YAML
+    write_whole(file, yaml.safe_dump(tree, sort_keys=False))
+    return load_run([file], overrides)
+
+
+def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str, Any]:
+    dropout = getattr(source.model, "dropout", 0.0)  # as transformers' classes have it
+    if task.kind == "tokens":
+        return {"name": "tag", "labels": list(prepared.labels), "dropout": dropout}
+    from modernbert_train.vocabulary import read_vocabulary
+
+    types = getattr(source.model, "segments", 1) > 1 and read_vocabulary(prepared.tokenizer).segments_of_pairs
+    return {
+        "name": "classify",
+        "kind": task.kind,
+        "labels": list(prepared.labels),
+        "pooling": task.pooling or pooling_of(source.model),
+        "segments": 2 if types and len(task.text_columns) > 1 else 1,
+        "dropout": dropout,
+    }
+
+
+def _cannot_export(config: RunConfig) -> str | None:
+    try:
+        classifier_format(config.model, config.objective)  # type: ignore[arg-type]
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _last_figures(config: RunConfig) -> dict[str, dict[str, float]]:
+    """What was measured at the end, by split."""
+    figures: dict[str, dict[str, float]] = {}
+    for entry in RunFolder(config).read_metrics():
+        if entry.get("kind") == "evaluation" and entry.get("tokens", 0) >= config.total_tokens:
+            figures[entry["name"]] = entry["figures"]
+    if missing := [name for name in config.evals if name not in figures]:
+        raise DataError(
+            f"{config.folder}/metrics.jsonl: says nothing of {', '.join(missing)} at the end. Measure again: python -m "
+            f"modernbert_train eval {config.folder}"
+        )
+    return figures
+
+
+def write_result(
+    file: Path,
+    task_name: str,
+    task: TaskConfig,
+    model: str,
+    config: RunConfig,
+    prepared: Prepared,
+    figures: dict[str, dict[str, float]],
+) -> None:
+    """Write what a run came to; figures that are no numbers are null."""
+    phase = config.phases[PHASE]
+    settings = {each.name: getattr(task, each.name) for each in fields(task) if each.name not in ("large", "labels")}
+    content = {
+        "task": Path(task_name).stem,
+        "source": model,
+        "seed": config.seed,
+        "run": config.name,
+        "figures": {
+            name: {figure: value if math.isfinite(value) else None for figure, value in each.items()}
+            for name, each in figures.items()
+        },
+        "counts": {name: asdict(each) for name, each in prepared.counts.items()},
+        "settings": settings | {"pooling": getattr(config.objective, "pooling", None)},
+        "labels": list(prepared.labels),
+        "unseen": {name: list(each) for name, each in prepared.unseen.items()},
+        "training": {
+            "tokens": config.total_tokens,
+            "row_tokens": phase.row_tokens,
+            "batch_rows": phase.batch_rows,
+            "lr": config.optim.lr,
+            "weight_decay_of_optimizer": config.optim.weight_decay,
+        },
+        "created_by": f"modernbert-train {__version__}",
+    }
+    write_whole(file, json.dumps(content, indent=2) + "\n")
+
+
+def _in_words(figures: dict[str, dict[str, float]], task: TaskConfig) -> str:
+    return "; ".join(
+        f"{name} " + ", ".join(f"{metric} {found[metric]:.4f}" for metric in task.measured)
+        for name, found in figures.items()
+    )

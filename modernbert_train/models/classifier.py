@@ -1,0 +1,141 @@
+"""Encoders that tell the class of a text, or of each of its words, in the form that transformers gives each.
+
+Between the hidden states and the last matrix stands, of a ModernBERT, the dense matrix and the norm of its masked-LM
+head, whose weights it goes on with; of all others, for texts a dense matrix and tanh, for words nothing.
+
+Shape legend: T packed tokens, S segments of the buffer, P sequences (padded), M words (padded), D model width,
+L logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
+from modernbert_train.config.schema import ClassifyConfig, ModelConfig, TagConfig
+from modernbert_train.models.encoder import Encoder, OnEncoder
+
+# of the targets, as objectives/classify.py makes them
+CLASSIFIER = "classifier"  # module of the last matrix
+FIRSTS, CLASSES, WORDS, TAGS = "firsts_P", "classes_PL", "words_M", "tags_M"
+
+
+class Pooler(nn.Module):
+    """tanh(dense(h)).
+
+    Args:
+        width: D.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, hidden_PD: Tensor) -> Tensor:
+        return self.dense(hidden_PD).tanh()
+
+
+class Classifier(OnEncoder):
+    """What both have: `predict`, and a loss of what it gives.
+
+    Under FSDP2 make `predict` an entry first, as `encode`.
+
+    Args:
+        encoder: of any architecture.
+        objective: how many logits, and the dropout before them.
+    """
+
+    def __init__(self, encoder: Encoder, objective: ClassifyConfig | TagConfig) -> None:
+        super().__init__(encoder)
+        self.objective = objective
+        if encoder.classes_from == "head":
+            self.head = encoder.prediction_head()
+        elif isinstance(objective, ClassifyConfig):
+            self.pooler = Pooler(encoder.config.hidden_size)
+        self.dropout = nn.Dropout(objective.dropout)
+        self.classifier = nn.Linear(encoder.config.hidden_size, objective.num_logits)
+
+    @classmethod
+    def build(
+        cls,
+        encoder: Encoder,
+        objective: ClassifyConfig | TagConfig,
+        another: Callable[[ModelConfig], Encoder],
+    ) -> Self:
+        """See `OnEncoder`."""
+        return cls(encoder, objective)
+
+    @classmethod
+    def alone(cls, encoder: Encoder) -> OnEncoder:
+        """See `OnEncoder`: how many logits there are only a run or a config.json can tell."""
+        return OnEncoder(encoder)
+
+    def predict(self, batch: Batch) -> Tensor:
+        """Logits in fp32: of the sequences logits_PL, or of the words logits_ML."""
+        read_PD = self.pooled(self.encode(batch.packed), batch)
+        between = getattr(self, "head", None) or getattr(self, "pooler", None)
+        if between is not None:
+            read_PD = between(read_PD)
+        logits_PL: Tensor = self.classifier(self.dropout(read_PD))
+        return logits_PL.float()
+
+    def pooled(self, hidden_TD: Tensor, batch: Batch) -> Tensor:
+        """What the class is told from, [P, D] or [M, D]."""
+        raise NotImplementedError
+
+
+class TextClassifier(Classifier):
+    """A class, classes or a score of each sequence."""
+
+    objective: ClassifyConfig
+
+    def pooled(self, hidden_TD: Tensor, batch: Batch) -> Tensor:
+        """See `Classifier`; the mean in fp32, without atomic additions, so that it is the same every time."""
+        firsts_P, boundaries_S = batch.targets[FIRSTS], batch.packed.cu_seqlens_S
+        if self.objective.pooling == "cls":
+            return hidden_TD.index_select(0, firsts_P)
+        lengths_S = boundaries_S.diff().long()
+        sums_SD = torch.segment_reduce(hidden_TD.float(), "sum", lengths=lengths_S, axis=0, unsafe=True)
+        number_P = torch.searchsorted(boundaries_S.long(), firsts_P, right=True) - 1
+        mean_PD = sums_SD.index_select(0, number_P) / lengths_S.index_select(0, number_P).unsqueeze(1)
+        return mean_PD.to(hidden_TD.dtype)
+
+    def forward(self, batch: Batch, figures: bool = False) -> Sums:
+        """See `OnEncoder`: `classify`, and of single labels its hits."""
+        logits_PL = self.predict(batch)
+        classes_PL = batch.targets[CLASSES].view(len(logits_PL), -1)
+        real_PL = classes_PL != IGNORED_LABEL
+        if self.objective.kind == "single-label":
+            classes_P = classes_PL.squeeze(1)
+            loss = F.cross_entropy(logits_PL, classes_P, ignore_index=IGNORED_LABEL, reduction="sum")
+            hits = (logits_PL.argmax(dim=-1) == classes_P).sum()
+        elif self.objective.kind == "multi-label":
+            losses_PL = F.binary_cross_entropy_with_logits(logits_PL, classes_PL.float(), reduction="none")
+            loss, hits = losses_PL.masked_fill(~real_PL, 0.0).sum(), (((logits_PL > 0) == classes_PL) & real_PL).sum()
+        else:
+            scores_PL = classes_PL.to(torch.int32).view(torch.float32).masked_fill(~real_PL, 0.0)
+            loss = (logits_PL - scores_PL).square().masked_fill(~real_PL, 0.0).sum()
+            return Sums({"classify": loss}, {})
+        return Sums({"classify": loss}, {"classify/hits": hits} if figures else {})
+
+
+class WordClassifier(Classifier):
+    """A class of each word."""
+
+    objective: TagConfig
+
+    def pooled(self, hidden_TD: Tensor, batch: Batch) -> Tensor:
+        """See `Classifier`."""
+        return hidden_TD.index_select(0, batch.targets[WORDS])
+
+    def forward(self, batch: Batch, figures: bool = False) -> Sums:
+        """See `OnEncoder`: `tag`, and its hits."""
+        logits_ML, tags_M = self.predict(batch), batch.targets[TAGS]
+        loss = F.cross_entropy(logits_ML, tags_M, ignore_index=IGNORED_LABEL, reduction="sum")
+        hits = (logits_ML.argmax(dim=-1) == tags_M).sum()
+        return Sums({"tag": loss}, {"tag/hits": hits} if figures else {})

@@ -1,0 +1,85 @@
+"""Labels of texts and of words: nothing is masked, targets come with the documents.
+
+The second text of a pair stands in the document behind a [SEP], which no text contains, so a pair is a document like
+any other. Every sequence is a whole document: data/labels.py refuses one that was cut.
+
+Shape legend: T packed tokens, Q sequences of text, P sequences (padded), M words (padded), L labels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
+from modernbert_train.config.schema import ClassifyConfig, TagConfig
+from modernbert_train.vocabulary import Vocabulary
+
+# names of the targets: where a sequence or a word begins in T, and its classes
+FIRSTS, CLASSES, WORDS, TAGS = "firsts_P", "classes_PL", "words_M", "tags_M"
+
+
+class Classify:
+    """A class, classes or a score of each sequence.
+
+    Args:
+        config: of the objective.
+        vocabulary: the tokenizer's ids.
+    """
+
+    def __init__(self, config: ClassifyConfig, vocabulary: Vocabulary) -> None:
+        self._sep_id = vocabulary.sep_id
+
+    def make(self, text: PackedText, settings: ClassifyConfig) -> Inputs:
+        """See `Objective.make`. A score travels as the bits of its fp32; a class that has no logit is ignored."""
+        assert text.labels is not None
+        width, found = settings.num_logits, text.labels
+        if settings.kind == "single-label":
+            found, width = np.where(found < width, found, IGNORED_LABEL), 1
+        elif settings.kind == "regression":
+            found = found.astype(np.float32).view(np.int32)
+        spare = len(text.ids_T) // 3 - len(found)  # a sequence has at least three tokens
+        targets = {
+            FIRSTS: np.pad(text.starts_Q - 1, (0, spare)),
+            CLASSES: np.pad(found.astype(np.int64), ((0, spare), (0, 0)), constant_values=IGNORED_LABEL).reshape(-1),
+        }
+        count = int((found != IGNORED_LABEL).sum())
+        return Inputs(text.ids_T, targets, {"classify": count}, segments_T=self._segments(text, settings))
+
+    def _segments(self, text: PackedText, settings: ClassifyConfig) -> NDArray[np.int64] | None:
+        """Token types: 1 behind the [SEP] between two texts, that of the end included."""
+        if settings.segments < 2:
+            return None
+        segments_T = np.zeros_like(text.ids_T)
+        for start, length in zip(text.starts_Q.tolist(), text.lengths_Q.tolist(), strict=True):
+            between = np.flatnonzero(text.ids_T[start : start + length] == self._sep_id)
+            if len(between):
+                segments_T[start + int(between[0]) + 1 : start + length + 1] = 1
+        return segments_T
+
+
+class Tag:
+    """A class of each word, at its first token.
+
+    Args:
+        config: of the objective.
+        vocabulary: the tokenizer's ids.
+    """
+
+    def __init__(self, config: TagConfig, vocabulary: Vocabulary) -> None:
+        pass
+
+    def make(self, text: PackedText, settings: TagConfig) -> Inputs:
+        """See `Objective.make`; a class that has no logit is ignored, at a place of its own."""
+        assert text.labels is not None
+        tags, total = text.labels, int(text.lengths_Q.sum())
+        place = np.arange(total) - np.repeat(np.cumsum(text.lengths_Q) - text.lengths_Q, text.lengths_Q)
+        positions = np.repeat(text.starts_Q, text.lengths_Q) + place
+        words = np.flatnonzero(tags != IGNORED_LABEL)
+        spare = len(text.ids_T) - len(words)
+        known = np.where(tags[words] < settings.num_logits, tags[words], IGNORED_LABEL)
+        targets = {
+            WORDS: np.pad(positions[words], (0, spare)),
+            TAGS: np.pad(known.astype(np.int64), (0, spare), constant_values=IGNORED_LABEL),
+        }
+        return Inputs(text.ids_T, targets, {"tag": int((known != IGNORED_LABEL).sum())})

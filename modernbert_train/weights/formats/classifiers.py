@@ -1,0 +1,197 @@
+"""Encoders that tell classes, as transformers' ...ForSequenceClassification and ...ForTokenClassification.
+
+The encoder is that of a format which predicts tokens; here stand what follows it there, and the labels. Which class of
+transformers it is follows from the objective. What a class cannot express is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from modernbert_train.config.objective import Order
+from modernbert_train.config.read import shown
+from modernbert_train.config.schema import (
+    BertConfig,
+    ClassifyConfig,
+    LabelledConfig,
+    ModelConfig,
+    ModernBertConfig,
+    TagConfig,
+)
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats import albert, bert, modernbert
+from modernbert_train.weights.formats.config_json import Described
+
+# ClassifyConfig.kind -> transformers' problem_type
+PROBLEMS = {
+    "single-label": "single_label_classification",
+    "multi-label": "multi_label_classification",
+    "regression": "regression",
+}
+_MOST_LABELS = 1 << 20  # a number out of a damaged file must not take all memory
+
+
+class Encoders(Protocol):
+    """What is asked of the format of the encoder."""
+
+    def read(self, raw: dict[str, Any], where: str) -> Described: ...
+
+    def describe(
+        self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
+    ) -> dict[str, Any]: ...
+
+    def theirs(self, name: str, config: Any) -> tuple[str, ...]: ...
+
+    def today(self, name: str) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One class of transformers.
+
+    Attributes:
+        encoder: format of what stands before the head.
+        model_type: of its config.json.
+        pretrained: the class that `encoder` reads in its place.
+        objective: what it tells: ClassifyConfig or TagConfig.
+        heads: our module -> theirs.
+        poolings: that it can express; empty: words are not pooled.
+    """
+
+    encoder: Encoders
+    model_type: str
+    pretrained: str
+    objective: type[LabelledConfig]
+    heads: Mapping[str, str]
+    poolings: tuple[str, ...] = ()
+
+
+_OWN = {"head.dense": "head.dense", "head.norm": "head.norm", "classifier": "classifier"}
+_ALBERT = (albert, "albert", "AlbertForMaskedLM")
+_BERT, _ROBERTA = (bert, "bert", "BertForMaskedLM"), (bert, "roberta", "RobertaForMaskedLM")
+_MODERNBERT = (modernbert, "modernbert", modernbert.ARCHITECTURE)
+
+# class of transformers -> what it is
+KINDS: dict[str, Kind] = {
+    "ModernBertForSequenceClassification": Kind(*_MODERNBERT, ClassifyConfig, _OWN, ("cls", "mean")),
+    "ModernBertForTokenClassification": Kind(*_MODERNBERT, TagConfig, _OWN),
+    "AlbertForSequenceClassification": Kind(
+        *_ALBERT, ClassifyConfig, {"pooler.dense": "albert.pooler", "classifier": "classifier"}, ("cls",)
+    ),
+    "AlbertForTokenClassification": Kind(*_ALBERT, TagConfig, {"classifier": "classifier"}),
+    "BertForSequenceClassification": Kind(
+        *_BERT, ClassifyConfig, {"pooler.dense": "bert.pooler.dense", "classifier": "classifier"}, ("cls",)
+    ),
+    "BertForTokenClassification": Kind(*_BERT, TagConfig, {"classifier": "classifier"}),
+    "RobertaForSequenceClassification": Kind(
+        *_ROBERTA,
+        ClassifyConfig,
+        {"pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"},
+        ("cls",),
+    ),
+    "RobertaForTokenClassification": Kind(*_ROBERTA, TagConfig, {"classifier": "classifier"}),
+}
+
+
+def pooling_of(model: ModelConfig) -> str:
+    """What is usual for an architecture, and can be exported: of ModernBERT what the released models say."""
+    return "mean" if isinstance(model, ModernBertConfig) else "cls"
+
+
+@dataclass(frozen=True)
+class Classifiers:
+    """See `HubFormat`: one class of transformers, with the labels of one objective.
+
+    Attributes:
+        name: of the class.
+        objective: what the weights tell; None: to be read.
+    """
+
+    name: str
+    objective: LabelledConfig | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS[self.name]
+
+    def theirs(self, name: str, config: Any) -> tuple[str, ...]:
+        """See `HubFormat`."""
+        module, _, end = name.rpartition(".")
+        if name.startswith("model."):
+            return self.kind.encoder.theirs(name, config)
+        return (f"{self.kind.heads[module]}.{end}",) if module in self.kind.heads else ()
+
+    def today(self, name: str) -> str | None:
+        """See `HubFormat`."""
+        return self.kind.encoder.today(name)
+
+    def describe(
+        self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
+    ) -> dict[str, Any]:
+        """See `HubFormat`; of a score the one label is called score."""
+        assert self.objective is not None
+        encoder = self.kind.encoder.describe(config, order, {"model"}, max_tokens, vocabulary)
+        about: dict[str, Any] = {"architectures": [self.name], "classifier_dropout": self.objective.dropout}
+        names = self.objective.labels
+        if isinstance(self.objective, ClassifyConfig):
+            about["problem_type"] = PROBLEMS[self.objective.kind]
+            names = ("score",) if self.objective.kind == "regression" else names
+            if len(self.kind.poolings) > 1:
+                about["classifier_pooling"] = self.objective.pooling
+        by_number = {str(number): name for number, name in enumerate(names)}
+        return encoder | about | {"id2label": by_number, "label2id": {name: int(n) for n, name in by_number.items()}}
+
+    def read(self, raw: dict[str, Any], where: str) -> Described:
+        """See `HubFormat`."""
+        kind = self.kind
+        if raw.get("model_type") != kind.model_type:
+            raise DataError(
+                f"{where}: model_type={shown(raw.get('model_type'))} of a {self.name}. Restore it from a copy."
+            )
+        said = kind.encoder.read(raw | {"architectures": [kind.pretrained]}, where)
+        given = raw.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # transformers' default
+        numbers = [str(number) for number in range(len(given))] if isinstance(given, dict) else []
+        if not numbers or len(numbers) > _MOST_LABELS or {*given} != {*numbers}:
+            raise DataError(f"{where}: id2label={shown(given)}, not a name for each class. Restore it from a copy.")
+        labels = tuple(str(given[number]) for number in numbers)
+        dropout = raw.get("classifier_dropout")
+        about: dict[str, Any] = {"labels": labels, "dropout": dropout if isinstance(dropout, float) else 0.0}
+        if kind.objective is TagConfig:
+            return said._replace(objective=TagConfig(**about))
+        problem = raw.get("problem_type") or ("regression" if len(labels) == 1 else PROBLEMS["single-label"])
+        kinds = {theirs: ours for ours, theirs in PROBLEMS.items()}
+        pooling = raw.get("classifier_pooling", "cls") if len(kind.poolings) > 1 else kind.poolings[0]
+        if problem not in kinds or pooling not in kind.poolings or (problem == "regression" and len(labels) > 1):
+            raise DataError(
+                f"{where}: problem_type={shown(problem)}, classifier_pooling={shown(pooling)} with {len(labels)} "
+                f"labels; of a {self.name} {', '.join(kinds)} and {', '.join(kind.poolings)} can be read, and one "
+                "score. Name another model."
+            )
+        about |= {"kind": kinds[problem], "pooling": pooling}
+        return said._replace(objective=ClassifyConfig(**about))
+
+
+def classifier_format(model: ModelConfig, objective: LabelledConfig) -> Classifiers:
+    """The format that an encoder with its classes is exported in.
+
+    Raises:
+        ConfigError: transformers has no such class; says which is missing.
+    """
+    model_type = bert.model_type(model) if isinstance(model, BertConfig) else model.name
+    for name, kind in KINDS.items():
+        if (kind.model_type, kind.objective) != (model_type, type(objective)):
+            continue
+        if isinstance(objective, ClassifyConfig) and objective.pooling not in kind.poolings:
+            raise ConfigError(
+                f"objective.pooling={objective.pooling}: transformers' {name} reads {', '.join(kind.poolings)} alone, "
+                f"so it would tell other classes. Train with objective.pooling={kind.poolings[0]} to export."
+            )
+        return Classifiers(name, objective)
+    raise ConfigError(
+        f"objective.name={objective.name} with model.name={model.name}: there is no place in transformers' format for "
+        f"this head yet; there is in those of {', '.join(sorted({kind.model_type for kind in KINDS.values()}))}. "
+        "Measure with the run itself."
+    )

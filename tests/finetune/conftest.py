@@ -1,0 +1,90 @@
+"""A tokenizer, tiny models and labelled files, made of generated words that mean their class."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from modernbert_train.config.schema import AlbertConfig, BertConfig, MaskedLmConfig, ModelConfig, ModernBertConfig
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
+from modernbert_train.weights.hf_folder import export
+from tests.data.make_shards import make_tokenizer
+
+SIZE = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "init_std": 0.4}
+MODERNBERT = ModernBertConfig(**SIZE, num_layers=4, local_attention=16, attention_out_dropout=0.0)
+BERT = BertConfig(**SIZE, num_layers=2, max_positions=64, dropout=0.0)
+ROBERTA = BertConfig(**SIZE, num_layers=2, max_positions=64, segments=1, position_offset=1, dropout=0.0)
+ALBERT = AlbertConfig(**SIZE, embedding_size=24, num_layers=3, max_positions=64, dropout=0.0)
+CONFIGS: dict[str, ModelConfig] = {"modernbert": MODERNBERT, "bert": BERT, "roberta": ROBERTA, "albert": ALBERT}
+
+GOOD, BAD, PLAIN = ("aki", "beru", "domi"), ("kelo", "lamu", "sitre"), ("nabe", "ruto", "tinda", "mosa", "lebi")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    draw = random.Random(4)
+    texts = [" ".join(draw.choices((*GOOD, *BAD, *PLAIN), k=100)) for _ in range(20)]
+    texts += ["".join(draw.choices("abdeiklmnorstu ", k=400)) for _ in range(60)]
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer", texts)
+
+
+@pytest.fixture(scope="session")
+def models(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of each architecture, with random weights."""
+    made = {}
+    for name, config in CONFIGS.items():
+        config = replace(config, init_std=0.08)  # which learns
+        model = build_model(config, MaskedLmConfig())
+        initialize(model, config, 3)
+        out = made[name] = tmp_path_factory.mktemp("models") / name
+        state = {key: value for key, value in model.state_dict().items() if key != "decoder.weight"}
+        export(state, config, max_tokens=64, tokenizer_folder=tokenizer, out=out, card="")
+    return made
+
+
+def sentences(number: int, seed: int) -> list[tuple[str, str]]:
+    """Texts and their class: one with a word of GOOD is up, one with a word of BAD is down."""
+    draw = random.Random(seed)
+    found = []
+    for _ in range(number):
+        label = draw.choice(("up", "down"))
+        words = draw.choices(PLAIN, k=draw.randint(2, 14))
+        words.insert(draw.randrange(len(words)), draw.choice(GOOD if label == "up" else BAD))
+        found.append((" ".join(words), label))
+    return found
+
+
+def write_tsv(file: Path, head: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
+    file.write_text("".join("\t".join(map(str, row)) + "\n" for row in (head, *rows)), encoding="utf-8")
+    return file
+
+
+WriteTask = Callable[..., Path]
+
+
+@pytest.fixture
+def write_task(tmp_path: Path) -> WriteTask:
+    """Write a task of two classes, other keys as given; returns its YAML."""
+    write_tsv(tmp_path / "train.tsv", ("text", "label"), sentences(96, 1))
+    write_tsv(tmp_path / "dev.tsv", ("text", "label"), sentences(40, 2))
+
+    def write(**keys: object) -> Path:
+        task = {"kind": "single-label", "train": f"{tmp_path}/train.tsv", "validation": {"dev": f"{tmp_path}/dev.tsv"}}
+        settings = {"lr": 3e-3, "epochs": 3, "batch_texts": 16, "max_tokens": 32}
+        file = tmp_path / "tone.yaml"
+        file.write_text(json.dumps(task | settings | keys), encoding="utf-8")  # JSON is YAML
+        return file
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
