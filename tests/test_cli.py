@@ -30,6 +30,7 @@ VERBS = [
     "eval",
     "export",
     "grow",
+    "finetune",
     "average",
     "report",
     "fill",
