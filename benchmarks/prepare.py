@@ -19,7 +19,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from data_prep.make_tokenizer import adapt_tokenizer, save_tokenizer, tokenizer_threads, train_tokenizer
+from data_prep.make_tokenizer import adapt_tokenizer, save_tokenizer, train_tokenizer
 from data_prep.prepare import prepare
 from data_prep.read.sources import read_source
 from data_prep.stats import dataset_stats
@@ -28,6 +28,7 @@ from data_prep.tasks.stages import make_stages
 from data_prep.tasks.work import make_work
 from data_prep.tasks.workers import Workers
 from modernbert_train.config.tools.prepare import ExecutorConfig, PrepareConfig, SourceConfig, TokenizerConfig
+from modernbert_train.tokenizer_threads import tokenizer_threads
 
 ROUNDS = 3
 VOCAB_SIZE = 32_768

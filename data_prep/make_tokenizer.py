@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.errors import DataError
+from modernbert_train.tokenizer_threads import tokenizer_threads
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TOKENIZER_FILE = "tokenizer.json"
@@ -165,21 +164,6 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """
     tokenizer.encode_special_tokens = True  # "also encode them", that is, do not interpret them
     return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-
-
-@contextmanager
-def tokenizer_threads(allowed: bool) -> Iterator[None]:
-    """Let the tokenizers library use a thread for each core, or only the one that calls it."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "true" if allowed else "false"  # read by the library at every call
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def require_unspoken(tokenizer: Tokenizer, token_counts: NDArray[np.int64]) -> None:

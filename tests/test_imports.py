@@ -30,6 +30,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.import_stubs": (),
     "modernbert_train.lasting_output": (),
     "modernbert_train.torch_internals": (),
+    "modernbert_train.tokenizer_threads": (),
     "modernbert_train.batch": ("config.objective", "keyed_random"),
     "modernbert_train.own_files": ("errors",),
     "modernbert_train.import_hook": ("import_stubs", "ranks.stop_signals"),
@@ -64,8 +65,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "run", "text", "vocabulary", "weights",
     ),
     "modernbert_train.finetune": (
-        "batch", "config", "data", "errors", "files", "own_files", "preflight", "ranks", "read_json", "run", "train",
-        "vocabulary", "weights",
+        "batch", "config", "data", "errors", "files", "own_files", "preflight", "ranks", "read_json", "run",
+        "tokenizer_threads", "train", "vocabulary", "weights",
     ),
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
     "modernbert_train.train": (
@@ -83,6 +84,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "data_prep": (
         "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans", "read_json", "text",
+        "tokenizer_threads",
     ),
     "launch": (
         "__main__", "config", "data.check", "errors", "files", "lasting_output", "preflight", "ranks", "read_json",

@@ -17,12 +17,13 @@ from tokenizers import Tokenizer
 
 from data_prep.clean.documents import Tally
 from data_prep.clean.duplicates import Excluded
-from data_prep.make_tokenizer import TOKENIZER_FILE, encode_documents, num_entries, require_unspoken, tokenizer_threads
+from data_prep.make_tokenizer import TOKENIZER_FILE, encode_documents, num_entries, require_unspoken
 from data_prep.read.items import LeftOut
 from data_prep.read.steps import SOURCE, SPLIT
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.data.dataset_card import file_sha256
+from modernbert_train.tokenizer_threads import tokenizer_threads
 
 _BATCH_CHARACTERS = 1 << 18  # text tokenised at once; takes about 130 bytes of memory a character
 

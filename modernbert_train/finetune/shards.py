@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from modernbert_train.files import lock, publish
 from modernbert_train.finetune.examples import TRAIN, Labels, Split, files_of, number_labels, of_tokens, read_splits
 from modernbert_train.own_files import require_own_files
 from modernbert_train.read_json import read_json
+from modernbert_train.tokenizer_threads import tokenizer_threads
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 ABOUT, TOKENIZER = "task.json", "tokenizer"
@@ -176,7 +176,7 @@ def _write_split(
     vocabulary = read_vocabulary(staging / TOKENIZER)
     writer = ShardWriter(staging / name, vocabulary.num_entries, vocabulary.sha256, _SHARD_BYTES)
     counts, longest, most = Counts(loose_tags=split.loose_tags), 0, max_tokens - SPECIAL_TOKENS
-    with _one_thread():
+    with tokenizer_threads(False):
         encode = _words if task.kind == "tokens" else _texts
         encoded = encode(split, staging / TOKENIZER / "tokenizer.json", vocabulary)
         for (parts, firsts), example, value in zip(encoded, split.examples, labels.values[name], strict=True):
@@ -250,20 +250,6 @@ def _cut(parts: list[list[int]], most: int) -> list[list[int]]:
     shorter = min(first, second, most // 2)
     keep = (shorter, most - shorter) if first <= second else (most - shorter, shorter)
     return [ids[:length] for ids, length in zip(parts, keep, strict=True)]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The tokenizers library keeps to the thread that calls it: workers are forked later, without its threads."""
-    name, before = "TOKENIZERS_PARALLELISM", os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def warnings_of(prepared: Prepared, task: TaskConfig) -> Iterator[str]:

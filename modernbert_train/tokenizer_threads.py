@@ -1,0 +1,22 @@
+"""How many threads the tokenizers library uses: workers that are forked later must not inherit any."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def tokenizer_threads(allowed: bool) -> Iterator[None]:
+    """Let the tokenizers library use a thread for each core, or only the one that calls it."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "true" if allowed else "false"  # read by the library at every call
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
