@@ -41,7 +41,7 @@ class _Finder(MetaPathFinder):
             from modernbert_train.ranks import stop_signals
 
             import_stubs.install()
-            with stop_signals.kept(), import_stubs.transformers_later():
+            with stop_signals.kept(), import_stubs.imported_later():
                 run(module)
 
         spec.loader.exec_module = prepare_and_run  # type: ignore[method-assign]

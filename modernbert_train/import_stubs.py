@@ -4,7 +4,7 @@ Both libraries import torchvision, and Composer imports mosaicml-cli, at their t
 we call. There is no CPU build of torchvision on the package index, and one built for CUDA does not load on a CPU
 torch. `install()` stands an empty module in for each of them, only when the real one cannot be imported, and whoever
 calls into it gets an error that says so. Call it before the first import of composer or streaming.
-`transformers_later()` keeps both, and torchmetrics for them, from importing transformers before it is used.
+`imported_later()` keeps both, and torchmetrics for them, from importing transformers and SciPy before they are used.
 
     python -m modernbert_train.import_stubs composer.cli -n 2 -m modernbert_train train RUN.yaml
 
@@ -44,8 +44,9 @@ _STUBS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "mcli": {"mcli": ()},
 }
-# Composer imports it where it is installed, and it makes subclasses of what is in transformers
-_NEED_TRANSFORMERS = ("peft",)
+# what Composer, Streaming and torchmetrics import at their top, for nothing that we call, and who needs it at once:
+# Composer imports peft where it is installed, which makes subclasses of what is in transformers
+_LATER: dict[str, tuple[str, ...]] = {"transformers": ("peft",), "scipy": ()}
 # one line, for Python's site module
 _HOOK = (
     "import sys; exec('try:\\n from modernbert_train.import_hook import activate\\nexcept ImportError:\\n pass\\n"
@@ -74,7 +75,7 @@ def _importable(name: str, modules: dict[str, tuple[str, ...]]) -> bool:
         for loaded in [m for m in sys.modules if m.split(".")[0] == name]:
             del sys.modules[loaded]
     if name == "torchvision":
-        with transformers_later():
+        with imported_later():
             import torchmetrics  # noqa: F401  it probes torchvision itself and must not find the stub
         sys.meta_path.insert(0, _TransformersFinder())
     for module, attributes in modules.items():
@@ -119,17 +120,20 @@ class _TransformersFinder(importlib.abc.MetaPathFinder):
 
 
 @contextmanager
-def transformers_later() -> Iterator[None]:
-    """Within it, whoever imports something of transformers gets a stand-in, which imports the real one when it is used.
+def imported_later() -> Iterator[None]:
+    """Within it, whoever imports something of transformers or SciPy gets a stand-in, which imports the real one when it
+    is used.
 
-    Composer, Streaming and torchmetrics import it at their top, for what nothing here calls, and that is half of the
-    time until a run's first step. All they offer is there, and works. Does nothing where transformers is loaded
-    already, is absent, or where Composer would hand it on to one that needs it at once.
+    Composer, Streaming and torchmetrics import them at their top, for what nothing here calls, and that is more than
+    half of the time until a run's first step. All they offer is there, and works. Leaves alone what is loaded already,
+    is absent, or would be handed on to a package that needs it at once.
     """
-    if "transformers" in sys.modules or not _installed("transformers") or any(map(_installed, _NEED_TRANSFORMERS)):
-        yield
-        return
-    finder = _LaterFinder()
+    packages = [
+        name
+        for name, needed_by in _LATER.items()
+        if name not in sys.modules and _installed(name) and not any(map(_installed, needed_by))
+    ]
+    finder = _LaterFinder(packages)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -144,19 +148,20 @@ def _installed(name: str) -> bool:
 
 
 class _LaterFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes an empty module of whatever is asked for under transformers; its names are `_Later`.
+    """Makes an empty module of whatever is asked for under some packages; its names are `_Later`.
 
     Attributes:
         made: names of these modules.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._packages = packages
         self.made: list[str] = []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.split(".")[0] != "transformers":
+        if fullname.split(".")[0] not in self._packages:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -172,7 +177,7 @@ def _later(module: str, name: str) -> _Later:
 
 
 class _Later:
-    """Something in transformers, imported when it is used. Of an `isinstance` it need not be: nothing is one of it."""
+    """Something in a package, imported when it is used. Of an `isinstance` it need not be: nothing is one of it."""
 
     def __init__(self, module: str, name: str) -> None:
         self._place = (module, name)
