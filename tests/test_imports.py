@@ -28,6 +28,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.tensor_files": (),
     "modernbert_train.keyed_random": (),
     "modernbert_train.import_stubs": (),
+    "modernbert_train.installed": (),
     "modernbert_train.lasting_output": (),
     "modernbert_train.torch_internals": (),
     "modernbert_train.tokenizer_threads": (),
@@ -39,7 +40,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.config": ("errors", "text"),
     "modernbert_train.clock": ("config",),
     "modernbert_train.compute": ("config", "errors"),
-    "modernbert_train.ranks": ("config", "errors", "files", "text", "torch_internals"),
+    "modernbert_train.ranks": ("config", "errors", "files", "installed", "text", "torch_internals"),
     "modernbert_train.data": (
         "batch", "clock", "config", "errors", "files", "import_stubs", "keyed_random", "own_files", "ranks.orphans",
         "read_json", "read_once", "text", "torch_internals", "vocabulary",
@@ -65,10 +66,12 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "run", "text", "vocabulary", "weights",
     ),
     "modernbert_train.finetune": (
-        "batch", "config", "data", "errors", "files", "own_files", "preflight", "ranks", "read_json", "run",
-        "tokenizer_threads", "train", "vocabulary", "weights",
+        "batch", "config", "data", "errors", "files", "installed", "own_files", "preflight", "ranks", "read_json",
+        "run", "tokenizer_threads", "train", "vocabulary", "weights",
     ),
-    "modernbert_train.downstream": ("config", "errors", "files", "finetune", "own_files", "read_json", "text", "weights"),
+    "modernbert_train.downstream": (
+        "config", "errors", "files", "finetune", "own_files", "read_json", "text", "weights",
+    ),
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
     "modernbert_train.train": (
         "batch", "clock", "compute", "config", "data", "errors", "evals", "import_hook", "keyed_random", "models",
@@ -78,18 +81,18 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.collate": ("data.packing",),
     "modernbert_train.inspection": ("batch", "config", "data", "errors", "objectives", "text", "vocabulary"),
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
-    "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "models", "trials"),
+    "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "installed", "models", "trials"),
     "modernbert_train.__main__": (
         "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals", "inspection",
-        "finetune", "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
+        "finetune", "installed", "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
     ),
     "data_prep": (
         "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans", "read_json", "text",
         "tokenizer_threads",
     ),
     "launch": (
-        "__main__", "config", "data.check", "errors", "files", "lasting_output", "preflight", "ranks", "read_json",
-        "report", "text", "weights.named_model",
+        "__main__", "config", "data.check", "errors", "files", "installed", "lasting_output", "preflight", "ranks",
+        "read_json", "report", "text", "weights.named_model",
     ),
 }  # fmt: skip
 
