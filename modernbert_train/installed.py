@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
-_IN_WHEEL = _PACKAGE / "yamls"  # put there by setup.py
+_IN_WHEEL = _PACKAGE / "yamls"  # put there by requirements/bundle.py
 CHECKOUT = None if _IN_WHEEL.is_dir() else _PACKAGE.parent  # the repository's folder
 YAMLS = _IN_WHEEL if CHECKOUT is None else CHECKOUT / "yamls"
 

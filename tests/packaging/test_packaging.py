@@ -105,10 +105,9 @@ def test_the_wheel_holds_all_that_is_needed_and_nothing_else(tmp_path: Path, pro
         pytest.skip("building offline needs setuptools 77 in this environment")
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("modernbert_train", "tests", "data_prep", "launch", "yamls", "requirements"):
+    for name in ("pyproject.toml", "LICENSE", "modernbert_train", "tests", "data_prep", "launch", "yamls"):
         (source / name).symlink_to(ROOT / name)
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE"):  # setup.py asks where it stands
-        shutil.copy(ROOT / name, source / name)
+    shutil.copytree(ROOT / "requirements", source / "requirements")  # bundle.py asks where it stands
     build = f"{sys.executable} -m pip wheel --quiet --no-deps --no-index --no-build-isolation -w {tmp_path} {source}"
     subprocess.run(build.split(), check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")

@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: a wheel brings Composer, Streaming and the recipes with it.
+"""What setuptools does besides, see pyproject.toml: a wheel brings Composer, Streaming and the recipes with it.
 
 The releases of mosaicml and mosaicml-streaming that this project uses declare caps (torch < 2.7.1, transformers < 5,
 numpy < 2.2) that their code does not need, and pip has no way to overrule what a package declares. So a wheel holds
@@ -21,10 +21,10 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from setuptools import setup
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
 BUNDLED = {"mosaicml": "composer", "mosaicml-streaming": "streaming"}  # package -> the folder of its modules
 
 
@@ -44,6 +44,15 @@ class BuildWithLibraries(build_py):
             shutil.rmtree(target / folder, ignore_errors=True)
             _from_here(package, folder, pin["version"], target) or _from_index(package, folder, pin["text"], target)
         (target / "modernbert_train/bundled.json").write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
+
+
+class SourceWithFiles(sdist):
+    """Also holds what building a wheel reads."""
+
+    def add_defaults(self) -> None:
+        super().add_defaults()
+        self.filelist.extend(["requirements/bundle.py", "requirements/pinned.txt"])
+        self.filelist.extend(str(path.relative_to(ROOT)) for path in sorted((ROOT / "yamls").rglob("*.yaml")))
 
 
 def _pinned(package: str) -> dict[str, str]:
@@ -99,6 +108,3 @@ def _write(target: Path, folder: str, name: str, content: bytes) -> None:
     path = target / (name if name.startswith(f"{folder}/") else f"{folder}/{Path(name).name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-
-
-setup(cmdclass={"build_py": BuildWithLibraries})
