@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import math
 import os
 import sys
@@ -26,6 +27,7 @@ from modernbert_train.config.check import check, check_model
 from modernbert_train.config.load import load_model
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
+from modernbert_train.installed import YAMLS
 from modernbert_train.lasting_output import lasting_output
 from modernbert_train.ranks import orphans, scratch
 from modernbert_train.ranks.launched import speaks_for_all
@@ -33,9 +35,23 @@ from modernbert_train.ranks.launched import speaks_for_all
 if TYPE_CHECKING:
     from modernbert_train.run.checkpoint import Checkpoint
 
+# verbs that are programs of their own, whose modules read their arguments: module, and what it does
+PROGRAMS = {
+    "quickstart": ("launch.quickstart", "text to a trained small model on this machine, every step printed"),
+    "prepare": ("data_prep.prepare", "text on disk to tokenised shards"),
+    "tokenizer": ("data_prep.tokenizer", "train a tokenizer, or adapt one"),
+    "stats": ("data_prep.stats", "what a dataset holds: documents, tokens, lengths, duplicates"),
+    "launch": ("launch.run", "a run on all GPUs of this machine, on several, or as a job of a cluster"),
+    "sweep": ("launch.sweep", "many runs from one YAML, and the best of them"),
+}
+
+# kinds of `init` -> the folder of yamls/
+STARTING_POINTS = {"recipe": "recipes", "run": "", "data": "data", "model": "model", "sweep": "sweeps", "task": "tasks"}
+
 EPILOG = """\
 RUN is one or more YAML files, merged left to right, or the folder of a run. Overrides are section.key=value.
 
+  python -m modernbert_train init recipe modernbert-base > run.yaml
   python -m modernbert_train check yamls/quickstart.yaml optim.lr=1e-3
   python -m modernbert_train inspect yamls/quickstart.yaml --rows 1
   python -m modernbert_train plan yamls/quickstart.yaml --gpu h100 rtx4090
@@ -60,6 +76,8 @@ def program() -> NoReturn:
 
 
 def _program() -> NoReturn:
+    if (verb := (sys.argv[1:] or [""])[0]) in PROGRAMS:  # as if it had been started itself, signals and all
+        os.execv(sys.executable, [sys.executable, "-m", PROGRAMS[verb][0], *sys.argv[2:]])
     if not orphans.follow_launcher():
         scratch.use_for_temporary_files()
     stop_signals.end(main())
@@ -68,6 +86,9 @@ def _program() -> NoReturn:
 @lasting_output()
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the process's exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in PROGRAMS:
+        return int(importlib.import_module(PROGRAMS[words[0]][0]).main(words[1:]))
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and (any(word.startswith("-") for word in rest) or not hasattr(options, "run")):
@@ -125,6 +146,11 @@ def _parser() -> argparse.ArgumentParser:
         words = "licence of the model for its card, as the hub names it: apache-2.0, cc-by-4.0, other; default: unknown"
         verb.add_argument("--licence", "--license", metavar="ID", help=words)
 
+    for name, (_, summary) in PROGRAMS.items():
+        verbs.add_parser(name, help=summary, add_help=False)  # `main` hands its arguments on
+    verb = add("init", _init, "print a commented YAML file to begin with: of a run, of data, of a task")
+    verb.add_argument("kind", choices=STARTING_POINTS, help="what for")
+    verb.add_argument("name", nargs="?", help="which; without it the names there are")
     verb = with_run(add("train", _train, "train a run, or go on with it"))
     verb.add_argument("--fresh", action="store_true", help="start from scratch; what the folder holds is put aside")
     verb = with_run(add("check", _check, "everything the configuration alone can tell, without torch"))
@@ -219,6 +245,19 @@ def _files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     return [Path(name) / "config.yaml" if Path(name).is_dir() else Path(name) for name in names], overrides
+
+
+def _init(options: argparse.Namespace) -> None:
+    folder = YAMLS / STARTING_POINTS[options.kind]
+    files = {path.stem: path for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)}
+    if options.name is None:
+        print(*files, sep="\n")
+    elif options.name in files:
+        from modernbert_train.config.tools.init import starting_point
+
+        print(starting_point(files[options.name]), end="")
+    else:
+        raise ConfigError(f"init {options.kind} {options.name}: there is none. Known: {', '.join(files)}.")
 
 
 def _train(options: argparse.Namespace) -> None:

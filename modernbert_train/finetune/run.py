@@ -25,6 +25,7 @@ from modernbert_train.data.packing import WINDOW
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.files import write_whole
 from modernbert_train.finetune.shards import Prepared, prepare, warnings_of
+from modernbert_train.installed import YAMLS
 from modernbert_train.preflight import preflight
 from modernbert_train.ranks.launched import speaks_for_all
 from modernbert_train.run.run_folder import RunFolder
@@ -35,7 +36,7 @@ from modernbert_train.weights.source import Source, open_source
 
 RESULT, RUN_YAML, SHARDS, PHASE = "result.json", "finetune.yaml", "task", "finetune"
 SEED = 1618  # the first of those that ModernBERT was evaluated with
-_TASKS = Path(__file__).parents[2] / "yamls" / "tasks"
+_TASKS = YAMLS / "tasks"
 _LARGE = 1024  # width from which a task's `large` counts
 _MICROBATCH_TOKENS = 16_384
 
