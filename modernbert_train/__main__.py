@@ -168,7 +168,9 @@ def _parser() -> argparse.ArgumentParser:
     words = "keys of the task, such as lr= or data=, and of the run, such as compute.device="
     verb.add_argument("run", nargs="*", metavar="KEY=VALUE", help=words)
     for name, words in (("gliner", "entities of any types that are named"), ("setfit", "classes of texts from a few")):
-        _add_recipe(add(name, lambda options: None, f"{words}, by the library of that name, on a trained encoder"), name)
+        _add_recipe(
+            add(name, lambda options: None, f"{words}, by the library of that name, on a trained encoder"), name
+        )
     verb = add("average", _average, "the mean of several checkpoints, for eval, export and weights.init_from")
     words = "checkpoints, or runs, whose newest checkpoint counts; with --last one run"
     verb.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=words)

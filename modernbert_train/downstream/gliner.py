@@ -30,6 +30,7 @@ from modernbert_train.downstream.runs import (
     in_words,
     new_folder,
     open_run,
+    quiet,
     read_settings,
     require,
     require_one_process,
@@ -125,6 +126,7 @@ def train(recipe: str, model: str, overrides: Sequence[str] = ()) -> Path:
     device = choose_device(config.device)
     with ExitStack() as stack:
         stack.enter_context(tokenizer_threads(True))
+        stack.enter_context(quiet())
         encoder = stack.enter_context(exported_encoder(model))
         with_leading_space(encoder)
         gliner = build(config, encoder)
@@ -286,7 +288,9 @@ def _warnings(corpus: Corpus) -> Iterator[str]:
             yield f"{name}: of {counts.texts + counts.empty:,} sentences " + "; ".join(found)
 
 
-def _count_cuts(gliner: Any, items: Sequence[Item], labels: Sequence[str], config: GlinerConfig, counts: Counts) -> None:
+def _count_cuts(
+    gliner: Any, items: Sequence[Item], labels: Sequence[str], config: GlinerConfig, counts: Counts
+) -> None:
     """Count what does not fit, with all labels before the sentence; training asks for fewer at a time."""
     processor, tokenizer = gliner.data_processor, gliner.data_processor.transformer_tokenizer
     counts.truncated = counts.lost = 0
@@ -413,6 +417,7 @@ def _fit(gliner: Any, config: GlinerConfig, corpus: Corpus, device: str) -> floa
 
     from gliner.training import TrainingArguments
 
+    # the order is that of `Visits`; earlier versions shuffle it once more, by the seed too
     in_order = {"train_sampling_strategy": "sequential"}
     with tempfile.TemporaryDirectory() as scratch:
         arguments = TrainingArguments(
@@ -439,7 +444,9 @@ def _fit(gliner: Any, config: GlinerConfig, corpus: Corpus, device: str) -> floa
             disable_tqdm=not sys.stderr.isatty(),
             **{key: value for key, value in in_order.items() if key in TrainingArguments.__dataclass_fields__},
         )
-        arguments._n_gpu = min(arguments.n_gpu, 1)  # of several GPUs one: the library would cut a batch over all of them
+        arguments._n_gpu = min(
+            arguments.n_gpu, 1
+        )  # of several GPUs one: the library would cut a batch over all of them
         visits = Visits(corpus.items[TRAIN], corpus.labels, config)
         trainer = gliner.train_model(visits, None, training_args=arguments)
     gliner.to(device)
@@ -465,7 +472,8 @@ def load(run: Path, device: str = "cpu") -> Any:
     folder = run / MODEL
     require_own_files(folder)
     try:
-        return GLiNER.from_pretrained(str(folder), local_files_only=True, map_location=device)
+        with quiet():
+            return GLiNER.from_pretrained(str(folder), local_files_only=True, map_location=device)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DataError(f"{folder}: cannot be loaded ({error}). Restore it from a copy, or train it again.") from None
 

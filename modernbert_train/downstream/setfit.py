@@ -30,6 +30,7 @@ from modernbert_train.downstream.runs import (
     in_words,
     new_folder,
     open_run,
+    quiet,
     read_settings,
     require,
     require_one_process,
@@ -118,8 +119,9 @@ def train(recipe: str, model: str, overrides: Sequence[str] = ()) -> Path:
     device = choose_device(config.device)
     with ExitStack() as stack:
         stack.enter_context(tokenizer_threads(True))
+        stack.enter_context(quiet())
         encoder = stack.enter_context(exported_encoder(model))
-        setfit = build(encoder, corpus.classes, config.max_tokens, device)
+        setfit = build(encoder, corpus.classes, config.max_tokens, device, config.seed)
         for name, counts in corpus.counts.items():
             counts.truncated = _cut(setfit, [each.text for each in corpus.splits[name]])
         for line in _warnings(corpus):
@@ -287,12 +289,17 @@ def _cut(setfit: Any, texts: Sequence[str]) -> int:
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
-def build(encoder: Path, classes: Sequence[str], max_tokens: int, device: str) -> Any:
-    """A SetFit model on an encoder's folder: the mean of its states, and a logistic regression."""
+def build(encoder: Path, classes: Sequence[str], max_tokens: int, device: str, seed: int = 0) -> Any:
+    """A SetFit model on an encoder's folder: the mean of its states, and a logistic regression.
+
+    What transformers' class has beyond the encoder, BERT's pooler, is drawn by the seed; nothing reads it.
+    """
     from sentence_transformers import SentenceTransformer
     from setfit import SetFitModel
     from sklearn.linear_model import LogisticRegression
+    from transformers import set_seed
 
+    set_seed(seed)
     body = SentenceTransformer(str(encoder), device=device, local_files_only=True)
     body.max_seq_length = min(max_tokens, body.max_seq_length or max_tokens)
     return SetFitModel(body, LogisticRegression(), labels=list(classes))
@@ -337,7 +344,9 @@ def _fit(setfit: Any, config: SetfitConfig, corpus: Corpus, device: str) -> tupl
         inner.args._n_gpu = min(inner.args.n_gpu, 1)  # of several GPUs one
         inner.args.disable_tqdm = not sys.stderr.isatty()
         if inner.args.device.type != device:  # the library knows no way to ask for the CPU beside a GPU
-            raise ConfigError("device=cpu: the library trains on the GPU that it sees. Start it with CUDA_VISIBLE_DEVICES=")
+            raise ConfigError(
+                "device=cpu: the library trains on the GPU that it sees. Start it with CUDA_VISIBLE_DEVICES="
+            )
         trainer.train()
         return float(inner.state.log_history[-1]["train_loss"]), len(inner.train_dataset)
 
@@ -359,7 +368,9 @@ def save(setfit: Any, folder: Path) -> None:
     about = {"normalize_embeddings": setfit.normalize_embeddings, "labels": setfit.labels}
     (folder / LABELS).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     tensors = {"coef": head.coef_, "intercept": head.intercept_, "classes": head.classes_.astype(np.int64)}
-    write_tensors(folder / HEAD, {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in tensors.items()})
+    write_tensors(
+        folder / HEAD, {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in tensors.items()}
+    )
 
 
 def load(run: Path, device: str = "cpu") -> Any:
@@ -380,7 +391,8 @@ def load(run: Path, device: str = "cpu") -> Any:
             raise ValueError(f"{HEAD} has {len(coef)} rows for {len(classes)} classes")
         if not all(0 <= number < len(labels) for number in classes):
             raise ValueError(f"{HEAD} has classes that {LABELS} does not name")
-        setfit = build(folder, labels, sys.maxsize, device)
+        with quiet():
+            setfit = build(folder, labels, sys.maxsize, device)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder}: cannot be loaded ({error}). Restore it from a copy, or train it again.") from None
     head = setfit.model_head
@@ -402,4 +414,6 @@ def measure(setfit: Any, corpus: Corpus, split: str) -> dict[str, float]:
         [each.text for each in examples], batch_size=_AT_ONCE, use_labels=False, as_numpy=True, show_progress_bar=False
     )
     labels = np.array([numbers[each.label] for each in examples])
-    return accuracy(told, labels) | {"macro_f1": macro_f1(torch.from_numpy(told.astype(np.int64)), torch.from_numpy(labels))}
+    return accuracy(told, labels) | {
+        "macro_f1": macro_f1(torch.from_numpy(told.astype(np.int64)), torch.from_numpy(labels))
+    }

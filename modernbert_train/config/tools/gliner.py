@@ -45,7 +45,9 @@ class GlinerConfig:
     others_weight_decay: float = knob(0.01, low=0)  # config_span.yaml
     warmup: float = knob(0.1, low=0, below=1)  # share of the steps; then the rate falls as a cosine; paper
     max_grad_norm: float = knob(10.0, above=0)  # the loss is a sum; config_span.yaml
-    focal_alpha: float = knob(0.75, low=-1, high=1)  # weight of entities against other spans, -1: none; config_span.yaml
+    focal_alpha: float = knob(
+        0.75, low=-1, high=1
+    )  # weight of entities against other spans, -1: none; config_span.yaml
     focal_gamma: float = knob(0.0, low=0)  # config_span.yaml
     threshold: float = knob(0.5, above=0, below=1)  # a span that is likelier is an entity
     seed: int = knob(1618, low=0)  # of new weights, dropout, the order of sentences and the types they are asked for
@@ -59,7 +61,10 @@ def gliner_problems(config: GlinerConfig) -> Iterator[str]:
     for key, value, facts in knobs(config):
         yield from facts.mistakes(key, value)
     yield from split_name_problems(config.validation)
-    for name, file in (("train", config.train), *((f"validation.{key}", file) for key, file in config.validation.items())):
+    for name, file in (
+        ("train", config.train),
+        *((f"validation.{key}", file) for key, file in config.validation.items()),
+    ):
         if not file.endswith((".conll", ".txt")):
             yield f"{name}={file}: of which kind is it? Name a .conll file: a word a line with its tag."
     for kind, label in config.labels.items():

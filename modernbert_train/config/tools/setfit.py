@@ -48,7 +48,10 @@ def setfit_problems(config: SetfitConfig) -> Iterator[str]:
     for key, value, facts in knobs(config):
         yield from facts.mistakes(key, value)
     yield from split_name_problems(config.validation)
-    for name, file in (("train", config.train), *((f"validation.{key}", file) for key, file in config.validation.items())):
+    for name, file in (
+        ("train", config.train),
+        *((f"validation.{key}", file) for key, file in config.validation.items()),
+    ):
         if not file.endswith(TABLES):
             yield f"{name}={file}: of which kind is it? Name one of {', '.join(TABLES)}."
     if config.text_column == config.label_column:
