@@ -28,13 +28,13 @@ KEYS = ["device=cpu", "name=run"]
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Untrained, of four layers; its tokenizer knows the words of both."""
+    """Untrained, of two layers; its tokenizer knows the words of both."""
     home = tmp_path_factory.mktemp("encoder")
     texts = [line.partition("\t")[0] for line in (DATA / "wnut17_train.conll").read_text(encoding="utf-8").splitlines()]
     lines = [" ".join(texts[at : at + 20]) for at in range(0, len(texts), 20)]
     lines += (DATA / "banking77_train.csv").read_text(encoding="utf-8").splitlines()
     tokenizer = make_tokenizer(home / "tokenizer", lines, 4096)
-    config = ModernBertConfig(vocab_size=4096, hidden_size=128, num_layers=4, num_heads=2, intermediate_size=192)
+    config = ModernBertConfig(vocab_size=4096, hidden_size=64, num_layers=2, num_heads=1, intermediate_size=96)
     model = build_model(config, MaskedLmConfig())
     initialize(model, config, 3)
     state = {key: value for key, value in model.state_dict().items() if key != "decoder.weight"}
@@ -55,7 +55,7 @@ def test_rare_entities_are_read_and_some_are_found(encoder: Path, tmp_path: Path
         f"validation.dev={DATA}/wnut17_dev.conll",
         f"runs_folder={tmp_path}/runs",
     ]
-    quick = ["max_steps=800", "lr=5e-4", "others_lr=1e-3", "hidden_size=128", "dropout=0.1", "threshold=0.3"]
+    quick = ["max_steps=300", "lr=5e-4", "others_lr=1e-3", "hidden_size=64", "dropout=0.1", "max_width=6"]
     recipe = f"{ROOT}/yamls/gliner/wnut17.yaml"
     assert main(["gliner", "train", recipe, "--model", str(encoder), *words, *quick, *KEYS]) == 0
     result = result_of(tmp_path)
@@ -68,7 +68,7 @@ def test_rare_entities_are_read_and_some_are_found(encoder: Path, tmp_path: Path
 
 def test_eight_questions_of_each_of_77_intents(encoder: Path, tmp_path: Path) -> None:
     words = [f"train={DATA}/banking77_train.csv", f"validation.test={DATA}/banking77_test.csv"]
-    quick = ["num_iterations=5", "lr=3e-4", f"runs_folder={tmp_path}/runs"]
+    quick = ["num_iterations=5", "lr=5e-4", f"runs_folder={tmp_path}/runs"]
     recipe = f"{ROOT}/yamls/setfit/banking77.yaml"
     assert main(["setfit", "train", recipe, "--model", str(encoder), *words, *quick, *KEYS]) == 0
     result = result_of(tmp_path)
