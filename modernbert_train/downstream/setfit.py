@@ -351,7 +351,7 @@ def _fit(setfit: Any, config: SetfitConfig, corpus: Corpus, device: str) -> tupl
         return float(inner.state.log_history[-1]["train_loss"]), len(inner.train_dataset)
 
 
-def accuracy(told: Sequence[Any], labels: Sequence[Any]) -> dict[str, float]:
+def accuracy(told: Any, labels: Any) -> dict[str, float]:
     """Share of texts whose class was told."""
     return {"accuracy": float(np.mean(np.asarray(told) == np.asarray(labels)))}
 
