@@ -70,7 +70,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "run", "tokenizer_threads", "train", "vocabulary", "weights",
     ),
     "modernbert_train.downstream": (
-        "config", "errors", "files", "finetune", "own_files", "read_json", "text", "weights",
+        "config", "data.conll", "data.labelled", "data.tables", "errors", "evals.metrics", "files", "finetune",
+        "keyed_random", "own_files", "read_json", "tensor_files", "text", "tokenizer_threads", "weights",
     ),
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
     "modernbert_train.train": (
@@ -88,7 +89,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
     "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "installed", "models", "trials"),
     "modernbert_train.__main__": (
-        "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals", "inspection",
+        "config", "data.check", "data.facts", "data.labelled", "doctor", "downstream", "errors", "evals", "inspection",
         "finetune", "installed", "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
     ),
     "data_prep": (
@@ -153,6 +154,17 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.evals": ("numpy", "torch"),
     "modernbert_train.evals.metrics": ("torch", "torchmetrics"),
     "modernbert_train.evals.probe": ("numpy", "tokenizers", "torch"),
+    "modernbert_train.downstream.gliner": ("gliner", "numpy", "transformers"),
+    "modernbert_train.downstream.runs": ("torch", "transformers"),
+    "modernbert_train.downstream.setfit": (
+        "datasets",
+        "numpy",
+        "sentence_transformers",
+        "setfit",
+        "sklearn",
+        "torch",
+        "transformers",
+    ),
     "modernbert_train.finetune": ("numpy",),
     "modernbert_train.finetune.hub": ("datasets",),
     "modernbert_train.finetune.run": ("yaml",),

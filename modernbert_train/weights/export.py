@@ -15,7 +15,7 @@ from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.weights.formats import HubFormat, export_format
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
-from modernbert_train.weights.formats.tensors import module_of, positions_from_zero, without_place
+from modernbert_train.weights.formats.tensors import DECODER, module_of, positions_from_zero, without_place
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.model_card import Part, model_card, run_card, what
 from modernbert_train.weights.source import Source, check_same_tokenizer, open_source, phase_objective, source_of
@@ -84,6 +84,38 @@ def export_run(
         print(f"left out: {head}, for which transformers' {source.model.name} has no place")
     print(folder)
     return folder
+
+
+def export_source(source: Source, out: Path) -> Path:
+    """Write weights from anywhere, in fp32, as transformers' AutoModel and AutoTokenizer load them.
+
+    Args:
+        source: see `open_source`; what transformers has no place for is left out.
+        out: the folder.
+
+    Returns:
+        The folder.
+
+    Raises:
+        DataError, StorageError: see `export`.
+    """
+    if source.checkpoint is not None:
+        check_same_tokenizer(source, source.checkpoint.config, str(source.folder))
+    part = _model(source)
+    with source.tokenizer_folder() as tokenizer:
+        export(
+            part.weights,
+            part.model,
+            hub=part.hub,
+            shapes={name: tuple(tensor.shape) for name, tensor in part.weights.items() if name != DECODER},
+            order=source.order,
+            max_tokens=source.max_tokens,
+            tokenizer_folder=tokenizer,
+            out=out,
+            card="",
+            pairs=getattr(source.objective, "segments", 1) > 1,
+        )
+    return out
 
 
 @dataclass(frozen=True)
