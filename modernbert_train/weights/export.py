@@ -86,6 +86,38 @@ def export_run(
     return folder
 
 
+def export_source(source: Source, out: Path) -> Path:
+    """Write weights from anywhere, in fp32, as transformers' AutoModel and AutoTokenizer load them.
+
+    Args:
+        source: see `open_source`; what transformers has no place for is left out.
+        out: the folder.
+
+    Returns:
+        The folder.
+
+    Raises:
+        DataError, StorageError: see `export`.
+    """
+    if source.checkpoint is not None:
+        check_same_tokenizer(source, source.checkpoint.config, str(source.folder))
+    part = _model(source)
+    with source.tokenizer_folder() as tokenizer:
+        export(
+            part.weights,
+            part.model,
+            hub=part.hub,
+            shapes={name: tuple(tensor.shape) for name, tensor in part.weights.items()},
+            order=source.order,
+            max_tokens=source.max_tokens,
+            tokenizer_folder=tokenizer,
+            out=out,
+            card="",
+            pairs=getattr(source.objective, "segments", 1) > 1,
+        )
+    return out
+
+
 @dataclass(frozen=True)
 class _Part:
     """What is exported of a checkpoint, whose shapes were compared when it was opened.
