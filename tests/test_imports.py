@@ -68,7 +68,10 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "batch", "config", "data", "errors", "files", "own_files", "preflight", "ranks", "read_json", "run",
         "tokenizer_threads", "train", "vocabulary", "weights",
     ),
-    "modernbert_train.downstream": ("config", "errors", "files", "finetune", "own_files", "read_json", "text", "weights"),
+    "modernbert_train.downstream": (
+        "config", "data.conll", "data.labelled", "data.tables", "errors", "evals.metrics", "files", "finetune",
+        "keyed_random", "own_files", "read_json", "tensor_files", "text", "tokenizer_threads", "weights",
+    ),
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
     "modernbert_train.train": (
         "batch", "clock", "compute", "config", "data", "errors", "evals", "import_hook", "keyed_random", "models",
@@ -80,7 +83,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
     "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "models", "trials"),
     "modernbert_train.__main__": (
-        "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals", "inspection",
+        "config", "data.check", "data.facts", "data.labelled", "doctor", "downstream", "errors", "evals", "inspection",
         "finetune", "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
     ),
     "data_prep": (
@@ -149,6 +152,10 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.finetune.hub": ("datasets",),
     "modernbert_train.finetune.run": ("yaml",),
     "modernbert_train.finetune.shards": ("numpy", "tokenizers"),
+    "modernbert_train.downstream.ranking": ("numpy", "torch"),
+    "modernbert_train.downstream.retrieval": ("datasets", "sentence_transformers", "torch", "transformers"),
+    "modernbert_train.downstream.runs": ("torch",),
+    "modernbert_train.downstream.sentence_model": ("sentence_transformers",),
     "modernbert_train.train": ("composer", "numpy", "torch"),
     "modernbert_train.train.composer_internals": ("composer", "torch", "wandb"),
     "modernbert_train.trials": ("torch",),
