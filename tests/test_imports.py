@@ -154,7 +154,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.finetune.shards": ("numpy", "tokenizers"),
     "modernbert_train.downstream.ranking": ("numpy", "torch"),
     "modernbert_train.downstream.retrieval": ("datasets", "sentence_transformers", "torch", "transformers"),
-    "modernbert_train.downstream.runs": ("torch",),
+    "modernbert_train.downstream.runs": ("torch", "transformers"),
     "modernbert_train.downstream.sentence_model": ("sentence_transformers",),
     "modernbert_train.train": ("composer", "numpy", "torch"),
     "modernbert_train.train.composer_internals": ("composer", "torch", "wandb"),

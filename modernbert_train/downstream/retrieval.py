@@ -90,6 +90,9 @@ def train(recipe: str, model: str, overrides: Sequence[str]) -> Path:
             trained = open_sentence_model(str(folder / MODEL), EvaluateConfig(device=config.device))
             training = read_json(folder / TRAINING)
         else:
+            from transformers import set_seed
+
+            set_seed(config.seed)  # what is drawn and never used, such as BERT's pooler, is saved too
             trained = open_sentence_model(model, config)
             training = _learn(trained, config, pairs, folder)
             write_whole(folder / TRAINING, json.dumps(training, indent=2) + "\n")
@@ -264,9 +267,7 @@ def _learn(model: SentenceTransformer, config: RetrievalConfig, pairs: Pairs, fo
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from sentence_transformers.sentence_transformer import losses
     from transformers import PrinterCallback, TrainerCallback
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     steps = math.ceil(len(pairs.columns[QUERY]) // config.batch_size * config.epochs)
     on_gpu = model.device.type == "cuda"
     bf16 = config.precision == "bf16" or (config.precision == "auto" and on_gpu and torch.cuda.is_bf16_supported())

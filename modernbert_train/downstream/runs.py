@@ -72,6 +72,19 @@ def choose_device(asked: Literal["auto", "cpu", "cuda"]) -> str:
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' reports that a head was not loaded which nobody asked for."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+@contextmanager
 def exported_encoder(model: str) -> Iterator[Path]:
     """A run, a checkpoint or a model as a folder that AutoModel loads, in fp32; there as long as the block runs.
 

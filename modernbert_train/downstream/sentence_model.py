@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from modernbert_train import __version__
 from modernbert_train.config.tools.retrieval import EvaluateConfig
-from modernbert_train.downstream.runs import choose_device, exported_encoder
+from modernbert_train.downstream.runs import choose_device, exported_encoder, quiet
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.files import publish
 from modernbert_train.own_files import require_own_files
@@ -91,11 +91,14 @@ def open_sentence_model(name: str, config: EvaluateConfig) -> SentenceTransforme
         ConfigError: it asks for more tokens than the model was trained on, or for a GPU that is not there.
         DataError, StorageError: see `open_source`; or the library cannot open the folder.
     """
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     if is_sentence_model(name):
         check_sentence_model(name, config)
         model = _load(name, config)
     else:
-        with exported_encoder(name) as folder:
+        with exported_encoder(name) as folder, quiet():
             model = _build(folder, config)
     limit = model.max_seq_length
     if limit is None:

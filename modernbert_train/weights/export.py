@@ -15,7 +15,7 @@ from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.weights.formats import HubFormat, export_format
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
-from modernbert_train.weights.formats.tensors import module_of, positions_from_zero, without_place
+from modernbert_train.weights.formats.tensors import DECODER, module_of, positions_from_zero, without_place
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.model_card import Part, model_card, run_card, what
 from modernbert_train.weights.source import Source, check_same_tokenizer, open_source, phase_objective, source_of
@@ -107,7 +107,7 @@ def export_source(source: Source, out: Path) -> Path:
             part.weights,
             part.model,
             hub=part.hub,
-            shapes={name: tuple(tensor.shape) for name, tensor in part.weights.items()},
+            shapes={name: tuple(tensor.shape) for name, tensor in part.weights.items() if name != DECODER},
             order=source.order,
             max_tokens=source.max_tokens,
             tokenizer_folder=tokenizer,
