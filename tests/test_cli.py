@@ -31,6 +31,7 @@ VERBS = [
     "export",
     "grow",
     "finetune",
+    "retrieval",
     "average",
     "report",
     "fill",

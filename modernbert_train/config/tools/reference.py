@@ -26,6 +26,7 @@ from modernbert_train.config.renamed import RENAMED
 from modernbert_train.config.schema import VARIANTS, RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.config.tools.retrieval import RetrievalConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 
 _HEAD = """\
@@ -41,6 +42,7 @@ _ROOTS = (
     ("A run", RunConfig),
     ("Data preparation: the spec of `data_prep/prepare.py`", PrepareConfig),
     ("Fine-tuning: a task of `finetune`", TaskConfig),
+    ("Retrieval: a recipe of `retrieval train`", RetrievalConfig),
     ("Sweeps: the spec of `launch/sweep.py`", SweepConfig),
 )
 
@@ -73,7 +75,8 @@ def reference() -> str:
         parts.append(f"## {title}\n")
         found = [*_sections(_Section("", root))]
         titles = [section.title(section.path) for section in found[1:]]
-        parts.append("Sections: " + ",\n".join(f"[{title}](#{slug(title)})" for title in titles) + ".\n")
+        if titles:
+            parts.append("Sections: " + ",\n".join(f"[{title}](#{slug(title)})" for title in titles) + ".\n")
         for section in found:
             parts += _written(section)
     parts.append("## Keys that have another name now\n\n| old | new |\n| --- | --- |")
