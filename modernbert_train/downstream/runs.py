@@ -155,7 +155,7 @@ def open_run(folder: str, settings_name: str, verb: str) -> Path:
     found = Path(folder)
     if not (found / settings_name).is_file() or not (found / MODEL).is_dir():
         raise DataError(
-            f"{folder}: no run of `{verb} train`, which leaves {settings_name} and {MODEL} there. Name the folder of one."
+            f"{folder}: no run of `{verb} train`, which leaves {settings_name} and {MODEL}. Name the folder of one."
         )
     return found
 

@@ -24,7 +24,7 @@ class EvaluateConfig:
     split: str = "test"  # of a BEIR folder: the file in qrels/
     encode_batch: int = knob(32, low=1)  # texts that are encoded at once; changes speed and memory alone
     ignore_identical_ids: bool = False  # leave out the document that has the query's id, as for ArguAna and Quora
-    # over all tokens, or the first; None: mean. A folder of sentence-transformers has its own, as of the next three keys
+    # over all tokens, or the first; None: mean. A folder of sentence-transformers has its own, and of the next three
     pooling: Literal["mean", "cls"] | None = None
     normalize: bool | None = None  # vectors of length 1; None: true
     query_prompt: str | None = None  # stands before each query, its space included; None: nothing
