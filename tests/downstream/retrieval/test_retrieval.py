@@ -194,7 +194,7 @@ def test_identical_ids_are_left_out_where_that_is_asked(encoder: Path, write_bei
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_scifact_is_learned_and_measured_as_by_mteb(tmp_path: Path) -> None:
-    """237 judgements of the training split, 300 queries against 2,101 documents; equal to mteb on the same files."""
+    """The judgements of its training split, then its test queries against 2,101 documents; equal to mteb's figures."""
     from sentence_transformers import SentenceTransformer
 
     from tests.data.make_shards import make_tokenizer
