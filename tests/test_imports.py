@@ -70,7 +70,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.downstream": (
         "config", "data.conll", "data.labelled", "data.tables", "errors", "evals.metrics", "files", "finetune",
-        "keyed_random", "own_files", "ranks.stop_signals", "read_json", "tensor_files", "text", "tokenizer_threads", "weights",
+        "keyed_random", "own_files", "ranks.stop_signals", "read_json", "tensor_files", "text",
+        "tokenizer_threads", "weights",
     ),
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
     "modernbert_train.train": (
