@@ -27,6 +27,7 @@ if __name__ == "__main__":  # before the slower imports
 from modernbert_train.config.check import check, check_model
 from modernbert_train.config.load import load_model
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.downstream.verbs import add_verbs
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
 from modernbert_train.installed import YAMLS
 from modernbert_train.lasting_output import lasting_output
@@ -62,6 +63,7 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
   python -m modernbert_train finetune rte --model runs/quickstart data=glue/RTE
   python -m modernbert_train gliner train yamls/gliner/wnut17.yaml --model runs/quickstart
   python -m modernbert_train setfit train yamls/setfit/banking77.yaml --model runs/quickstart
+  python -m modernbert_train retrieval train yamls/retrieval/modernbert.yaml --model runs/quickstart train=[pairs.jsonl]
   python -m modernbert_train fill runs/quickstart/hf "def __init__([MASK], name):"
   python -m modernbert_train average runs/quickstart --last 4 --out runs/averaged
   python -m modernbert_train import-config their.yaml --out mine.yaml
@@ -197,6 +199,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_recipe(
             add(name, lambda options: None, f"{words}, by the library of that name, on a trained encoder"), name
         )
+    add_verbs(add)
     verb = add("average", _average, "the mean of several checkpoints, for eval, export and weights.init_from")
     words = "checkpoints, or runs, whose newest checkpoint counts; with --last one run"
     verb.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=words)
