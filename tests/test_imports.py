@@ -71,10 +71,6 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.downstream": (
         "config", "data.conll", "data.labelled", "data.tables", "errors", "evals.metrics", "files", "finetune",
-        "keyed_random", "own_files", "read_json", "tensor_files", "text", "tokenizer_threads", "weights",
-    ),
-    "modernbert_train.downstream": (
-        "config", "data.conll", "data.labelled", "data.tables", "errors", "evals.metrics", "files", "finetune",
         "keyed_random", "own_files", "ranks.stop_signals", "read_json", "tensor_files", "text",
         "tokenizer_threads", "weights",
     ),
@@ -176,7 +172,6 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.finetune.shards": ("numpy", "tokenizers"),
     "modernbert_train.downstream.ranking": ("numpy", "torch"),
     "modernbert_train.downstream.retrieval": ("datasets", "sentence_transformers", "torch", "transformers"),
-    "modernbert_train.downstream.runs": ("torch", "transformers"),
     "modernbert_train.downstream.sentence_model": ("sentence_transformers", "transformers"),
     "modernbert_train.train": ("composer", "numpy", "torch"),
     "modernbert_train.train.composer_internals": ("composer", "torch", "wandb"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
+from typing import Any
 
 from modernbert_train.errors import ConfigError
 
 Add = Callable[[str, Callable[[argparse.Namespace], None], str], argparse.ArgumentParser]
+_OF_LIBRARY = "by the library of that name, on a trained encoder"
 _MODEL = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
 
 
@@ -60,4 +63,54 @@ def require_keys(words: list[str]) -> None:
         raise ConfigError(f"{wrong[0]}: neither a key with a value nor an argument of its own. Write KEY=VALUE.")
 
 
-VERBS = (_retrieval,)
+def _gliner(add: Add) -> None:
+    _recipe(add("gliner", _recipe_call, f"entities of any types that are named, {_OF_LIBRARY}"), "gliner")
+
+
+def _setfit(add: Add) -> None:
+    _recipe(add("setfit", _recipe_call, f"classes of texts from a few of each, {_OF_LIBRARY}"), "setfit")
+
+
+def _recipe(verb: argparse.ArgumentParser, name: str) -> None:
+    """`train`, `evaluate` and `predict` of modernbert_train/downstream/NAME.py."""
+    steps = verb.add_subparsers(dest="step", required=True, metavar="STEP")
+
+    def add(step: str, summary: str) -> argparse.ArgumentParser:
+        made = steps.add_parser(step, help=summary, description=summary)
+        made.set_defaults(call=_recipe_call)
+        return made
+
+    step = add("train", "train it, measure it, and store it with its figures")
+    step.add_argument("recipe", metavar="RECIPE", help=f"YAML file, such as those of yamls/{name}")
+    step.add_argument("--model", required=True, help=_MODEL)
+    step.add_argument("run", nargs="*", metavar="KEY=VALUE", help="keys of the recipe, such as train= or seed=")
+    step = add("evaluate", "measure a stored one again")
+    step.add_argument("folder", metavar="RUN", help="folder that `train` left")
+    words = "keys of its recipe, such as validation.other=FILE"
+    step.add_argument("run", nargs="*", metavar="KEY=VALUE", help=words)
+    step = add("predict", "what a stored one says of texts, a line of JSON for each")
+    step.add_argument("folder", metavar="RUN", help="folder that `train` left")
+    step.add_argument("texts", nargs="+", metavar="TEXT")
+    if name == "gliner":
+        words = "types to look for, of the training or any others; default: those of the training"
+        step.add_argument("--labels", nargs="+", default=[], metavar="LABEL", help=words)
+
+
+def _recipe_call(options: argparse.Namespace) -> None:
+    require_keys(getattr(options, "run", []))
+    recipe: Any
+    if options.verb == "gliner":
+        from modernbert_train.downstream import gliner as recipe
+    else:
+        from modernbert_train.downstream import setfit as recipe
+    if options.step == "train":
+        recipe.train(options.recipe, options.model, options.run)
+    elif options.step == "evaluate":
+        recipe.evaluate(options.folder, options.run)
+    else:
+        more = (options.labels,) if options.verb == "gliner" else ()
+        for found in recipe.predict(options.folder, options.texts, *more):
+            print(json.dumps(found, ensure_ascii=False))
+
+
+VERBS = (_retrieval, _gliner, _setfit)
