@@ -35,11 +35,15 @@ class ComposerObjective(ComposerModel):
 
     Args:
         model: forward(batch, figures) gives Sums.
+
+    Attributes:
+        idles: see `OnEncoder`; `replicate` of composer_internals.py asks for it.
     """
 
     def __init__(self, model: OnEncoder) -> None:
         super().__init__()
         self.model = model
+        self.idles = model.idles
         units = {*sharded_units(model)}
         vars(model)["fsdp_wrap_fn"] = lambda module: module in units
         self._terms: Mapping[str, float] = {}
