@@ -99,8 +99,8 @@ def replicate(module: nn.Module, find_unused_parameters: bool) -> nn.Module:
 
     That saves 8 bytes of memory traffic for each parameter, and after the backward pass the room of a second copy.
 
-    Where a phase leaves parameters idle, on all ranks alike, DDP looks for them in each graph and leaves their gradients
-    None. It looks with the last microbatch of a step only, as it reduces; the others of the step have the same.
+    Where a phase leaves parameters idle, on all ranks alike, DDP looks for them and leaves their gradients None. It does
+    so with the last microbatch of a step, which it reduces with; the others have the same.
     """
     unused = find_unused_parameters or getattr(module, "idles", False)
     return DistributedDataParallel(module, find_unused_parameters=unused, gradient_as_bucket_view=True)
