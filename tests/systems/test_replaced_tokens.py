@@ -269,16 +269,14 @@ IDLE = {"rtd": ("head.", "decoder.")} | dict.fromkeys(("mlm", "causal", "permuta
 
 def both(first: str, sharing: str, optim: str = "stable_adamw") -> tuple[str, ...]:
     """A run that changes from one to the other between its phases."""
-    return (
-        "objective.mlm_head=true", f"objective.sharing={sharing}", OPTIMIZERS[optim],
-        "phases.long.objective={name: mlm, mask_rate: 0.2}" if first == "rtd" else f"phases.short.objective.name={first}",
-    )  # fmt: skip
+    phase = "long.objective={name: mlm, mask_rate: 0.2}" if first == "rtd" else f"short.objective={{name: {first}}}"
+    return ("objective.mlm_head=true", f"objective.sharing={sharing}", OPTIMIZERS[optim], f"phases.{phase}")
 
 
 def at_the_switch(run: Path) -> Checkpoint:
-    (found,) = (each for path in (run / "checkpoints").iterdir() if (each := verify(path)).phase_end
-                and each.state.phase == "short")  # fmt: skip
-    return found
+    found = [verify(path) for path in (run / "checkpoints").iterdir()]
+    (switch,) = (each for each in found if each.phase_end and each.state.phase == "short")
+    return switch
 
 
 def assert_idle_stood_still(run: Path, first: str) -> None:
