@@ -99,7 +99,7 @@ def replicate(module: nn.Module, find_unused_parameters: bool) -> nn.Module:
 
     That saves 8 bytes of memory traffic for each parameter, and after the backward pass the room of a second copy.
 
-    Where a phase leaves parameters idle, on all ranks alike, DDP looks for them and leaves their gradients None. It does
+    Where a phase leaves parameters idle, on all ranks alike, DDP finds them and leaves their gradients None. It does
     so with the last microbatch of a step, which it reduces with; the others have the same.
     """
     unused = find_unused_parameters or getattr(module, "idles", False)
