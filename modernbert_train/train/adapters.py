@@ -35,21 +35,22 @@ class ComposerObjective(ComposerModel):
 
     Args:
         model: forward(batch, figures) gives Sums.
-
-    Attributes:
-        idles: see `OnEncoder`; `replicate` of composer_internals.py asks for it.
     """
 
     def __init__(self, model: OnEncoder) -> None:
         super().__init__()
         self.model = model
-        self.idles = model.idles
         units = {*sharded_units(model)}
         vars(model)["fsdp_wrap_fn"] = lambda module: module in units
         self._terms: Mapping[str, float] = {}
         self._counts: Mapping[str, float | Tensor] = {}
         self._step_key: int | None = None
         self._microbatch = 0
+
+    @property
+    def idles(self) -> bool:
+        """See `OnEncoder`; `replicate` of composer_internals.py asks for it."""
+        return self.model.idles
 
     def begin_step(self, key: int) -> None:
         """Key the dropout of the microbatches that follow by `key` and by their number in the global batch.
