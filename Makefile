@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart format lint test test-quick test-gpu coverage docs clean
+.PHONY: help venv quickstart format lint test test-quick test-wheel test-gpu coverage docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test-quick: venv ## the tests that start nothing, train nothing and take no time
 
 coverage: venv ## lines that no test reaches; as long as all tests in one process
 	$(PYTHON_IN_VENV) -m pytest --cov --cov-report=term-missing:skip-covered
+
+test-wheel: venv ## the wheel in a fresh environment, from text to a model; minutes, and needs a package index
+	$(PYTHON_IN_VENV) -m pytest -m slow tests/packaging/test_fresh.py
 
 test-gpu: venv ## the tests that need a GPU, on this machine's; minutes
 	$(PYTHON_IN_VENV) -m pytest -m gpu tests/gpu --durations=15

@@ -1,4 +1,4 @@
-"""`make quickstart`: from Python's own standard library to a small pretrained ModernBERT, by the commands a user has.
+"""`make quickstart`, `modernbert-train quickstart`: from Python's standard library to a small pretrained ModernBERT.
 
 Every step is one of the documented commands, printed before it runs, so that what happened here can be done again by
 hand on other text. Each step leaves finished work alone and goes on with unfinished work, so running this again after
@@ -22,10 +22,13 @@ if str(ROOT) not in sys.path:
 from modernbert_train.__main__ import read_run  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.errors import RunError, StoppedEarly  # noqa: E402
+from modernbert_train.installed import CHECKOUT, YAMLS  # noqa: E402
 from modernbert_train.read_json import read_lines  # noqa: E402
 from modernbert_train.text import table  # noqa: E402
 
-DATA, RUN = "yamls/data/quickstart.yaml", "yamls/quickstart.yaml"
+HOME = CHECKOUT or Path.cwd()  # where data and runs go
+SPECS = Path("yamls") if CHECKOUT else YAMLS  # as the commands name them
+DATA, RUN = str(SPECS / "data/quickstart.yaml"), str(SPECS / "quickstart.yaml")
 TEXTS = (
     "    def __init__([MASK], name):",
     "    except [MASK] as error:",
@@ -37,15 +40,16 @@ def main(overrides: list[str] | None = None) -> int:
     """Run every step; overrides (a.b=c) go to the run's configuration. Returns the exit code of a failed step, or 0."""
     overrides = sys.argv[1:] if overrides is None else overrides
     try:
-        config = read_run([str(ROOT / RUN), *overrides])
+        config = read_run([str(HOME / RUN), *overrides])
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     run = ["-m", "modernbert_train"]
+    prepare = ["data_prep/prepare.py"] if CHECKOUT else [*run, "prepare"]
     model = f"{config.folder}/hf"
     started = time.monotonic()
     for command in (
-        ["data_prep/prepare.py", DATA],
+        [*prepare, DATA],
         [*run, "train", RUN, *overrides],
         [*run, "eval", RUN, *overrides],
         [*run, "export", RUN, *overrides],
@@ -55,7 +59,7 @@ def main(overrides: list[str] | None = None) -> int:
         print(f"\n$ python {shlex.join(command)}", flush=True)
         code = _call([sys.executable, *command])
         if code == StoppedEarly.exit_code:
-            print("stopped; `make quickstart` goes on from the checkpoint.")
+            print("stopped; the same command goes on from the checkpoint.")
         if code != 0:
             return code
     print(_summary(config, model, time.monotonic() - started))
@@ -64,7 +68,7 @@ def main(overrides: list[str] | None = None) -> int:
 
 def _call(command: list[str]) -> int:
     """Run a step and wait for it; it gets Ctrl-C from the terminal and SIGTERM from here, and decides how to end."""
-    process = subprocess.Popen(command, cwd=ROOT)
+    process = subprocess.Popen(command, cwd=HOME)
     handlers = {
         signal.SIGINT: lambda number, frame: None,
         signal.SIGTERM: lambda number, frame: process.send_signal(number),
@@ -78,7 +82,7 @@ def _call(command: list[str]) -> int:
 
 
 def _summary(config: RunConfig, model: str, seconds: float) -> str:
-    folder = ROOT / config.folder
+    folder = HOME / config.folder
     entries, _ = read_lines(folder / "metrics.jsonl")
     steps = [entry for entry in entries if entry.get("kind") == "step"]
     validation = [entry for entry in entries if entry.get("kind") == "validation"][-1]
@@ -98,15 +102,17 @@ def _summary(config: RunConfig, model: str, seconds: float) -> str:
         ("report", f"{config.folder}/report.html"),
         ("metrics", f"{config.folder}/metrics.jsonl"),
     ]
+    program = ".venv/bin/python -m modernbert_train" if CHECKOUT else "modernbert-train"
     return f"""
 Done.
 {table(rows, indent=2)}
 
 Next:
   open {config.folder}/report.html in a browser
-  .venv/bin/python -m modernbert_train fill {model} "for key, value in data.[MASK]():"
-  .venv/bin/python -m modernbert_train train {RUN} name=slower optim.lr=1e-3
-  .venv/bin/python data_prep/prepare.py yamls/data/own_text.yaml     # your own text; edit the paths first
+  {program} fill {model} "for key, value in data.[MASK]():"
+  {program} train {RUN} name=slower optim.lr=1e-3
+  {program} init data own_text > own_text.yaml     # your own text: edit the paths, then
+  {program} prepare own_text.yaml
 """
 
 

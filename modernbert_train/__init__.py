@@ -1,3 +1,48 @@
 """Pretraining of ModernBERT-class encoders: raw text to a published Hugging Face model."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from modernbert_train.api import (
+        LoadedEncoder,
+        build_model,
+        check_run,
+        evaluate_run,
+        export_run,
+        finetune_model,
+        iter_batches,
+        load_config,
+        load_model,
+        plan_run,
+        train_run,
+    )
+    from modernbert_train.config.schema import RunConfig
+    from modernbert_train.errors import RunError
+
 __version__ = "0.1.0"
+__all__ = [
+    "LoadedEncoder",
+    "RunConfig",
+    "RunError",
+    "build_model",
+    "check_run",
+    "evaluate_run",
+    "export_run",
+    "finetune_model",
+    "iter_batches",
+    "load_config",
+    "load_model",
+    "plan_run",
+    "train_run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The names of the interface, imported when they are used: a command that does not need them does not wait."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from modernbert_train import api, errors
+
+    return getattr(errors if name == "RunError" else api, name)

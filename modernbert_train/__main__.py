@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
+import json
 import math
 import os
 import sys
@@ -14,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from modernbert_train import __version__
 from modernbert_train.ranks import stop_signals
@@ -26,6 +28,7 @@ from modernbert_train.config.check import check, check_model
 from modernbert_train.config.load import load_model
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
+from modernbert_train.installed import YAMLS
 from modernbert_train.lasting_output import lasting_output
 from modernbert_train.ranks import orphans, scratch
 from modernbert_train.ranks.launched import speaks_for_all
@@ -33,9 +36,23 @@ from modernbert_train.ranks.launched import speaks_for_all
 if TYPE_CHECKING:
     from modernbert_train.run.checkpoint import Checkpoint
 
+# verbs that are programs of their own, whose modules read their arguments: module, and what it does
+PROGRAMS = {
+    "quickstart": ("launch.quickstart", "text to a trained small model on this machine, every step printed"),
+    "prepare": ("data_prep.prepare", "text on disk to tokenised shards"),
+    "tokenizer": ("data_prep.tokenizer", "train a tokenizer, or adapt one"),
+    "stats": ("data_prep.stats", "what a dataset holds: documents, tokens, lengths, duplicates"),
+    "launch": ("launch.run", "a run on all GPUs of this machine, on several, or as a job of a cluster"),
+    "sweep": ("launch.sweep", "many runs from one YAML, and the best of them"),
+}
+
+# kinds of `init` -> the folder of yamls/
+STARTING_POINTS = {"recipe": "recipes", "run": "", "data": "data", "model": "model", "sweep": "sweeps", "task": "tasks"}
+
 EPILOG = """\
 RUN is one or more YAML files, merged left to right, or the folder of a run. Overrides are section.key=value.
 
+  python -m modernbert_train init recipe modernbert-base > run.yaml
   python -m modernbert_train check yamls/quickstart.yaml optim.lr=1e-3
   python -m modernbert_train inspect yamls/quickstart.yaml --rows 1
   python -m modernbert_train plan yamls/quickstart.yaml --gpu h100 rtx4090
@@ -43,6 +60,8 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
   python -m modernbert_train eval runs/quickstart
   python -m modernbert_train export runs/quickstart
   python -m modernbert_train finetune rte --model runs/quickstart data=glue/RTE
+  python -m modernbert_train gliner train yamls/gliner/wnut17.yaml --model runs/quickstart
+  python -m modernbert_train setfit train yamls/setfit/banking77.yaml --model runs/quickstart
   python -m modernbert_train fill runs/quickstart/hf "def __init__([MASK], name):"
   python -m modernbert_train average runs/quickstart --last 4 --out runs/averaged
   python -m modernbert_train import-config their.yaml --out mine.yaml
@@ -60,6 +79,8 @@ def program() -> NoReturn:
 
 
 def _program() -> NoReturn:
+    if (verb := (sys.argv[1:] or [""])[0]) in PROGRAMS:  # as if it had been started itself, signals and all
+        os.execv(sys.executable, [sys.executable, "-m", PROGRAMS[verb][0], *sys.argv[2:]])
     if not orphans.follow_launcher():
         scratch.use_for_temporary_files()
     stop_signals.end(main())
@@ -68,6 +89,9 @@ def _program() -> NoReturn:
 @lasting_output()
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the process's exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in PROGRAMS:
+        return int(importlib.import_module(PROGRAMS[words[0]][0]).main(words[1:]))
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and (any(word.startswith("-") for word in rest) or not hasattr(options, "run")):
@@ -125,6 +149,11 @@ def _parser() -> argparse.ArgumentParser:
         words = "licence of the model for its card, as the hub names it: apache-2.0, cc-by-4.0, other; default: unknown"
         verb.add_argument("--licence", "--license", metavar="ID", help=words)
 
+    for name, (_, summary) in PROGRAMS.items():
+        verbs.add_parser(name, help=summary, add_help=False)  # `main` hands its arguments on
+    verb = add("init", _init, "print a commented YAML file to begin with: of a run, of data, of a task")
+    verb.add_argument("kind", choices=STARTING_POINTS, help="what for")
+    verb.add_argument("name", nargs="?", help="which; without it the names there are")
     verb = with_run(add("train", _train, "train a run, or go on with it"))
     verb.add_argument("--fresh", action="store_true", help="start from scratch; what the folder holds is put aside")
     verb = with_run(add("check", _check, "everything the configuration alone can tell, without torch"))
@@ -164,6 +193,10 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--seeds", nargs="+", type=_positive, metavar="N", help=words)
     words = "keys of the task, such as lr= or data=, and of the run, such as compute.device="
     verb.add_argument("run", nargs="*", metavar="KEY=VALUE", help=words)
+    for name, words in (("gliner", "entities of any types that are named"), ("setfit", "classes of texts from a few")):
+        _add_recipe(
+            add(name, lambda options: None, f"{words}, by the library of that name, on a trained encoder"), name
+        )
     verb = add("average", _average, "the mean of several checkpoints, for eval, export and weights.init_from")
     words = "checkpoints, or runs, whose newest checkpoint counts; with --last one run"
     verb.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=words)
@@ -181,6 +214,32 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--out", type=Path, help="file to write; default: standard output")
     add("doctor", _doctor, "versions, memory and disk, and kernels that it tries, as a block for a bug report")
     return parser
+
+
+def _add_recipe(verb: argparse.ArgumentParser, name: str) -> None:
+    """`train`, `evaluate` and `predict` of modernbert_train/downstream/NAME.py."""
+    steps = verb.add_subparsers(dest="step", required=True, metavar="STEP")
+
+    def add(step: str, summary: str) -> argparse.ArgumentParser:
+        made = steps.add_parser(step, help=summary, description=summary)
+        made.set_defaults(call=_recipe)
+        return made
+
+    step = add("train", "train it, measure it, and store it with its figures")
+    step.add_argument("recipe", metavar="RECIPE", help=f"YAML file, such as those of yamls/{name}")
+    words = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
+    step.add_argument("--model", required=True, help=words)
+    step.add_argument("run", nargs="*", metavar="KEY=VALUE", help="keys of the recipe, such as train= or seed=")
+    step = add("evaluate", "measure a stored one again")
+    step.add_argument("folder", metavar="RUN", help="folder that `train` left")
+    words = "keys of its recipe, such as validation.other=FILE"
+    step.add_argument("run", nargs="*", metavar="KEY=VALUE", help=words)
+    step = add("predict", "what a stored one says of texts, a line of JSON for each")
+    step.add_argument("folder", metavar="RUN", help="folder that `train` left")
+    step.add_argument("texts", nargs="+", metavar="TEXT")
+    if name == "gliner":
+        words = "types to look for, of the training or any others; default: those of the training"
+        step.add_argument("--labels", nargs="+", default=[], metavar="LABEL", help=words)
 
 
 def _positive(text: str) -> int:
@@ -219,6 +278,19 @@ def _files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     return [Path(name) / "config.yaml" if Path(name).is_dir() else Path(name) for name in names], overrides
+
+
+def _init(options: argparse.Namespace) -> None:
+    folder = YAMLS / STARTING_POINTS[options.kind]
+    files = {path.stem: path for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)}
+    if options.name is None:
+        print(*files, sep="\n")
+    elif options.name in files:
+        from modernbert_train.config.tools.init import starting_point
+
+        print(starting_point(files[options.name]), end="")
+    else:
+        raise ConfigError(f"init {options.kind} {options.name}: there is none. Known: {', '.join(files)}.")
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -363,6 +435,24 @@ def _finetune(options: argparse.Namespace) -> None:
 
     for seed in options.seeds or [None]:
         finetune(options.task, options.model, [*options.run, *([] if seed is None else [f"seed={seed}"])])
+
+
+def _recipe(options: argparse.Namespace) -> None:
+    if wrong := [word for word in getattr(options, "run", []) if "=" not in word]:
+        raise ConfigError(f"{wrong[0]}: neither a key with a value nor the first word. Write KEY=VALUE.")
+    recipe: Any
+    if options.verb == "gliner":
+        from modernbert_train.downstream import gliner as recipe
+    else:
+        from modernbert_train.downstream import setfit as recipe
+    if options.step == "train":
+        recipe.train(options.recipe, options.model, options.run)
+    elif options.step == "evaluate":
+        recipe.evaluate(options.folder, options.run)
+    else:
+        more = (options.labels,) if options.verb == "gliner" else ()
+        for found in recipe.predict(options.folder, options.texts, *more):
+            print(json.dumps(found, ensure_ascii=False))
 
 
 def _average(options: argparse.Namespace) -> None:

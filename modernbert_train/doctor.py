@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import modernbert_train
+from modernbert_train.installed import library_version
 
 GB = 1e9
 MIN_DISK_GB = 20  # the base model's newest three checkpoints take 6 GB, its shards more
@@ -94,7 +95,7 @@ def _python() -> Iterator[Finding]:
 def _packages() -> Iterator[Finding]:
     for name, needed in PACKAGES:
         try:
-            yield Finding(f"{name} {importlib.metadata.version(name)}")
+            yield Finding(f"{name} {library_version(name)}")
         except importlib.metadata.PackageNotFoundError:
             yield Finding(f"{name} not installed", REINSTALL) if needed else Finding(f"{name} absent, not needed")
 

@@ -31,6 +31,8 @@ VERBS = [
     "export",
     "grow",
     "finetune",
+    "gliner",
+    "setfit",
     "average",
     "report",
     "fill",

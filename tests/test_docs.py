@@ -26,8 +26,10 @@ from modernbert_train.config.check import check
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.config.tools.gliner import GlinerConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.config.tools.reference import reference
+from modernbert_train.config.tools.setfit import SetfitConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.errors import ConfigError
 from tests.docs.pages import PAGES, ROOT, blocks, commands
@@ -53,7 +55,13 @@ def test_yaml_that_is_shown_has_keys_and_values_that_are_taken(page: str, block:
     file = tmp_path / "shown.yaml"
     file.write_text(block, encoding="utf-8")
     tree = yaml.safe_load(block)
-    kinds = {"space": SweepConfig, "executor": PrepareConfig, "kind": TaskConfig}
+    kinds = {
+        "space": SweepConfig,
+        "executor": PrepareConfig,
+        "kind": TaskConfig,
+        "zero_shot": GlinerConfig,
+        "shots": SetfitConfig,
+    }
     schema = next((each for key, each in kinds.items() if key in tree), RunConfig)
     assert [line for line in _mistakes(schema, file) if ": missing. It has no default" not in line] == []
 

@@ -28,6 +28,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.tensor_files": (),
     "modernbert_train.keyed_random": (),
     "modernbert_train.import_stubs": (),
+    "modernbert_train.installed": (),
     "modernbert_train.lasting_output": (),
     "modernbert_train.torch_internals": (),
     "modernbert_train.tokenizer_threads": (),
@@ -39,7 +40,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.config": ("errors", "text"),
     "modernbert_train.clock": ("config",),
     "modernbert_train.compute": ("config", "errors"),
-    "modernbert_train.ranks": ("config", "errors", "files", "text", "torch_internals"),
+    "modernbert_train.ranks": ("config", "errors", "files", "installed", "text", "torch_internals"),
     "modernbert_train.data": (
         "batch", "clock", "config", "errors", "files", "import_stubs", "keyed_random", "own_files", "ranks.orphans",
         "read_json", "read_once", "text", "torch_internals", "vocabulary",
@@ -65,10 +66,13 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "run", "text", "vocabulary", "weights",
     ),
     "modernbert_train.finetune": (
-        "batch", "config", "data", "errors", "files", "own_files", "preflight", "ranks", "read_json", "run",
-        "tokenizer_threads", "train", "vocabulary", "weights",
+        "batch", "config", "data", "errors", "files", "installed", "own_files", "preflight", "ranks", "read_json",
+        "run", "tokenizer_threads", "train", "vocabulary", "weights",
     ),
-    "modernbert_train.downstream": ("config", "errors", "files", "finetune", "own_files", "read_json", "text", "weights"),
+    "modernbert_train.downstream": (
+        "config", "data.conll", "data.labelled", "data.tables", "errors", "evals.metrics", "files", "finetune",
+        "keyed_random", "own_files", "read_json", "tensor_files", "text", "tokenizer_threads", "weights",
+    ),
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
     "modernbert_train.train": (
         "batch", "clock", "compute", "config", "data", "errors", "evals", "import_hook", "keyed_random", "models",
@@ -77,19 +81,24 @@ PROJECT: dict[str, tuple[str, ...]] = {
     # beside training
     "modernbert_train.collate": ("data.packing",),
     "modernbert_train.inspection": ("batch", "config", "data", "errors", "objectives", "text", "vocabulary"),
+    "modernbert_train.__init__": ("api", "config", "errors"),
+    "modernbert_train.api": (
+        "__main__", "compute", "config", "data", "errors", "evals", "finetune", "models", "plan", "preflight", "train",
+        "vocabulary", "weights",
+    ),
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
-    "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "models", "trials"),
+    "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "installed", "models", "trials"),
     "modernbert_train.__main__": (
-        "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals", "inspection",
-        "finetune", "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
+        "config", "data.check", "data.facts", "data.labelled", "doctor", "downstream", "errors", "evals", "inspection",
+        "finetune", "installed", "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
     ),
     "data_prep": (
         "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans", "read_json", "text",
         "tokenizer_threads",
     ),
     "launch": (
-        "__main__", "config", "data.check", "errors", "files", "lasting_output", "preflight", "ranks", "read_json",
-        "report", "text", "weights.named_model",
+        "__main__", "config", "data.check", "errors", "files", "installed", "lasting_output", "preflight", "ranks",
+        "read_json", "report", "text", "weights.named_model",
     ),
 }  # fmt: skip
 
@@ -145,12 +154,24 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.evals": ("numpy", "torch"),
     "modernbert_train.evals.metrics": ("torch", "torchmetrics"),
     "modernbert_train.evals.probe": ("numpy", "tokenizers", "torch"),
+    "modernbert_train.downstream.gliner": ("gliner", "numpy", "transformers"),
+    "modernbert_train.downstream.runs": ("torch", "transformers"),
+    "modernbert_train.downstream.setfit": (
+        "datasets",
+        "numpy",
+        "sentence_transformers",
+        "setfit",
+        "sklearn",
+        "torch",
+        "transformers",
+    ),
     "modernbert_train.finetune": ("numpy",),
     "modernbert_train.finetune.hub": ("datasets",),
     "modernbert_train.finetune.run": ("yaml",),
     "modernbert_train.finetune.shards": ("numpy", "tokenizers"),
     "modernbert_train.train": ("composer", "numpy", "torch"),
     "modernbert_train.train.composer_internals": ("composer", "torch", "wandb"),
+    "modernbert_train.api": ("numpy", "tokenizers", "torch"),
     "modernbert_train.trials": ("torch",),
     "modernbert_train.doctor": ("torch",),
     "data_prep": ("datatrove", "numpy", "tokenizers", "tqdm"),
@@ -170,7 +191,8 @@ class Import(NamedTuple):
 
 
 def module_of(path: Path) -> str:
-    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    name = ".".join(path.with_suffix("").parts)
+    return name if name == "modernbert_train.__init__" else name.removesuffix(".__init__")  # its row is not all's
 
 
 def project_modules() -> set[str]:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from modernbert_train.__main__ import main
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # `make` itself is not run from a test: `make test` is running, and `make quickstart` is run through what it calls.
@@ -102,8 +104,31 @@ def test_every_command_of_the_readme_works_as_it_stands(copy: Path) -> None:
     commands = readme_commands()
     assert [command for command in commands if command in MAKE] == list(MAKE)
     others = [command for command in commands if command not in MAKE]
-    assert len(others) > 10 and "python -m modernbert_train doctor" in others
+    assert len(others) > 7 and "python -m modernbert_train doctor" in others
     for command in others:
         run(command, copy)
-    assert (copy / "runs/two-ranks/metrics.jsonl").exists() and (copy / "runs/watched/wandb").is_dir()
+    assert (copy / "runs/two-ranks/metrics.jsonl").exists() and (copy / "runs/comparison.html").exists()
     assert (copy / "runs/mine/metrics.jsonl").exists() and (copy / "runs/quickstart/hf/model.safetensors").exists()
+    (lines,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (copy / "lines.py").write_text(lines)
+    assert run("python lines.py", copy).split() == re.findall(r"# (torch\.Size.*)", lines)[0].split()
+
+
+def test_the_answers_that_are_shown_are_those_that_are_given(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that shows what nobody sees is not believed again."""
+    monkeypatch.chdir(ROOT)
+    shown = re.findall(
+        r"^\$ python -m modernbert_train ((?:check|plan) .*)\n((?:(?!\$|```).+\n)+)", README, re.MULTILINE
+    )
+    assert len(shown) == 2
+    for words, text in shown:
+        main(shlex.split(words))
+        given = "".join(capsys.readouterr())
+        assert text.strip() in given
+
+
+def test_it_is_short_and_its_words_are_those_of_the_field() -> None:
+    assert len(README.splitlines()) <= 150
+    assert not re.search(r"\b(goes on|at hand|told|stands)\b", README)

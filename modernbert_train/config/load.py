@@ -25,7 +25,7 @@ from modernbert_train.config.interpolations import interpolation_mistake
 from modernbert_train.config.knob import facts_of, phased_keys
 from modernbert_train.config.plugins import PLUGINS, REFUSED
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
-from modernbert_train.config.renamed import new_name
+from modernbert_train.config.renamed import new_name, own_word
 from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
 
@@ -346,7 +346,12 @@ def _unknown(here: tuple[str, ...], names: list[str], origins: Origins) -> str:
     renamed = new_name(here)
     if renamed is not None:
         return f"{'.'.join(here)} ({_origin(here, origins)}): is {renamed} now. Rename it."
-    near = _nearest(here[-1], names, ".".join(here[:-1])) or f" Known here: {', '.join(names) or 'none'}."
+    word = own_word(here, names)
+    near = (
+        f" {word}."
+        if word
+        else _nearest(here[-1], names, ".".join(here[:-1])) or f" Known here: {', '.join(names) or 'none'}."
+    )
     return f"{'.'.join(here)} ({_origin(here, origins)}): unknown key.{near}"
 
 

@@ -33,3 +33,84 @@ def new_name(path: Sequence[str]) -> str | None:
             names = [word for part, word in zip(parts, path, strict=True) if part == "*"]
             return new.replace("*", "{}").format(*names) if names else new
     return None
+
+
+# what others call a key, by the last part of its name -> what it is here, or a sentence
+SYNONYMS = {
+    **dict.fromkeys(("learning_rate", "peak_lr", "base_lr"), "optim.lr"),
+    **dict.fromkeys(
+        ("batch_size", "train_batch_size", "global_batch_size", "global_train_batch_size"),
+        "phases.NAME.batch_rows, in packed rows of the global batch",
+    ),
+    **dict.fromkeys(
+        (
+            "micro_batch_size", "microbatch_size", "device_train_microbatch_size", "per_device_train_batch_size",
+            "device_train_batch_size",
+        ),
+        "phases.NAME.microbatch_tokens, in tokens of one forward pass on one rank",
+    ),
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "grad_accum", "accumulate_grad_batches"),
+        "There is none here: it follows from phases.NAME.batch_rows, phases.NAME.microbatch_tokens and the ranks",
+    ),
+    **dict.fromkeys(
+        ("max_seq_len", "max_seq_length", "seq_len", "seq_length", "sequence_length", "context_length", "block_size",
+         "max_length"),
+        "phases.NAME.row_tokens",
+    ),
+    **dict.fromkeys(
+        ("max_duration", "max_steps", "num_train_epochs", "epochs", "num_epochs", "train_steps", "total_steps",
+         "max_tokens_to_train", "num_steps"),
+        "phases.NAME.tokens: training is counted in tokens that are not padding",
+    ),
+    **dict.fromkeys(
+        ("warmup_steps", "warmup_ratio", "num_warmup_steps", "t_warmup", "warmup"), "phases.NAME.schedule.warmup_tokens"
+    ),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_scheduler_type"), "phases.NAME.schedule"),
+    **dict.fromkeys(("mlm_probability", "masking_rate", "mask_prob", "mlm_prob"), "objective.mask_rate"),
+    **dict.fromkeys(("d_model", "n_embd", "hidden_dim", "embed_dim"), "model.hidden_size"),
+    **dict.fromkeys(("n_layers", "n_layer", "num_hidden_layers", "depth"), "model.num_layers"),
+    **dict.fromkeys(("n_heads", "n_head", "num_attention_heads"), "model.num_heads"),
+    **dict.fromkeys(("d_ff", "ffn_dim", "mlp_dim", "intermediate_dim"), "model.intermediate_size"),
+    **dict.fromkeys(("rope_theta", "rope_base", "rotary_emb_base"), "model.global_rope_theta"),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "beta1", "beta2"), "optim.betas"),
+    **dict.fromkeys(("adam_epsilon", "adam_eps"), "optim.eps"),
+    **dict.fromkeys(
+        ("max_grad_norm", "grad_clip", "gradient_clip_val", "gradient_clipping"),
+        "There is none here: StableAdamW limits each update by itself; see docs/stability.md",
+    ),
+    **dict.fromkeys(("bf16", "fp16", "mixed_precision", "autocast"), "compute.precision"),
+    **dict.fromkeys(("torch_compile", "compile_model"), "compute.compile"),
+    **dict.fromkeys(("gradient_checkpointing", "activation_recomputation"), "compute.activation_checkpointing"),
+    **dict.fromkeys(("fsdp", "fsdp_config", "parallelism_config", "deepspeed"), "distributed.strategy"),
+    **dict.fromkeys(("dataset", "dataset_path", "data_path", "data_dir", "train_file", "data_local"), "data.train"),
+    **dict.fromkeys(("validation_file", "eval_file", "val_path"), "data.validation"),
+    **dict.fromkeys(("tokenizer_name", "tokenizer_path"), "data.tokenizer"),
+    **dict.fromkeys(("dataloader_num_workers", "workers"), "data.num_workers"),
+    **dict.fromkeys(("output_dir", "save_folder", "save_dir", "out_dir"), "runs_folder, and name"),
+    **dict.fromkeys(("run_name", "exp_name", "experiment_name"), "name"),
+    **dict.fromkeys(
+        ("save_steps", "save_interval", "save_every"), "checkpoint.interval_seconds or checkpoint.interval_steps"
+    ),
+    **dict.fromkeys(("save_total_limit", "save_num_checkpoints_to_keep"), "checkpoint.keep"),
+    **dict.fromkeys(("eval_steps", "eval_interval", "eval_every"), "eval.interval_tokens"),
+    **dict.fromkeys(
+        ("resume", "resume_from_checkpoint", "autoresume", "load_path"),
+        "There is none here: the same command resumes from the newest checkpoint by itself; weights.init_from starts a "
+        "run from other weights",
+    ),
+    **dict.fromkeys(("report_to", "wandb", "use_wandb"), "loggers.wandb"),
+}  # fmt: skip
+
+
+def own_word(path: Sequence[str], names: Sequence[str]) -> str | None:
+    """A sentence on what a key of other frameworks is called here; None for a key that nobody has.
+
+    Args:
+        path: the key.
+        names: of the keys that may stand in its place.
+    """
+    word = SYNONYMS.get(path[-1])
+    if word is None or (len(path) == 1 and "phases" not in names):  # not a run's
+        return None
+    return word if word[0].isupper() else f"Here it is {word}"

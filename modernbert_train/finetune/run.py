@@ -6,10 +6,8 @@ at its end. result.json beside it says what it came to: one command, one file, w
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -17,14 +15,15 @@ from typing import Any
 
 import yaml
 
-from modernbert_train import __version__
 from modernbert_train.config.load import load_run, load_typed
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import TASK_KEYS, TaskConfig, task_problems
 from modernbert_train.data.packing import WINDOW
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.files import write_whole
+from modernbert_train.finetune.result import RESULT, run_name, write_figures
 from modernbert_train.finetune.shards import Prepared, prepare, warnings_of
+from modernbert_train.installed import YAMLS
 from modernbert_train.preflight import preflight
 from modernbert_train.ranks.launched import speaks_for_all
 from modernbert_train.run.run_folder import RunFolder
@@ -33,9 +32,9 @@ from modernbert_train.weights.export import export_run
 from modernbert_train.weights.formats.classifiers import classifier_format, pooling_of
 from modernbert_train.weights.source import Source, open_source
 
-RESULT, RUN_YAML, SHARDS, PHASE = "result.json", "finetune.yaml", "task", "finetune"
+RUN_YAML, SHARDS, PHASE = "finetune.yaml", "task", "finetune"
 SEED = 1618  # the first of those that ModernBERT was evaluated with
-_TASKS = Path(__file__).parents[2] / "yamls" / "tasks"
+_TASKS = YAMLS / "tasks"
 _LARGE = 1024  # width from which a task's `large` counts
 _MICROBATCH_TOKENS = 16_384
 
@@ -59,7 +58,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     if source.model.hidden_size >= _LARGE:
         task = replace(task, **{key: value for key, value in asdict(task.large).items() if value is not None})
     most = min(task.max_tokens, source.max_tokens, getattr(source.model, "max_positions", source.max_tokens))
-    rest = [f"name={_run_name(task_name, model, rest)}", f"seed={SEED}", *rest]
+    rest = [f"name={run_name(task_name, model, _seed_in(rest))}", f"seed={SEED}", *rest]
     folder = _folder(rest)
     with source.tokenizer_folder() as tokenizer:
         prepared = prepare(task, tokenizer, most, folder / SHARDS)
@@ -105,13 +104,8 @@ def _is_of_task(key: str) -> bool:
     return key in TASK_KEYS or key.startswith(("validation.", "large."))  # data= is the task's, data.train= the run's
 
 
-def _run_name(task: str, model: str, overrides: Sequence[str]) -> str:
-    """The task, the model and the seed, where the command line names no run."""
-    seed = next((each.partition("=")[2] for each in reversed(overrides) if each.startswith("seed=")), SEED)
-    path = Path(model)
-    own = path.parents[1].name if path.name.startswith("step-") and len(path.parents) > 1 else path.stem
-    own = path.parent.name if own == "hf" else own
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{Path(task).stem}-{own}-{seed}")[:100]
+def _seed_in(overrides: Sequence[str]) -> str:
+    return next((each.partition("=")[2] for each in reversed(overrides) if each.startswith("seed=")), str(SEED))
 
 
 def _folder(overrides: Sequence[str]) -> Path:
@@ -216,29 +210,25 @@ def write_result(
     """Write what a run came to; figures that are no numbers are null."""
     phase = config.phases[PHASE]
     settings = {each.name: getattr(task, each.name) for each in fields(task) if each.name not in ("large", "labels")}
-    content = {
-        "task": Path(task_name).stem,
-        "source": model,
-        "seed": config.seed,
-        "run": config.name,
-        "figures": {
-            name: {figure: value if math.isfinite(value) else None for figure, value in each.items()}
-            for name, each in figures.items()
-        },
-        "counts": {name: asdict(each) for name, each in prepared.counts.items()},
-        "settings": settings | {"pooling": getattr(config.objective, "pooling", None)},
-        "labels": list(prepared.labels),
-        "unseen": {name: list(each) for name, each in prepared.unseen.items()},
-        "training": {
+    write_figures(
+        file,
+        task=Path(task_name).stem,
+        source=model,
+        seed=config.seed,
+        run=config.name,
+        figures=figures,
+        counts={name: asdict(each) for name, each in prepared.counts.items()},
+        settings=settings | {"pooling": getattr(config.objective, "pooling", None)},
+        labels=list(prepared.labels),
+        unseen={name: list(each) for name, each in prepared.unseen.items()},
+        training={
             "tokens": config.total_tokens,
             "row_tokens": phase.row_tokens,
             "batch_rows": phase.batch_rows,
             "lr": config.optim.lr,
             "weight_decay_of_optimizer": config.optim.weight_decay,
         },
-        "created_by": f"modernbert-train {__version__}",
-    }
-    write_whole(file, json.dumps(content, indent=2) + "\n")
+    )
 
 
 def _in_words(figures: dict[str, dict[str, float]], task: TaskConfig) -> str:

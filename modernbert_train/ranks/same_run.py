@@ -10,7 +10,6 @@ import hashlib
 import platform
 import socket
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import modernbert_train
@@ -18,6 +17,7 @@ from modernbert_train.config.knob import may
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
+from modernbert_train.installed import library_version
 from modernbert_train.ranks.group import gather_from_all
 from modernbert_train.text import table
 
@@ -47,7 +47,7 @@ def require_agreement(config: RunConfig, fingerprint: Mapping[str, str]) -> None
 def identity(config: RunConfig, fingerprint: Mapping[str, str]) -> dict[str, str]:
     """All that must be equal on every rank, by name."""
     keys = {key: str(value) for key, value in flat(config).items() if not may("local", RunConfig, key)}
-    versions = {name: version(name) for name in _PACKAGES}
+    versions = {name: library_version(name) for name in _PACKAGES}
     data = {f"hash of {name}": text[:12] for name, text in fingerprint.items()}
     python = ".".join(platform.python_version_tuple()[:2])
     return {"code": code_hash()[:12], "python": python, **versions, **data, **keys}

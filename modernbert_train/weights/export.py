@@ -22,7 +22,13 @@ from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.weights.formats import HubFormat, export_format
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
-from modernbert_train.weights.formats.tensors import MASKED_LM, module_of, positions_from_zero, without_place
+from modernbert_train.weights.formats.tensors import (
+    DECODER,
+    MASKED_LM,
+    module_of,
+    positions_from_zero,
+    without_place,
+)
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.model_card import Part, model_card, run_card, what
 from modernbert_train.weights.source import Source, check_same_tokenizer, open_source, phase_objective, source_of
@@ -93,6 +99,38 @@ def export_run(
     return folder
 
 
+def export_source(source: Source, out: Path) -> Path:
+    """Write weights from anywhere, in fp32, as transformers' AutoModel and AutoTokenizer load them.
+
+    Args:
+        source: see `open_source`; what transformers has no place for is left out.
+        out: the folder.
+
+    Returns:
+        The folder.
+
+    Raises:
+        DataError, StorageError: see `export`.
+    """
+    if source.checkpoint is not None:
+        check_same_tokenizer(source, source.checkpoint.config, str(source.folder))
+    part = _model(source)
+    with source.tokenizer_folder() as tokenizer:
+        export(
+            part.weights,
+            part.model,
+            hub=part.hub,
+            shapes={name: tuple(tensor.shape) for name, tensor in part.weights.items() if name != DECODER},
+            order=source.order,
+            max_tokens=source.max_tokens,
+            tokenizer_folder=tokenizer,
+            out=out,
+            card="",
+            pairs=getattr(source.objective, "segments", 1) > 1,
+        )
+    return out
+
+
 @dataclass(frozen=True)
 class _Part:
     """What is exported of a checkpoint, whose shapes were compared when it was opened.
@@ -115,10 +153,11 @@ def _model(source: Source) -> _Part:
     if isinstance(source.objective, LabelledConfig):
         part: Part = "tagger" if isinstance(source.objective, TagConfig) else "classifier"
         return _Part(part, model, weights, classifier_format(model, source.objective))
-    # of both heads the one that its phase has trained
-    idle = {*MASKED_LM} - {"model"} if isinstance(source.objective, ReplacedTokensConfig) else {TOKEN_HEAD}
-    weights = {name: tensor for name, tensor in weights.items() if module_of(name) not in idle}
     modules = {module_of(name) for name in weights}
+    if {TOKEN_HEAD, *MASKED_LM} <= modules:  # of a run that has both, what its last phase has trained
+        idle = {*MASKED_LM} - {"model"} if isinstance(source.objective, ReplacedTokensConfig) else {TOKEN_HEAD}
+        weights = {name: tensor for name, tensor in weights.items() if module_of(name) not in idle}
+        modules -= idle
     hub = export_format(model, source.order, modules)
     if TOKEN_HEAD not in modules:
         return _Part("model", model, weights, hub)

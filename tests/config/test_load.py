@@ -5,7 +5,9 @@ If this breaks, a typo trains for days with a default, or a user fixes mistakes 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modernbert_train.config.load import differences, load_run, to_yaml
-from modernbert_train.config.schema import AdamWConfig, RunConfig, StableAdamWConfig
+from modernbert_train.config.renamed import SYNONYMS
+from modernbert_train.config.schema import AdamWConfig, PhaseConfig, RunConfig, StableAdamWConfig
 from modernbert_train.errors import ConfigError
 from tests.config.conftest import BASE, Load
 
@@ -384,3 +387,31 @@ def test_a_bad_include_is_told_with_its_place(tmp_path: Path) -> None:
     assert "gone.yaml: no such file" in text
     assert "include={'a': 'b'} (c.yaml:2): expected a list of YAML files" in text
     assert "nme (a.yaml:2): unknown key. Did you mean name?" in text
+
+
+def test_words_of_other_frameworks_are_answered_with_ours(load: Load) -> None:
+    """Whoever comes from another trainer writes its words first; a list of thirty keys would be no answer."""
+    for key, said in (
+        ("optim.learning_rate", "Here it is optim.lr."),
+        ("batch_size", "Here it is phases.NAME.batch_rows, in packed rows of the global batch."),
+        ("max_seq_len", "Here it is phases.NAME.row_tokens."),
+        ("model.num_hidden_layers", "Here it is model.num_layers."),
+        ("gradient_accumulation_steps", "There is none here: it follows from phases.NAME.batch_rows"),
+        ("resume_from_checkpoint", "resumes from the newest checkpoint by itself"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load("", f"{key}=1")
+        (line,) = str(caught.value).splitlines()
+        assert line.startswith(f"{key} (command line): unknown key. ") and said in line
+
+
+def test_every_key_that_is_answered_with_exists() -> None:
+    """An answer that names a key which is gone sends its reader in a circle."""
+    sections = {field.name: type(getattr(RunConfig(), field.name)) for field in fields(RunConfig)}
+    for word in SYNONYMS.values():
+        for key in re.findall(r"\b[a-z_]+\.[a-zA-Z_.]+[a-z]\b", word.replace("docs/stability.md", "")):
+            section, *rest = key.split(".")
+            if section == "phases":
+                assert rest[1] in {field.name for field in fields(PhaseConfig)}, key
+            elif section != "loggers":
+                assert rest[0] in {field.name for field in fields(sections[section])}, key

@@ -69,6 +69,8 @@ SMALLER = {
     "train yamls/model/base.yaml mine.yaml": f"train yamls/model/base.yaml mine.yaml model.vocab_size=8192 {WIDTH}",
     "train mine.yaml": f"train mine.yaml model.vocab_size=8192 {WIDTH}",
     "--to yamls/model/large.yaml": f"--to yamls/model/large.yaml {LARGER}",
+    "gliner train my/names.yaml": "gliner train my/names.yaml max_steps=3 hidden_size=16",
+    "setfit train my/intents.yaml": "setfit train my/intents.yaml max_steps=2",
     "train yamls/model/large.yaml mine.yaml": f"train yamls/model/large.yaml mine.yaml {LARGER}",
 }  # fmt: skip
 
@@ -148,6 +150,25 @@ def data(home: Path) -> Iterator[None]:
 
 
 @contextmanager
+def downstream(home: Path) -> Iterator[None]:
+    for block in blocks(ROOT / "docs/downstream.md", "yaml"):
+        (home / block.split()[1]).write_text(block, encoding="utf-8")
+    sentences = [f"she\tO\nmet\tO\nAda\tB-per\nin\tO\nRome\tB-loc\n.\tO\nEmma\tB-work\n{n}\tO\n" for n in range(12)]
+    rows = [
+        "text,intent",
+        *(f"{text[:60]!r},{'card' if number % 2 else 'fee'}" for number, text in enumerate(make_texts(24))),
+    ]
+    for name, splits, text in (
+        ("names", ("train.conll", "dev.conll"), "\n".join(sentences)),
+        ("intents", ("train.csv", "test.csv"), "\n".join(row.replace('"', "") for row in rows) + "\n"),
+    ):
+        (home / "my" / name).mkdir()
+        for split in splits:
+            (home / "my" / name / split).write_text(text, encoding="utf-8")
+    yield
+
+
+@contextmanager
 def finetuning(home: Path) -> Iterator[None]:
     (task, *_) = blocks(ROOT / "docs/finetuning.md", "yaml")
     (home / "my/tone.yaml").write_text(task, encoding="utf-8")
@@ -211,6 +232,7 @@ PREPARED = {
     "averaging.md": averaging,
     "clusters.md": clusters,
     "data.md": data,
+    "downstream.md": downstream,
     "finetuning.md": finetuning,
     "mixtures.md": mixtures,
     "moving.md": moving,

@@ -64,3 +64,45 @@ def test_every_word_of_a_span_is_found_once() -> None:
         tags = draw.choices(["O", "B-x", "I-x", "B-y", "I-y"], k=12)
         found = [place for span in spans(tags) for place in range(span.first, span.end)]
         assert found == [place for place, tag in enumerate(tags) if tag != "O"]
+
+
+def test_seqeval_counts_the_same_entities() -> None:
+    """Published figures of CoNLL and WNUT are its; random tags have every broken order that a model can tell."""
+    judge = pytest.importorskip("seqeval.metrics", reason="seqeval is not installed: pip install seqeval")
+    draw = random.Random(3)
+    for prefixes in ("BI", "BIES"):
+        names = ["O", *(f"{prefix}-{kind}" for prefix in prefixes for kind in ("x", "y"))]
+        for _ in range(100):
+            told, so = ([draw.choices(names, k=9) for _ in range(3)] for _ in range(2))
+            if prefixes == "BI":
+                expected = [judge.f1_score(so, told), judge.precision_score(so, told), judge.recall_score(so, told)]
+                assert list(entity_figures(told, so).values()) == pytest.approx(expected, abs=1e-9)
+            starts = [(span.kind, span.first, span.end - 1) for span in spans(told[0])]
+            assert starts == judge.sequence_labeling.get_entities(told[0])
+
+
+def test_scikit_learn_and_scipy_measure_the_same() -> None:
+    """GLUE's own figures are theirs."""
+    judge = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+    stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
+    theirs = {
+        ("single-label", "accuracy"): judge.accuracy_score,
+        ("single-label", "f1"): judge.f1_score,
+        ("single-label", "macro_f1"): lambda so, told: judge.f1_score(so, told, average="macro"),
+        ("single-label", "matthews"): judge.matthews_corrcoef,
+        ("multi-label", "accuracy"): judge.accuracy_score,
+        ("multi-label", "micro_f1"): lambda so, told: judge.f1_score(so, told, average="micro"),
+        ("multi-label", "macro_f1"): lambda so, told: judge.f1_score(so, told, average="macro", zero_division=0),
+        ("regression", "pearson"): lambda so, told: stats.pearsonr(so, told).statistic,
+        ("regression", "spearman"): lambda so, told: stats.spearmanr(so, told).statistic,
+    }
+    assert {*theirs} == {(kind, name) for kind, names in METRICS.items() for name in names}
+    generator = torch.Generator().manual_seed(1)
+    for (kind, name), judged in theirs.items():
+        for _ in range(20):
+            size = (23, 4) if kind == "multi-label" else (23,)
+            most = 2 if kind == "multi-label" or name == "f1" else 5  # few scores: many are equal
+            told, so = (torch.randint(0, most, size, generator=generator) for _ in range(2))
+            if kind == "regression":
+                told, so = told.double(), so.double()
+            assert METRICS[kind][name](told, so) == pytest.approx(float(judged(so.numpy(), told.numpy())), abs=1e-6)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import requires, version
+from importlib.metadata import files, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ def test_torch_is_not_pinned_in_the_list() -> None:
 
 def test_exact_versions_agree_everywhere(project: dict[str, Any]) -> None:
     """Else `make venv` and `uv sync` train with different libraries."""
-    declared = list(project["project"]["dependencies"])
+    declared = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
     for extra in project["project"]["optional-dependencies"].values():
         declared += extra
     corrected = project["tool"]["uv"]["dependency-metadata"]
@@ -68,7 +70,7 @@ def test_exact_versions_agree_everywhere(project: dict[str, Any]) -> None:
 
 def test_everything_declared_is_in_the_list(project: dict[str, Any]) -> None:
     """The list is installed without looking at requirements, so a new one must be put into it by hand."""
-    needed = list(project["project"]["dependencies"])
+    needed = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
     for extra in project["project"]["optional-dependencies"].values():
         needed += extra
     names = {name_of(requirement) for requirement in needed}
@@ -77,7 +79,9 @@ def test_everything_declared_is_in_the_list(project: dict[str, Any]) -> None:
 
 
 def test_requirements_that_uv_is_told_are_the_true_ones_without_the_caps(project: dict[str, Any]) -> None:
-    """What the correction leaves out must be what overrides.txt leaves out, for the releases in use."""
+    """What the correction leaves out must be what overrides.txt leaves out, for the releases in use. And a wheel, which
+    brings both libraries with it, declares the same for them."""
+    own = project["project"]["dependencies"]
     overrides = (ROOT / "requirements/overrides.txt").read_text()
     never = set(re.findall(r"^([\w-]+) ; sys_platform", overrides, re.MULTILINE))
     for package in project["tool"]["uv"]["dependency-metadata"]:
@@ -87,17 +91,23 @@ def test_requirements_that_uv_is_told_are_the_true_ones_without_the_caps(project
         told = {name_of(r) for r in package["requires-dist"]}
         assert true - told == (true & never) - {"torch"}, package["name"]
         assert told <= true
+        for requirement in package["requires-dist"]:
+            name = name_of(requirement)
+            assert requirement == name or name == "tqdm" or requirement in own, requirement
+            assert name in {name_of(each) for each in own}
 
 
 @pytest.mark.runs
-def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path, project: dict[str, Any]) -> None:
-    """A build forgets py.typed, styles and scripts silently; tests must not be installed."""
+def test_the_wheel_holds_all_that_is_needed_and_nothing_else(tmp_path: Path, project: dict[str, Any]) -> None:
+    """A build forgets py.typed, styles and recipes silently; tests must not be installed. Composer and Streaming are in
+    it unchanged, since no pip would install what they declare."""
     if int(version("setuptools").split(".")[0]) < 77:
         pytest.skip("building offline needs setuptools 77 in this environment")
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "LICENSE", "modernbert_train", "tests", "data_prep"):
+    for name in ("pyproject.toml", "LICENSE", "modernbert_train", "tests", "data_prep", "launch", "yamls"):
         (source / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "requirements", source / "requirements")  # bundle.py asks where it stands
     build = f"{sys.executable} -m pip wheel --quiet --no-deps --no-index --no-build-isolation -w {tmp_path} {source}"
     subprocess.run(build.split(), check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -105,9 +115,18 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path, project: d
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(f"modernbert_train-{__version__}.dist-info/METADATA").decode()
-    assert {n.split("/")[0] for n in names} == {"modernbert_train", f"modernbert_train-{__version__}.dist-info"}
+        bundled = json.loads(archive.read("modernbert_train/bundled.json"))
+        composer = archive.read("composer/trainer/trainer.py")
+    packages = {"modernbert_train", "data_prep", "launch", "composer", "streaming"}
+    assert {n.split("/")[0] for n in names} == {*packages, f"modernbert_train-{__version__}.dist-info"}
+    assert bundled == {name: pins()[name] for name in ("mosaicml", "mosaicml-streaming")}
+    (original,) = [each for each in files("mosaicml") or [] if str(each) == "composer/trainer/trainer.py"]
+    assert composer == Path(str(original.locate())).read_bytes()
+    assert {"composer/LICENSE", "streaming/LICENSE", "launch/templates/slurm.sh"} <= names
+    assert {f"modernbert_train/{p.relative_to(ROOT)}" for p in (ROOT / "yamls").rglob("*.yaml")} <= names
+    assert "mosaicml" not in metadata
     assert {"modernbert_train/py.typed", "modernbert_train/report/page.css", "modernbert_train/report/page.js"} <= names
-    modules = {str(p.relative_to(ROOT)) for p in (ROOT / "modernbert_train").rglob("*.py")}
+    modules = {str(p.relative_to(ROOT)) for name in packages for p in (ROOT / name).rglob("*.py")}
     assert modules <= names
     assert "License-Expression: Apache-2.0" in metadata
     assert any(n.endswith("licenses/LICENSE") for n in names)

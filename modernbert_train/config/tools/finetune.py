@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -60,11 +60,7 @@ TASK_KEYS = tuple(each.name for each in fields(TaskConfig))
 
 def task_problems(task: TaskConfig) -> Iterator[str]:
     """What is wrong with a task, as far as it can be told without its files."""
-    if not task.validation:
-        yield "validation: nothing to measure on. Name it: validation: {dev: FILE}."
-    for name in task.validation:
-        if not name.replace("_", "").replace("-", "").isalnum() or name == "heldout":
-            yield f"validation.{name}: the name stands in metrics. Use letters, digits, '_' and '-', and not heldout."
+    yield from split_name_problems(task.validation)
     if task.kind != "tokens" and not 1 <= len(task.text_columns) <= 2:
         yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
     if task.label_column in task.text_columns:
@@ -87,3 +83,12 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
         yield f"warmup={task.warmup}: a share of the training, from 0 and below 1."
     if task.max_tokens < 8:
         yield f"max_tokens={task.max_tokens}: must be at least 8, for text between the special tokens."
+
+
+def split_name_problems(validation: Mapping[str, str]) -> Iterator[str]:
+    """What is wrong with the names of what is measured on."""
+    if not validation:
+        yield "validation: nothing to measure on. Name it: validation: {dev: FILE}."
+    for name in validation:
+        if not name.replace("_", "").replace("-", "").isalnum() or name == "heldout":
+            yield f"validation.{name}: the name stands in metrics. Use letters, digits, '_' and '-', and not heldout."

@@ -25,7 +25,9 @@ from modernbert_train.config.knob import Knob, facts_of, phased_keys
 from modernbert_train.config.renamed import RENAMED
 from modernbert_train.config.schema import VARIANTS, RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.config.tools.gliner import GlinerConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.config.tools.setfit import SetfitConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 
 _HEAD = """\
@@ -41,6 +43,8 @@ _ROOTS = (
     ("A run", RunConfig),
     ("Data preparation: the spec of `data_prep/prepare.py`", PrepareConfig),
     ("Fine-tuning: a task of `finetune`", TaskConfig),
+    ("GLiNER: a recipe of `gliner`", GlinerConfig),
+    ("SetFit: a recipe of `setfit`", SetfitConfig),
     ("Sweeps: the spec of `launch/sweep.py`", SweepConfig),
 )
 
@@ -73,7 +77,8 @@ def reference() -> str:
         parts.append(f"## {title}\n")
         found = [*_sections(_Section("", root))]
         titles = [section.title(section.path) for section in found[1:]]
-        parts.append("Sections: " + ",\n".join(f"[{title}](#{slug(title)})" for title in titles) + ".\n")
+        if titles:
+            parts.append("Sections: " + ",\n".join(f"[{title}](#{slug(title)})" for title in titles) + ".\n")
         for section in found:
             parts += _written(section)
     parts.append("## Keys that have another name now\n\n| old | new |\n| --- | --- |")

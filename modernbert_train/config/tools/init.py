@@ -1,0 +1,99 @@
+"""A file of yamls/ with what it includes, as one file with the comments of all: what `init` prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from modernbert_train.config.read import INCLUDE, read_yaml
+
+_KEY = re.compile(r"( *)([\w-]+):( |$)")
+
+
+def starting_point(path: Path) -> str:
+    """The text of a file; if it includes others their keys stand in it, and a later file's wins."""
+    text = path.read_text(encoding="utf-8")
+    if INCLUDE not in yaml.safe_load(text):
+        return text
+    head, _ = _divided(text)
+    tree = read_yaml(path, {}, [])
+    whole = "\n".join([*head, *_lines(_merged(path, set())), ""])
+    return whole if yaml.safe_load(whole) == tree else "\n".join([*head, "", yaml.safe_dump(tree, sort_keys=False)])
+
+
+@dataclass
+class _Block:
+    """A key with the comments above it: its first line, then keys of its own, or other lines."""
+
+    above: list[str]
+    line: str
+    lines: list[str] = field(default_factory=list)
+    keys: dict[str, _Block] = field(default_factory=dict)
+
+
+def _included(path: Path) -> list[Path]:
+    names = yaml.safe_load(path.read_text(encoding="utf-8")).get(INCLUDE, [])
+    return [path.parent / name for name in ([names] if isinstance(names, str) else names)]
+
+
+def _merged(path: Path, done: set[Path]) -> dict[str, _Block]:
+    keys: dict[str, _Block] = {}
+    for other in _included(path):
+        if other.resolve() not in done:  # what several include counts once, at its first place
+            done.add(other.resolve())
+            _put(keys, _merged(other, done))
+    _, body = _divided(path.read_text(encoding="utf-8"))
+    _put(keys, _blocks(body))
+    keys.pop(INCLUDE, None)
+    return keys
+
+
+def _put(keys: dict[str, _Block], others: Mapping[str, _Block]) -> None:
+    for name, other in others.items():
+        here = keys.get(name)
+        if here is not None and here.keys and other.keys:
+            here.above += [line for line in other.above if line.strip()]
+            _put(here.keys, other.keys)
+        else:
+            keys[name] = other
+
+
+def _divided(text: str) -> tuple[list[str], list[str]]:
+    """The comment at the head of a file, and the rest."""
+    lines = text.splitlines()
+    end = next((at for at, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return lines[:end], lines[end:]
+
+
+def _blocks(lines: list[str]) -> dict[str, _Block]:
+    """Keys of one depth; empty where the lines are something else, such as a list."""
+    indents = [len(line) - len(line.lstrip()) for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    blocks: dict[str, _Block] = {}
+    above: list[str] = []
+    last: _Block | None = None
+    for line in lines:
+        found = _KEY.match(line)
+        if found is not None and len(found.group(1)) == min(indents):
+            last = blocks[found.group(2)] = _Block(above, line)
+            above = []
+        elif not line.strip() or line.lstrip().startswith("#"):
+            above.append(line)
+        elif last is None:
+            return {}
+        else:
+            last.lines += [*above, line]
+            above = []
+    for block in blocks.values():
+        block.keys = _blocks(block.lines) if block.lines else {}
+    return blocks
+
+
+def _lines(keys: Mapping[str, _Block]) -> list[str]:
+    found: list[str] = []
+    for block in keys.values():
+        found += [*block.above, block.line, *(_lines(block.keys) if block.keys else block.lines)]
+    return found

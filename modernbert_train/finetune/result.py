@@ -1,0 +1,62 @@
+"""What a run on labelled texts came to, in one file of one form, which a table of many can be made of."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modernbert_train import __version__
+from modernbert_train.files import write_whole
+
+RESULT = "result.json"
+
+
+def run_name(task: str, model: str, seed: int | str) -> str:
+    """The task, the model and the seed, for a run that the command line gives no name."""
+    path = Path(model)
+    own = path.parents[1].name if path.name.startswith("step-") and len(path.parents) > 1 else path.stem
+    own = path.parent.name if own == "hf" else own
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{Path(task).stem}-{own}-{seed}")[:100]
+
+
+def write_figures(
+    file: Path,
+    *,
+    task: str,
+    source: str,
+    seed: int,
+    run: str,
+    figures: Mapping[str, Mapping[str, float]],
+    counts: Mapping[str, Mapping[str, int]],
+    settings: Mapping[str, Any],
+    **more: Any,
+) -> None:
+    """Write a result.
+
+    Args:
+        file: result.json.
+        task, source, seed, run: what was trained on what, by which name.
+        figures: by split; those that are no numbers are null.
+        counts: what became of the texts of each split.
+        settings: of the task.
+        more: what is of this kind of task alone.
+    """
+    content = {
+        "task": task,
+        "source": source,
+        "seed": seed,
+        "run": run,
+        "figures": {
+            name: {figure: value if math.isfinite(value) else None for figure, value in each.items()}
+            for name, each in figures.items()
+        },
+        "counts": counts,
+        "settings": settings,
+        **more,
+        "created_by": f"modernbert-train {__version__}",
+    }
+    write_whole(file, json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,54 @@
+"""`init`: a file to begin with must be whole, say what its keys mean, and train what the recipe trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.__main__ import STARTING_POINTS, main
+from modernbert_train.config.read import INCLUDE, read_yaml
+from modernbert_train.config.tools.init import starting_point
+
+YAMLS = Path(__file__).parents[2] / "yamls"
+
+
+@pytest.mark.parametrize("file", sorted(YAMLS.rglob("*.yaml")), ids=lambda file: str(file.relative_to(YAMLS)))
+def test_one_file_says_what_several_said(file: Path, tmp_path: Path) -> None:
+    """Whoever installed a wheel has no checkout whose files a recipe could include."""
+    one = tmp_path / "one.yaml"
+    one.write_text(starting_point(file))
+    errors: list[str] = []
+    tree = read_yaml(one, {}, errors)
+    assert tree == read_yaml(file, {}, errors) and INCLUDE not in tree and not errors
+    assert one.read_text().count("#") >= file.read_text().count("#")
+
+
+def test_comments_and_order_survive_and_the_later_file_wins(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "# of the base\n\nmodel: # which\n  width: 8 # wide\nphases:\n  one: {tokens: 1}\n"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        "# mine\n\ninclude: base.yaml\nmodel:\n  # deep\n  depth: 2\n  width: 9\nphases:\n  two:\n    - a list\n"
+    )
+    assert starting_point(tmp_path / "mine.yaml") == (
+        "# mine\n\nmodel: # which\n  width: 9\n  # deep\n  depth: 2\n"
+        "phases:\n  one: {tokens: 1}\n  two:\n    - a list\n"
+    )
+
+
+def test_what_cannot_be_put_together_as_text_is_written_without_comments(tmp_path: Path) -> None:
+    """A section in braces here and in lines there: wrong values would be worse than no comments."""
+    (tmp_path / "base.yaml").write_text("model: {width: 8, depth: 1}\n")
+    (tmp_path / "mine.yaml").write_text("# mine\ninclude: base.yaml\nmodel:\n  depth: 2 # deep\n")
+    assert starting_point(tmp_path / "mine.yaml") == "# mine\n\nmodel:\n  width: 8\n  depth: 2\n"
+
+
+def test_names_are_listed_and_an_unknown_one_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, folder in STARTING_POINTS.items():
+        assert main(["init", kind]) == 0
+        names = capsys.readouterr().out.split()
+        assert names == sorted(path.stem for path in (YAMLS / folder).glob("*.yaml"))
+        assert main(["init", kind, names[0]]) == 0 and capsys.readouterr().out
+    assert main(["init", "recipe", "modernbert-huge"]) == 78
+    assert "Known: albert-base, bert-base" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""What programs and notebooks call: each name does what the command does, and the notebook of the docs runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import modernbert_train
+from modernbert_train import (
+    RunError,
+    build_model,
+    check_run,
+    export_run,
+    finetune_model,
+    iter_batches,
+    load_config,
+    load_model,
+    plan_run,
+    train_run,
+)
+from tests.conftest import TinyRun
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_no_name_is_a_folder_of_the_package() -> None:
+    """An import of the folder would replace the function, and only in programs that use both."""
+    inside = {path.stem for path in (ROOT / "modernbert_train").iterdir()}
+    assert not inside & {*modernbert_train.__all__}
+    assert all(callable(getattr(modernbert_train, name)) for name in modernbert_train.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = modernbert_train.trian  # type: ignore[attr-defined]
+
+
+@pytest.mark.runs
+def test_importing_it_imports_no_torch() -> None:
+    code = "import sys; from modernbert_train import load_config, check_run; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+def test_mistakes_are_errors_that_a_program_can_catch(tiny_run: TinyRun) -> None:
+    with pytest.raises(RunError, match="learning_rate"):
+        load_config(*tiny_run("optim.learning_rate=1"))
+    with pytest.raises(RunError, match=r"phases\.short\.tokens"):
+        check_run(load_config(*tiny_run("phases.short.tokens=0")))
+
+
+def test_batches_are_the_same_in_every_call_and_shared_by_ranks(tiny_run: TinyRun) -> None:
+    config = load_config(*tiny_run())
+    first, again = ([step.microbatches for step in iter_batches(config)] for _ in range(2))
+    assert len(first) == plan_run(config).steps > 5
+    for mine, same in zip(first, again, strict=True):
+        assert all(
+            torch.equal(*pair)
+            for a, b in zip(mine, same, strict=True)
+            for pair in zip(a.tensors(), b.tensors(), strict=True)
+        )
+    ranks = [next(iter_batches(config, ranks=2, rank=rank)) for rank in range(2)]
+    assert sum(len(step.microbatches) for step in ranks) == len(first[0])
+    assert ranks[0].plan.tokens == ranks[1].plan.tokens
+
+
+@pytest.mark.runs
+def test_embeddings_are_those_of_the_exported_model(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Whoever indexes texts with one and asks with the other would find nothing."""
+    from transformers import AutoModel, AutoTokenizer
+
+    config = load_config(*tiny_run())
+    folder = train_run(config)
+    hf = export_run(config, tmp_path / "hf")
+    texts = ["w3 w4 w5", "w9", " ".join(["w7 w8"] * 200)]
+    mine = load_model(folder).embed(texts)
+    assert torch.equal(load_model(hf).embed(texts), mine)
+    tokenizer, model = AutoTokenizer.from_pretrained(hf), AutoModel.from_pretrained(hf).eval()
+    for text, embedding_D in zip(texts[:2], mine, strict=False):
+        with torch.no_grad():
+            theirs_D = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+        torch.testing.assert_close(embedding_D, theirs_D, atol=1e-5, rtol=0)
+    assert mine.isfinite().all() and len(mine) == 3
+    fresh, trained = (
+        dict(model_.model.named_parameters()) for model_ in (build_model(config), load_model(folder).module)
+    )
+    assert any(not torch.equal(fresh[name], trained[name]) for name in fresh)
+
+
+@pytest.mark.runs
+def test_fine_tuning_gives_its_figures(tiny_run: TinyRun, tmp_path: Path) -> None:
+    folder = train_run(load_config(*tiny_run()))
+    rows = "".join(f"w{3 + number % 2} w9\t{'ab'[number % 2]}\n" for number in range(64))
+    (tmp_path / "texts.tsv").write_text(f"text\tlabel\n{rows}")
+    task = tmp_path / "task.yaml"
+    task.write_text(f"kind: single-label\ntrain: {tmp_path}/texts.tsv\nvalidation: {{dev: {tmp_path}/texts.tsv}}\n")
+    result = finetune_model(task, folder, f"runs_folder={tmp_path}/runs", "epochs=1", "compute.device=cpu")
+    assert result["task"] == "task" and 0 <= result["figures"]["dev"]["accuracy"] <= 1
+
+
+@pytest.mark.runs
+def test_the_notebook_runs(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Cell after cell in one interpreter, with a run that takes seconds in the place of the quickstart's."""
+    (tmp_path / "yamls").mkdir()
+    (file,) = tiny_run()
+    (tmp_path / "yamls/quickstart.yaml").write_text(Path(file).read_text())
+    cells = json.loads((ROOT / "docs/notebook.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") for cell in cells), "clear the outputs before committing a notebook"
+    script = tmp_path / "notebook.py"
+    script.write_text("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "guessing evenly 6.24" in done.stdout and "already trained to its end" in done.stdout
