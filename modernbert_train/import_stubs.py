@@ -133,6 +133,8 @@ def imported_later() -> Iterator[None]:
         for name, needed_by in _LATER.items()
         if name not in sys.modules and _installed(name) and not any(map(_installed, needed_by))
     ]
+    if _installed("transformers") and "transformers" not in packages:
+        packages = []  # the real one imports scikit-learn where it is installed, and that the real SciPy
     finder = _LaterFinder(packages)
     sys.meta_path.insert(0, finder)
     try:

@@ -103,15 +103,25 @@ def mask_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 
 def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    """Phases may change what is trained, as long as text is packed alike and the same heads stand on the encoder."""
+    """Phases may change what is trained, as long as text is packed alike and the heads that it needs stand on the
+    encoder."""
     own = config.objective
     for name, now in config.in_phase.items():
         other = now.objective
-        if other.special_tokens != own.special_tokens or other.heads != own.heads:
+        if other.special_tokens != own.special_tokens or other.heads not in (own.heads, own.idle_heads):
+            remedy = "Make it a run of its own with weights.init_from."
+            if isinstance(own, ReplacedTokensConfig) and other.heads == ("tokens",):
+                remedy = "Set objective.mlm_head=true, or make it a run of its own with weights.init_from."
+            elif isinstance(other, ReplacedTokensConfig) and own.heads == ("tokens",):
+                remedy = (
+                    f"Set objective={{name: {other.name}, mlm_head: true}}, which the model is built for, and "
+                    f"objective={{name: {own.name}}} in the phases of that; or make it a run of its own with "
+                    "weights.init_from."
+                )
             yield (
                 f"phases.{name}.objective.name={other.name}: cannot follow objective.name={own.name} in one run, since "
                 f"it has {other.special_tokens} special tokens a sequence and the heads {', '.join(other.heads)}, not "
-                f"{own.special_tokens} and {', '.join(own.heads)}. Make it a run of its own with weights.init_from."
+                f"{own.special_tokens} and {', '.join(own.heads)}. {remedy}"
             )
         elif other.z_loss != own.z_loss:
             yield (

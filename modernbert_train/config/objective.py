@@ -65,8 +65,14 @@ class ObjectiveConfig:
     @property
     def heads(self) -> tuple[str, ...]:
         """What stands on the encoder, one for each of `terms`; a run's phases may change between objectives with the
-        same."""
+        same, or to those that have just the `idle_heads` of the run's."""
         return ("tokens",)
+
+    @property
+    def idle_heads(self) -> tuple[str, ...]:
+        """What stands there besides, for phases of other objectives. In a phase nothing is computed of a head that its
+        objective has not, nor of what that head alone needs: it gets no gradient, and no step of the optimizer."""
+        return ()
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """How often each head is applied for each token that is not padding, in sequences of this mean length."""

@@ -37,6 +37,9 @@ class ReplacedTokensConfig(MaskedLmConfig):
     generator_depth: float | None = knob(None, above=0)
     # its width over the model's, in whole heads. None: a third (ELECTRA-base; small and large a quarter), with gdes 1
     generator_width: float | None = knob(None, above=0)
+    # the model has a head that predicts tokens too, so that phases may train it by mlm, causal or permutation. In these
+    # generator and detection stand still, in those of rtd that head does
+    mlm_head: bool = False
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -50,9 +53,14 @@ class ReplacedTokensConfig(MaskedLmConfig):
     def heads(self) -> tuple[str, ...]:
         return ("generator", "replaced")
 
+    @property
+    def idle_heads(self) -> tuple[str, ...]:
+        return ("tokens",) if self.mlm_head else ()
+
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: the model judges every token, special ones too."""
-        return {"generator": self.mask_rate * (1 - self.special_tokens / sequence_tokens), "replaced": 1.0}
+        uses = {"generator": self.mask_rate * (1 - self.special_tokens / sequence_tokens), "replaced": 1.0}
+        return uses | dict.fromkeys(self.idle_heads, 0.0)
 
     @property
     def depth(self) -> float:

@@ -26,7 +26,7 @@ from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBert
 from modernbert_train.models.pairs import WithOrder
-from modernbert_train.models.replaced import ForReplacedTokens
+from modernbert_train.models.replaced import ForReplacedAndMasked, ForReplacedTokens
 from modernbert_train.models.xlnet import XLNet
 
 ENCODERS: dict[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = {
@@ -36,11 +36,12 @@ ENCODERS: dict[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = {
     XLNetConfig: XLNet,
 }
 
-# by `ObjectiveConfig.heads`
+# by `ObjectiveConfig.heads`, with its `idle_heads` after them
 HEADS: dict[tuple[str, ...], type[OnEncoder]] = {
     ("tokens",): ForMaskedLM,
     ("tokens", "pair"): WithOrder,
     ("generator", "replaced"): ForReplacedTokens,
+    ("generator", "replaced", "tokens"): ForReplacedAndMasked,
     ("class",): TextClassifier,
     ("tag",): WordClassifier,
 }
@@ -58,7 +59,7 @@ def build_model(model: ModelConfig, objective: ObjectiveConfig, compute: Compute
     def another(config: ModelConfig) -> Encoder:
         return ENCODERS[type(config)](config, compute or ComputeConfig())
 
-    return HEADS[objective.heads].build(another(model), objective, another)
+    return HEADS[objective.heads + objective.idle_heads].build(another(model), objective, another)
 
 
 def shapes_of(model: ModelConfig, objective: ObjectiveConfig) -> dict[str, tuple[int, ...]]:

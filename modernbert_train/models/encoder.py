@@ -86,7 +86,11 @@ class OnEncoder(nn.Module):
     Attributes:
         config: the encoder's.
         model: the encoder.
+        idles: whether a batch may leave parameters without a gradient, the same on all ranks; see
+            `ObjectiveConfig.idle_heads`.
     """
+
+    idles: ClassVar[bool] = False
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()

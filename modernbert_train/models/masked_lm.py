@@ -41,6 +41,10 @@ class ForMaskedLM(OnEncoder):
     def compile_layers(self, **options: Any) -> None:
         """See `OnEncoder`; the loss is compiled too."""
         super().compile_layers(**options)
+        self.compile_loss(**options)
+
+    def compile_loss(self, **options: Any) -> None:
+        """torch.compile the loss alone; see `compile_layers`."""
         self._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False, **options)
 
     def logits(self, hidden_TD: Tensor, positions_M: Tensor) -> Tensor:

@@ -12,6 +12,9 @@ modules, so that a parameter of both is one parameter, under the model's name. `
 
 One backward pass serves both: no gradient passes through what was drawn.
 
+With `mlm_head` the model has a head that predicts tokens too, and a batch of another objective trains the model by that
+alone. Its decoder is tied to the model's embedding, which with gdes is a sum: then it trains the difference.
+
 Shape legend: T packed tokens, M predicted positions (padded), D model width, V vocabulary, E width of the embedding.
 """
 
@@ -21,6 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -98,9 +102,35 @@ class Disentangled(nn.Module):
         self._base = (base,)  # not a module of this one: its parameter has the generator's name
         self.delta = nn.Embedding(base.num_embeddings, base.embedding_dim)
 
+    @property
+    def weight(self) -> Tensor:
+        """What it comes to, whole; no parameter."""
+        return self._base[0].weight.detach() + self.delta.weight
+
     def forward(self, ids_T: Tensor) -> Tensor:
         moved_TD: Tensor = self.delta(ids_T)
         return F.embedding(ids_T, self._base[0].weight.detach()) + moved_TD
+
+
+class SumDecoder(nn.Module):
+    """A decoder that is tied to a sum of tables, with a bias of its own.
+
+    Args:
+        table: whose parameters it leaves their names.
+    """
+
+    def __init__(self, table: Disentangled) -> None:
+        super().__init__()
+        self._table = (table,)
+        self.bias = nn.Parameter(torch.zeros(table.delta.num_embeddings))
+
+    @property
+    def weight(self) -> Tensor:
+        """weight_VD; no parameter."""
+        return self._table[0].weight
+
+    def forward(self, hidden_MD: Tensor) -> Tensor:
+        return F.linear(hidden_MD, self.weight, self.bias)
 
 
 class ForReplacedTokens(Discriminator):
@@ -181,6 +211,52 @@ class ForReplacedTokens(Discriminator):
             return Sums(losses, {})
         found = {"rtd/hits": ((logits_T > 0) == replaced_T) & is_token_T, "rtd/replaced": replaced_T & is_token_T}
         return Sums(losses, {**tokens.figures, **{name: each_T.sum() for name, each_T in found.items()}})
+
+
+class ForReplacedAndMasked(ForReplacedTokens):
+    """The same, with a head on the model that predicts tokens: of a batch without the term `rtd` it alone is computed.
+
+    Its parameters have the names that they have in a masked-LM model, `head` and `decoder`.
+
+    Args:
+        encoder, generator, sharing, generator_of: see `ForReplacedTokens`.
+        z_loss: of the generator and of that head.
+    """
+
+    idles = True
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        generator: Encoder,
+        sharing: str,
+        generator_of: Callable[[ModelConfig], ModelConfig],
+        *,
+        z_loss: float = 0.0,
+    ) -> None:
+        masked = ForMaskedLM(encoder, z_loss=z_loss)  # while the encoder's table is still its own
+        super().__init__(encoder, generator, sharing, generator_of, z_loss=z_loss)
+        table = encoder.embeddings.tok_embeddings
+        if isinstance(table, Disentangled):
+            masked.decoder = SumDecoder(table)  # type: ignore[assignment]
+        self.head, self.decoder = masked.head, masked.decoder
+        self._masked = (masked,)  # not a module of this one, which has all that it has
+
+    def set_phase(self, model: Any) -> None:
+        """See `OnEncoder`."""
+        super().set_phase(model)
+        self._masked[0].config = model
+
+    def compile_layers(self, **options: Any) -> None:
+        """See `OnEncoder`; both losses too."""
+        super().compile_layers(**options)
+        self._masked[0].compile_loss(**options)
+
+    def forward(self, batch: Batch, figures: bool = False) -> Sums:
+        """See `ForReplacedTokens`, or `ForMaskedLM` where the batch is one of masked tokens or the like."""
+        if "rtd" in batch.counts:
+            return super().forward(batch, figures)
+        return self._masked[0].token_sums(self.encode(batch.packed), batch, figures)
 
 
 def _put(ids_T: Tensor, positions_M: Tensor, labels_M: Tensor, values_M: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
     objective = objective or MaskedLmConfig()
     matrices, windows = ENCODER_COUNTS[type(model)](model)
     if "tokens" not in objective.heads:
-        matrices = _without_tokens(matrices)
+        matrices = _without_tokens(matrices, idle="tokens" in objective.idle_heads)
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
     beside += _classifier(model, objective) if isinstance(objective, ClassifyConfig | TagConfig) else ()
     own = Census((*matrices, *beside), windows, (2 * model.key_products * model.hidden_size,) * len(windows))
@@ -107,10 +107,15 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
     return Census(matrices, (*windows, *other.windows), (*own.key_flops, *other.key_flops))
 
 
-def _without_tokens(matrices: Iterable[Matrix]) -> tuple[Matrix, ...]:
-    """An encoder without the head that predicts tokens; its table is only looked up."""
-    kept = (matrix for matrix in matrices if (matrix.place, matrix.head) != ("head", "tokens"))
-    return tuple(replace(matrix, uses=0, head=None) if matrix.head == "tokens" else matrix for matrix in kept)
+def _without_tokens(matrices: Iterable[Matrix], *, idle: bool) -> tuple[Matrix, ...]:
+    """An encoder whose table is only looked up, without the head that predicts tokens, or with that for later."""
+    found: list[Matrix] = []
+    for matrix in matrices:
+        if matrix.head != "tokens" or (idle and matrix.place == "head"):
+            found.append(matrix)
+        elif matrix.place != "head":
+            found.append(replace(matrix, uses=0, head=None))
+    return tuple(found)
 
 
 def _generator(generator: Iterable[Matrix], model: tuple[Matrix, ...], width: int, sharing: str) -> tuple[Matrix, ...]:

@@ -55,6 +55,7 @@ def training_flops(
     lengths = [chunk.length + objective.special_tokens for row in rows for chunk in row]
     tokens, counted = sum(lengths), census(model, objective)
     uses = {head: count / tokens for head, count in zip(objective.heads, counts.values(), strict=True)}
+    uses |= dict.fromkeys(objective.idle_heads, 0.0)
     spans = mean_spans(lengths, counted, objective.order, objective.query_share)
     encoded = objective.encoded_tokens(tokens / len(lengths))
     return tokens * flops_per_token(counted, spans, uses, encoded).training

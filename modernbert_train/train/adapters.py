@@ -47,6 +47,11 @@ class ComposerObjective(ComposerModel):
         self._step_key: int | None = None
         self._microbatch = 0
 
+    @property
+    def idles(self) -> bool:
+        """See `OnEncoder`; `replicate` of composer_internals.py asks for it."""
+        return self.model.idles
+
     def begin_step(self, key: int) -> None:
         """Key the dropout of the microbatches that follow by `key` and by their number in the global batch.
 

@@ -98,8 +98,12 @@ def replicate(module: nn.Module, find_unused_parameters: bool) -> nn.Module:
     """DDP whose gradients lie in the buckets themselves, so that they are not copied back after the all-reduce.
 
     That saves 8 bytes of memory traffic for each parameter, and after the backward pass the room of a second copy.
+
+    Where a phase leaves parameters idle, on all ranks alike, DDP finds them and leaves their gradients None. It does
+    so with the last microbatch of a step, which it reduces with; the others have the same.
     """
-    return DistributedDataParallel(module, find_unused_parameters=find_unused_parameters, gradient_as_bucket_view=True)
+    unused = find_unused_parameters or getattr(module, "idles", False)
+    return DistributedDataParallel(module, find_unused_parameters=unused, gradient_as_bucket_view=True)
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def find_branch(config: RunConfig) -> Start | None:
     if heads == config.objective.heads and shapes_there != shapes_of(config.model, config.objective):
         raise ConfigError(
             f"{name}: what was trained beside the model there is of another shape. Use weights.init_from, or set "
-            "objective to what it was: sharing and the generator's size."
+            "objective to what it was: sharing, mlm_head and the generator's size."
         )
     there, tokens = source.checkpoint.config.optim.name, source.checkpoint.state.tokens
     if config.start.moments == "keep" and there != config.optim.name:

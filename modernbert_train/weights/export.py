@@ -7,7 +7,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from modernbert_train.config.schema import BertConfig, LabelledConfig, ModelConfig, RunConfig, TagConfig
+from modernbert_train.config.schema import (
+    BertConfig,
+    LabelledConfig,
+    ModelConfig,
+    ReplacedTokensConfig,
+    RunConfig,
+    TagConfig,
+)
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.replaced import PROJECTION, generator_of
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
@@ -15,7 +22,13 @@ from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.weights.formats import HubFormat, export_format
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
-from modernbert_train.weights.formats.tensors import DECODER, module_of, positions_from_zero, without_place
+from modernbert_train.weights.formats.tensors import (
+    DECODER,
+    MASKED_LM,
+    module_of,
+    positions_from_zero,
+    without_place,
+)
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.model_card import Part, model_card, run_card, what
 from modernbert_train.weights.source import Source, check_same_tokenizer, open_source, phase_objective, source_of
@@ -141,6 +154,10 @@ def _model(source: Source) -> _Part:
         part: Part = "tagger" if isinstance(source.objective, TagConfig) else "classifier"
         return _Part(part, model, weights, classifier_format(model, source.objective))
     modules = {module_of(name) for name in weights}
+    if {TOKEN_HEAD, *MASKED_LM} <= modules:  # of a run that has both, what its last phase has trained
+        idle = {*MASKED_LM} - {"model"} if isinstance(source.objective, ReplacedTokensConfig) else {TOKEN_HEAD}
+        weights = {name: tensor for name, tensor in weights.items() if module_of(name) not in idle}
+        modules -= idle
     hub = export_format(model, source.order, modules)
     if TOKEN_HEAD not in modules:
         return _Part("model", model, weights, hub)
@@ -152,6 +169,11 @@ def _model(source: Source) -> _Part:
 def _generator(found: Checkpoint, source: Source) -> _Part:
     objective = phase_objective(found)
     model, weights = objective.generator_of(source.model), generator_of(found.weights())
+    if model is None and found.config.objective.generator_of(source.model) is not None:
+        raise ConfigError(
+            f"--generator: {found.folder} was trained last by objective.name={objective.name}, in phase "
+            f"{found.state.phase}, which leaves the generator idle. Name a checkpoint of a phase that trains it."
+        )
     if model is None:
         raise ConfigError(
             f"--generator: {found.folder} was trained by objective.name={objective.name}, without one. Leave it out."

@@ -189,7 +189,7 @@ def run_card(
         )
         + "\n\nThe model inherits the limits and the rights of its text.",
         "Training": _training(trained, step, tokens) + (_averaging(average) if average else ""),
-        "Evaluation": _evaluation(now.objective, tokens, metrics),
+        "Evaluation": _evaluation(now.objective, tokens, _of_same_terms(trained, phase, metrics)),
     }
     sources = [source for _, report in data.values() for source in _sources(report).values()]
     hub = [source["path"] for source in sources if source.get("kind") == "hub" and _is_hub_id(source["path"])]
@@ -417,6 +417,12 @@ def _detection(objective: ObjectiveConfig, last: Mapping[str, Any]) -> str:
     accuracy, replaced, loss = (float(each or 0) for each in found)
     judged = f"the model judged {accuracy:.1%} right, with a loss of {loss:.3f}"
     return f"Of all tokens {replaced:.1%} were replaced by others; {judged}.\n\n"
+
+
+def _of_same_terms(trained: RunConfig, phase: str, metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what was measured of another objective, in another phase."""
+    terms = {name: [*now.objective.terms] for name, now in trained.in_phase.items()}
+    return [entry for entry in metrics if terms.get(str(entry.get("phase")), terms[phase]) == terms[phase]]
 
 
 def _is_validation(entry: dict[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     ComputeConfig,
+    MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
     ReplacedTokensConfig,
@@ -41,6 +42,7 @@ from modernbert_train.models.replaced import (
 )
 from modernbert_train.weights.formats.electra import Electra
 from modernbert_train.weights.formats.tensors import to_hf
+from modernbert_train.weights.gather import load_weights
 from tests.models.test_training import opaque_attention
 
 BERT = BertConfig(
@@ -195,6 +197,39 @@ def test_a_difference_begins_at_zero_and_is_added_in(config: ModelConfig) -> Non
     with torch.no_grad():
         expected = model.encode(batch.packed)
         torch.testing.assert_close(alone.eval().encode(batch.packed), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("config", [BERT, MODERN, ALBERT], ids=lambda c: c.name)
+@pytest.mark.parametrize("objective", SHARED, ids=lambda o: f"{o['sharing']}-{o.get('generator_width', 1)}")
+def test_a_batch_of_masked_tokens_trains_the_model_alone(config: ModelConfig, objective: dict[str, Any]) -> None:
+    """What stands still has no gradient, not one of zero: it would decay and have moments. The loss is that of a
+    masked-LM model with the same weights, its decoder tied to the sum where there is one; and one of replaced tokens is
+    what it is without that head."""
+    model, batch = built(config, mlm_head=True, **objective), batch_of()
+    masked = replace(batch, targets={n: batch.targets[n] for n in ("positions_M", "labels_M")}, counts={"mlm": 12})
+    alone = build_model(config, MaskedLmConfig(), ComputeConfig(attention="sdpa"))
+    left = discriminator_of({name: parameter.detach() for name, parameter in model.named_parameters()})
+    load_weights(alone, {name: tensor for name, tensor in left.items() if not name.startswith("token_head.")})
+    for figures in (True, False):
+        sums, expected = model(masked, figures), alone.eval()(masked, figures)
+        assert sums.losses.keys() == {"mlm"} and sums.figures == expected.figures
+        torch.testing.assert_close(sums.losses["mlm"], expected.losses["mlm"], rtol=1e-5, atol=1e-5)
+    sums.losses["mlm"].backward()
+    idle = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    of = {name.partition(".")[0] for name, _ in model.named_parameters()}
+    assert {name.partition(".")[0] for name in idle} == {"generator", "token_head"}
+    assert idle == {name for name, _ in model.named_parameters() if name.startswith(("generator.", "token_head."))}
+    assert of == {"model", "head", "decoder", "generator", "token_head"}
+
+    model.zero_grad()
+    losses = model(batch).losses
+    (losses["mlm"] + 50 * losses["rtd"]).backward()
+    idle = {name.partition(".")[0] for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert idle == {"head", "decoder"}
+    without = built(config, **objective)
+    load_weights(without, {n: p.detach() for n, p in model.named_parameters() if n in dict(without.named_parameters())})
+    again = without(batch).losses
+    assert all(torch.equal(losses[term], again[term]) for term in ("mlm", "rtd"))
 
 
 def test_a_shared_module_has_one_name() -> None:

@@ -194,3 +194,10 @@ def test_scipy_waits_too(packages: Path) -> None:
     """torchmetrics imports its signal processing where it is installed: a second of every start, for nothing."""
     done = run(packages, "import sys, composer\nassert 'scipy' not in sys.modules\nprint('light')")
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "light", done.stderr
+
+
+@pytest.mark.runs
+def test_scipy_does_not_wait_where_transformers_is_there(packages: Path) -> None:
+    """What torchmetrics takes from it then is real, and imports scikit-learn where that is installed."""
+    done = run(packages, "import transformers, composer\nprint(transformers.AutoModel.__name__)")
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "AutoModel", done.stderr

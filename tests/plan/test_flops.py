@@ -149,21 +149,30 @@ def test_a_head_for_pairs_counts_the_pairs(config: ModelConfig) -> None:
         ReplacedTokensConfig(generator_width=0.5),
         ReplacedTokensConfig(sharing="none", generator_width=0.5),
         ReplacedTokensConfig(sharing="gdes"),
+        ReplacedTokensConfig(sharing="gdes", mlm_head=True),
+        ReplacedTokensConfig(generator_width=0.5, mlm_head=True),
     ],
-    ids=lambda objective: objective.sharing,
+    ids=lambda objective: f"{objective.sharing}{'-mlm' * objective.mlm_head}",
 )
 def test_a_generator_counts_beside_the_model(config: ModelConfig, objective: ReplacedTokensConfig) -> None:
-    """Both read every token; the one predicts what is replaced, the other judges all."""
+    """Both read every token; the one predicts what is replaced, the other judges all. A head that predicts tokens
+    counts in phases of masked tokens, and nothing else of the generator does there."""
     lengths = [33, 7, 100]
     batch, model = make_batch(lengths, 40), census(config, objective)
     targets = {**batch.targets, DRAWS: torch.arange(40) << 20, TOKENS: torch.ones(140, dtype=torch.long)}
-    uses = {"generator": 40 / sum(lengths), "replaced": 1.0}
+    uses = {"generator": 40 / sum(lengths), "replaced": 1.0} | dict.fromkeys(objective.idle_heads, 0.0)
     flops = flops_per_token(model, mean_spans(lengths, model), uses)
     real = build_model(config, objective)
     with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
         sums = real(replace(batch, targets=targets, counts={"mlm": 40, "rtd": 140})).losses
         (sums["mlm"] + sums["rtd"]).backward()
     assert flops.training == pytest.approx(training.get_total_flops() / sum(lengths), rel=0.001)
+    if objective.mlm_head:
+        alone = census(config, MaskedLmConfig())
+        flops = flops_per_token(alone, mean_spans(lengths, alone), {"tokens": 40 / sum(lengths)})
+        with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
+            real(batch).losses["mlm"].backward()
+        assert flops.training == pytest.approx(training.get_total_flops() / sum(lengths), rel=0.001)
 
 
 @pytest.mark.parametrize("order", ["all", "causal"])

@@ -72,6 +72,8 @@ OBJECTIVES = {
     "rtd-as-wide": ReplacedTokensConfig(generator_width=1.0, generator_depth=0.5),
     "rtd-none": ReplacedTokensConfig(sharing="none"),
     "rtd-gdes": ReplacedTokensConfig(sharing="gdes"),
+    "rtd-mlm": ReplacedTokensConfig(mlm_head=True),
+    "rtd-gdes-mlm": ReplacedTokensConfig(sharing="gdes", mlm_head=True),
 }
 
 

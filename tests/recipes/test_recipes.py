@@ -186,3 +186,11 @@ def test_a_run_that_begins_causal_ends_masked(tiny_data: Path, tmp_path: Path) -
     found = records(tmp_path / "causal-then-masked")
     shares = {entry["phase"]: entry["predicted"] / entry["rows"] / entry["row_tokens"] for entry in found}
     assert shares["causal"] > 0.8 and shares["masked"] < 0.4
+
+
+@pytest.mark.slow
+def test_a_run_that_begins_masked_ends_by_telling_tokens(tiny_data: Path, tmp_path: Path) -> None:
+    assert main(["train", *words(tiny_data, tmp_path, "masked-then-replaced.yaml")]) == 0
+    found = records(tmp_path / "masked-then-replaced")
+    assert {entry["phase"] for entry in found} == {"masked", "replaced"}
+    assert {entry["phase"] for entry in found if "loss/rtd" in entry} == {"replaced"}

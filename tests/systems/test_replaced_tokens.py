@@ -18,15 +18,16 @@ import transformers
 from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
 from modernbert_train.models.build import build_model
-from modernbert_train.models.replaced import ForReplacedTokens
-from modernbert_train.run.checkpoint import Checkpoint, newest_valid
+from modernbert_train.models.init import initialize
+from modernbert_train.models.replaced import ForReplacedAndMasked, ForReplacedTokens
+from modernbert_train.run.checkpoint import Checkpoint, newest_valid, verify
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.hf_folder import load_weights as load_folder
 from modernbert_train.weights.source import open_source
 from tests.conftest import TinyRun
-from tests.systems.test_exactness import killed_and_gone_on, launch, weights
+from tests.systems.test_exactness import assert_equal_runs, killed_and_gone_on, launch, weights
 from tests.systems.test_matrix import system
-from tests.train.faulty import Fault, at_fault
+from tests.train.faulty import Fault, Killed, at_fault
 from tests.train.test_run import records
 
 SHARING = ("embeddings", "none", "gdes")
@@ -260,11 +261,168 @@ def test_two_ranks_are_as_one_with_other_sharing(tiny_run: TinyRun, tmp_path: Pa
             torch.testing.assert_close(tensor, reference[name], rtol=2e-3, atol=2e-5, msg=name)
 
 
-def test_a_phase_cannot_begin_to_detect(tiny_run: TinyRun, capsys: Any) -> None:
-    """There would be no generator, or one that has learnt nothing; the remedy is a run of its own."""
+OPTIMIZERS = {name: f"optim={{name: {name}, lr: 5e-3, weight_decay: 0.01}}" for name in ("adamw", "muon")}
+OPTIMIZERS["stable_adamw"] = "optim={name: stable_adamw, lr: 5e-3, weight_decay: 1e-4}"
+# what each leaves as it is
+IDLE = {"rtd": ("head.", "decoder.")} | dict.fromkeys(("mlm", "causal", "permutation"), ("generator.", "token_head."))
+
+
+def both(first: str, sharing: str, optim: str = "stable_adamw") -> tuple[str, ...]:
+    """A run that changes from one to the other between its phases."""
+    phase = "long.objective={name: mlm, mask_rate: 0.2}" if first == "rtd" else f"short.objective={{name: {first}}}"
+    return ("objective.mlm_head=true", f"objective.sharing={sharing}", OPTIMIZERS[optim], f"phases.{phase}")
+
+
+def at_the_switch(run: Path) -> Checkpoint:
+    found = [verify(path) for path in (run / "checkpoints").iterdir()]
+    (switch,) = (each for each in found if each.phase_end and each.state.phase == "short")
+    return switch
+
+
+def assert_idle_stood_still(run: Path, first: str) -> None:
+    """In the first phase what it has not, in the second what the other had, bit by bit; and no moments move."""
+    switch, last = at_the_switch(run), newest(run)
+    fresh = build_model(switch.config.model, switch.config.objective)
+    initialize(fresh, switch.config.model, switch.config.seed)
+    before, after = switch.weights(), last.weights()
+    for name, parameter in fresh.named_parameters():
+        if name.startswith(IDLE[first]):
+            assert torch.equal(before[name], parameter), name
+        elif name.endswith("weight"):  # a bias may have a gradient of zero
+            assert not torch.equal(before[name], parameter), name
+    moments, later = switch.optimizer(), last.optimizer()
+    assert moments and not [key for key in moments if key.partition("/")[2].startswith(IDLE[first])]
+    still = IDLE["mlm" if first == "rtd" else "rtd"]
+    for name in before:
+        if name.startswith(still) or name.endswith("weight"):
+            assert torch.equal(before[name], after[name]) is name.startswith(still), name
+    kept = [key for key in moments if key.partition("/")[2].startswith(still)]
+    assert kept and all(torch.equal(moments[key], later[key]) for key in kept)
+    assert {key.partition("/")[2] for key in later} == set(after)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("encoder", "first", "sharing", "optim"),
+    [
+        ("bert", "mlm", "gdes", "muon"),
+        ("modernbert", "mlm", "embeddings", "stable_adamw"),
+        pytest.param("modernbert", "mlm", "gdes", "stable_adamw", marks=pytest.mark.slow),
+        pytest.param("bert", "rtd", "none", "adamw", marks=pytest.mark.slow),
+        pytest.param("albert", "rtd", "gdes", "stable_adamw", marks=pytest.mark.slow),
+        pytest.param("xlnet", "permutation", "embeddings", "muon", marks=pytest.mark.slow),
+        pytest.param("modernbert", "causal", "gdes", "stable_adamw", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_learns_masked_tokens_and_replaced_ones(
+    tiny_run: TinyRun, tmp_path: Path, encoder: str, first: str, sharing: str, optim: str
+) -> None:
+    """One run, in either turn. What a phase leaves idle does not even decay; the run learns in both; each phase is
+    measured by what it trains; killed in each phase it goes on bit by bit."""
+    dropout = "model.attention_out_dropout=0.1" if encoder == "modernbert" else "model.dropout=0.1"
+    common = (*both(first, sharing, optim), dropout, "checkpoint.interval_steps=3")
+    assert main(["train", *system(tiny_run(*common, "name=whole"), encoder, "rtd")]) == 0
+    whole = tmp_path / "runs/whole"
+    assert_idle_stood_still(whole, first)
+    steps = {phase: [s for s in records(whole) if s["phase"] == phase] for phase in ("short", "long")}
+    second = "mlm" if first == "rtd" else "rtd"
+    for phase, name in (("short", first), ("long", second)):
+        assert all(("loss/rtd" in step) is (name == "rtd") for step in steps[phase])
+        measured = [each for each in records(whole, "validation") if each["phase"] == phase]
+        assert measured and all(("rtd/loss" in each) is (name == "rtd") for each in measured)
+        key = "loss/rtd" if name == "rtd" else "loss"
+        assert steps[phase][-1][key] < steps[phase][0][key], (name, "does not learn")
+    killed = system(tiny_run(*common, "name=killed"), encoder, "rtd")
+    with at_fault(kill_at=5), pytest.raises(Killed):
+        main(["train", *killed])
+    killed_and_gone_on(killed, step=len(steps["short"]) + 2)
+    assert_equal_runs(tmp_path / "runs/killed", whole)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(("encoder", "sharing"), [("bert", "gdes"), ("modernbert", "embeddings")])
+def test_each_phase_is_exported_as_what_it_trained(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str, sharing: str
+) -> None:
+    """The first as a masked-LM model, whose decoder is tied to what the embeddings come to; the last to tell tokens.
+    A generator that has learnt nothing is not exported. Probes read the model in both."""
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"a b {i % 7}", "label": i % 2}) + "\n" for i in range(40)))
+    probe = f"evals.toy={{name: probe, train: {texts}, every_tokens: 3000}}"
+    words = [*system(tiny_run(*both("mlm", sharing)), encoder, "rtd"), probe]
+    assert main(["train", *words]) == 0
+    run = tmp_path / "runs/tiny"
+    assert {each["phase"] for each in records(run, "evaluation")} == {"short", "long"}
+    switch = at_the_switch(run)
+    first = run / f"hf-{switch.folder.name}"
+    capsys.readouterr()
+    assert main(["eval", str(switch.folder)]) == 0
+    assert "rtd" not in capsys.readouterr().out
+    assert main(["export", str(switch.folder), "--generator"]) == 78
+    assert "in phase short, which leaves the generator idle" in capsys.readouterr().err
+    assert main(["export", str(switch.folder)]) == 0
+    card = (first / "README.md").read_text()
+    assert "AutoModelForMaskedLM" in card and "| this model |" in card and "judged" not in card
+    twin = opened(first, {"bert": "BertForMaskedLM", "modernbert": "ModernBertForMaskedLM"}[encoder])
+    model = build_model(switch.config.model, switch.config.objective)
+    assert isinstance(model, ForReplacedAndMasked)
+    load_weights(model, switch.weights())
+    ids_T = torch.randint(5, 500, (30,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        hidden_TD = model.eval().encode(lay_out(ids_T, (0, 30)))
+        torch.testing.assert_close(
+            twin(input_ids=ids_T[None]).logits[0], model.decoder(model.head(hidden_TD)), atol=1e-5, rtol=0
+        )
+    assert main(["export", str(run)]) == 0 and "judged" in (run / "hf/README.md").read_text()
+    opened(run / "hf", DISCRIMINATOR[encoder])
+    assert main(["export", str(run), "--generator"]) == (78 if encoder == "modernbert" else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("first", "sharing", "optim"),
+    [("mlm", "gdes", "stable_adamw"), ("rtd", "embeddings", "muon"), ("mlm", "none", "adamw")],
+)
+def test_two_ranks_leave_the_same_idle(tiny_run: TinyRun, tmp_path: Path, first: str, sharing: str, optim: str) -> None:
+    """Sharded and replicated: what one rank leaves without a gradient, nobody gives one."""
+
+    def words(*more: str) -> list[str]:
+        return system(tiny_run(*both(first, sharing, optim), *more), "bert", "rtd")
+
+    launch(words("name=one"), 1)
+    reference = weights(tmp_path / "runs/one")
+    for strategy in ("ddp", "fsdp2"):
+        launch(words(f"name={strategy}", f"distributed.strategy={strategy}"), 2)
+        run = tmp_path / "runs" / strategy
+        assert_idle_stood_still(run, first)
+        for one, other in zip(records(run), records(tmp_path / "runs/one"), strict=True):
+            for key in ("loss", "grad_norm", *(["loss/rtd"] if "loss/rtd" in other else [])):
+                assert one[key] == pytest.approx(other[key], rel=2e-4, abs=1e-6), (strategy, one["step"], key)
+        for name, tensor in weights(run).items():
+            torch.testing.assert_close(tensor, reference[name], rtol=2e-3, atol=2e-5, msg=name)
+
+
+def test_a_phase_needs_the_heads_that_it_trains(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else there would be no generator, or nothing that predicts; the remedy is a key, or a run of its own."""
     assert main(["check", *tiny_run("phases.long.objective={name: rtd}")]) == 78
     said = capsys.readouterr().err
-    assert "phases.long.objective.name=rtd: cannot follow objective.name=mlm" in said and "weights.init_from" in said
+    assert "phases.long.objective.name=rtd: cannot follow objective.name=mlm" in said
+    assert "Set objective={name: rtd, mlm_head: true}" in said and "weights.init_from" in said
+    masked = ("objective={name: rtd}", "phases.short.objective={name: mlm}")
+    assert main(["check", *tiny_run(*masked)]) == 78
+    said = capsys.readouterr().err
+    assert "phases.short.objective.name=mlm: cannot follow objective.name=rtd" in said
+    assert "Set objective.mlm_head=true, or make it a run of its own with weights.init_from." in said
+    assert main(["check", *tiny_run(*masked, "objective.mlm_head=true")]) == 0
+    capsys.readouterr()
+    for other in ("sop", "{name: classify, labels: [a, b]}"):
+        phase = other if other.startswith("{") else f"{{name: {other}}}"
+        assert main(["check", *tiny_run("objective={name: rtd, mlm_head: true}", f"phases.short.objective={phase}")])
+        said = capsys.readouterr().err
+        assert "cannot follow objective.name=rtd" in said and "mlm_head" not in said
+    assert main(["check", *tiny_run("phases.long.objective.mlm_head=true", "objective={name: rtd}")]) == 78
+    assert "phases.long.objective.mlm_head" in capsys.readouterr().err
 
 
 @pytest.mark.runs
