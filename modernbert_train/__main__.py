@@ -47,7 +47,10 @@ PROGRAMS = {
 }
 
 # kinds of `init` -> the folder of yamls/
-STARTING_POINTS = {"recipe": "recipes", "run": "", "data": "data", "model": "model", "sweep": "sweeps", "task": "tasks"}
+STARTING_POINTS = {
+    "recipe": "recipes", "run": "", "data": "data", "model": "model", "sweep": "sweeps", "task": "tasks",
+    "retrieval": "retrieval", "gliner": "gliner", "setfit": "setfit",
+}  # fmt: skip
 
 EPILOG = """\
 RUN is one or more YAML files, merged left to right, or the folder of a run. Overrides are section.key=value.
