@@ -2,10 +2,10 @@
 
 A token that both vocabularies have keeps its row. Any other begins as the mean of the rows of the pieces that the old
 tokenizer cuts its text into (Gee et al. 2022, "Fast Vocabulary Transfer", arXiv 2210.05144), and one whose text it
-cannot spell as the mean of the rows of all ordinary tokens. The decoder's biases are taken in the same way, so the logit
+cannot spell as the mean of the rows of all ordinary tokens. The decoder's biases are taken alike, so the logit
 of a new token is the mean of its pieces' logits: it is never likelier than the likeliest of them.
 
-What a token is does not depend on how a tokenizer writes it. `spoken` brings the spellings to one form, the bytes of the
+What a token is does not depend on how a tokenizer writes it. `spoken` brings spellings to one form, the bytes of the
 text with the space before them: "Ġthe" of byte-level tokenizers, "▁the" of SentencePiece, and "the" of WordPiece, whose
 "##the" has no space before it. Special tokens are found by name, then by their role in tokenizer_config.json.
 
