@@ -192,7 +192,7 @@ def test_a_run_that_begins_causal_ends_masked(tiny_data: Path, tmp_path: Path) -
 
 
 def test_continued_pretraining_begins_at_the_rate_that_the_checkpoint_was_left_with() -> None:
-    """Warmed up within ten steps to the rate of the context extension, with replay, the model's context, and a decay."""
+    """Warmed up within ten steps to the rate of the context extension; with replay, the model's context, a decay."""
     config = load_run([RECIPES / "continue.yaml"])
     check(config, num_ranks=8)
     context = load_run([RECIPES / "modernbert-base.yaml"])

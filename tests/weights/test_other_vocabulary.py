@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from data_prep.make_tokenizer import encode_documents
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig, XLNetConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.run.checkpoint import newest_valid
@@ -51,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     for name, size in SIZES.items():
         prepare(folder / name, make_tokenizer(folder / name / "tokenizer", sentences(20, 5), size))
-    assert main(["train", *words(folder, "few", "name=first", "phases.short.tokens=120_000")]) == 0
+    assert main(["train", *words(folder, "few", "name=first", "phases.short.tokens=80_000")]) == 0
     return folder
 
 
@@ -63,14 +66,17 @@ def words(folder: Path, data: str, *overrides: str) -> list[str]:
 
 def go_on(folder: Path, name: str, *overrides: str) -> list[str]:
     """A run of the larger vocabulary from what was trained with the smaller."""
-    general = f"evals.general={{name: text, shards: {folder}/many/general}}"
-    start = f"weights.init_from={folder}/runs/first"
-    return ["train", *words(folder, "many", f"name={name}", start, general, "phases.short.tokens=2000", *overrides)]
+    start = (f"weights.init_from={folder}/runs/first", "phases.short.tokens=2000")
+    return ["train", *words(folder, "many", f"name={name}", *start, *overrides)]
+
+
+def general(folder: Path) -> str:
+    return f"evals.general={{name: text, shards: {folder}/many/general}}"
 
 
 @pytest.fixture(scope="module")
 def extended(made: Path) -> Path:
-    assert main(go_on(made, "extend", "weights.vocabulary=extend", "checkpoint.interval_steps=2")) == 0
+    assert main(go_on(made, "extend", "weights.vocabulary=extend", "checkpoint.interval_steps=2", general(made))) == 0
     return made / "runs/extend"
 
 
@@ -97,9 +103,9 @@ def test_the_first_loss_is_far_below_that_of_drawn_rows(
         return found
 
     monkeypatch.setattr(TokenRows, "of", drawn)
-    assert main(go_on(made, "drawn", "weights.vocabulary=replace")) == 0
+    assert main(go_on(made, "drawn", "weights.vocabulary=replace", general(made))) == 0
     said = capsys.readouterr().out
-    assert first_losses(extended)[0] < first_losses(made / "runs/drawn")[0] - 0.4
+    assert first_losses(extended)[0] < first_losses(made / "runs/drawn")[0] - 0.3
     assert "weights.vocabulary=replace: of 448 rows 320 are kept, 128 are the mean of" in said
     start = records(extended, "start")[0]
     effect = start["vocabulary"]["train"]
@@ -116,7 +122,7 @@ def test_the_first_loss_is_far_below_that_of_drawn_rows(
 
 @pytest.mark.runs
 def test_measuring_first_changes_nothing(made: Path, extended: Path) -> None:
-    assert main(go_on(made, "unmeasured", "weights.vocabulary=extend", "data.validation=null", "evals=null")) == 0
+    assert main(go_on(made, "unmeasured", "weights.vocabulary=extend", "data.validation=null")) == 0
     losses = [[entry["loss"] for entry in records(made / f"runs/{name}", "step")] for name in ("extend", "unmeasured")]
     assert len(losses[0]) > 3 and losses[0] == losses[1]
 
@@ -131,7 +137,7 @@ def test_a_run_that_goes_on_has_its_rows_already(
     expected = newest_valid(folder / "checkpoints")[0].weights()  # type: ignore[union-attr]
     expected = {name: tensor.clone() for name, tensor in expected.items()}
     shutil.rmtree(max((folder / "checkpoints").iterdir()))
-    again = go_on(made, "extend", "weights.vocabulary=extend", "checkpoint.interval_steps=2")
+    again = go_on(made, "extend", "weights.vocabulary=extend", "checkpoint.interval_steps=2", general(made))
     assert main([*again, f"runs_folder={tmp_path}/made/runs"]) == 0
     found = newest_valid(folder / "checkpoints")[0].weights()  # type: ignore[union-attr]
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -181,22 +187,28 @@ def test_rows_of_another_number_name_the_key(made: Path, capsys: pytest.CaptureF
     assert "0.0%" in said and "shorter by" in said
 
 
-ARCHITECTURES = {
-    "modernbert": ("model.init_std=0.3",),
-    "bert": ("model={name: bert, max_positions: 64}",),
-    "albert": ("model={name: albert, embedding_size: 16, max_positions: 64}",),
-    "xlnet": ("model={name: xlnet}",),
-    "replaced": ("objective={name: rtd, sharing: gdes}",),
+SHAPE = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 48, "init_std": 0.3}
+ARCHITECTURES: dict[str, Callable[[int], ModelConfig]] = {
+    "modernbert": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
+    "bert": lambda rows: BertConfig(vocab_size=rows, max_positions=64, **SHAPE),
+    "albert": lambda rows: AlbertConfig(vocab_size=rows, max_positions=64, embedding_size=16, **SHAPE),
+    "xlnet": lambda rows: XLNetConfig(vocab_size=rows, **SHAPE),
+    "replaced": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
 }
 
 
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> TokenRows:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    folders = [make_tokenizer(folder / key, sentences(20, 5), size) for key, size in SIZES.items()]
+    return token_rows(*folders, *SIZES.values())
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture_gets_its_rows(tmp_path: Path, tiny_run: TinyRun, name: str) -> None:
+def test_every_architecture_gets_its_rows(rows: TokenRows, tmp_path: Path, tiny_run: TinyRun, name: str) -> None:
     """Embedding and bias have their rows, the decoder is the embedding, everything else is as it was."""
-    old = read_run(tiny_run(*ARCHITECTURES[name], "data.tokenizer=unread", "model.vocab_size=320"))
-    new = read_run(tiny_run(*ARCHITECTURES[name], "data.tokenizer=unread", "model.vocab_size=448"))
-    folders = {key: make_tokenizer(tmp_path / key, sentences(20, 5), size) for key, size in SIZES.items()}
-    rows = token_rows(folders["few"], folders["many"], 320, 448)
+    config = read_run(tiny_run("objective={name: rtd, sharing: gdes}" if name == "replaced" else "seed=1"))
+    old, new = (replace(config, model=ARCHITECTURES[name](size)) for size in SIZES.values())
     there, here = (build_model(each.model, each.objective, each.compute) for each in (old, new))
     initialize(there, old.model, seed=3)
     weights = {key: tensor for key, tensor in there.state_dict().items() if not key.startswith("generator.")}
