@@ -34,6 +34,7 @@ from modernbert_train.ranks import orphans, scratch
 from modernbert_train.ranks.launched import speaks_for_all
 
 if TYPE_CHECKING:
+    from modernbert_train.data.facts import DataFacts
     from modernbert_train.run.checkpoint import Checkpoint
 
 # verbs that are programs of their own, whose modules read their arguments: module, and what it does
@@ -319,11 +320,30 @@ def _check(options: argparse.Namespace) -> None:
         print(f"warning: {warning}")
     if config.data.streams:
         print(describe_streams(config, facts))
+    if config.weights.vocabulary != "same":
+        print(*_vocabulary_lines(config, facts), sep="\n")
     if config.evals:
         from modernbert_train.data.labelled import describe_labelled
 
         print(*describe_labelled(config), sep="\n")
     print(f"\n{picture_text(config)}")
+
+
+def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:
+    """What another vocabulary will do; it takes torch, and weights that are here already."""
+    from importlib.util import find_spec
+
+    from modernbert_train.run.run_folder import RunFolder
+
+    name = config.weights.init_from
+    if RunFolder(config).has_checkpoints() or find_spec("torch") is None or name is None or not Path(name).exists():
+        return [f"weights.vocabulary={config.weights.vocabulary}: what it does is said when a run starts with it"]
+    from modernbert_train.weights.source import find_origin
+    from modernbert_train.weights.token_effect import describe_effects, effects
+
+    origin = find_origin(config)
+    assert origin is not None
+    return [origin.describe(), *describe_effects(effects(config, facts, origin))]
 
 
 def _inspect(options: argparse.Namespace) -> None:

@@ -58,8 +58,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "text",
     ),
     "modernbert_train.weights": (
-        "config", "data.dataset_card", "errors", "files", "models", "own_files", "read_json", "run", "tensor_files",
-        "text", "vocabulary",
+        "config", "data", "errors", "files", "models", "own_files", "read_json", "run", "tensor_files", "text",
+        "vocabulary",
     ),
     "modernbert_train.evals": (
         "batch", "compute", "config", "data", "errors", "import_stubs", "keyed_random", "models", "objectives", "ranks",
@@ -152,6 +152,8 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.weights.hub": ("huggingface_hub",),
     "modernbert_train.weights.model_card": (),
     "modernbert_train.weights.named_source": (),
+    "modernbert_train.weights.token_effect": ("numpy",),
+    "modernbert_train.weights.token_rows": ("numpy", "tokenizers", "torch"),
     "modernbert_train.evals": ("numpy", "torch"),
     "modernbert_train.evals.metrics": ("torch", "torchmetrics"),
     "modernbert_train.evals.probe": ("numpy", "tokenizers", "torch"),
