@@ -65,10 +65,12 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "run", "text", "vocabulary", "weights",
     ),
     "modernbert_train.finetune": (
-        "batch", "config", "data", "errors", "files", "own_files", "preflight", "ranks", "read_json", "run",
-        "tokenizer_threads", "train", "vocabulary", "weights",
+        "batch", "config", "data", "errors", "files", "own_files", "preflight", "ranks", "read_json", "report", "run",
+        "text", "tokenizer_threads", "train", "vocabulary", "weights",
     ),
-    "modernbert_train.downstream": ("config", "errors", "files", "finetune", "own_files", "read_json", "text", "weights"),
+    "modernbert_train.downstream": (
+        "config", "errors", "files", "finetune", "own_files", "read_json", "text", "weights",
+    ),
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
     "modernbert_train.train": (
         "batch", "clock", "compute", "config", "data", "errors", "evals", "import_hook", "keyed_random", "models",

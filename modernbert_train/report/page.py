@@ -95,7 +95,7 @@ def _figure(number: int, chart: Chart, marks: Marks, where: str) -> tuple[str, l
     figure = f"""<figure class="box" data-chart="{number}"><figcaption><h2>{title}</h2>
 <output class="where" data-last="{escape(where)}">{escape(where)}</output>
 <div class="keys">{"".join(keys)}</div></figcaption>
-<div class="frame" style="padding-top:{top}px"><svg role="img" aria-label="{title}, over tokens">{axes}</svg>
+<div class="frame" style="padding-top:{top}px"><svg role="img" aria-label="{title}, {"by model" if marks.ticks else "over tokens"}">{axes}</svg>
 <svg class="curves">{curves}</svg><svg class="over"><line class="cross" y2="100%"/>{"".join(dots)}</svg></div></figure>
 """
     return figure, [p._asdict() | ({} if line.run is None else {"run": line.run}) for line, p in drawn]
