@@ -158,8 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     with_licence(verb)
     verb = add("finetune", _finetune, "train a model on labelled texts, measure it, and export it with its classes")
     words = (
-        "tasks: of yamls/tasks, such as mnli, or YAML files of your own; keys of the task, such as lr= or data=, and of "
-        "the run, such as compute.device="
+        "tasks: of yamls/tasks, such as mnli, or YAML files of your own; keys of the task, such as lr= or data=, and "
+        "of the run, such as compute.device="
     )
     verb.add_argument("run", nargs="+", metavar="TASK [KEY=VALUE]", help=words)
     of_what = verb.add_mutually_exclusive_group(required=True)

@@ -94,12 +94,12 @@ def finetune_many(
             print(f"{out}: {plural(len(done), 'run')} of {len(cells)} done before")
 
         def draw() -> None:
-            write_table(out, make_table(out, models))
+            write_table(out, make_table(out, models, tasks))
             write_table_page(out)
 
         outcome = run_cells([cell for cell in cells if cell not in done], out, jobs, overrides, lambda cell: draw())
         draw()
-    print(as_markdown(make_table(out, models)))
+    print(as_markdown(make_table(out, models, tasks)))
     print(f"table: {out}/table.md, {out}/table.json; page: {out}/report.html")
     tell(outcome, out)
 

@@ -37,17 +37,19 @@ def read_result(file: Path) -> dict[str, Any] | None:
     return found if whole else None
 
 
-def make_table(folder: Path, models: Sequence[str] = ()) -> Table:
+def make_table(folder: Path, models: Sequence[str] = (), tasks: Sequence[str] = ()) -> Table:
     """The table of all results in a folder.
 
     Args:
         folder: with a folder for each run.
-        models: those whose rows come first, as they were named.
+        models, tasks: those whose rows and columns come first, as they were named.
     """
     results = [found for file in sorted(folder.glob(f"*/{RESULT}")) if (found := read_result(file)) is not None]
     named = list(dict.fromkeys([*models, *(each["source"] for each in results)]))
     labels = labels_of(named)
+    first = [Path(task).stem for task in tasks]
     columns = list(dict.fromkeys(column for each in results for column in _columns(each)))
+    columns.sort(key=lambda column: first.index(column[0]) if column[0] in first else len(first))
     rows = []
     for model in named:
         own = [each for each in results if each["source"] == model]

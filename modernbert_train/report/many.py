@@ -105,7 +105,7 @@ def _render(name: str, columns: Sequence[str], rows: Sequence[_Row], notes: Sequ
     return render(
         f"{name}: fine-tunings",
         name,
-        f"{plural(len(rows), 'model')}, {plural(len(columns), 'figure')}. A point is a seed, a bar the mean over seeds.",
+        f"{plural(len(rows), 'model')}, {plural(len(columns), 'figure')}. A point is a seed, a bar the mean over them.",
         charts,
         Marks(end=max(1.0, float(len(rows))), ticks=ticks),
         places=places,

@@ -191,7 +191,7 @@ def classifier_format(model: ModelConfig, objective: LabelledConfig) -> Classifi
             )
         if objective.freeze and {*kind.heads} != {"classifier"}:
             raise ConfigError(
-                f"objective.freeze=true: transformers' {name} has more than one matrix behind the encoder, and a frozen "
+                f"objective.freeze=true: transformers' {name} has more than one matrix behind the encoder, and this "
                 "one was trained without. Measure with the run itself."
             )
         return Classifiers(name, objective)
