@@ -136,9 +136,7 @@ def test_what_is_no_result_is_left_out(results: Path) -> None:
     assert make_table(results) == before
 
 
-def test_the_page_draws_each_figure_with_a_point_for_each_seed(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_draws_a_point_for_each_seed(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_table(results, make_table(results))
     assert main(["report", str(results)]) == 0
     page = (results / "report.html").read_text()
@@ -169,18 +167,8 @@ def grid(write_task: WriteTask, tmp_path: Path) -> list[str]:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     models = [str(tmp_path / "a"), f"frozen:{tmp_path / 'b'}"]
-    return [
-        "finetune",
-        str(first),
-        str(second),
-        "--model",
-        *models,
-        "--out",
-        str(tmp_path / "out"),
-        "--seeds",
-        "1618",
-        "42",
-    ]
+    named = ["--model", *models, "--out", str(tmp_path / "out"), "--seeds", "1618", "42"]
+    return ["finetune", str(first), str(second), *named]
 
 
 def starts(out: Path) -> dict[str, int]:
@@ -302,9 +290,8 @@ def test_a_result_of_weights_or_texts_that_have_changed_is_refused(
     task, out = str(write_task()), tmp_path / "out"
     finetune_many([task], [str(run)], [1], out, 1, [])
     file = out / "tone-mine-1" / "result.json"
-    made = json.loads(file.read_text()) | {
-        "weights": f"weights.init_from={run}/checkpoints/step-00000004; no classifier"
-    }
+    weights = f"weights.init_from={run}/checkpoints/step-00000004; no classifier"
+    made = json.loads(file.read_text()) | {"weights": weights}
     file.write_text(json.dumps(made))
     finetune_many([task], [str(run)], [1], out, 1, [])
     (run / "checkpoints" / "step-00000012").mkdir()

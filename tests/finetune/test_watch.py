@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "mine"
     (folder / "checkpoints").mkdir(parents=True)
     phase = {"tokens": END, "row_tokens": 64, "batch_rows": 2, "microbatch_tokens": 64}
-    tree = {"name": "mine", "data": {"train": "x", "tokenizer": "y"}, "phases": {"only": phase}}
+    tree = {"name": "mine", "data": {"train": "x", "tokenizer": "y"}, "optim": {"lr": 1e-3}, "phases": {"only": phase}}
     (folder / "config.yaml").write_text(yaml.safe_dump(tree))
     (folder / "metrics.jsonl").write_text(
         json.dumps({"kind": "step", "step": 1, "tokens": 100, "phase": "only", "loss": 2.0, "time": 1.0}) + "\n"
@@ -93,8 +93,9 @@ def test_each_checkpoint_is_measured_once_and_drawn(
     page = (run / "report.html").read_text()
     assert "Evaluations: accuracy" in page and "finetune tone" in page
     (data,) = [line for line in page.splitlines() if line.startswith('<script type="application/json"')]
-    (curve,) = [line for chart in json.loads(data.partition(">")[2].removesuffix("</script>"))["charts"] for line in chart
-                if line["text"][1:2] == [f"{points(run)[1]['figures']['accuracy']:.3f}"]]  # fmt: skip
+    charts = json.loads(data.partition(">")[2].removesuffix("</script>"))["charts"]
+    value = f"{points(run)[1]['figures']['accuracy']:.3f}"
+    (curve,) = [line for chart in charts for line in chart if line["text"][1:2] == [value]]
     assert curve["x"] == [2500, 5000, 10000]
 
     # again: nothing is left to do. A further checkpoint of a run that was made longer is one more point
@@ -201,10 +202,8 @@ def test_a_real_run_is_watched_while_it_trains(tiny_run: TinyRun, write_task: Wr
     assert len(points(folder)) > 1
     alone = tiny_run("checkpoint.interval_steps=4", "checkpoint.keep=1", "name=alone")
     assert main(["train", *alone]) == 0
-    steps = [
-        [(entry["step"], entry["loss"]) for entry in map(json.loads, lines) if entry["kind"] == "step"]
-        for lines in (
-            (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines() for name in ("tiny", "alone")
-        )
-    ]
+    steps = []
+    for name in ("tiny", "alone"):
+        lines = map(json.loads, (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines())
+        steps.append([(entry["step"], entry["loss"]) for entry in lines if entry["kind"] == "step"])
     assert steps[0] == steps[1]
