@@ -43,6 +43,7 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
   python -m modernbert_train eval runs/quickstart
   python -m modernbert_train export runs/quickstart
   python -m modernbert_train finetune rte --model runs/quickstart data=glue/RTE
+  python -m modernbert_train finetune rte cola --model runs/quickstart frozen:runs/quickstart --out runs/judged
   python -m modernbert_train fill runs/quickstart/hf "def __init__([MASK], name):"
   python -m modernbert_train average runs/quickstart --last 4 --out runs/averaged
   python -m modernbert_train import-config their.yaml --out mine.yaml

@@ -8,6 +8,7 @@ killed at any moment.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -39,6 +40,8 @@ from modernbert_train.report import write_table_page
 from modernbert_train.text import duration, plural
 
 LOGS = "logs"
+# saved and ended; or ended by the signal itself, before Python could take it over
+_STOPPED = (StoppedEarly.exit_code, -signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)
 _OWN = ("name", "runs_folder", "seed")  # that each run has its own of
 
 
@@ -226,7 +229,7 @@ def run_cells(
         if code == 0 and result is not None:
             print(f"[{over} of {total}, {took}] {cell.name}: {_in_words(result)}", flush=True)
             finished(cell)
-        elif code == StoppedEarly.exit_code:
+        elif code in _STOPPED:
             outcome.stopped = True
         else:
             outcome.failed.append((cell, code, _last_words(job.log)))
@@ -275,21 +278,25 @@ def _last_words(log: Path) -> str:
 
 
 def tell(outcome: Outcome, out: Path) -> None:
-    """Say what failed, with the place of its log, and raise what the program ends with."""
-    if outcome.failed:
-        lines = [
-            f"  {cell.name}: exit code {code}; {out / LOGS / cell.name}.log\n    {said[:400]}"
-            for cell, code, said in outcome.failed
-        ]
-        failure = RunError(
-            f"{plural(len(outcome.failed), 'run')} failed; the same command tries again, and keeps the others:\n"
-            + "\n".join(lines)
-        )
-        code = outcome.failed[0][1]
-        failure.exit_code = code if code > 0 and not outcome.stopped else RunError.exit_code
-        raise failure
+    """Say what failed, with the place of its log, and raise what the program ends with: of a stop 75, whatever else.
+
+    Raises:
+        StoppedEarly, RunError: see `finetune_many`.
+    """
+    lines = [
+        f"  {cell.name}: exit code {code}; {out / LOGS / cell.name}.log\n    {said[:400]}"
+        for cell, code, said in outcome.failed
+    ]
+    failed = ""
+    if lines:
+        head = f"{plural(len(lines), 'run')} failed; the same command tries again, and keeps the others:"
+        failed = "\n".join([head, *lines])
     if outcome.stopped:
-        raise StoppedEarly(f"{out}: stopped and saved. The same command goes on.")
+        raise StoppedEarly("\n".join(filter(None, [f"{out}: stopped. The same command goes on.", failed])))
+    if failed:
+        failure, code = RunError(failed), outcome.failed[0][1]
+        failure.exit_code = code if code > 0 else RunError.exit_code
+        raise failure
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def test_a_frozen_encoder_is_exported_only_where_transformers_has_no_more(tmp_pa
 def test_a_frozen_encoder_keeps_its_bits_and_its_head_learns(
     name: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = write_task(frozen={"lr": 3e-2, "epochs": 3})
+    task = write_task(frozen={"lr": 3e-2, "epochs": 12})
     model = Path(f"frozen:{models[name]}")
     words = ["lr=1e-5"] if name == "bert" else []
     result = finetune(task, model, tmp_path / "runs", *words)

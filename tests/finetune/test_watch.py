@@ -191,12 +191,13 @@ def test_where_nobody_trains_watching_ends(
 @pytest.mark.timeout(900)
 def test_a_real_run_is_watched_while_it_trains(tiny_run: TinyRun, write_task: WriteTask, tmp_path: Path) -> None:
     """It keeps one checkpoint and knows nothing of being watched; its weights and record are those of a run alone."""
-    words = tiny_run("checkpoint.interval_steps=4", "checkpoint.keep=1")
+    run = tiny_run("checkpoint.interval_steps=4", "checkpoint.keep=1")
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    training = subprocess.Popen([sys.executable, "-m", "modernbert_train", "train", *words], env=environment)
+    training = subprocess.Popen([sys.executable, "-m", "modernbert_train", "train", *run], env=environment)
     folder = tmp_path / "runs" / "tiny"
     task = str(write_task(freeze=True, frozen={"epochs": 1, "lr": 1e-2}))
-    assert main(["finetune", task, "compute.device=cpu", "data.num_workers=0", "--watch", str(folder)]) == 0
+    words = ["finetune", task, "compute.device=cpu", "data.num_workers=0", "--watch", str(folder), "--seeds", "1"]
+    assert main(words) == 0
     assert training.wait() == 0
     assert [each["name"] for each in points(folder)] == ["finetune tone frozen"] * len(points(folder))
     assert len(points(folder)) > 1
