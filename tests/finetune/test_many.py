@@ -322,6 +322,30 @@ def test_several_runs_need_a_folder_and_no_launcher(
 
 
 @pytest.mark.runs
+@pytest.mark.timeout(600)
+def test_a_real_run_and_its_frozen_twin_and_a_watch_of_it(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the fakes leave open: that real processes find the package, the model, the linked checkpoint, and end."""
+    from tests.finetune.test_finetune import FAST
+
+    task, out = str(write_task(epochs=1, frozen={"epochs": 1})), tmp_path / "out"
+    named = [str(models["bert"]), f"frozen:{models['bert']}"]
+    assert main(["finetune", task, *FAST, "--model", *named, "--out", str(out), "--jobs", "2"]) == 0, (
+        capsys.readouterr()
+    )
+    assert [row["model"] for row in json.loads((out / "table.json").read_text())["rows"]] == ["bert", "frozen-bert"]
+    run = out / "tone-bert-1618"
+    assert "tone-bert-1618: dev accuracy" in (out / LOGS / f"{run.name}.log").read_text()
+    assert main(["finetune", task, *FAST, "freeze=true", "--watch", str(run), "--patience", "30"]) == 0
+    (point,) = [json.loads(line) for line in (run / "watch.jsonl").read_text().splitlines()]
+    assert point["name"] == "finetune tone frozen" and 0 <= point["figures"]["accuracy"] <= 1
+    assert "finetune tone frozen" in (run / "report.html").read_text()
+    assert main(["finetune", task, *FAST, "--model", *named, "--out", str(out), "--jobs", "2"]) == 0
+    assert "2 runs of 2 done before" in capsys.readouterr().out
+
+
+@pytest.mark.runs
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_models_two_tasks_two_seeds(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
