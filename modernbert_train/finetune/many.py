@@ -38,6 +38,7 @@ from modernbert_train.ranks.processes import Job, count_gpus, environments, run_
 from modernbert_train.read_json import read_json
 from modernbert_train.report import write_table_page
 from modernbert_train.text import duration, plural
+from modernbert_train.weights.named_source import check_named
 
 LOGS = "logs"
 # saved and ended; or ended by the signal itself, before Python could take it over
@@ -86,10 +87,13 @@ def finetune_many(
 
     Raises:
         ConfigError: it cannot be, or what is there was made by other settings.
+        DataError, StorageError: there is no such model.
         StoppedEarly: a signal came, and the runs have saved.
         RunError: some of them failed; all others are done.
     """
     cells = plan_cells(tasks, models, seeds or [SEED])
+    for model in models:
+        check_named(named_model(model).source)
     with held(out):
         refuse_other_settings(cells, out, overrides)
         done = [cell for cell in cells if "asked" in (read_result(out / cell.name / RESULT) or {})]

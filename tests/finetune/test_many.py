@@ -158,6 +158,12 @@ def test_the_page_draws_a_point_for_each_seed(results: Path, capsys: pytest.Capt
 # --- with processes in place of runs ----------------------------------------------------------------------------------
 
 
+def make_model(run: Path) -> None:
+    """A run with a checkpoint, as far as it is looked at without torch."""
+    (run / "checkpoints" / "step-00000004").mkdir(parents=True)
+    (run / "config.yaml").write_text("name: x")
+
+
 @pytest.fixture
 def grid(write_task: WriteTask, tmp_path: Path) -> list[str]:
     """The words of a command: two tasks with two models and two seeds."""
@@ -165,7 +171,7 @@ def grid(write_task: WriteTask, tmp_path: Path) -> list[str]:
     second = first.with_name("second.yaml")
     second.write_text(first.read_text())
     for name in ("a", "b"):
-        (tmp_path / name).mkdir()
+        make_model(tmp_path / name)
     models = [str(tmp_path / "a"), f"frozen:{tmp_path / 'b'}"]
     named = ["--model", *models, "--out", str(tmp_path / "out"), "--seeds", "1618", "42"]
     return ["finetune", str(first), str(second), *named]
@@ -221,7 +227,7 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(
     assert main([*grid[:3], "name=x", *grid[3:]]) == 78
     assert "each of several runs has its own name" in capsys.readouterr().err
     # what changes only how fast it goes, or who looks on, is no other setting; another model is one more row
-    (tmp_path / "c").mkdir()
+    make_model(tmp_path / "c")
     more = [*grid[:3], "logging.progress_bar=false", *grid[3:6], str(tmp_path / "c"), *grid[6:]]
     assert main(more) == 0
     assert sum(starts(out).values()) == 9 + 4
@@ -286,7 +292,7 @@ def test_a_result_of_weights_or_texts_that_have_changed_is_refused(
 ) -> None:
     """A run that has trained on since is another model: its old figure beside a new one would be a mixture."""
     run = tmp_path / "mine"
-    (run / "checkpoints" / "step-00000004").mkdir(parents=True)
+    make_model(run)
     task, out = str(write_task()), tmp_path / "out"
     finetune_many([task], [str(run)], [1], out, 1, [])
     file = out / "tone-mine-1" / "result.json"
@@ -314,6 +320,9 @@ def test_several_runs_need_a_folder_and_no_launcher(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(grid) == 78
     assert "without torchrun" in capsys.readouterr().err
+    monkeypatch.delenv("WORLD_SIZE")
+    assert main([*grid, "--model", "nobody"]) == 65  # before any run is started
+    assert "nobody: no such folder" in capsys.readouterr().err
     assert main(["finetune", "lr=1", "--model", "x"]) == 78
     assert "of which task?" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
