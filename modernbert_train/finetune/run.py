@@ -74,9 +74,9 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     result = folder / RESULT
     if speaks_for_all():
         figures = _last_figures(config)
-        write_result(result, task_name, task, wanted, config, prepared, figures)
         if _cannot_export(config) is None:
             export_run(config)
+        write_result(result, task_name, task, wanted, config, prepared, figures)  # last: where it is, the run is done
         print(f"{config.name}: {_in_words(figures, task)}; {result}")
     return result
 
