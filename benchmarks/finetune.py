@@ -111,7 +111,7 @@ def theirs(task: TaskConfig, model: Path, splits: dict[str, Split], seed: int, s
                 disable_tqdm=True,
                 dataloader_pin_memory=False,
             ),
-            train_dataset=read(splits["train"]),  # type: ignore[arg-type]
+            train_dataset=read(splits["train"]),
             data_collator=collated,
             callbacks=[Ends()],
         )

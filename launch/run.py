@@ -13,7 +13,6 @@ ranks and ends them together. A process that torchrun or Composer's launcher sta
 from __future__ import annotations
 
 import argparse
-import glob
 import os
 import signal
 import sys
@@ -39,6 +38,7 @@ from modernbert_train.errors import RunError  # noqa: E402
 from modernbert_train.lasting_output import lasting_output  # noqa: E402
 from modernbert_train.preflight import preflight  # noqa: E402
 from modernbert_train.ranks import orphans, scratch  # noqa: E402
+from modernbert_train.ranks.processes import count_gpus  # noqa: E402
 
 
 @lasting_output()
@@ -130,14 +130,6 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text}: a whole number above 0 is expected")
     return int(text)
-
-
-def count_gpus() -> int:
-    """GPUs that the driver shows, without importing torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
-    return len(glob.glob("/dev/nvidia[0-9]*"))
 
 
 if __name__ == "__main__":

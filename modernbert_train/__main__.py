@@ -64,6 +64,7 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
   python -m modernbert_train eval runs/quickstart
   python -m modernbert_train export runs/quickstart
   python -m modernbert_train finetune rte --model runs/quickstart data=glue/RTE
+  python -m modernbert_train finetune rte cola --model runs/quickstart frozen:runs/quickstart --out runs/judged
   python -m modernbert_train gliner train yamls/gliner/wnut17.yaml --model runs/quickstart
   python -m modernbert_train setfit train yamls/setfit/banking77.yaml --model runs/quickstart
   python -m modernbert_train retrieval train yamls/retrieval/modernbert.yaml --model runs/quickstart train=[pairs.jsonl]
@@ -191,13 +192,27 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--out", type=Path, required=True, help="folder of the grown model")
     with_licence(verb)
     verb = add("finetune", _finetune, "train a model on labelled texts, measure it, and export it with its classes")
-    verb.add_argument("task", metavar="TASK", help="one of yamls/tasks, such as mnli, or a YAML file of your own")
-    words = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
-    verb.add_argument("--model", required=True, help=words)
+    words = (
+        "tasks: of yamls/tasks, such as mnli, or YAML files of your own; keys of the task, such as lr= or data=, and "
+        "of the run, such as compute.device="
+    )
+    verb.add_argument("run", nargs="+", metavar="TASK [KEY=VALUE]", help=words)
+    of_what = verb.add_mutually_exclusive_group(required=True)
+    words = (
+        "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt; of these also "
+        "frozen:MODEL and untrained:MODEL"
+    )
+    of_what.add_argument("--model", nargs="+", metavar="MODEL", help=words)
+    words = "every new checkpoint of a run while it trains; its report has the curve"
+    of_what.add_argument("--watch", type=Path, metavar="RUN", help=words)
     words = "one run each, in place of seed=; the paper's are 1618 42 6033 3145"
     verb.add_argument("--seeds", nargs="+", type=_positive, metavar="N", help=words)
-    words = "keys of the task, such as lr= or data=, and of the run, such as compute.device="
-    verb.add_argument("run", nargs="*", metavar="KEY=VALUE", help=words)
+    words = "folder of many runs, every task with every model and seed, and of their table"
+    verb.add_argument("--out", type=Path, metavar="FOLDER", help=words)
+    words = "runs at a time, of many; default: one for each GPU, or one"
+    verb.add_argument("--jobs", type=_positive, metavar="N", help=words)
+    words = "seconds without a sign of training after which watching ends, default 600"
+    verb.add_argument("--patience", type=_positive, default=600, metavar="S", help=words)
     add_verbs(add)
     verb = add("average", _average, "the mean of several checkpoints, for eval, export and weights.init_from")
     words = "checkpoints, or runs, whose newest checkpoint counts; with --last one run"
@@ -420,8 +435,32 @@ def _grow(options: argparse.Namespace) -> None:
 
 
 def _finetune(options: argparse.Namespace) -> None:
-    if wrong := [word for word in options.run if "=" not in word]:
-        raise ConfigError(f"{wrong[0]}: neither a key with a value nor the task, which stands first. Write KEY=VALUE.")
+    named = options.model or []
+    models = [word for word in named if "=" not in word or Path(word).exists()]
+    overrides = [*(word for word in options.run if "=" in word), *(word for word in named if word not in models)]
+    tasks = [word for word in options.run if "=" not in word]
+    if not tasks:
+        raise ConfigError(f"finetune {' '.join(options.run)}: of which task? Name one of yamls/tasks, or a YAML file.")
+    if options.watch is None and not models:
+        raise ConfigError("--model: names none. Name a run, a checkpoint or a Hugging Face folder.")
+    if options.watch is None and options.out is None and (len(tasks) > 1 or len(models) > 1 or options.jobs):
+        raise ConfigError(
+            f"finetune of {', '.join(tasks)} with {', '.join(models)}: several runs at a time need a folder for their "
+            "table. Add --out runs/judged; or name one task, which stands first, and one --model, without --jobs."
+        )
+    if options.watch is not None or options.out is not None:
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise ConfigError("--out and --watch start processes of their own. Start one command, without torchrun.")
+        from modernbert_train.finetune.many import finetune_many
+        from modernbert_train.finetune.watch import watch
+
+        if options.watch is None:
+            finetune_many(tasks, models, options.seeds, options.out, options.jobs, overrides)
+        elif options.out is not None:
+            raise ConfigError(f"--out={options.out}: what is watched is kept in {options.watch}/watch. Leave it out.")
+        else:
+            watch(options.watch, tasks, options.seeds, options.jobs, options.patience, overrides)
+        return
     from modernbert_train.run.progress import stage
 
     stage("loading torch and Composer")
@@ -429,7 +468,7 @@ def _finetune(options: argparse.Namespace) -> None:
         from modernbert_train.finetune.run import finetune
 
     for seed in options.seeds or [None]:
-        finetune(options.task, options.model, [*options.run, *([] if seed is None else [f"seed={seed}"])])
+        finetune(tasks[0], models[0], [*overrides, *([] if seed is None else [f"seed={seed}"])])
 
 
 def _average(options: argparse.Namespace) -> None:
@@ -447,9 +486,12 @@ def _report(options: argparse.Namespace) -> None:
 
         print(write_comparison(folders, options.out or folders[0].parent / "comparison.html"))
         return
-    config = read_run(options.run)
-    from modernbert_train.report import write_report
+    from modernbert_train.report import is_table, write_report, write_table_page
 
+    if len(folders) == len(options.run) and is_table(folders[0]):
+        print(write_table_page(folders[0], options.out))
+        return
+    config = read_run(options.run)
     print(write_report(Path(config.folder), options.out))
 
 

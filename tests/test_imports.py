@@ -67,7 +67,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.finetune": (
         "batch", "config", "data", "errors", "files", "installed", "own_files", "preflight", "ranks", "read_json",
-        "run", "tokenizer_threads", "train", "vocabulary", "weights",
+        "report", "run", "text", "tokenizer_threads", "train", "vocabulary", "weights",
     ),
     "modernbert_train.downstream": (
         "config", "data.conll", "data.labelled", "data.tables", "errors", "evals.metrics", "files", "finetune",

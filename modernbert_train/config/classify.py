@@ -19,6 +19,8 @@ class LabelledConfig(ObjectiveConfig):
 
     labels: tuple[str, ...] = ()  # names of the classes, in the order of the logits
     dropout: float = knob(0.0, low=0, below=1)  # before the last matrix, in training only
+    # the encoder keeps its weights and has no dropout; one matrix on its states, nothing between, is all that learns
+    freeze: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", tuple(self.labels))  # out of YAML it is a list, which has no hash

@@ -35,7 +35,8 @@ from modernbert_train.downstream.sentence_model import (
 )
 from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
 from modernbert_train.files import lock_now, write_whole
-from modernbert_train.finetune.result import RESULT, run_name, write_figures
+from modernbert_train.finetune.result import RESULT, write_figures
+from modernbert_train.finetune.task import run_name
 from modernbert_train.read_json import read_json
 from modernbert_train.weights.named_source import check_named
 
@@ -248,7 +249,7 @@ def _write(
         folder / RESULT,
         task=task,
         source=model,
-        seed=getattr(config, "seed", None),  # type: ignore[arg-type]
+        seed=getattr(config, "seed", None),
         run=folder.name,
         figures=figures,
         counts={**counts, **{name: each.counts for name, each in folders.items()}},

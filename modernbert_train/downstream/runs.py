@@ -18,7 +18,8 @@ from typing import Any, Literal, TypeVar
 from modernbert_train.config.load import load_typed, to_yaml
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.files import publish, write_whole
-from modernbert_train.finetune.result import RESULT, run_name
+from modernbert_train.finetune.result import RESULT
+from modernbert_train.finetune.task import run_name
 
 MODEL = "model"
 T = TypeVar("T")

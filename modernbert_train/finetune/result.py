@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,12 @@ from modernbert_train.files import write_whole
 RESULT = "result.json"
 
 
-def run_name(task: str, model: str, seed: int | str) -> str:
-    """The task, the model and the seed, for a run that the command line gives no name."""
-    path = Path(model)
-    own = path.parents[1].name if path.name.startswith("step-") and len(path.parents) > 1 else path.stem
-    own = path.parent.name if own == "hf" else own
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{Path(task).stem}-{own}-{seed}")[:100]
-
-
 def write_figures(
     file: Path,
     *,
     task: str,
     source: str,
-    seed: int,
+    seed: int | None,
     run: str,
     figures: Mapping[str, Mapping[str, float]],
     counts: Mapping[str, Mapping[str, int]],

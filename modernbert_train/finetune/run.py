@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from modernbert_train.config.load import load_run, load_typed
+from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.config.tools.finetune import TASK_KEYS, TaskConfig, task_problems
+from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.data.packing import WINDOW
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.files import write_whole
-from modernbert_train.finetune.result import RESULT, run_name, write_figures
+from modernbert_train.finetune.result import RESULT, write_figures
 from modernbert_train.finetune.shards import Prepared, prepare, warnings_of
-from modernbert_train.installed import YAMLS
+from modernbert_train.finetune.task import SEED, UNTRAINED, Named, as_trained, asked, named_model, read_task, run_name
 from modernbert_train.preflight import preflight
 from modernbert_train.ranks.launched import speaks_for_all
 from modernbert_train.run.run_folder import RunFolder
@@ -33,9 +33,6 @@ from modernbert_train.weights.formats.classifiers import classifier_format, pool
 from modernbert_train.weights.source import Source, open_source
 
 RUN_YAML, SHARDS, PHASE = "finetune.yaml", "task", "finetune"
-SEED = 1618  # the first of those that ModernBERT was evaluated with
-_TASKS = YAMLS / "tasks"
-_LARGE = 1024  # width from which a task's `large` counts
 _MICROBATCH_TOKENS = 16_384
 
 
@@ -44,7 +41,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
 
     Args:
         task_name: one of yamls/tasks, or a YAML file.
-        model: a run, a checkpoint or a model; see `open_source`.
+        model: a run, a checkpoint or a model, see `open_source`; or a baseline of it, see task.py.
         overrides: keys of the task, and of the run.
 
     Returns:
@@ -54,17 +51,18 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
         RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
     """
     task, rest = read_task(task_name, overrides)
-    source = open_source(model)
-    if source.model.hidden_size >= _LARGE:
-        task = replace(task, **{key: value for key, value in asdict(task.large).items() if value is not None})
+    named, wanted = named_model(model), asked(task, model, rest)
+    source = open_source(named.source)
+    task = as_trained(task, named, source.model.hidden_size)
     most = min(task.max_tokens, source.max_tokens, getattr(source.model, "max_positions", source.max_tokens))
-    rest = [f"name={run_name(task_name, model, _seed_in(rest))}", f"seed={SEED}", *rest]
+    seed = next((each.partition("=")[2] for each in reversed(rest) if each.startswith("seed=")), SEED)
+    rest = [f"name={run_name(task_name, model, seed)}", f"seed={SEED}", *rest]
     folder = _folder(rest)
     with source.tokenizer_folder() as tokenizer:
         prepared = prepare(task, tokenizer, most, folder / SHARDS)
-    config = _run(task, model, source, prepared, folder, rest)
+    config = _run(task, named, source, prepared, folder, rest)
     if speaks_for_all():
-        for line in warnings_of(prepared, task):
+        for line in (*warnings_of(prepared, task), *_unused(task, overrides)):
             print(f"warning: {line}")
         if (reason := _cannot_export(config)) is not None:
             print(f"warning: the outcome will not be exported: {reason}")
@@ -74,38 +72,11 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     result = folder / RESULT
     if speaks_for_all():
         figures = _last_figures(config)
-        write_result(result, task_name, task, model, config, prepared, figures)
         if _cannot_export(config) is None:
             export_run(config)
+        write_result(result, task_name, task, wanted, config, prepared, figures)  # last: where it is, the run is done
         print(f"{config.name}: {_in_words(figures, task)}; {result}")
     return result
-
-
-def read_task(name: str, overrides: Sequence[str]) -> tuple[TaskConfig, list[str]]:
-    """A task by its name or file, with what the command line changes; and the overrides that are the run's.
-
-    Raises:
-        ConfigError: there is none, or it cannot be trained.
-    """
-    file = Path(name)
-    if file.suffix not in (".yaml", ".yml"):
-        file = _TASKS / f"{name}.yaml"
-        if not file.is_file():
-            known = ", ".join(sorted(path.stem for path in _TASKS.glob("*.yaml")))
-            raise ConfigError(f"{name}: no such task. Known: {known or 'none here'}. Or name a YAML file of your own.")
-    own = [each for each in overrides if _is_of_task(each.partition("=")[0])]
-    task = load_typed(TaskConfig, [file], own)
-    if problems := list(task_problems(task)):
-        raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems))
-    return task, [each for each in overrides if each not in own]
-
-
-def _is_of_task(key: str) -> bool:
-    return key in TASK_KEYS or key.startswith(("validation.", "large."))  # data= is the task's, data.train= the run's
-
-
-def _seed_in(overrides: Sequence[str]) -> str:
-    return next((each.partition("=")[2] for each in reversed(overrides) if each.startswith("seed=")), str(SEED))
 
 
 def _folder(overrides: Sequence[str]) -> Path:
@@ -114,7 +85,7 @@ def _folder(overrides: Sequence[str]) -> Path:
 
 
 def _run(
-    task: TaskConfig, model: str, source: Source, prepared: Prepared, folder: Path, overrides: Sequence[str]
+    task: TaskConfig, named: Named, source: Source, prepared: Prepared, folder: Path, overrides: Sequence[str]
 ) -> RunConfig:
     """The run as a configuration, written beside its shards; every key of it can be overridden."""
     row_tokens = -(-max(prepared.longest, 16) // 8) * 8
@@ -130,7 +101,7 @@ def _run(
             "packing_window": max(4, min(WINDOW, prepared.texts // 32)),  # of few texts few wait for the next epoch
         },
         "model": asdict(source.model),
-        "weights": {"init_from": model},
+        "weights": {"init_from": None if UNTRAINED in named.baseline else named.source},
         "objective": _objective(task, source, prepared),
         "optim": {"name": "adamw", "lr": task.lr, "weight_decay": task.weight_decay / task.lr},  # torch's is times lr
         "phases": {
@@ -160,9 +131,10 @@ def _run(
 
 
 def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str, Any]:
-    dropout = getattr(source.model, "dropout", 0.0)  # as transformers' classes have it
+    # as transformers' classes have it
+    own = {"freeze": True} if task.freeze else {"dropout": getattr(source.model, "dropout", 0.0)}
     if task.kind == "tokens":
-        return {"name": "tag", "labels": list(prepared.labels), "dropout": dropout}
+        return {"name": "tag", "labels": list(prepared.labels), **own}
     from modernbert_train.vocabulary import read_vocabulary
 
     types = getattr(source.model, "segments", 1) > 1 and read_vocabulary(prepared.tokenizer).segments_of_pairs
@@ -170,10 +142,18 @@ def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str
         "name": "classify",
         "kind": task.kind,
         "labels": list(prepared.labels),
-        "pooling": task.pooling or pooling_of(source.model),
+        "pooling": task.pooling or ("mean" if task.freeze else pooling_of(source.model)),
         "segments": 2 if types and len(task.text_columns) > 1 else 1,
-        "dropout": dropout,
+        **own,
     }
+
+
+def _unused(task: TaskConfig, overrides: Sequence[str]) -> Iterator[str]:
+    """What a command line says of fine-tuning, and a frozen encoder does not read."""
+    if task.freeze:
+        for key in asdict(task.frozen):
+            if any(each.startswith(f"{key}=") for each in overrides):
+                yield f"{key}= is that of fine-tuning; a frozen encoder has frozen.{key}={getattr(task, key):g}"
 
 
 def _cannot_export(config: RunConfig) -> str | None:
@@ -202,18 +182,21 @@ def write_result(
     file: Path,
     task_name: str,
     task: TaskConfig,
-    model: str,
+    wanted: dict[str, Any],
     config: RunConfig,
     prepared: Prepared,
     figures: dict[str, dict[str, float]],
 ) -> None:
-    """Write what a run came to; figures that are no numbers are null."""
+    """Write what a run came to; figures that are no numbers are null. `wanted` is what the command asked for."""
     phase = config.phases[PHASE]
-    settings = {each.name: getattr(task, each.name) for each in fields(task) if each.name not in ("large", "labels")}
+    settings = {
+        each.name: getattr(task, each.name) for each in fields(task) if each.name not in ("large", "frozen", "labels")
+    }
     write_figures(
         file,
         task=Path(task_name).stem,
-        source=model,
+        source=wanted["model"],
+        weights=_first_weights(config),
         seed=config.seed,
         run=config.name,
         figures=figures,
@@ -228,7 +211,14 @@ def write_result(
             "lr": config.optim.lr,
             "weight_decay_of_optimizer": config.optim.weight_decay,
         },
+        asked=wanted,
     )
+
+
+def _first_weights(config: RunConfig) -> str:
+    """Where the run had its first weights from, as its record says: since then there may be newer checkpoints."""
+    entries = RunFolder(config).read_metrics()
+    return next((str(entry.get("from", "")) for entry in entries if entry.get("kind") == "start"), "")
 
 
 def _in_words(figures: dict[str, dict[str, float]], task: TaskConfig) -> str:

@@ -1,7 +1,8 @@
 """Encoders that tell the class of a text, or of each of its words, in the form that transformers gives each.
 
 Between the hidden states and the last matrix stands, of a ModernBERT, the dense matrix and the norm of its masked-LM
-head, whose weights it goes on with; of all others, for texts a dense matrix and tanh, for words nothing.
+head, whose weights it goes on with; of all others, for texts a dense matrix and tanh, for words nothing. On a frozen
+encoder there is nothing between for any of them, so that what is told is linear in its states.
 
 Shape legend: T packed tokens, S segments of the buffer, P sequences (padded), M words (padded), D model width,
 L logits.
@@ -53,7 +54,9 @@ class Classifier(OnEncoder):
     def __init__(self, encoder: Encoder, objective: ClassifyConfig | TagConfig) -> None:
         super().__init__(encoder)
         self.objective = objective
-        if encoder.classes_from == "head":
+        if objective.freeze:
+            encoder.requires_grad_(False)
+        elif encoder.classes_from == "head":
             self.head = encoder.prediction_head()
         elif isinstance(objective, ClassifyConfig):
             self.pooler = Pooler(encoder.config.hidden_size)
@@ -74,6 +77,13 @@ class Classifier(OnEncoder):
     def alone(cls, encoder: Encoder) -> OnEncoder:
         """See `OnEncoder`: how many logits there are only a run or a config.json can tell."""
         return OnEncoder(encoder)
+
+    def train(self, mode: bool = True) -> Self:
+        """See nn.Module; a frozen encoder is never in training."""
+        super().train(mode)
+        if self.objective.freeze:
+            self.model.eval()
+        return self
 
     def predict(self, batch: Batch) -> Tensor:
         """Logits in fp32: of the sequences logits_PL, or of the words logits_ML."""

@@ -256,10 +256,11 @@ def _replaced(model: ModelConfig) -> tuple[Matrix, ...]:
 
 
 def _classifier(model: ModelConfig, objective: ClassifyConfig | TagConfig) -> tuple[Matrix, ...]:
-    """See models/classifier.py: a ModernBERT goes on with the head that predicts tokens, others pool texts."""
+    """See models/classifier.py: a ModernBERT goes on with the head that predicts tokens, others pool texts; a frozen
+    encoder has neither."""
     (head,), width, logits = objective.heads, model.hidden_size, objective.num_logits
     between: tuple[Matrix, ...] = ()
-    if isinstance(model, ModernBertConfig) or head == "class":
+    if not objective.freeze and (isinstance(model, ModernBertConfig) or head == "class"):
         between = (Matrix(width, width, "head", uses=1, head=head), Matrix(width, 1, "head"))  # norm, or bias
     return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
 

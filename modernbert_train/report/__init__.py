@@ -2,5 +2,6 @@
 
 from modernbert_train.report.compare import write_comparison
 from modernbert_train.report.html import write_loss_svg, write_report
+from modernbert_train.report.many import is_table, write_table_page
 
-__all__ = ["write_comparison", "write_loss_svg", "write_report"]
+__all__ = ["is_table", "write_comparison", "write_loss_svg", "write_report", "write_table_page"]

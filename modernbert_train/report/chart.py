@@ -72,9 +72,13 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Marks:
-    """What charts share: the end of the x axis in tokens, phase boundaries, restarts, faults, losses not numbers."""
+    """What charts share: the end of the x axis in tokens, phase boundaries, restarts, faults, losses not numbers.
+
+    `ticks` are places and labels of an axis that is not of tokens.
+    """
 
     end: float
+    ticks: Sequence[tuple[float, str]] = ()
     boundaries: Sequence[tuple[float, str]] = ()
     restarts: Sequence[Event] = ()
     faults: Sequence[Event] = ()
@@ -243,10 +247,11 @@ def key_mark(css: str) -> str:
 def _x_axis(marks: Marks) -> list[str]:
     out = ['<line class="axis" x2="100%" y1="100%" y2="100%"/>']
     step = round_step(marks.end / 5) if marks.end else 1.0
-    for i in range(int(marks.end / step + 1e-9) + 1):
-        x = _percent(i * step, marks.end)
-        anchor = "end" if x > 95 else "middle"
-        label = tokens_text(i * step)
+    places = [i * step for i in range(int(marks.end / step + 1e-9) + 1)]
+    for place, label in marks.ticks or [(place, tokens_text(place)) for place in places]:
+        x = _percent(place, marks.end)
+        anchor = "end" if x > 95 and not marks.ticks else "middle"
+        label = escape(label)
         out.append(f'<line class="axis" x1="{x}%" x2="{x}%" y1="100%" y2="100%" transform="translate(0 4)"/>')
         out.append(f'<text class="tick" x="{x}%" y="100%" dy="18" text-anchor="{anchor}">{label}</text>')
     return out

@@ -135,7 +135,8 @@ class History:
 
 
 def read_history(path: Path) -> History:
-    """Read metrics.jsonl, and beside it faults.jsonl, which alone knows of the faults that ended the run.
+    """Read metrics.jsonl, and beside it faults.jsonl, which alone knows of the faults that ended the run, and
+    watch.jsonl, which has what `finetune --watch` measured of its checkpoints.
 
     Raises:
         DataError: the file does not exist or cannot be read. Damaged lines are counted, not raised.
@@ -157,7 +158,19 @@ def read_history(path: Path) -> History:
         except OSError as error:
             raise DataError(f"{stops}: cannot be read ({error.strerror}). Fix the disk or the permission.") from error
         history.faults += [_fault(entry) for entry in entries if entry.get("action") == "stop"]
+    _add_watched(history, path.with_name("watch.jsonl"))
     return history
+
+
+def _add_watched(history: History, file: Path) -> None:
+    """Evaluations by another process, in order of tokens among the run's own."""
+    if not file.is_file():
+        return
+    found = History()
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for line in filter(str.strip, lines):
+            _add_line(found, line)
+    history.evaluations = sorted([*history.evaluations, *found.evaluations], key=lambda each: each.tokens)
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:

@@ -91,11 +91,11 @@ def _figure(number: int, chart: Chart, marks: Marks, where: str) -> tuple[str, l
     if any(line.run is not None for line, _ in drawn):
         dots.append('<g class="hot"></g><circle class="dot" r="5"/><text class="label"></text>')
     top = 14 + LABEL_ROW * (1 + max(label_rows(marks), default=-1))
-    title = escape(chart.title)
+    title, over = escape(chart.title), "by model" if marks.ticks else "over tokens"
     figure = f"""<figure class="box" data-chart="{number}"><figcaption><h2>{title}</h2>
 <output class="where" data-last="{escape(where)}">{escape(where)}</output>
 <div class="keys">{"".join(keys)}</div></figcaption>
-<div class="frame" style="padding-top:{top}px"><svg role="img" aria-label="{title}, over tokens">{axes}</svg>
+<div class="frame" style="padding-top:{top}px"><svg role="img" aria-label="{title}, {over}">{axes}</svg>
 <svg class="curves">{curves}</svg><svg class="over"><line class="cross" y2="100%"/>{"".join(dots)}</svg></div></figure>
 """
     return figure, [p._asdict() | ({} if line.run is None else {"run": line.run}) for line, p in drawn]

@@ -4,6 +4,7 @@ runs/NAME/config.yaml      the resolved configuration, itself runnable
 runs/NAME/metrics.jsonl    one line per optimizer step, validation, start and resume
 runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or ended the run at; never rewound
 runs/NAME/checkpoints/     see checkpoint.py
+runs/NAME/watch.jsonl      what `finetune --watch`, another process, measured of the checkpoints; watch/ is its folder
 runs/NAME/report.html      drawn from metrics.jsonl
 runs/NAME/profile/         traces and tables of the steps that profile: asks for
 """

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from modernbert_train.compute import Compute
-from modernbert_train.config.schema import ModelConfig, ObjectiveConfig, RunConfig
+from modernbert_train.config.schema import LabelledConfig, ModelConfig, ObjectiveConfig, RunConfig
 from modernbert_train.data.planner import BatchPlan, Row, StreamCount
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import flops_per_token, mean_spans
@@ -42,7 +42,8 @@ _SETTLED_SECONDS = 600.0  # before, the time between steps (validations, checkpo
 def training_flops(
     rows: Sequence[Row], counts: Mapping[str, int], model: ModelConfig, objective: ObjectiveConfig
 ) -> float:
-    """FLOPs of a forward and a backward pass over some rows, by the true length of each sequence in them.
+    """FLOPs of a forward and a backward pass over some rows, by the true length of each sequence in them; of a frozen
+    encoder of the forward pass alone.
 
     Padding, recomputation and what a kernel computes beyond a window do not count; see plan/flops.py.
 
@@ -58,7 +59,9 @@ def training_flops(
     uses |= dict.fromkeys(objective.idle_heads, 0.0)
     spans = mean_spans(lengths, counted, objective.order, objective.query_share)
     encoded = objective.encoded_tokens(tokens / len(lengths))
-    return tokens * flops_per_token(counted, spans, uses, encoded).training
+    each = flops_per_token(counted, spans, uses, encoded)
+    frozen = isinstance(objective, LabelledConfig) and objective.freeze
+    return tokens * (each.forward if frozen else each.training)
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:

@@ -225,7 +225,11 @@ XLNET = XLNetConfig(**SIZE, num_layers=2)
 
 
 @pytest.mark.parametrize("config", [*CONFIGS.values(), XLNET], ids=[*CONFIGS, "xlnet"])
-@pytest.mark.parametrize("objective", [ClassifyConfig(labels=LABELS), TagConfig(labels=LABELS)], ids=["class", "tag"])
+@pytest.mark.parametrize(
+    "objective",
+    [ClassifyConfig(labels=LABELS), TagConfig(labels=LABELS), ClassifyConfig(labels=LABELS, freeze=True)],
+    ids=["class", "tag", "frozen"],
+)
 def test_the_census_counts_the_real_model(config: ModelConfig, objective: ObjectiveConfig) -> None:
     """Else banner, plan and MFU tell of a head that predicts tokens, which is not there."""
     real = build_model(config, objective)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -99,19 +100,48 @@ def test_a_task_is_learned_measured_and_served(
     assert from_export["figures"] == second["figures"]
 
 
-def run_process(words: list[str], kill_at: int | None = None, **environment: str) -> int:
-    """The verb in a process of its own; it is killed when a checkpoint of that step is there."""
-    code = "import sys; from modernbert_train.__main__ import program; program()"
-    if kill_at is not None:
-        code = (
-            "import os, signal\nfrom modernbert_train.run import checkpoint\nwrite = checkpoint.write\n"
-            "def killed(*args, **kwargs):\n    found = write(*args, **kwargs)\n"
-            f"    os.kill(os.getpid(), signal.SIGKILL) if '{kill_at:08d}' in str(found) else None\n    return found\n"
-            "checkpoint.write = killed\n" + code
-        )
+def killed(words: list[str], steps: int) -> int:
+    """The verb in a process of its own, which the system kills after so many steps; its exit code."""
+    code = f"""
+import os, signal
+from modernbert_train.train import checkpointing
+batch_end, steps = checkpointing.Save.batch_end, []
+def dies(self, state, logger):
+    batch_end(self, state, logger)
+    steps.append(1)
+    if len(steps) == {steps}:
+        os.kill(os.getpid(), signal.SIGKILL)
+checkpointing.Save.batch_end = dies
+from modernbert_train.__main__ import program
+program()
+"""
     path = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code, *words], env=os.environ | path | environment, check=False)
-    return done.returncode
+    return subprocess.run([sys.executable, "-c", code, *words], env=os.environ | path, check=False).returncode
+
+
+def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """kill -9 between two checkpoints of the second seed: the same command goes on, and both are what they would be."""
+    task, keys = write_task(epochs=1), ["checkpoint.interval_steps=2", "batch_texts=8"]
+    words = ["finetune", str(task), "--model", str(models["bert"]), *FAST, *keys, f"runs_folder={tmp_path}/cut"]
+    words += ["--seeds", "7", "8"]
+    whole = {seed: finetune(task, models["bert"], tmp_path / f"whole-{seed}", *keys, f"seed={seed}") for seed in (7, 8)}
+    steps = len([entry for entry in metrics(tmp_path / "whole-7" / "tone") if entry["kind"] == "step"])
+    assert steps > 3
+    assert killed(words, steps + 3) == -signal.SIGKILL
+    assert (tmp_path / "cut" / "tone-bert-7" / "result.json").exists()
+    cut = tmp_path / "cut" / "tone-bert-8"
+    assert not (cut / "result.json").exists()
+    assert [path.name for path in (cut / "checkpoints").iterdir()] == ["step-00000002"]
+    assert main(words) == 0
+    for seed in (7, 8):
+        own, alone = tmp_path / "cut" / f"tone-bert-{seed}", tmp_path / f"whole-{seed}" / "tone"
+        assert json.loads((own / "result.json").read_text())["figures"] == whole[seed]["figures"]
+        assert metrics(own) == metrics(alone)
+        ours, theirs = weights(own), weights(alone)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert not torch.equal(weights(tmp_path / "whole-7" / "tone")["classifier.weight"], ours["classifier.weight"])
 
 
 @pytest.mark.parametrize("kind", ["single-label", "tokens"])

@@ -23,6 +23,15 @@ class LargeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrozenConfig:
+    """What is other where the encoder is frozen, whatever its width: only a matrix learns, and passes are cheap."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    epochs: float = 10.0  # without gradients of the encoder about as long as three with them
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskConfig:
     """A task: labelled texts, what is told of them, and how it is trained."""
 
@@ -45,10 +54,13 @@ class TaskConfig:
     weight_decay: float = 1e-5  # of each step at the peak, whatever the rate: Composer's decoupled decay
     epochs: float = 3.0
     large: LargeConfig = field(default_factory=LargeConfig)
+    # the encoder keeps its weights, and a linear head learns on its states: a baseline, and a measure of the encoder
+    freeze: bool = False
+    frozen: FrozenConfig = field(default_factory=FrozenConfig)
     batch_texts: int = 64  # about; a batch is whole rows of packed texts
     max_tokens: int = 256  # longer texts are cut, special tokens included
     warmup: float = 0.06  # share of the training in which the rate rises; then it falls, linearly, to 0
-    pooling: Literal["cls", "mean"] | None = None  # None: mean of a ModernBERT, cls of all others
+    pooling: Literal["cls", "mean"] | None = None  # None: mean of a ModernBERT and of what is frozen, cls of others
 
     @property
     def measured(self) -> list[str]:
@@ -74,11 +86,16 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
             yield f"metrics: {name} is none of kind={task.kind}. Choose from {', '.join(METRICS_OF[task.kind])}."
     if "f1" in task.metrics and len(task.labels) != 2:
         yield f"metrics: f1 is that of the second of two labels, and labels={task.labels}. Name two, or use macro_f1."
-    for key in ("lr", "epochs", "batch_texts"):
-        if getattr(task, key) <= 0:
-            yield f"{key}={getattr(task, key)}: must be above 0."
-    if task.weight_decay < 0 or task.weight_decay >= 1:
-        yield f"weight_decay={task.weight_decay}: the share by which weights shrink in a step. Usual are 1e-6 to 1e-5."
+    own: dict[str, TaskConfig | FrozenConfig] = {"": task, "frozen.": task.frozen}
+    for at, each in own.items():
+        for key in ("lr", "epochs"):
+            if getattr(each, key) <= 0:
+                yield f"{at}{key}={getattr(each, key)}: must be above 0."
+        if not 0 <= each.weight_decay < 1:
+            shown = f"{at}weight_decay={each.weight_decay}"
+            yield f"{shown}: the share by which weights shrink in a step. Usual are 1e-6 to 1e-5."
+    if task.batch_texts <= 0:
+        yield f"batch_texts={task.batch_texts}: must be above 0."
     if not 0 <= task.warmup < 1:
         yield f"warmup={task.warmup}: a share of the training, from 0 and below 1."
     if task.max_tokens < 8:

@@ -189,6 +189,11 @@ def classifier_format(model: ModelConfig, objective: LabelledConfig) -> Classifi
                 f"objective.pooling={objective.pooling}: transformers' {name} reads {', '.join(kind.poolings)} alone, "
                 f"so it would tell other classes. Train with objective.pooling={kind.poolings[0]} to export."
             )
+        if objective.freeze and {*kind.heads} != {"classifier"}:
+            raise ConfigError(
+                f"objective.freeze=true: transformers' {name} has more than one matrix behind the encoder, and this "
+                "one was trained without. Measure with the run itself."
+            )
         return Classifiers(name, objective)
     raise ConfigError(
         f"objective.name={objective.name} with model.name={model.name}: there is no place in transformers' format for "
