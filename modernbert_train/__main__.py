@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import json
 import math
 import os
 import sys
@@ -16,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from modernbert_train import __version__
 from modernbert_train.ranks import stop_signals
@@ -27,6 +26,7 @@ if __name__ == "__main__":  # before the slower imports
 from modernbert_train.config.check import check, check_model
 from modernbert_train.config.load import load_model
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.downstream.verbs import add_verbs
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
 from modernbert_train.installed import YAMLS
 from modernbert_train.lasting_output import lasting_output
@@ -34,6 +34,7 @@ from modernbert_train.ranks import orphans, scratch
 from modernbert_train.ranks.launched import speaks_for_all
 
 if TYPE_CHECKING:
+    from modernbert_train.data.facts import DataFacts
     from modernbert_train.run.checkpoint import Checkpoint
 
 # verbs that are programs of their own, whose modules read their arguments: module, and what it does
@@ -47,7 +48,10 @@ PROGRAMS = {
 }
 
 # kinds of `init` -> the folder of yamls/
-STARTING_POINTS = {"recipe": "recipes", "run": "", "data": "data", "model": "model", "sweep": "sweeps", "task": "tasks"}
+STARTING_POINTS = {
+    "recipe": "recipes", "run": "", "data": "data", "model": "model", "sweep": "sweeps", "task": "tasks",
+    "retrieval": "retrieval", "gliner": "gliner", "setfit": "setfit",
+}  # fmt: skip
 
 EPILOG = """\
 RUN is one or more YAML files, merged left to right, or the folder of a run. Overrides are section.key=value.
@@ -62,6 +66,7 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
   python -m modernbert_train finetune rte --model runs/quickstart data=glue/RTE
   python -m modernbert_train gliner train yamls/gliner/wnut17.yaml --model runs/quickstart
   python -m modernbert_train setfit train yamls/setfit/banking77.yaml --model runs/quickstart
+  python -m modernbert_train retrieval train yamls/retrieval/modernbert.yaml --model runs/quickstart train=[pairs.jsonl]
   python -m modernbert_train fill runs/quickstart/hf "def __init__([MASK], name):"
   python -m modernbert_train average runs/quickstart --last 4 --out runs/averaged
   python -m modernbert_train import-config their.yaml --out mine.yaml
@@ -193,10 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--seeds", nargs="+", type=_positive, metavar="N", help=words)
     words = "keys of the task, such as lr= or data=, and of the run, such as compute.device="
     verb.add_argument("run", nargs="*", metavar="KEY=VALUE", help=words)
-    for name, words in (("gliner", "entities of any types that are named"), ("setfit", "classes of texts from a few")):
-        _add_recipe(
-            add(name, lambda options: None, f"{words}, by the library of that name, on a trained encoder"), name
-        )
+    add_verbs(add)
     verb = add("average", _average, "the mean of several checkpoints, for eval, export and weights.init_from")
     words = "checkpoints, or runs, whose newest checkpoint counts; with --last one run"
     verb.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=words)
@@ -214,32 +216,6 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--out", type=Path, help="file to write; default: standard output")
     add("doctor", _doctor, "versions, memory and disk, and kernels that it tries, as a block for a bug report")
     return parser
-
-
-def _add_recipe(verb: argparse.ArgumentParser, name: str) -> None:
-    """`train`, `evaluate` and `predict` of modernbert_train/downstream/NAME.py."""
-    steps = verb.add_subparsers(dest="step", required=True, metavar="STEP")
-
-    def add(step: str, summary: str) -> argparse.ArgumentParser:
-        made = steps.add_parser(step, help=summary, description=summary)
-        made.set_defaults(call=_recipe)
-        return made
-
-    step = add("train", "train it, measure it, and store it with its figures")
-    step.add_argument("recipe", metavar="RECIPE", help=f"YAML file, such as those of yamls/{name}")
-    words = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
-    step.add_argument("--model", required=True, help=words)
-    step.add_argument("run", nargs="*", metavar="KEY=VALUE", help="keys of the recipe, such as train= or seed=")
-    step = add("evaluate", "measure a stored one again")
-    step.add_argument("folder", metavar="RUN", help="folder that `train` left")
-    words = "keys of its recipe, such as validation.other=FILE"
-    step.add_argument("run", nargs="*", metavar="KEY=VALUE", help=words)
-    step = add("predict", "what a stored one says of texts, a line of JSON for each")
-    step.add_argument("folder", metavar="RUN", help="folder that `train` left")
-    step.add_argument("texts", nargs="+", metavar="TEXT")
-    if name == "gliner":
-        words = "types to look for, of the training or any others; default: those of the training"
-        step.add_argument("--labels", nargs="+", default=[], metavar="LABEL", help=words)
 
 
 def _positive(text: str) -> int:
@@ -344,11 +320,30 @@ def _check(options: argparse.Namespace) -> None:
         print(f"warning: {warning}")
     if config.data.streams:
         print(describe_streams(config, facts))
+    if config.weights.vocabulary != "same":
+        print(*_vocabulary_lines(config, facts), sep="\n")
     if config.evals:
         from modernbert_train.data.labelled import describe_labelled
 
         print(*describe_labelled(config), sep="\n")
     print(f"\n{picture_text(config)}")
+
+
+def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:
+    """What another vocabulary will do; it takes torch, and weights that are here already."""
+    from importlib.util import find_spec
+
+    from modernbert_train.run.run_folder import RunFolder
+
+    name = config.weights.init_from
+    if RunFolder(config).has_checkpoints() or find_spec("torch") is None or name is None or not Path(name).exists():
+        return [f"weights.vocabulary={config.weights.vocabulary}: what it does is said when a run starts with it"]
+    from modernbert_train.weights.source import find_origin
+    from modernbert_train.weights.token_effect import describe_effects, effects
+
+    origin = find_origin(config)
+    assert origin is not None
+    return [origin.describe(), *describe_effects(effects(config, facts, origin))]
 
 
 def _inspect(options: argparse.Namespace) -> None:
@@ -435,24 +430,6 @@ def _finetune(options: argparse.Namespace) -> None:
 
     for seed in options.seeds or [None]:
         finetune(options.task, options.model, [*options.run, *([] if seed is None else [f"seed={seed}"])])
-
-
-def _recipe(options: argparse.Namespace) -> None:
-    if wrong := [word for word in getattr(options, "run", []) if "=" not in word]:
-        raise ConfigError(f"{wrong[0]}: neither a key with a value nor the first word. Write KEY=VALUE.")
-    recipe: Any
-    if options.verb == "gliner":
-        from modernbert_train.downstream import gliner as recipe
-    else:
-        from modernbert_train.downstream import setfit as recipe
-    if options.step == "train":
-        recipe.train(options.recipe, options.model, options.run)
-    elif options.step == "evaluate":
-        recipe.evaluate(options.folder, options.run)
-    else:
-        more = (options.labels,) if options.verb == "gliner" else ()
-        for found in recipe.predict(options.folder, options.texts, *more):
-            print(json.dumps(found, ensure_ascii=False))
 
 
 def _average(options: argparse.Namespace) -> None:

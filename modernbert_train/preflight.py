@@ -20,7 +20,7 @@ from modernbert_train.run.manifest import CONFIG_YAML, STATE, read_manifest
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.saved_state import read_state
 from modernbert_train.run.trained_phases import refuse_average, refuse_changes
-from modernbert_train.weights.named_source import check_named
+from modernbert_train.weights.named_source import check_named, check_vocabulary, tokenizer_named
 
 Look = Callable[[], object]
 
@@ -73,10 +73,23 @@ def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
         for name in (config.weights.init_from, config.weights.grow_from, *start):
             if name is not None:
                 yield lambda name=name: check_named(name, config.runs_folder)  # type: ignore[misc]
+        yield lambda: _check_vocabulary(config)
     yield run.check_writable
     if not fresh:
         yield run.compare
         yield lambda: _check_trained(run)
+
+
+def _check_vocabulary(config: RunConfig) -> None:
+    """Compare the tokenizers, where that of the weights is at hand and nothing is wrong with the weights' name."""
+    name = config.weights.init_from
+    try:
+        if name is not None:
+            check_named(name, config.runs_folder)
+    except RunError:
+        return
+    if name is not None and (tokenizer := tokenizer_named(name)) is not None:
+        check_vocabulary(config, tokenizer)
 
 
 def _check_trained(run: RunFolder) -> None:

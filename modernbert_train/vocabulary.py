@@ -21,6 +21,7 @@ _SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f", "Ċ", "ãĢ
 _CLOSING = "\"'\u201d\u2019»)]"
 _SPACES = ("Ġ", "▁", " ")  # begins a token that stands after a space: byte-level, SentencePiece, neither
 _CONTINUES = "##"  # begins one that does not, where a space leaves no mark
+SPARE = "[unused"  # begins an entry that is kept free
 _LARGEST_ID = (1 << 31) - 1  # what the shards' ids can be
 
 
@@ -88,6 +89,29 @@ def token_ids(folder: str | Path) -> Mapping[str, int]:
     return read_once(Path(folder) / "tokenizer.json", _parse).ids
 
 
+def tokenizer_sha256(folder: str | Path) -> str:
+    """Its identity, also of one that lacks a special token. Raises DataError as `token_ids`."""
+    require_own_files(Path(folder))
+    return read_once(Path(folder) / "tokenizer.json", _parse).sha256
+
+
+def special_tokens(folder: str | Path) -> frozenset[str]:
+    """Those that no text gives: special ones and [unused...]. Raises DataError as `token_ids`."""
+    require_own_files(Path(folder))
+    found = read_once(Path(folder) / "tokenizer.json", _parse)
+    return frozenset(text for text in found.ids if _is_reserved(text, found.added))
+
+
+def added_tokens(folder: str | Path) -> frozenset[str]:
+    """Those that were added to the tokenizer's model, spelled as in a text. Raises DataError as `token_ids`."""
+    require_own_files(Path(folder))
+    return frozenset(read_once(Path(folder) / "tokenizer.json", _parse).added)
+
+
+def _is_reserved(text: str, added: Mapping[str, Any]) -> bool:
+    return bool(added.get(text, {}).get("special")) or text.startswith(SPARE)
+
+
 def _vocabulary(path: Path) -> Vocabulary:
     sha256, ids, added, segments_of_pairs = read_once(path, _parse)
     missing = [name for name in ("[CLS]", "[SEP]", "[PAD]", "[MASK]") if name not in ids]
@@ -95,7 +119,7 @@ def _vocabulary(path: Path) -> Vocabulary:
         raise DataError(
             f"{path}: lacks {', '.join(missing)}. Give the tokenizer to data_prep/prepare.py as tokenizer.path."
         )
-    reserved = {i for text, i in ids.items() if added.get(text, {}).get("special") or text.startswith("[unused")}
+    reserved = {i for text, i in ids.items() if _is_reserved(text, added)}
     ordinary = np.array(sorted(set(ids.values()) - reserved), dtype=np.int64)
     ends = [i for text, i in ids.items() if i not in reserved and text.rstrip(_CLOSING).endswith(_SENTENCE_ENDS)]
     sentence_ends = np.array(sorted(ends), dtype=np.int64)

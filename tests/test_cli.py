@@ -33,6 +33,7 @@ VERBS = [
     "finetune",
     "gliner",
     "setfit",
+    "retrieval",
     "average",
     "report",
     "fill",

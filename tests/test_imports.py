@@ -58,8 +58,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "text",
     ),
     "modernbert_train.weights": (
-        "config", "data.dataset_card", "errors", "files", "models", "own_files", "read_json", "run", "tensor_files",
-        "text", "vocabulary",
+        "config", "data", "errors", "files", "models", "own_files", "read_json", "run", "tensor_files", "text",
+        "vocabulary",
     ),
     "modernbert_train.evals": (
         "batch", "compute", "config", "data", "errors", "import_stubs", "keyed_random", "models", "objectives", "ranks",
@@ -71,7 +71,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.downstream": (
         "config", "data.conll", "data.labelled", "data.tables", "errors", "evals.metrics", "files", "finetune",
-        "keyed_random", "own_files", "read_json", "tensor_files", "text", "tokenizer_threads", "weights",
+        "keyed_random", "own_files", "ranks.stop_signals", "read_json", "tensor_files", "text",
+        "tokenizer_threads", "weights",
     ),
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
     "modernbert_train.train": (
@@ -151,6 +152,8 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.weights.hub": ("huggingface_hub",),
     "modernbert_train.weights.model_card": (),
     "modernbert_train.weights.named_source": (),
+    "modernbert_train.weights.token_effect": ("numpy",),
+    "modernbert_train.weights.token_rows": ("numpy", "tokenizers", "torch"),
     "modernbert_train.evals": ("numpy", "torch"),
     "modernbert_train.evals.metrics": ("torch", "torchmetrics"),
     "modernbert_train.evals.probe": ("numpy", "tokenizers", "torch"),
@@ -169,6 +172,9 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.finetune.hub": ("datasets",),
     "modernbert_train.finetune.run": ("yaml",),
     "modernbert_train.finetune.shards": ("numpy", "tokenizers"),
+    "modernbert_train.downstream.ranking": ("numpy", "torch"),
+    "modernbert_train.downstream.retrieval": ("datasets", "sentence_transformers", "torch", "transformers"),
+    "modernbert_train.downstream.sentence_model": ("sentence_transformers", "transformers"),
     "modernbert_train.train": ("composer", "numpy", "torch"),
     "modernbert_train.train.composer_internals": ("composer", "torch", "wandb"),
     "modernbert_train.api": ("numpy", "tokenizers", "torch"),

@@ -25,6 +25,7 @@ from modernbert_train.config.schema import (
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
+    OtherTextConfig,
     PhaseConfig,
     ProbeConfig,
     ReplacedTokensConfig,
@@ -207,6 +208,11 @@ def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
         yield (
             f"weights.init_from={weights.init_from} and weights.grow_from={weights.grow_from}: both would give the "
             "first weights. Keep init_from for a model of this size, grow_from for a smaller one."
+        )
+    if weights.vocabulary != "same" and weights.init_from is None:
+        yield (
+            f"weights.vocabulary={weights.vocabulary}: only weights of weights.init_from get another vocabulary. Name "
+            "them there, or remove it."
         )
     key, other = ("init_from", weights.init_from) if weights.grow_from is None else ("grow_from", weights.grow_from)
     if config.start is not None and other is not None:
@@ -396,6 +402,8 @@ def evaluations(config: RunConfig, num_ranks: int) -> Iterator[str]:
             yield from _probe(f"evals.{name}", settings)
         elif isinstance(settings, ScoresConfig):
             yield from _scores(f"evals.{name}", settings, config.objective)
+        elif isinstance(settings, OtherTextConfig) and isinstance(config.objective, LabelledConfig):
+            yield f"evals.{name}.name=text: objective.name={config.objective.name} predicts no tokens. Remove it."
 
 
 def _scores(here: str, scores: ScoresConfig, objective: ObjectiveConfig) -> Iterator[str]:

@@ -66,3 +66,11 @@ class ScoresConfig(EvaluatorConfig):
     metrics: list[str] = knob(factory=lambda: ["accuracy"])  # see docs/finetuning.md
     # classes there that are none of objective.labels, in the order of their numbers after those
     unseen: list[str] = knob(factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherTextConfig(EvaluatorConfig):
+    """The objective's loss and accuracy on another held-out text than data.validation, such as that of one stream."""
+
+    name: str = "text"
+    shards: str = knob(local=True)  # held-out shards; eval.max_tokens and eval.row_tokens hold for them too

@@ -20,6 +20,7 @@ from modernbert_train.config.classify import ClassifyConfig as ClassifyConfig
 from modernbert_train.config.classify import LabelledConfig as LabelledConfig
 from modernbert_train.config.classify import TagConfig as TagConfig
 from modernbert_train.config.evals import EvaluatorConfig as EvaluatorConfig
+from modernbert_train.config.evals import OtherTextConfig as OtherTextConfig
 from modernbert_train.config.evals import ProbeConfig as ProbeConfig
 from modernbert_train.config.evals import ScoresConfig as ScoresConfig
 from modernbert_train.config.knob import facts_of, knob
@@ -102,6 +103,9 @@ class WeightsConfig:
     """First weights from elsewhere, for a run that starts from scratch; see docs/weights.md."""
 
     init_from: str | None = None  # same architecture: run, checkpoint, Hugging Face folder or id, .pt of Composer
+    # of init_from, where data.tokenizer is not its own: same refuses; extend: takes one with all old tokens at their
+    # ids, and more; replace: any. A new token begins as the mean of its old pieces; see docs/continue.md
+    vocabulary: Literal["same", "extend", "replace"] = "same"
     grow_from: str | None = None  # the same of a smaller model, enlarged by center tiling
     grow_mode: Literal["fitted", "paper"] = "fitted"  # paper: the mapping as published; see models/tiling.py
 
@@ -430,5 +434,5 @@ VARIANTS: dict[str, dict[str, type]] = {
         "muon": MuonConfig,
         "normuon": NorMuonConfig,
     },
-    "evals": {"probe": ProbeConfig, "scores": ScoresConfig},
+    "evals": {"probe": ProbeConfig, "scores": ScoresConfig, "text": OtherTextConfig},
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from modernbert_train.config.schema import LabelledConfig, RunConfig
-from modernbert_train.data.facts import DataFacts, FolderFacts, named_folders, read_facts, read_folder
+from modernbert_train.data.facts import DataFacts, FolderFacts, further_folders, named_folders, read_facts, read_folder
 from modernbert_train.data.mixing import phase_weights, token_shares
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.text import table
@@ -53,7 +53,7 @@ def check_data(config: RunConfig) -> DataFacts:
         )
     labelled = isinstance(config.objective, LabelledConfig)
     mistakes = []
-    for key, path in named_folders(config):
+    for key, path in [*named_folders(config), *further_folders(config)]:
         try:
             folder = read_folder(key, path, config.data)
             require_tokenizer(folder, config.data.tokenizer, vocabulary)

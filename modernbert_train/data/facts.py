@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from modernbert_train.config.schema import DataConfig, RunConfig
+from modernbert_train.config.schema import DataConfig, OtherTextConfig, RunConfig
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, DatasetCard, file_sha256, read_card
 from modernbert_train.data.remote import local_folder
 from modernbert_train.errors import DataError
@@ -80,6 +80,15 @@ def read_folder(key: str, path: str, data: DataConfig) -> FolderFacts:
     """The facts of one folder. Raises as `read_facts`."""
     local = local_folder(path, data)
     return FolderFacts(key, path, local, read_card(local))
+
+
+def further_folders(config: RunConfig) -> list[tuple[str, str]]:
+    """Key and path of the folders of other held-out text, which are measured and nothing else."""
+    return [
+        (f"evals.{name}.shards", settings.shards)
+        for name, settings in config.evals.items()
+        if isinstance(settings, OtherTextConfig)
+    ]
 
 
 def named_folders(config: RunConfig) -> list[tuple[str, str]]:

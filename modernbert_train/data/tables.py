@@ -28,13 +28,19 @@ class Row(NamedTuple):
     values: tuple[Any, ...]
 
 
-def read_rows(path: Path, text_columns: Sequence[str], others: Sequence[str] = ()) -> Iterator[Row]:
+def read_rows(
+    path: Path,
+    text_columns: Sequence[str],
+    others: Sequence[str] = (),
+    keys: str = "text_columns and label_column",
+) -> Iterator[Row]:
     """The lines of a table, by the end of its name.
 
     Args:
         path: ends in one of ENDS.
         text_columns: must hold texts.
         others: further columns.
+        keys: of the configuration that name the columns, for messages.
 
     Raises:
         OSError: it cannot be read.
@@ -42,12 +48,12 @@ def read_rows(path: Path, text_columns: Sequence[str], others: Sequence[str] = (
     """
     read = _jsonl if path.suffix == ".jsonl" else _table
     try:
-        yield from read(path, text_columns, others)
+        yield from read(path, text_columns, others, keys)
     except csv.Error as error:
         raise ValueError(str(error)) from None
 
 
-def _jsonl(path: Path, text_columns: Sequence[str], others: Sequence[str]) -> Iterator[Row]:
+def _jsonl(path: Path, text_columns: Sequence[str], others: Sequence[str], keys: str) -> Iterator[Row]:
     columns = (*text_columns, *others)
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
@@ -58,7 +64,7 @@ def _jsonl(path: Path, text_columns: Sequence[str], others: Sequence[str]) -> It
             raise ValueError(f"line {number} is not JSON ({error}). Correct it, or remove it.") from None
         if not isinstance(entry, dict):
             raise ValueError(f"line {number} is no object. Write one a line, such as {{{_shown(columns)}}}.")
-        _require_columns(columns, list(entry), f"line {number}")
+        _require_columns(columns, list(entry), f"line {number}", keys)
         for column in text_columns:
             if not isinstance(entry[column], str):
                 raise ValueError(
@@ -67,14 +73,14 @@ def _jsonl(path: Path, text_columns: Sequence[str], others: Sequence[str]) -> It
         yield Row(number, tuple(entry[c] for c in text_columns), tuple(entry[c] for c in others))
 
 
-def _table(path: Path, text_columns: Sequence[str], others: Sequence[str]) -> Iterator[Row]:
+def _table(path: Path, text_columns: Sequence[str], others: Sequence[str], keys: str) -> Iterator[Row]:
     lines, columns = _lines(path), (*text_columns, *others)
     if path.suffix == ".tsv":
         rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
         rows = csv.reader(lines, strict=True)
     head = next(rows, [])
-    _require_columns(columns, head, "the first line")
+    _require_columns(columns, head, "the first line", keys)
     places = [head.index(column) for column in columns]
     for row in rows:
         if not row:
@@ -101,11 +107,11 @@ def _lines(path: Path) -> Iterator[str]:
             raise ValueError("is not UTF-8. Convert it.") from None
 
 
-def _require_columns(columns: Sequence[str], there: Sequence[str], where: str) -> None:
+def _require_columns(columns: Sequence[str], there: Sequence[str], where: str, keys: str) -> None:
     if missing := [column for column in columns if column not in there]:
         raise ValueError(
-            f"{where} has no {' and no '.join(missing)}; it has {some(there) or 'nothing'}. Set text_columns and "
-            "label_column to names of them."
+            f"{where} has no {' and no '.join(missing)}; it has {some(there) or 'nothing'}. Set {keys} to names of "
+            "them."
         )
 
 

@@ -11,7 +11,15 @@ from typing import Any, Protocol
 
 from modernbert_train.compute import Compute
 from modernbert_train.config.evals import BASELINE, COUNT
-from modernbert_train.config.schema import EvaluatorConfig, PhaseConfig, ProbeConfig, RunConfig, ScoresConfig
+from modernbert_train.config.schema import (
+    EvaluatorConfig,
+    OtherTextConfig,
+    PhaseConfig,
+    ProbeConfig,
+    RunConfig,
+    ScoresConfig,
+)
+from modernbert_train.evals.other_text import OtherText
 from modernbert_train.evals.probe import Probe
 from modernbert_train.evals.scores import Scores
 from modernbert_train.models.encoder import OnEncoder
@@ -39,7 +47,11 @@ class Evaluator(Protocol):
         """
 
 
-EVALUATORS: dict[type[EvaluatorConfig], type[Evaluator]] = {ProbeConfig: Probe, ScoresConfig: Scores}
+EVALUATORS: dict[type[EvaluatorConfig], type[Evaluator]] = {
+    ProbeConfig: Probe,
+    ScoresConfig: Scores,
+    OtherTextConfig: OtherText,
+}
 
 
 def build_evaluators(config: RunConfig) -> Mapping[str, Evaluator]:

@@ -22,7 +22,7 @@ from modernbert_train.batch import IGNORED_LABEL, Sums
 from modernbert_train.compute import Compute
 from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
-from modernbert_train.data.facts import DataFacts
+from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.mixing import token_shares
 from modernbert_train.data.mixture import Stream, TokenStreams
@@ -126,15 +126,22 @@ class Validation:
         maker: reads and masks rows of the validation shards; keyed by MASK_SEED.
         lengths: tokens of each validation document.
         unigram: the baseline.
+        key: of the configuration that names the text.
 
     Attributes:
         tokens: of the held-out text that each measurement reads.
     """
 
     def __init__(
-        self, config: RunConfig, maker: MicrobatchMaker, lengths: Sequence[int] | NDArray[Any], unigram: Unigram
+        self,
+        config: RunConfig,
+        maker: MicrobatchMaker,
+        lengths: Sequence[int] | NDArray[Any],
+        unigram: Unigram,
+        key: str = "data.validation",
     ) -> None:
         self._config = config
+        self._key = key
         self._maker = maker
         self._lengths = lengths
         self._unigram = unigram
@@ -226,7 +233,7 @@ class Validation:
         counts = dict(zip(plan.objective.terms, [predicted, *rest[2::3]], strict=False))
         more = dict(zip(counted, rest[3 * len(others) :], strict=True))
         if not predicted:
-            raise DataError("data.validation: not one token to predict. Hold out more text, or raise eval.max_tokens.")
+            raise DataError(f"{self._key}: not one token to predict. Hold out more text, or raise eval.max_tokens.")
         return Evaluation(
             loss=loss / predicted,
             accuracy=hits / predicted,
@@ -245,11 +252,16 @@ class Validation:
 def open_validation(config: RunConfig, facts: DataFacts) -> Validation:
     """The held-out text, with the unigram baseline of the training text."""
     assert facts.validation is not None
+    return open_folder(config, facts, facts.validation)
+
+
+def open_folder(config: RunConfig, facts: DataFacts, folder: FolderFacts) -> Validation:
+    """Any folder of held-out shards, with the same baseline."""
     vocabulary = facts.vocabulary
-    shards = open_shards(facts.validation, config.data, vocabulary)
+    shards = open_shards(folder, config.data, vocabulary)
     streams = TokenStreams([Stream("validation", MASK_SEED, shards)])
     maker = MicrobatchMaker(streams, partial(build_objective, vocabulary=vocabulary), vocabulary)
-    return Validation(config, maker, shards.lengths, unigram_of(config, facts))
+    return Validation(config, maker, shards.lengths, unigram_of(config, facts), folder.key)
 
 
 def unigram_of(config: RunConfig, facts: DataFacts) -> Unigram:

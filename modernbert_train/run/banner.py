@@ -7,6 +7,7 @@ every batch is planned, less for others.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 
@@ -29,6 +30,7 @@ def banner(
     config: RunConfig,
     *,
     origin: str,
+    vocabulary: Sequence[str] = (),
     facts: DataFacts,
     compute: Compute,
     ranks: int,
@@ -39,6 +41,7 @@ def banner(
     Args:
         config: the run, checked, with its data.
         origin: where it starts.
+        vocabulary: what another vocabulary does to the text.
         facts: of its data, checked.
         compute: of this rank.
         ranks, ranks_per_node: of the run.
@@ -61,6 +64,7 @@ def banner(
         f"  vocab   {config.data.tokenizer}, hash {facts.vocabulary.sha256[:_HASH]}",
         f"  eval    {_validations(config, plan)}",
         f"  from    {origin}",
+        *(f"          {text}" for text in vocabulary),
         f"  folder  {config.folder}",
         f"  saves   {_saves(config)}",
         *(f"  advice  {text}" for text in advice(config)),

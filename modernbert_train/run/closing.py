@@ -7,7 +7,9 @@ import shlex
 from modernbert_train.config.schema import RunConfig
 
 
-def closing_text(config: RunConfig, *, tokens: int, steps: int, loss: float | None, held_out: str | None) -> str:
+def closing_text(
+    config: RunConfig, *, tokens: int, steps: int, loss: float | None, held_out: str | None, compared: str | None = None
+) -> str:
     """The last lines of a run that reached its end.
 
     Args:
@@ -15,13 +17,14 @@ def closing_text(config: RunConfig, *, tokens: int, steps: int, loss: float | No
         tokens, steps: trained.
         loss: of the last steps, smoothed.
         held_out: figures as measured last, which is at the end; None where nothing is held out.
+        compared: with those before the first step, see before_after.py.
     """
     figures = [f"done: {tokens:,} tokens in {steps:,} steps"]
     if loss is not None:
         figures.append(f"loss {loss:.3f}")
     if held_out is not None:
         figures.append(held_out)
-    return "\n".join([", ".join(figures), next_commands(config)])
+    return "\n".join([", ".join(figures), *([] if compared is None else [compared]), next_commands(config)])
 
 
 def next_commands(config: RunConfig) -> str:

@@ -8,6 +8,7 @@ One optimizer step, in the order of Composer's events; callbacks act in the orde
 
 | event               | who acts         | reads -> writes                                                            |
 | ------------------- | ---------------- | -------------------------------------------------------------------------- |
+| (before all steps)  | Validate, ...    | first weights from elsewhere -> the figures to compare with                |
 | before_dataloader   | Measure          | the time, for what is spent waiting                                        |
 | (next batch)        | PackedLoader     | the plan -> this rank's microbatches; the position in the data             |
 | batch_start         | SetClock         | the clock -> learning rates, decay, RoPE bases, the key of dropout         |

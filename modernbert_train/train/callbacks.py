@@ -26,6 +26,7 @@ from modernbert_train.keyed_random import derive
 from modernbert_train.optim.build import apply_clock
 from modernbert_train.ranks.heartbeat import passed
 from modernbert_train.run.async_scalar import Reading
+from modernbert_train.run.before_after import measures_before
 from modernbert_train.run.progress import Progress
 from modernbert_train.run.record import Record
 from modernbert_train.run.throughput import Meter
@@ -152,6 +153,14 @@ class PlanAhead(Callback):
         self._loader.plan_ahead()
 
 
+def measures_first(config: RunConfig, state: State) -> bool:
+    """Whether the held-out text is measured now, before the first step; the model is then as in the first phase."""
+    if state.timestamp.batch.value or not measures_before(config):
+        return False
+    inner_model(state.model).set_phase(at(config, 0).model)
+    return True
+
+
 class Validate(Callback):
     """Measures the held-out text, as often as eval: says. The run must hold some out.
 
@@ -174,10 +183,16 @@ class Validate(Callback):
         self._progress = progress
         self.last: Evaluation | None = None
 
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if measures_first(self._config, state):
+            self._measure(state, logger, 0, 0)
+
     def batch_end(self, state: State, logger: Logger) -> None:
         before, after = step_tokens(state)
-        if not validates(self._config, self._validation.tokens, before, after):
-            return
+        if validates(self._config, self._validation.tokens, before, after):
+            self._measure(state, logger, before, after)
+
+    def _measure(self, state: State, logger: Logger, before: int, after: int) -> None:
         self._record.flush()
         position = position_at(self._config, before)
         objective = at(self._config, before).objective
@@ -204,19 +219,26 @@ class Evaluate(Callback):
         for name, evaluator in self._evaluators.items():
             progress.line(f"evals.{name}: {evaluator}")
 
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if measures_first(self._config, state):
+            for name in self._evaluators:
+                self._measure(name, state, logger, 0, 0)
+
     def batch_end(self, state: State, logger: Logger) -> None:
         before, after = step_tokens(state)
-        for name, evaluator in self._evaluators.items():
-            if not is_due(self._config, self._config.evals[name].every_tokens, before, after):
-                continue
-            passed(f"the evaluation {name}")
-            position, now = position_at(self._config, before), at(self._config, before)
-            found = evaluator(inner_model(state.model), now, position.phase, self._compute)
-            step = state.timestamp.batch.value
-            entry = {"kind": "evaluation", "step": step, "phase": position.name, "tokens": after}
-            self._record.write(entry | {"name": name, "figures": found})
-            self._progress.line(f"{name} at {after:,} tokens: {figures_text(found)}")
-            logger.log_metrics({f"evals/{name}/{figure}": value for figure, value in found.items()})
+        for name in self._evaluators:
+            if is_due(self._config, self._config.evals[name].every_tokens, before, after):
+                self._measure(name, state, logger, before, after)
+
+    def _measure(self, name: str, state: State, logger: Logger, before: int, after: int) -> None:
+        passed(f"the evaluation {name}")
+        position, now = position_at(self._config, before), at(self._config, before)
+        found = self._evaluators[name](inner_model(state.model), now, position.phase, self._compute)
+        step = state.timestamp.batch.value
+        entry = {"kind": "evaluation", "step": step, "phase": position.name, "tokens": after}
+        self._record.write(entry | {"name": name, "figures": found})
+        self._progress.line(f"{name} at {after:,} tokens: {figures_text(found)}")
+        logger.log_metrics({f"evals/{name}/{figure}": value for figure, value in found.items()})
 
 
 class SafeReport(Callback):

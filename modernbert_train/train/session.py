@@ -7,6 +7,7 @@ The ranks join and agree, the run's folder is taken over, the place to start fro
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import asdict
 
 from composer import Callback
 
@@ -34,6 +35,7 @@ from modernbert_train.ranks.same_run import require_agreement
 from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.ranks.transport import warn_of_slow_network
 from modernbert_train.run.banner import banner
+from modernbert_train.run.before_after import before_and_after
 from modernbert_train.run.closing import closing_text, next_commands
 from modernbert_train.run.progress import stage
 from modernbert_train.run.run_folder import RunFolder
@@ -50,6 +52,7 @@ from modernbert_train.train.start import (
     restore,
 )
 from modernbert_train.weights.source import Origin, find_origin
+from modernbert_train.weights.token_effect import Effect, describe_effects, effects
 
 
 def train(config: RunConfig, *, fresh: bool = False) -> None:
@@ -92,6 +95,8 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
             on_rank_zero(folder.save_config)
             if this_rank() == 0:
                 print(f"{config.name}: already trained to its end, {start.tokens:,} tokens. Nothing to do.")
+                if (compared := before_and_after(config, folder.read_metrics())) is not None:
+                    print(compared)
                 print(next_commands(config))
         finally:
             folder.close()
@@ -110,10 +115,12 @@ def _train(
     fingerprint = check_same_data(start, config, data_fingerprint(facts))
     on_rank_zero(folder.save_config)
     built = build(config, facts, compute, folder, fingerprint, requests, plugins, last_phase=start.phase)
+    words = on_rank_zero(lambda: {} if start.checkpoint or origin is None else effects(config, facts, origin))
     if this_rank() == 0:
         lines = banner(
             config,
             origin=origin_text(start, origin),
+            vocabulary=describe_effects(words),
             facts=facts,
             compute=compute,
             ranks=num_ranks(),
@@ -121,7 +128,7 @@ def _train(
         )
         print(lines, flush=True)
     _fill(config, built, start, origin)
-    on_rank_zero(lambda: _record_start(folder, start, origin))
+    on_rank_zero(lambda: _record_start(folder, start, origin, words))
     built.trainer.logger.log_hyperparameters(flat(config))
     requests.listen()
     stage(
@@ -145,7 +152,9 @@ def _train(
     if this_rank() == 0:
         held_out = None if built.validate is None or built.validate.last is None else str(built.validate.last)
         loss = built.progress.loss
-        print(closing_text(config, tokens=at.token.value, steps=at.batch.value, loss=loss, held_out=held_out))
+        compared = before_and_after(config, folder.read_metrics())
+        tokens, steps = at.token.value, at.batch.value
+        print(closing_text(config, tokens=tokens, steps=steps, loss=loss, held_out=held_out, compared=compared))
 
 
 def _fill(config: RunConfig, built: Built, start: Start, origin: Origin | None) -> None:
@@ -163,13 +172,14 @@ def _fill(config: RunConfig, built: Built, start: Start, origin: Origin | None) 
         initialize(built.model, config.model, config.seed)
 
 
-def _record_start(folder: RunFolder, start: Start, origin: Origin | None) -> None:
+def _record_start(folder: RunFolder, start: Start, origin: Origin | None, words: dict[str, Effect]) -> None:
     for text in start.passed_over:
         print(f"warning: passed over a damaged checkpoint: {text}")
     step = start.step
     if start.checkpoint is None or start.branch is not None:
         folder.rewind_metrics(-1)
-        folder.record({"kind": "start", "step": step, "tokens": start.tokens, "from": origin_text(start, origin)})
+        entry = {"kind": "start", "step": step, "tokens": start.tokens, "from": origin_text(start, origin)}
+        folder.record(entry | ({"vocabulary": {name: asdict(each) for name, each in words.items()}} if words else {}))
         return
     folder.rewind_metrics(step)
     folder.record({"kind": "resume", "step": step, "tokens": start.tokens, "checkpoint": start.checkpoint.folder.name})

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from modernbert_train.errors import DataError, StorageError
-from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
+from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST, STATE, read_manifest
+from modernbert_train.run.saved_state import read_state
+from modernbert_train.vocabulary import SPARE, token_ids, tokenizer_sha256
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
 from modernbert_train.weights.hub import check_name
@@ -45,3 +50,60 @@ def check_named(name: str | Path, runs_folder: str | None = None) -> None:
     check_name(str(name))
     if folder.is_dir():
         read_folder(folder)
+
+
+def tokenizer_named(name: str | Path) -> Path | None:
+    """Folder of the tokenizer of what `check_named` has passed; None where weights would have to be read."""
+    folder = Path(name)
+    try:
+        if (folder / MANIFEST).is_file():
+            then = load_run([folder / CONFIG_YAML])
+            trained_with = read_state(folder / STATE, then, read_manifest(folder).step).data["tokenizer"]
+            folder = Path(then.data.tokenizer)
+            return folder if tokenizer_sha256(folder) == trained_with else None
+        if (folder / CONFIG_YAML).is_file():
+            names = [path for path in (folder / "checkpoints").glob("step-*") if path.name[5:].isdecimal()]
+            return tokenizer_named(max(names, key=lambda path: int(path.name[5:]))) if names else None
+    except (OSError, ValueError, KeyError, RunError):  # whoever reads it all will say what is wrong
+        return None
+    return folder if (folder / "tokenizer.json").is_file() else None
+
+
+def token_difference(there: Mapping[str, int], here: Mapping[str, int], among: Collection[str]) -> str | None:
+    """How many tokens have other ids in two vocabularies, with an example; None where none has."""
+    differing = [token for token in among if here.get(token) != there.get(token)]
+    if not differing:
+        return None
+    token = min(differing)
+    return f"{len(differing)} tokens differ, as {token!r}: id {there.get(token)} there, {here.get(token)} here"
+
+
+def check_vocabulary(config: RunConfig, tokenizer: Path) -> None:
+    """Compare the tokenizer of weights.init_from with the run's, as weights.vocabulary asks.
+
+    Raises:
+        ConfigError: one that should be the same has another id somewhere, or one that should be extended lacks a token.
+        DataError: a tokenizer is missing or damaged.
+    """
+    name, asked = config.weights.init_from, config.weights.vocabulary
+    here, there = token_ids(config.data.tokenizer), token_ids(tokenizer)
+    if asked == "same" and (difference := token_difference(there, here, here.keys() | there.keys())) is not None:
+        raise ConfigError(another_tokenizer(f"weights.init_from={name}", config, difference))
+    needed = [token for token in there if not token.startswith(SPARE)]  # spare ones are there to be replaced
+    if asked == "extend" and (difference := token_difference(there, here, needed)) is not None:
+        raise ConfigError(
+            f"weights.vocabulary=extend: data.tokenizer={config.data.tokenizer} does not have all tokens of "
+            f"weights.init_from={name} at their ids; {difference}. Add tokens to the tokenizer of the weights, or set "
+            "weights.vocabulary=replace."
+        )
+
+
+def another_tokenizer(key: str, config: RunConfig, difference: str) -> str:
+    """The message for weights of another tokenizer; `key` is what named them."""
+    remedy = "Prepare the data with the tokenizer of the weights, or train from scratch"
+    if key.startswith("weights.init_from"):
+        remedy = "Prepare the data with the tokenizer of the weights, or set weights.vocabulary=extend or replace"
+    return (
+        f"{key}: trained with another tokenizer than data.tokenizer={config.data.tokenizer}; {difference}. Every token "
+        f"would mean something else. {remedy}."
+    )

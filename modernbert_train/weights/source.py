@@ -28,13 +28,16 @@ from modernbert_train.models.sharding import like
 from modernbert_train.models.tiling import GROWING, check_growth, grow_each
 from modernbert_train.run.checkpoint import Checkpoint, newest_valid, verify
 from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST
-from modernbert_train.vocabulary import read_vocabulary, token_ids
+from modernbert_train.vocabulary import read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
 from modernbert_train.weights.formats import read_folder
-from modernbert_train.weights.formats.tensors import DECODER, MASKED_LM, module_of
+from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING, MASKED_LM, module_of
 from modernbert_train.weights.hf_folder import TOKENIZER, load_weights
 from modernbert_train.weights.hub import local_model
-from modernbert_train.weights.named_source import check_named
+from modernbert_train.weights.named_source import another_tokenizer, check_named, check_vocabulary, token_difference
+from modernbert_train.weights.token_rows import TokenRows, token_rows
+
+_BY_TOKEN = (EMBEDDING, "decoder.bias")  # a row for each token, whatever the architecture
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ def _from_composer(file: ComposerFile) -> Source:
 
 
 def _tokenizer_in(folder: Path) -> tuple[Path | None, str | None]:
-    return (folder, read_vocabulary(folder).sha256) if (folder / TOKENIZER).is_file() else (None, None)
+    return (folder, tokenizer_sha256(folder)) if (folder / TOKENIZER).is_file() else (None, None)
 
 
 def last_phase(found: Checkpoint) -> PhaseConfig:
@@ -157,12 +160,14 @@ class Origin:
         config: the run that starts.
         drawn: modules of the run beside the encoder that are not there, and are drawn at random.
         left_out: those there that the run has not. One in both is drawn anew, because it tells other classes.
+        rows: what the rows by token are made of, with another vocabulary; None: they are as there.
     """
 
     source: Source
     config: RunConfig
     drawn: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    rows: TokenRows | None = None
 
     def describe(self) -> str:
         """One line for the banner."""
@@ -172,7 +177,9 @@ class Origin:
             text = f"weights.grow_from={self.source.folder} ({weights.grow_mode}): " + ", ".join(
                 f"{key} {getattr(old, key):,} -> {getattr(model, key):,}" for key in GROWING
             )
-        if self.source.tokenizer_sha256 is None:
+        if self.rows is not None:
+            text += f"; weights.vocabulary={weights.vocabulary}: {self.rows}"
+        elif self.source.tokenizer_sha256 is None:
             text += "; no tokenizer comes with it, so nobody could tell whether it is yours"
         first = next(iter(self.config.in_phase.values()))
         if (self.source.order == "causal") is not (first.objective.order == "causal"):
@@ -209,6 +216,8 @@ class Origin:
         for name, tensor in tensors:
             if name != DECODER:  # tied, and therefore already there
                 target = targets.pop(name)
+                if self.rows is not None and name in _BY_TOKEN:
+                    tensor = self.rows.of(tensor)
                 target.copy_(like(tensor, target))
         assert not targets, f"left without weights: {sorted(targets)}"
 
@@ -233,12 +242,19 @@ def find_origin(config: RunConfig) -> Origin | None:
     if name is None:
         return None
     check_named(name, config.runs_folder)
-    source = read_as(open_source(name), config.model)
+    source, model = open_source(name), config.model
+    if weights.vocabulary != "same":
+        model = replace(model, vocab_size=source.model.vocab_size)
+    source = read_as(source, model)
     if key == "grow_from":
-        check_growth(*growable(source.model, config.model, f"weights.grow_from={name}"), weights.grow_mode)
+        check_growth(*growable(source.model, model, f"weights.grow_from={name}"), weights.grow_mode)
     else:
-        check_same_architecture(source, config.model, f"weights.init_from={source.folder}")
-    check_same_tokenizer(source, config, f"weights.{key}={name}")
+        check_same_architecture(source, model, f"weights.init_from={source.folder}")
+    rows = None
+    if weights.vocabulary == "same":
+        check_same_tokenizer(source, config, f"weights.{key}={name}")
+    else:
+        rows = _rows(source, config)
     # read once for nothing but the names, so that damage is told before anything is made
     there = {module_of(each) for each in source.weights()}
     here = {module_of(each) for each in shapes_of(config.model, config.objective)}
@@ -248,8 +264,29 @@ def find_origin(config: RunConfig) -> Origin | None:
         return Origin(source, config, drawn=tuple(sorted(here)), left_out=tuple(sorted(there)))
     other = here & there & {CLASSIFIER} if _classes(source.objective) != _classes(config.objective) else set()
     return Origin(
-        source, config, drawn=tuple(sorted(here - there | other)), left_out=tuple(sorted(there - here | other))
+        source,
+        config,
+        drawn=tuple(sorted(here - there | other)),
+        left_out=tuple(sorted(there - here | other)),
+        rows=rows,
     )
+
+
+def _rows(source: Source, config: RunConfig) -> TokenRows:
+    """What the run's rows by token are made of.
+
+    Raises:
+        ConfigError: see `check_vocabulary`.
+        DataError: the tokenizer of the weights is not there, or is another by now.
+    """
+    with source.tokenizer_folder() as folder:
+        if tokenizer_sha256(folder) != source.tokenizer_sha256:
+            raise DataError(
+                f"{folder / TOKENIZER}: not the tokenizer that {source.folder} was trained with; its sha256 is "
+                f"{tokenizer_sha256(folder)[:12]}, theirs {str(source.tokenizer_sha256)[:12]}. Restore it from a copy."
+            )
+        check_vocabulary(config, folder)
+        return token_rows(folder, Path(config.data.tokenizer), source.model.vocab_size, config.model.vocab_size)
 
 
 def _classes(objective: ObjectiveConfig | None) -> tuple[object, ...]:
@@ -300,6 +337,8 @@ def check_same_architecture(source: Source, model: ModelConfig, key: str) -> Non
     """
     if wrong := other_architecture(model, source.model):
         remedy = "Set the values it has, or enlarge a smaller model with weights.grow_from."
+        if [name for name, *_ in wrong] == ["model.vocab_size"]:
+            remedy = "Set the number it has; for another tokenizer, set weights.vocabulary=extend or replace."
         if model.name != source.model.name:
             remedy = f"Set model.name={source.model.name} and the values it has, or name weights of a {model.name}."
         raise ConfigError(
@@ -330,13 +369,8 @@ def check_same_tokenizer(source: Source, config: RunConfig, key: str) -> None:
     if source.checkpoint is None:  # the same tokenizer may be written in several ways; what counts are the ids
         with source.tokenizer_folder() as folder:
             here, there = token_ids(config.data.tokenizer), token_ids(folder)
-        differing = [token for token in here.keys() | there.keys() if here.get(token) != there.get(token)]
-        if not differing:
+        found = token_difference(there, here, here.keys() | there.keys())
+        if found is None:
             return
-        token = min(differing)
-        ids = f"id {there.get(token)} there, {here.get(token)} here"
-        difference = f"{len(differing)} tokens differ, as {token!r}: {ids}"
-    raise ConfigError(
-        f"{key}: trained with another tokenizer than data.tokenizer={config.data.tokenizer}; {difference}. Every token "
-        "would mean something else. Prepare the data with the tokenizer of the weights, or train from scratch."
-    )
+        difference = found
+    raise ConfigError(another_tokenizer(key, config, difference))

@@ -65,6 +65,7 @@ SMALLER = {
     "tokenizer.vocab_size=8192": "tokenizer.vocab_size=512",
     "--entries 50368": "--entries 512",
     " train yamls/quickstart.yaml": f" train yamls/quickstart.yaml {FEW}",
+    "check yamls/quickstart.yaml name=words": f"check yamls/quickstart.yaml {WIDTH} name=words",
     "run.py yamls/quickstart.yaml": f"run.py yamls/quickstart.yaml {FEW}",
     "train yamls/model/base.yaml mine.yaml": f"train yamls/model/base.yaml mine.yaml model.vocab_size=8192 {WIDTH}",
     "train mine.yaml": f"train mine.yaml model.vocab_size=8192 {WIDTH}",
@@ -204,6 +205,22 @@ def moving(home: Path) -> Iterator[None]:
 
 
 @contextmanager
+def retrieval(home: Path) -> Iterator[None]:
+    (recipe, *_) = blocks(ROOT / "docs/retrieval.md", "yaml")
+    (home / "my/answers.yaml").write_text(recipe, encoding="utf-8")
+    texts = [(text[:40], text[40:90]) for text in make_texts(36)]
+    rows = [f"{query}\t{text}\n" for query, text in texts]
+    (home / "my/answers.tsv").write_text("query\tpositive\n" + "".join(rows), encoding="utf-8")
+    (home / "my/beir/qrels").mkdir(parents=True)
+    for name, column in (("corpus", 1), ("queries", 0)):
+        lines = [json.dumps({"_id": str(number), "text": row[column]}) + "\n" for number, row in enumerate(texts)]
+        (home / f"my/beir/{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    judged = "".join(f"{number}\t{number}\t1\n" for number in range(9))
+    (home / "my/beir/qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}", encoding="utf-8")
+    yield
+
+
+@contextmanager
 def watching(home: Path) -> Iterator[None]:
     shutil.copytree(home / "runs/quickstart", home / "runs/mine", dirs_exist_ok=True)
     rows = [{"text": text[:100], "label": number % 2} for number, text in enumerate(make_texts(20))]
@@ -236,6 +253,7 @@ PREPARED = {
     "finetuning.md": finetuning,
     "mixtures.md": mixtures,
     "moving.md": moving,
+    "retrieval.md": retrieval,
     "watching.md": watching,
     "weights.md": weights,
 }

@@ -15,9 +15,12 @@ from modernbert_train.config.check import check
 from modernbert_train.config.load import differences, load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
+from modernbert_train.data.mixing import phase_weights
 from modernbert_train.optim.schedules import lr_at, max_lr_at, weight_decay_at
 from modernbert_train.plan.parameters import count_parameters
 from tests.train.test_run import records
+from tests.weights.reference_checkpoint import write_reference_checkpoint
+from tests.weights.test_source import MODEL
 
 RECIPES = Path(__file__).parents[2] / "yamls/recipes"
 G = 1_000_000_000
@@ -194,3 +197,40 @@ def test_a_run_that_begins_masked_ends_by_telling_tokens(tiny_data: Path, tmp_pa
     found = records(tmp_path / "masked-then-replaced")
     assert {entry["phase"] for entry in found} == {"masked", "replaced"}
     assert {entry["phase"] for entry in found if "loss/rtd" in entry} == {"replaced"}
+
+
+def test_continued_pretraining_begins_at_the_rate_that_the_checkpoint_was_left_with() -> None:
+    """Warmed up within ten steps to the rate of the context extension; with replay, the model's context, a decay."""
+    config = load_run([RECIPES / "continue.yaml"])
+    check(config, num_ranks=8)
+    context = load_run([RECIPES / "modernbert-base.yaml"])
+    assert lr_at(config, 1 * G) == pytest.approx(lr_at(context, 1720 * G))
+    assert config.model == at(context, 1720 * G).model
+    warmup = config.phases["adapt"].schedule.warmup_tokens
+    assert 10 < warmup / (576 * 8192) < 11 and lr_at(config, warmup // 2) == pytest.approx(1.5e-4)
+    assert lr_at(config, config.total_tokens - 1) == pytest.approx(3e-7, rel=1e-2)
+    weights = phase_weights(config, config.phases["decay"], {"domain": 1, "general": 1})
+    assert 0.05 <= weights["general"] / sum(weights.values()) <= 0.2
+    assert (config.objective.mask_rate, config.objective.eval_mask_rate) == (0.3, 0.15)
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(240)
+def test_continued_pretraining_from_a_composer_file_ends_with_its_table(
+    tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, _ = write_reference_checkpoint(tmp_path, MODEL, tiny_data / "tokenizer")
+    keys = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "local_attention")
+    rows = "row_tokens: 128, batch_rows: 4, microbatch_tokens: 256"
+    folders = {"streams.domain.path": "train", "streams.general.path": "train", "validation": "validation"}
+    small = [
+        *(f"model.{key}={getattr(MODEL, key)}" for key in keys),
+        *(f"data.{key}={tiny_data}/{name}" for key, name in {**folders, "tokenizer": "tokenizer"}.items()),
+        f"phases.adapt={{tokens: 2000, {rows}, schedule: {{warmup_tokens: 600}}}}",
+        f"phases.decay={{tokens: 1000, {rows}, schedule: {{decay_tokens: 1000}}}}",
+        *(f"weights.init_from={checkpoint}", f"evals.general.shards={tiny_data}/validation", f"runs_folder={tmp_path}"),
+        *("compute={device: cpu, precision: fp32}", "data.num_workers=0", "eval.interval_tokens=null"),
+    ]
+    assert main(["train", str(RECIPES / "continue.yaml"), *small]) == 0
+    table = capsys.readouterr().out.partition("measured on")[2].partition("next:")[0]
+    assert table.count("data.validation") == 3 == table.count("evals.general"), table

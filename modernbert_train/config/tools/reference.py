@@ -27,6 +27,7 @@ from modernbert_train.config.schema import VARIANTS, RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.config.tools.gliner import GlinerConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.config.tools.retrieval import RetrievalConfig
 from modernbert_train.config.tools.setfit import SetfitConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 
@@ -45,6 +46,7 @@ _ROOTS = (
     ("Fine-tuning: a task of `finetune`", TaskConfig),
     ("GLiNER: a recipe of `gliner`", GlinerConfig),
     ("SetFit: a recipe of `setfit`", SetfitConfig),
+    ("Retrieval: a recipe of `retrieval train`", RetrievalConfig),
     ("Sweeps: the spec of `launch/sweep.py`", SweepConfig),
 )
 

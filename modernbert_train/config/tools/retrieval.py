@@ -1,0 +1,84 @@
+"""Every knob of retrieval: what `retrieval train` and `retrieval evaluate` read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from omegaconf import MISSING
+
+from modernbert_train.config.knob import knob, knobs
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """How texts become vectors, and what is measured with them."""
+
+    name: str | None = None  # of the run; None: made of the data, the model and, where it is trained, the seed
+    runs_folder: str = "runs"  # results are in <runs_folder>/<name>
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    split: str = "test"  # of a BEIR folder: the file in qrels/
+    encode_batch: int = knob(32, low=1)  # texts that are encoded at once; changes speed and memory alone
+    ignore_identical_ids: bool = False  # leave out the document that has the query's id, as for ArguAna and Quora
+    # over all tokens, or the first; None: mean. A folder of sentence-transformers has its own, and of the next three
+    pooling: Literal["mean", "cls"] | None = None
+    normalize: bool | None = None  # vectors of length 1; None: true
+    query_prompt: str | None = None  # stands before each query, its space included; None: nothing
+    document_prompt: str | None = None  # before each document
+    # longer texts are cut, special tokens included; None: what the model was trained on
+    max_tokens: int | None = knob(None, low=8)
+    query_max_tokens: int | None = knob(None, low=8)  # of queries, where it is fewer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalConfig(EvaluateConfig):
+    """Contrastive training on pairs or triplets of texts, with what it is measured on."""
+
+    # .jsonl, .tsv or .csv with a column each for queries, positives and negatives; or BEIR folders
+    train: list[str] = MISSING
+    query_column: str = "query"
+    positive_column: str = "positive"  # a text that answers the query
+    negative_columns: list[str] = field(default_factory=list)  # hard negatives: texts that do not, one a column
+    train_split: str = "train"  # of BEIR folders in `train`, of which each relevant document is a positive
+    evaluate: dict[str, str] = field(default_factory=dict)  # BEIR folders to measure on, by names of your choice
+    # mnrl: the query's positive against all other positives and negatives of the batch; cached_mnrl: the same, encoded
+    # in small parts, for batches that do not fit in memory (GradCache, arXiv 2101.06983)
+    loss: Literal["mnrl", "cached_mnrl"] = "mnrl"
+    mini_batch: int = knob(16, low=1)  # cached_mnrl: texts that are encoded at once
+    scale: float = knob(20.0, above=0)  # of cosines in the softmax: the inverse of its temperature
+    batch_size: int = knob(64, low=2, why="since the negatives of a query are the other texts of its batch")
+    no_duplicates: bool = True  # no text twice in a batch, where it would be a negative of its own query
+    epochs: float = knob(1.0, above=0)
+    lr: float = knob(5e-5, above=0)  # peak
+    warmup: float = knob(0.05, low=0, below=1)  # share of the steps in which the rate rises; then linearly to 0
+    weight_decay: float = knob(0.0, low=0)  # torch's AdamW: times the rate in each step
+    seed: int = knob(1618, low=0, below=2**32)  # of the order and of dropout
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of training; auto: bf16 autocast on a GPU that has it
+    save_every_steps: int = knob(500, low=1)  # steps between checkpoints, which the same command goes on from
+
+
+def retrieval_problems(config: EvaluateConfig) -> Iterator[str]:
+    """What is wrong, as far as it can be told without the files."""
+    for key, value, facts in knobs(config):
+        yield from facts.mistakes(key, value)
+    if config.name is not None and not _RUN_NAME.fullmatch(config.name):
+        yield f"name={config.name}: it is a folder. Use letters, digits, '.', '_' and '-'."
+    if config.max_tokens and config.query_max_tokens and config.query_max_tokens > config.max_tokens:
+        yield (
+            f"query_max_tokens={config.query_max_tokens} is above max_tokens={config.max_tokens}, which holds for all "
+            "texts. Raise max_tokens, or lower it."
+        )
+    if not isinstance(config, RetrievalConfig):
+        return
+    if not config.train:
+        yield "train: nothing to learn from. Name files of pairs: train=[pairs.jsonl]."
+    columns = [config.query_column, config.positive_column, *config.negative_columns]
+    if len({*columns}) < len(columns):
+        yield f"query_column, positive_column and negative_columns name {', '.join(columns)}. Name each column once."
+    for name in config.evaluate:
+        if not name.replace("_", "").replace("-", "").isalnum():
+            yield f"evaluate.{name}: the name stands in results. Use letters, digits, '_' and '-'."

@@ -1,0 +1,101 @@
+"""What another vocabulary does to the text of a run, measured on a sample of its training shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.facts import DataFacts
+from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.open_shards import open_shards
+from modernbert_train.text import table
+from modernbert_train.weights.source import Origin
+from modernbert_train.weights.token_rows import TokenRows, open_tokenizer
+
+MOST_DOCUMENTS, MOST_TOKENS = 64, 2048  # of a stream; of a document
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What another vocabulary does to a sample of text.
+
+    Attributes:
+        tokens: of the sample, in the new vocabulary.
+        averaged: those of them whose row is a mean of old ones.
+        unknown: those whose row is the mean of all.
+        old_tokens: of the same text in the old vocabulary.
+        num_bytes: of the text.
+    """
+
+    tokens: int
+    averaged: int
+    unknown: int
+    old_tokens: int
+    num_bytes: int
+
+    @property
+    def new_share(self) -> float:
+        """Share of the tokens that have a new row."""
+        return (self.averaged + self.unknown) / max(1, self.tokens)
+
+    @property
+    def shorter(self) -> float:
+        """Share of the old tokens that are saved; below 0 the text gets longer."""
+        return 1 - self.tokens / max(1, self.old_tokens)
+
+
+def effects(config: RunConfig, facts: DataFacts, origin: Origin) -> dict[str, Effect]:
+    """The effect on a sample of each stream, by name; empty where the vocabulary stays.
+
+    Raises:
+        RunError: shards or tokenizers cannot be read.
+    """
+    if origin.rows is None:
+        return {}
+    with origin.source.tokenizer_folder() as old:
+        return {
+            name: effect_on(open_shards(folder, config.data, facts.vocabulary), origin.rows, old, config.data.tokenizer)
+            for name, folder in facts.streams.items()
+        }
+
+
+def effect_on(shards: TokenShards, rows: TokenRows, old_folder: Path, new_folder: str) -> Effect:
+    """Measure documents from all over a folder, or of the first shard of a remote one, which alone is fetched.
+
+    Their text is what the new tokenizer makes of the ids; a long document counts with its beginning.
+    """
+    old, new, counts_V = open_tokenizer(old_folder), open_tokenizer(Path(new_folder)), rows.counts_V
+    total = len(shards.lengths) if shards.remote is None else shards.shard_documents[0]
+    numbers = sorted({*np.linspace(0, total - 1, min(total, MOST_DOCUMENTS)).astype(int).tolist()})
+    tokens = averaged = unknown = old_tokens = num_bytes = 0
+    for number in numbers:
+        ids = shards.read(number)[:MOST_TOKENS]
+        text = new.decode(ids.tolist(), skip_special_tokens=False)
+        tokens += len(ids)
+        averaged += int((counts_V[ids] > 1).sum())
+        unknown += int((counts_V[ids] == 0).sum())
+        old_tokens += len(old.encode(text, add_special_tokens=False).ids)
+        num_bytes += len(text.encode())
+    return Effect(tokens, averaged, unknown, old_tokens, num_bytes)
+
+
+def describe_effects(found: dict[str, Effect]) -> list[str]:
+    """A table with a line for each stream; nothing where there is none."""
+    if not found:
+        return []
+    rows = [("text", "sample, tokens", "with a new row", "before", "shorter by", "bytes a token")]
+    for name, effect in found.items():
+        rows.append(
+            (
+                name,
+                f"{effect.tokens:,}",
+                f"{effect.new_share:.1%}",
+                f"{effect.old_tokens:,}",
+                f"{effect.shorter:.1%}",
+                f"{effect.num_bytes / max(1, effect.tokens):.2f}",
+            )
+        )
+    return table(rows, numbers=True).split("\n")

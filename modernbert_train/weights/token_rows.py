@@ -1,0 +1,218 @@
+"""Rows by token for another vocabulary: which rows of the old table each new row is made of.
+
+A token that both vocabularies have keeps its row. Any other begins as the mean of the rows of the pieces that the old
+tokenizer cuts its text into (Gee et al. 2022, "Fast Vocabulary Transfer", arXiv 2210.05144), and one whose text it
+cannot spell as the mean of the rows of all ordinary tokens. The decoder's biases are taken alike, so the logit
+of a new token is the mean of its pieces' logits: it is never likelier than the likeliest of them.
+
+What a token is does not depend on how a tokenizer writes it. `spoken` brings spellings to one form, the bytes of the
+text with the space before them: "Ġthe" of byte-level tokenizers, "▁the" of SentencePiece, and "the" of WordPiece, whose
+"##the" has no space before it. Special tokens are found by name, then by their role in tokenizer_config.json.
+
+Shape legend: V rows of the new table, W rows of the old one, P pieces of all new rows, D numbers in a row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from modernbert_train.vocabulary import added_tokens, special_tokens, token_ids
+
+_BYTE_LEVEL, _WORD_PIECE, _SENTENCE_PIECE, _WORDS = "byte-level", "WordPiece", "SentencePiece", "words"
+_SPACE, _INSIDE = "▁", "##"
+# a byte-level tokenizer writes a byte as the character of that number where it is visible, and others from 256 on
+_VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTE_OF = {chr(byte): byte for byte in _VISIBLE} | {
+    chr(256 + number): byte for number, byte in enumerate(byte for byte in range(256) if byte not in _VISIBLE)
+}
+_ROLES = {
+    "[CLS]": ("cls_token", "bos_token"),
+    "[SEP]": ("sep_token", "eos_token"),
+    "[PAD]": ("pad_token",),
+    "[MASK]": ("mask_token",),
+    "[UNK]": ("unk_token",),
+}
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """What each row of a new table is made of.
+
+    Attributes:
+        pieces_P: rows of the old table, those of one new row after those of the other.
+        ends_V: where those of each new row end; one without any is the mean of `ordinary`.
+        ordinary: rows of the old table that texts give.
+        num_tokens: of the new vocabulary; the other rows are spare.
+    """
+
+    pieces_P: NDArray[np.int64]
+    ends_V: NDArray[np.int64]
+    ordinary: NDArray[np.int64]
+    num_tokens: int
+
+    @property
+    def counts_V(self) -> NDArray[np.int64]:
+        """Old rows in each new one: 1 where it is kept, 0 where nothing is known of it."""
+        return np.diff(self.ends_V, prepend=0)
+
+    def of(self, table: Tensor) -> Tensor:
+        """The new table, [V, D] or [V], out of the old one; a row that is kept is the same to the last bit."""
+        old_WD = table.reshape(len(table), -1)
+        starts_V = torch.from_numpy(self.ends_V - self.counts_V)
+        new_VD = F.embedding_bag(torch.from_numpy(self.pieces_P), old_WD, starts_V, mode="mean")
+        mean_D = old_WD[torch.from_numpy(self.ordinary)].double().mean(dim=0).to(old_WD.dtype)
+        new_VD[torch.from_numpy(self.counts_V == 0)] = mean_D
+        return new_VD.reshape(-1, *table.shape[1:])
+
+    def __str__(self) -> str:
+        """'of 8,192 rows 8,001 are kept, 180 are the mean of 2.4 old ones, 11 the mean of all'."""
+        counts_V = self.counts_V
+        kept, unknown = int((counts_V == 1).sum()), int((counts_V == 0).sum())
+        averaged = len(counts_V) - kept - unknown
+        of = f"{counts_V[counts_V > 1].mean():.2g} " if averaged else ""
+        return (
+            f"of {len(counts_V):,} rows {kept:,} are kept, {averaged:,} are the mean of {of}old ones, {unknown:,} the "
+            "mean of all"
+        )
+
+
+def token_rows(old_folder: Path, new_folder: Path, old_rows: int, new_rows: int) -> TokenRows:
+    """Compare two tokenizers.
+
+    Args:
+        old_folder: of the tokenizer that the old table was trained with.
+        new_folder: of the new tokenizer.
+        old_rows, new_rows: of the tables, which may be larger than the vocabularies.
+
+    Raises:
+        DataError: a tokenizer is missing or damaged.
+    """
+    old, new = _Spelling(old_folder), _Spelling(new_folder)
+    roles = _roles(old_folder)
+    known = {spoken: i for token, i in sorted(old.ids.items(), key=lambda each: -each[1])
+             for spoken in [old.spoken(token)] if token not in old.special}  # fmt: skip
+    cut = _cutter(old, known)
+    pieces: list[list[int]] = [[] for _ in range(new_rows)]
+    for token, i in new.ids.items():
+        if token in new.special:
+            found = old.ids.get(token, roles.get(token))
+            pieces[i] = [] if found is None else [found]
+        elif new.kind == old.kind and token in old.ids and new.spoken(token) == old.spoken(token):
+            pieces[i] = [old.ids[token]]
+        elif (spoken := new.spoken(token)) in known:
+            pieces[i] = [known[spoken]]
+        else:
+            pieces[i] = cut(spoken, new.marks_spaces)
+    taken, spare = {*new.ids.values()}, {*range(old_rows)} - {*old.ids.values()}
+    for i in range(new_rows):
+        if i not in taken and i in spare:
+            pieces[i] = [i]  # no token there either
+    ordinary = [i for token, i in old.ids.items() if token not in old.special]
+    return TokenRows(
+        np.array([piece for each in pieces for piece in each], dtype=np.int64),
+        np.cumsum([len(each) for each in pieces], dtype=np.int64),
+        np.array(sorted(ordinary), dtype=np.int64),
+        len(taken),
+    )
+
+
+class _Spelling:
+    """How a tokenizer writes its tokens.
+
+    Attributes:
+        ids: of every token.
+        special: tokens that no text gives.
+        kind: which of the spellings.
+        tokenizer: itself, which takes special tokens for characters.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.ids: Mapping[str, int] = token_ids(folder)
+        self.special = special_tokens(folder)
+        self._added = added_tokens(folder)
+        self.tokenizer = open_tokenizer(folder)
+        described: dict[str, Any] = json.loads(self.tokenizer.to_str())
+        self.unknown: str | None = described["model"].get("unk_token")
+        parts = json.dumps([described.get("pre_tokenizer"), described.get("decoder")])
+        if described["model"]["type"] == "WordPiece":
+            self.kind = _WORD_PIECE
+        elif '"ByteLevel"' in parts:
+            self.kind = _BYTE_LEVEL
+        else:
+            self.kind = _SENTENCE_PIECE if any(token.startswith(_SPACE) for token in self.ids) else _WORDS
+
+    @property
+    def marks_spaces(self) -> bool:
+        """Whether a token without a space before it may go on with a word."""
+        return self.kind in (_BYTE_LEVEL, _SENTENCE_PIECE)
+
+    def spoken(self, token: str) -> bytes:
+        """The bytes of its text, with the space before it where it begins a word."""
+        if self.kind == _BYTE_LEVEL and token not in self._added:
+            codes = [_BYTE_OF.get(character) for character in token]
+            return token.encode() if None in codes else bytes(code for code in codes if code is not None)
+        if self.kind == _SENTENCE_PIECE and token not in self._added:
+            if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+                return bytes.fromhex(token[3:5])
+            return token.replace(_SPACE, " ").encode()
+        if self.kind == _WORD_PIECE and token.startswith(_INSIDE) and token != _INSIDE:
+            return token.removeprefix(_INSIDE).encode()
+        begins = self.kind in (_WORD_PIECE, _WORDS) and token[:1].isalnum()
+        return (" " * begins + token).encode()
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """A tokenizer that takes special tokens, written out in a text, for any other characters, as data_prep does."""
+    read = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    read.encode_special_tokens = True
+    read.no_truncation()
+    read.no_padding()
+    return read
+
+
+def _cutter(old: _Spelling, known: Mapping[bytes, int]) -> Callable[[bytes, bool], list[int]]:
+    """Gives the old pieces of a text; the second argument says whether one without a space may go on with a word."""
+    dropped = {old.ids[token] for token in old.special} | {old.ids.get(old.unknown or "", -1)}
+    inside = {i: old.ids.get(f"{_INSIDE}{token}", i) for token, i in old.ids.items()} if old.kind == _WORD_PIECE else {}
+
+    def cut(spoken: bytes, marks_spaces: bool) -> list[int]:
+        try:
+            text = spoken.decode()
+        except UnicodeDecodeError:  # a part of a character
+            return [known[bytes([byte])] for byte in spoken if bytes([byte]) in known]
+        if old.kind == _SENTENCE_PIECE:  # whose encode would put a space before the text
+            found = [piece.id for piece in old.tokenizer.model.tokenize(text.replace(" ", _SPACE))]
+        else:
+            found = old.tokenizer.encode(text, add_special_tokens=False).ids
+        if inside and found and marks_spaces and text[:1].isalnum():
+            found[0] = inside[found[0]]
+        return [i for i in found if i not in dropped]
+
+    return cut
+
+
+def _roles(folder: Path) -> dict[str, int]:
+    """Ids of special tokens that have other names in a tokenizer, by the names that they have here."""
+    try:
+        said = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    ids, found = token_ids(folder), {}
+    for ours, roles in _ROLES.items():
+        for role in roles:
+            name = said.get(role) if isinstance(said, dict) else None
+            name = name.get("content") if isinstance(name, dict) else name
+            if isinstance(name, str) and name in ids and ours not in found:
+                found[ours] = ids[name]
+    return found

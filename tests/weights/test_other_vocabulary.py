@@ -1,0 +1,232 @@
+"""Runs that go on from a model with another tokenizer. If this breaks, they begin with rows that mean nothing."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from data_prep.make_tokenizer import encode_documents
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig, XLNetConfig
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
+from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.weights.formats.tensors import EMBEDDING
+from modernbert_train.weights.source import Origin, Source
+from modernbert_train.weights.token_rows import TokenRows, token_rows
+from tests.conftest import TINY_YAML, TinyRun
+from tests.data.make_shards import make_shards, make_texts, make_tokenizer
+from tests.weights.test_source import records
+
+SIZES = {"few": 320, "many": 448}  # entries; both are trained on one text, so the second has all tokens of the first
+ONE_PHASE = ("phases.long=null", "phases.short.batch_warmup=null", "model.init_std=0.1", "data.num_workers=0")
+
+
+def sentences(number: int, seed: int) -> list[str]:
+    """Texts of twelve sentences in any order, so that a word follows from those beside it."""
+    words = " ".join(make_texts(1, seed=4)).split()
+    known, draw = [" ".join(words[i : i + 8]) for i in range(0, 96, 8)], random.Random(seed)
+    return [". ".join(draw.choices(known, k=10)) for _ in range(number)]
+
+
+def prepare(folder: Path, tokenizer: Path) -> Path:
+    """Training and validation shards of the same texts with a tokenizer."""
+    for name, number, seed in (("train", 80, 1), ("validation", 6, 2), ("general", 6, 3)):
+        texts = sentences(number, seed) if name != "general" else make_texts(4, seed=seed)
+        documents = encode_documents(Tokenizer.from_file(f"{tokenizer}/tokenizer.json"), texts)
+        make_shards(folder / name, [np.array(ids) for ids in documents], tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data with either tokenizer, and a run that was trained with the smaller."""
+    folder = tmp_path_factory.mktemp("made")
+    for name, size in SIZES.items():
+        prepare(folder / name, make_tokenizer(folder / name / "tokenizer", sentences(20, 5), size))
+    assert main(["train", *words(folder, "few", "name=first", "phases.short.tokens=120_000")]) == 0
+    return folder
+
+
+def words(folder: Path, data: str, *overrides: str) -> list[str]:
+    file = folder / f"{data}.yaml"
+    file.write_text(TINY_YAML.format(runs=folder / "runs", data=folder / data), encoding="utf-8")
+    return [str(file), *ONE_PHASE, f"model.vocab_size={SIZES[data]}", *overrides]
+
+
+def go_on(folder: Path, name: str, *overrides: str) -> list[str]:
+    """A run of the larger vocabulary from what was trained with the smaller."""
+    start = (f"weights.init_from={folder}/runs/first", "phases.short.tokens=2000")
+    return ["train", *words(folder, "many", f"name={name}", *start, *overrides)]
+
+
+def general(folder: Path) -> str:
+    return f"evals.general={{name: text, shards: {folder}/many/general}}"
+
+
+@pytest.fixture(scope="module")
+def extended(made: Path) -> Path:
+    assert main(go_on(made, "extend", "weights.vocabulary=extend", "checkpoint.interval_steps=2", general(made))) == 0
+    return made / "runs/extend"
+
+
+def first_losses(folder: Path) -> tuple[float, float]:
+    """Held-out loss and that of the other text before the first step."""
+    validation, evaluation = (records(folder, kind)[0] for kind in ("validation", "evaluation"))
+    assert validation["step"] == evaluation["step"] == 0
+    return validation["loss"], evaluation["figures"]["loss"]
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(280)
+def test_the_first_loss_is_far_below_that_of_drawn_rows(
+    made: Path, extended: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs on text that a third of is new tokens: rows of their pieces, and rows drawn at random."""
+    taken_over = TokenRows.of
+
+    def drawn(rows: TokenRows, table: Tensor) -> Tensor:
+        found = taken_over(rows, table)
+        new_V = torch.from_numpy(rows.counts_V > 1)
+        torch.manual_seed(1)
+        found[new_V] = 0.1 * torch.randn(found[new_V].shape) if table.dim() == 2 else 0.0
+        return found
+
+    monkeypatch.setattr(TokenRows, "of", drawn)
+    assert main(go_on(made, "drawn", "weights.vocabulary=replace", general(made))) == 0
+    said = capsys.readouterr().out
+    assert first_losses(extended)[0] < first_losses(made / "runs/drawn")[0] - 0.4
+    assert "weights.vocabulary=replace: of 448 rows 320 are kept, 128 are the mean of" in said
+    start = records(extended, "start")[0]
+    effect = start["vocabulary"]["train"]
+    assert "weights.vocabulary=extend" in start["from"] and effect["unknown"] == 0
+    assert 0.1 < effect["averaged"] / effect["tokens"] < 0.6 and effect["tokens"] < 0.8 * effect["old_tokens"]
+    assert f"train          {effect['tokens']:,}" in said
+    # both sets, before and after
+    table = said[said.index("measured on") : said.index("next:")]
+    told = [line.split()[:2] for line in table.splitlines()[1:]]
+    assert told == [
+        [name, figure] for name in ("data.validation", "evals.general") for figure in ("loss", "perplexity", "accuracy")
+    ]
+
+
+@pytest.mark.runs
+def test_measuring_first_changes_nothing(made: Path, extended: Path) -> None:
+    assert main(go_on(made, "unmeasured", "weights.vocabulary=extend", "data.validation=null")) == 0
+    losses = [[entry["loss"] for entry in records(made / f"runs/{name}", "step")] for name in ("extend", "unmeasured")]
+    assert len(losses[0]) > 3 and losses[0] == losses[1]
+
+
+@pytest.mark.runs
+def test_a_run_that_goes_on_has_its_rows_already(
+    made: Path, extended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows are taken over once; later the weights need not even be there."""
+    shutil.copytree(made, tmp_path / "made", ignore=lambda _, names: [n for n in names if n in ("first", "few")])
+    folder = tmp_path / "made/runs/extend"
+    expected = newest_valid(folder / "checkpoints")[0].weights()  # type: ignore[union-attr]
+    expected = {name: tensor.clone() for name, tensor in expected.items()}
+    shutil.rmtree(max((folder / "checkpoints").iterdir()))
+    again = go_on(made, "extend", "weights.vocabulary=extend", "checkpoint.interval_steps=2", general(made))
+    assert main([*again, f"runs_folder={tmp_path}/made/runs"]) == 0
+    found = newest_valid(folder / "checkpoints")[0].weights()  # type: ignore[union-attr]
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert "measured on" in capsys.readouterr().out and len(records(folder, "start")) == 1
+
+
+@pytest.mark.runs
+def test_an_export_has_the_new_vocabulary(extended: Path, tmp_path: Path) -> None:
+    assert main(["export", str(extended), "--out", str(tmp_path / "hf")]) == 0
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert model.config.vocab_size == SIZES["many"] == len(tokenizer)
+    assert model.get_input_embeddings().weight.shape[0] == SIZES["many"]
+    assert model(**tokenizer(sentences(1, 9)[0][:60], return_tensors="pt")).logits.isfinite().all()
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("of", "to", "vocabulary", "message"),
+    [
+        ("few", "many", "same", "128 tokens differ, as '"),
+        ("few", "many", "same", "or set weights.vocabulary=extend or replace."),
+        ("many", "few", "extend", "does not have all tokens of weights.init_from="),
+    ],
+)
+def test_another_vocabulary_is_refused_unless_asked_for(
+    made: Path, extended: Path, capsys: pytest.CaptureFixture[str], of: str, to: str, vocabulary: str, message: str
+) -> None:
+    """By `check`, before anything is loaded, with the key that would take it."""
+    name = {"few": "first", "many": "extend"}[of]
+    start = (f"weights.init_from={made}/runs/{name}", f"weights.vocabulary={vocabulary}", "name=refused")
+    assert main(["check", *words(made, to, *start)]) == 78
+    assert message in capsys.readouterr().err
+    assert not (made / "runs/refused").exists()
+
+
+@pytest.mark.runs
+def test_rows_of_another_number_name_the_key(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same tokenizer, and a table padded otherwise; with the key the run is checked and says what it does."""
+    rows = (f"weights.init_from={made}/runs/first", "name=padded", "model.vocab_size=384")
+    assert main(["train", *words(made, "few"), *rows]) == 78
+    assert "model.vocab_size=384 here, 320 there" in (said := capsys.readouterr().err)
+    assert "weights.vocabulary=extend or replace" in said
+    assert main(["check", *words(made, "few"), *rows, "weights.vocabulary=extend"]) == 0
+    said = capsys.readouterr().out
+    assert "of 384 rows 320 are kept, 0 are the mean of old ones, 64 the mean of all" in said
+    assert "0.0%" in said and "shorter by" in said
+
+
+SHAPE = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 48, "init_std": 0.3}
+ARCHITECTURES: dict[str, Callable[[int], ModelConfig]] = {
+    "modernbert": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
+    "bert": lambda rows: BertConfig(vocab_size=rows, max_positions=64, **SHAPE),
+    "albert": lambda rows: AlbertConfig(vocab_size=rows, max_positions=64, embedding_size=16, **SHAPE),
+    "xlnet": lambda rows: XLNetConfig(vocab_size=rows, **SHAPE),
+    "replaced": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
+}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> TokenRows:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    folders = [make_tokenizer(folder / key, sentences(20, 5), size) for key, size in SIZES.items()]
+    return token_rows(*folders, *SIZES.values())
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_gets_its_rows(rows: TokenRows, tmp_path: Path, tiny_run: TinyRun, name: str) -> None:
+    """Embedding and bias have their rows, the decoder is the embedding, everything else is as it was."""
+    config = read_run(tiny_run("objective={name: rtd, sharing: gdes}" if name == "replaced" else "seed=1"))
+    old, new = (replace(config, model=ARCHITECTURES[name](size)) for size in SIZES.values())
+    there, here = (build_model(each.model, each.objective, each.compute) for each in (old, new))
+    initialize(there, old.model, seed=3)
+    weights = {key: tensor for key, tensor in there.state_dict().items() if not key.startswith("generator.")}
+    if name == "replaced":  # as a model alone has it
+        weights["model.embeddings.tok_embeddings.weight"] = torch.randn(320, 32)
+        weights.pop("model.embeddings.tok_embeddings.delta.weight")
+
+    class Held(Source):
+        def weights(self) -> dict[str, Tensor]:
+            return weights
+
+    source = Held(tmp_path, None, old.model, "all", 64, None, None)
+    Origin(source, new, drawn=("generator",) if name == "replaced" else (), rows=rows).fill(here)
+    table = "generator.model.embeddings.tok_embeddings.weight" if name == "replaced" else EMBEDDING
+    found = dict(here.named_parameters())
+    assert torch.equal(found[table], rows.of(weights[EMBEDDING])) and found[table].shape[0] == 448
+    assert torch.equal(found[table][:320], weights[EMBEDDING])
+    if "decoder.bias" in found:
+        assert torch.equal(found["decoder.bias"], rows.of(weights["decoder.bias"]))
+    same = [key for key in found if key in weights and key not in (EMBEDDING, "decoder.bias")]
+    assert len(same) > 5 and all(torch.equal(found[key], weights[key]) for key in same)

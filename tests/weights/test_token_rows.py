@@ -1,0 +1,172 @@
+"""Rows by token for another vocabulary. If this breaks, a model with a new tokenizer forgets its words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from modernbert_train.weights.token_rows import token_rows
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def write(folder: Path, tokenizer: Tokenizer, **roles: str) -> Path:
+    """A tokenizer folder; the special tokens are added unless roles name others."""
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (roles.values() or SPECIAL)])
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(roles))
+    return folder
+
+
+def byte_level(folder: Path, *tokens: str) -> Path:
+    """BPE that knows all bytes, and the tokens, spelled with Ġ, by merging letter after letter."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges, entries = [], [*SPECIAL, *alphabet]
+    for token in tokens:
+        for end in range(2, len(token) + 1):
+            if token[:end] not in entries:
+                merges.append((token[: end - 1], token[end - 1]))
+                entries.append(token[:end])
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(entries)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return write(folder, tokenizer)
+
+
+def word_piece(folder: Path, *tokens: str) -> Path:
+    entries = {token: i for i, token in enumerate([*SPECIAL, *tokens])}
+    tokenizer = Tokenizer(models.WordPiece(entries, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return write(folder, tokenizer)
+
+
+def sentence_piece(folder: Path, *tokens: str) -> Path:
+    scores = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("<pad>", 0.0), ("<mask>", 0.0)]
+    scores += [(token, -1.0) for token in tokens]
+    tokenizer = Tokenizer(models.Unigram(scores, unk_id=0, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    roles = {"unk": "<unk>", "cls": "<s>", "sep": "</s>", "pad": "<pad>", "mask": "<mask>"}
+    return write(folder, tokenizer, **{f"{role}_token": token for role, token in roles.items()})
+
+
+def ids(folder: Path) -> dict[str, int]:
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+
+
+def pieces(old: Path, new: Path, token: str, spare: int = 0) -> list[str]:
+    """The old tokens that a new one is made of."""
+    rows = token_rows(old, new, max(ids(old).values()) + 1 + spare, max(ids(new).values()) + 1 + spare)
+    names = {i: name for name, i in ids(old).items()}
+    end = rows.ends_V[ids(new)[token]]
+    return [names[i] for i in rows.pieces_P[end - rows.counts_V[ids(new)[token]] : end].tolist()]
+
+
+def test_a_vocabulary_in_place_of_itself_changes_nothing(tmp_path: Path) -> None:
+    """To the last bit, spare rows too, of the embedding, [V, D], and of the biases, [V]."""
+    folder = byte_level(tmp_path / "a", "Ġthe", "ion")
+    size = len(ids(folder)) + 7
+    rows = token_rows(folder, folder, size, size)
+    for table in (torch.randn(size, 5), torch.randn(size)):
+        assert torch.equal(rows.of(table), table)
+    assert str(rows) == f"of {size} rows {size} are kept, 0 are the mean of old ones, 0 the mean of all"
+
+
+def test_extended_and_cut_again_it_is_the_same_table(tmp_path: Path) -> None:
+    old, new = byte_level(tmp_path / "a", "Ġthe"), byte_level(tmp_path / "b", "Ġthe", "Ġtheorem")
+    sizes = len(ids(old)), len(ids(new)) + 3
+    table = torch.randn(sizes[0], 4)
+    longer = token_rows(old, new, *sizes).of(table)
+    assert longer.shape == (sizes[1], 4) and torch.equal(longer[: sizes[0]], table)
+    assert torch.equal(token_rows(new, old, *sizes[::-1]).of(longer), table)
+
+
+def test_there_and_back_keeps_what_both_have(tmp_path: Path) -> None:
+    old, other = byte_level(tmp_path / "a", "Ġthe", "Ġcell"), byte_level(tmp_path / "b", "Ġcell", "Ġgene")
+    sizes = len(ids(old)), len(ids(other))
+    table = torch.randn(sizes[0], 4)
+    back = token_rows(other, old, *sizes[::-1]).of(token_rows(old, other, *sizes).of(table))
+    both = [i for token, i in ids(old).items() if token in ids(other)]
+    assert len(both) > 250 and torch.equal(back[both], table[both])
+
+
+def test_a_new_token_is_the_mean_of_its_old_pieces(tmp_path: Path) -> None:
+    old, new = byte_level(tmp_path / "a", "Ġmyo", "card"), byte_level(tmp_path / "b", "Ġmyocard")
+    assert pieces(old, new, "Ġmyocard") == ["Ġmyo", "card"]
+    rows = token_rows(old, new, len(ids(old)), len(ids(new)))
+    table, bias = torch.randn(len(ids(old)), 4), torch.randn(len(ids(old)))
+    for each in (table, bias):
+        expected = (each[ids(old)["Ġmyo"]] + each[ids(old)["card"]]) / 2
+        assert torch.allclose(rows.of(each)[ids(new)["Ġmyocard"]], expected)
+    # its logit, for any hidden state, is then the mean of theirs
+    hidden = torch.randn(4)
+    new_logits, logits = rows.of(table) @ hidden + rows.of(bias), table @ hidden + bias
+    mean = (logits[ids(old)["Ġmyo"]] + logits[ids(old)["card"]]) / 2
+    assert new_logits[ids(new)["Ġmyocard"]] == pytest.approx(float(mean), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        # the same piece of text under three spellings
+        ("byte_level", "word_piece", {"the": ["Ġthe"], "##card": ["card"], "thecard": ["Ġthe", "card"], ",": [","]}),
+        ("word_piece", "byte_level", {"Ġthe": ["the"], "card": ["##card"], "Ġcardthe": ["the", "##card"], ",": [","]}),
+        ("sentence_piece", "byte_level", {"Ġthe": ["▁the"], "card": ["card"], "Ġthecard": ["▁the", "card"]}),
+        ("byte_level", "sentence_piece", {"▁the": ["Ġthe"], "card": ["card"], "▁thecard": ["Ġthe", "card"]}),
+    ],
+)
+def test_a_piece_is_found_under_another_spelling(
+    tmp_path: Path, old: str, new: str, expected: dict[str, list[str]]
+) -> None:
+    make = {"byte_level": byte_level, "word_piece": word_piece, "sentence_piece": sentence_piece}
+    of_old = {
+        "byte_level": ("Ġthe", "card"),
+        "word_piece": ("the", "##card", ","),
+        "sentence_piece": ("▁the", "card", "▁"),
+    }
+    tokens = [token for token in expected if token != "," or new != "byte_level"]
+    if old == "word_piece":
+        expected = expected | {"Ġcardthe": []}  # no piece of it is known
+    there, here = make[old](tmp_path / "old", *of_old[old]), make[new](tmp_path / "new", *tokens)
+    assert {token: pieces(there, here, token) for token in expected} == expected
+
+
+def test_special_tokens_are_found_by_name_then_by_role(tmp_path: Path) -> None:
+    """An old tokenizer calls them <s>, </s>, <pad> and <mask>; a mean of brackets and letters would be none of them."""
+    old, new = sentence_piece(tmp_path / "old", "▁the"), byte_level(tmp_path / "new", "Ġthe")
+    found = {token: pieces(old, new, token) for token in SPECIAL}
+    assert found == {"[CLS]": ["<s>"], "[SEP]": ["</s>"], "[PAD]": ["<pad>"], "[MASK]": ["<mask>"], "[UNK]": ["<unk>"]}
+
+
+def test_case_and_accents_go_as_the_old_tokenizer_reads_them(tmp_path: Path) -> None:
+    old, new = word_piece(tmp_path / "old", "the", "cafe"), byte_level(tmp_path / "new", "ĠThe", "ĠcafÃ©")
+    assert pieces(old, new, "ĠThe") == ["the"] and pieces(old, new, "ĠcafÃ©") == ["cafe"]
+
+
+def test_what_has_no_pieces_is_the_mean_of_all_ordinary_rows(tmp_path: Path) -> None:
+    """Bytes of a WordPiece vocabulary, new special tokens, and spare rows; special rows do not count."""
+    old, new = word_piece(tmp_path / "old", "the", "##card"), byte_level(tmp_path / "new", "Ġthe")
+    table = torch.arange(7.0).reshape(7, 1)
+    rows = token_rows(old, new, 7, len(ids(new)) + 2)
+    found = rows.of(table)
+    assert found[ids(new)["Ã"]].item() == 5.5 == found[-1].item()
+    assert (rows.counts_V == 0).sum() > 200 and np.isfinite(found.numpy()).all()
+
+
+def test_added_tokens_are_spelled_as_in_a_text(tmp_path: Path) -> None:
+    """`tokenizer.add_tokens(["myocard"])` of transformers; they have no Ġ and are no bytes."""
+    old = byte_level(tmp_path / "old", "myo", "card", "Ġmyo")
+    tokenizer = Tokenizer.from_file(str(old / "tokenizer.json"))
+    tokenizer.add_tokens(["myocard", "日"])
+    (tmp_path / "new").mkdir()
+    tokenizer.save(str(tmp_path / "new/tokenizer.json"))
+    assert pieces(old, tmp_path / "new", "myocard") == ["myo", "card"]
+    assert pieces(old, tmp_path / "new", "日") == ["æ", "Ĺ", "¥"]
