@@ -154,7 +154,7 @@ def _model(source: Source) -> _Part:
         part: Part = "tagger" if isinstance(source.objective, TagConfig) else "classifier"
         return _Part(part, model, weights, classifier_format(model, source.objective))
     modules = {module_of(name) for name in weights}
-    if {TOKEN_HEAD, *MASKED_LM} <= modules:  # of a run that has both, what its last phase has trained
+    if {TOKEN_HEAD, "decoder"} <= modules:  # of a run that has both, what its last phase has trained
         idle = {*MASKED_LM} - {"model"} if isinstance(source.objective, ReplacedTokensConfig) else {TOKEN_HEAD}
         weights = {name: tensor for name, tensor in weights.items() if module_of(name) not in idle}
         modules -= idle
