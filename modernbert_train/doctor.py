@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import modernbert_train
-from modernbert_train.installed import library_version
+from modernbert_train.installed import commit, library_version
 
 GB = 1e9
 MIN_DISK_GB = 20  # the base model's newest three checkpoints take 6 GB, its shards more
@@ -78,12 +78,8 @@ def examine(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
 
 def _commit() -> str:
     """The checkout's commit, and whether files differ from it; empty outside a checkout."""
-    root = Path(modernbert_train.__file__).parent.parent
-    if not (root / ".git").exists():
-        return ""
-    commit = _output("git", "-C", str(root), "rev-parse", "--short", "HEAD").strip()
-    changed = " with changes" if _output("git", "-C", str(root), "status", "--porcelain").strip() else ""
-    return f", commit {commit}{changed}" if commit else ""
+    found = commit()
+    return "" if found is None else f", commit {found[0][:7]}{' with changes' if found[1] else ''}"
 
 
 def _python() -> Iterator[Finding]:

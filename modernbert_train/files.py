@@ -68,6 +68,29 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file that several processes may add to: the whole line, on the disk itself, or nothing.
+
+    What a crash left there of a line is ended first, so that the new one is read.
+
+    Raises:
+        OSError: the disk refuses it; the file is then as it was.
+    """
+    with path.open("a+b") as file:
+        lock(file)
+        end = file.seek(0, os.SEEK_END)
+        if end:
+            file.seek(end - 1)
+        torn = end > 0 and file.read(1) != b"\n"
+        try:
+            file.write(("\n" if torn else "").encode() + line.encode("utf-8", "replace") + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
+
+
 def publish(staging: Path, out: Path) -> Path | None:
     """Give a complete folder its name, once everything in it has reached the disk.
 

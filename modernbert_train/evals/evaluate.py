@@ -16,7 +16,8 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.evals import build_evaluators, figures_text
 from modernbert_train.evals.heldout import Evaluation, open_validation
 from modernbert_train.models.build import build_model
-from modernbert_train.ranks.group import joined
+from modernbert_train.ranks.group import joined, this_rank
+from modernbert_train.results import keep_result
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.source import (
@@ -27,9 +28,11 @@ from modernbert_train.weights.source import (
     source_of,
 )
 
+HELD_OUT = "heldout"
+
 
 def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> dict[str, dict[str, float]]:
-    """Measure a checkpoint and print the figures; nothing is written.
+    """Measure a checkpoint, print the figures, and keep them with the run that it is of; see results.py.
 
     Args:
         config: the run; its data, masking rate and sections eval and evals are used.
@@ -64,12 +67,24 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
         model.to(compute.device)
         if facts.validation is not None:
             result = open_validation(config, facts).evaluate(model, phase, compute, now.objective)
-            figures["heldout"] = result.as_dict()
+            figures[HELD_OUT] = result.as_dict()
             print(describe(result, now.objective.for_validation().predicted_share, found.folder.name))
         for name, evaluator in build_evaluators(config).items():
             figures[name] = evaluator(model, now, phase, compute)
             print(f"{name}: {figures_text(figures[name])}; {evaluator}; {found.folder.name}")
+        if this_rank() == 0:
+            weights = found.weights_hash
+            for name, each in figures.items():
+                text = facts.validation
+                title = name if name != HELD_OUT or text is None else f"{name}, data {text.card.index_sha256[:12]}"
+                keep_result(found.folder, title, each if name != HELD_OUT else _plain(each), step=found.step, weights=weights)
     return figures
+
+
+def _plain(held_out: dict[str, float]) -> dict[str, float]:
+    """Figures of held-out text by the names that those of `evals` have: what is a count, what guessing reaches."""
+    names = {"predicted": "num_predicted", "unigram_loss": "baseline/loss", "unigram_accuracy": "baseline/accuracy"}
+    return {names.get(name, name): value for name, value in held_out.items()}
 
 
 def describe(result: Evaluation, predicted_share: float, checkpoint: str) -> str:

@@ -74,6 +74,11 @@ class Checkpoint:
         """Whether it is the mean of others (average.py): weights alone, so that no training goes on from it."""
         return self.state.training is None
 
+    @property
+    def weights_hash(self) -> str:
+        """By which these very weights are known again."""
+        return FileHash.of(self.folder / WEIGHTS).xxh3_128
+
     def weights(self) -> dict[str, Tensor]:
         """Every parameter, whole, by name."""
         return _load(self.folder / WEIGHTS, floating=True)

@@ -2,6 +2,8 @@
 
 runs/NAME/config.yaml      the resolved configuration, itself runnable
 runs/NAME/metrics.jsonl    one line per optimizer step, validation, start and resume
+runs/NAME/starts.jsonl     what trained it, a line where a start begins and one where it ends; see provenance.py
+runs/NAME/evaluations.jsonl what `eval` and `finetune` measured of its checkpoints; see results.py
 runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or ended the run at; never rewound
 runs/NAME/checkpoints/     see checkpoint.py
 runs/NAME/watch.jsonl      what `finetune --watch`, another process, measured of the checkpoints; watch/ is its folder
@@ -24,7 +26,8 @@ from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, StorageError
-from modernbert_train.files import lock_now, write_whole
+from modernbert_train.files import append_line, lock_now, write_whole
+from modernbert_train.provenance import STARTS
 from modernbert_train.read_json import Count, as_type, is_count, read_lines
 
 _RECORDS = ("config.yaml", "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
@@ -118,7 +121,7 @@ class RunFolder:
     def _take_lock(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         lock = (self.path / ".lock").open("a+", encoding="utf-8")
-        if not lock_now(lock):
+        if not (lock_now(lock) or _free_by_now(lock)):
             lock.seek(0)
             owner = lock.read().strip() or "another process"
             lock.close()
@@ -174,6 +177,18 @@ class RunFolder:
                 file.write(json.dumps(entry | {"time": round(time.time(), 3)}) + "\n")
         except OSError as error:
             raise self._refused(self.metrics, error) from error
+
+    def record_start(self, entry: dict[str, Any]) -> None:
+        """Add one line to starts.jsonl, of a start or of its end.
+
+        Raises:
+            StorageError: the disk refuses it.
+        """
+        path = self.path / STARTS
+        try:
+            append_line(path, json.dumps(entry | {"time": round(time.time(), 3)}))
+        except OSError as error:
+            raise self._refused(path, error) from error
 
     def record_fault(self, entry: dict[str, Any]) -> None:
         """Add one line to faults.jsonl; it is whole and on the disk itself when this returns.
@@ -234,6 +249,12 @@ class RunFolder:
             write_whole(self.metrics, "".join(json.dumps(entry) + "\n" for entry in kept))
         except OSError as error:
             raise self._refused(self.metrics, error) from error
+
+
+def _free_by_now(lock: IO[str]) -> bool:
+    """Once more after a moment: `runs` holds the lock of a run for a moment to see whether it trains."""
+    time.sleep(0.1)
+    return lock_now(lock)
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], int]:

@@ -6,9 +6,11 @@ The ranks join and agree, the run's folder is taken over, the place to start fro
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
+from typing import Any
 
+import torch
 from composer import Callback
 
 from modernbert_train.compute import Compute, keep_freed_memory
@@ -18,11 +20,12 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
-from modernbert_train.errors import StoppedEarly
-from modernbert_train.models.init import initialize
+from modernbert_train.errors import StorageError, StoppedEarly
+from modernbert_train import provenance
 from modernbert_train.preflight import preflight
 from modernbert_train.ranks.fail_together import tell_others
 from modernbert_train.ranks.group import (
+    gather_from_all,
     joined,
     local_rank,
     num_ranks,
@@ -31,12 +34,13 @@ from modernbert_train.ranks.group import (
     this_rank,
     wait_for_all,
 )
-from modernbert_train.ranks.same_run import require_agreement
+from modernbert_train.ranks.same_run import code_hash, require_agreement
 from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.ranks.transport import warn_of_slow_network
 from modernbert_train.run.banner import banner
 from modernbert_train.run.before_after import before_and_after
 from modernbert_train.run.closing import closing_text, next_commands
+from modernbert_train.run.energy import EnergyMeter, total
 from modernbert_train.run.progress import stage
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.train import composer_internals
@@ -51,7 +55,7 @@ from modernbert_train.train.start import (
     origin_text,
     restore,
 )
-from modernbert_train.weights.source import Origin, find_origin
+from modernbert_train.weights.source import Origin, fill_first, find_origin
 from modernbert_train.weights.token_effect import Effect, describe_effects, effects
 
 
@@ -128,7 +132,8 @@ def _train(
         )
         print(lines, flush=True)
     _fill(config, built, start, origin)
-    on_rank_zero(lambda: _record_start(folder, start, origin, words))
+    on_rank_zero(lambda: _record_start(folder, start, origin, words, compute.device))
+    meter = EnergyMeter(_gpu(compute.device), packages=local_rank() == 0)
     built.trainer.logger.log_hyperparameters(flat(config))
     requests.listen()
     stage(
@@ -138,11 +143,17 @@ def _train(
         built.trainer.fit()
     except Exception as error:
         tell_others(error)  # before the loggers are closed, which can take its time
+        if this_rank() == 0:
+            taken = total([meter.stop()]) if num_ranks() == 1 else {}
+            with suppress(StorageError):  # the error that ended the run is the one to be told
+                folder.record_start({"kind": "end", "outcome": "failed", "error": _first_line(error), **taken})
         raise
     finally:
         requests.trained = True
         composer_internals.close(built.trainer)
-    wait_for_all()
+    energy = total(gather_from_all(meter.stop()))
+    outcome = "stopped" if built.save.stopped else "finished"
+    on_rank_zero(lambda: folder.record_start({"kind": "end", "outcome": outcome, **energy}))
     at = built.trainer.state.timestamp
     if built.save.stopped:
         raise StoppedEarly(
@@ -165,21 +176,37 @@ def _fill(config: RunConfig, built: Built, start: Start, origin: Origin | None) 
         if start.branch is None:
             assert start.checkpoint.state.training is not None
             built.guard.memory.update(start.checkpoint.state.training.stability)
-    elif origin is not None:
-        stage(f"reading the first weights from {origin.source.folder}")
-        origin.fill(built.model)
     else:
-        initialize(built.model, config.model, config.seed)
+        if origin is not None:
+            stage(f"reading the first weights from {origin.source.folder}")
+        fill_first(built.model, config, origin)
 
 
-def _record_start(folder: RunFolder, start: Start, origin: Origin | None, words: dict[str, Effect]) -> None:
+def _record_start(
+    folder: RunFolder, start: Start, origin: Origin | None, words: dict[str, Effect], device: torch.device
+) -> None:
     for text in start.passed_over:
         print(f"warning: passed over a damaged checkpoint: {text}")
     step = start.step
+    entry: dict[str, Any] = {"kind": "start", "step": step, "tokens": start.tokens}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    machine = {"device": name, "ranks": num_ranks(), "nodes": -(-num_ranks() // ranks_per_node())}
+    here = provenance.here() | {"code": code_hash(), **machine}
+    folder.record_start(entry | here)
+    entry["program"] = provenance.program(here)
     if start.checkpoint is None or start.branch is not None:
         folder.rewind_metrics(-1)
-        entry = {"kind": "start", "step": step, "tokens": start.tokens, "from": origin_text(start, origin)}
+        entry["from"] = origin_text(start, origin)
         folder.record(entry | ({"vocabulary": {name: asdict(each) for name, each in words.items()}} if words else {}))
         return
     folder.rewind_metrics(step)
-    folder.record({"kind": "resume", "step": step, "tokens": start.tokens, "checkpoint": start.checkpoint.folder.name})
+    folder.record(entry | {"kind": "resume", "checkpoint": start.checkpoint.folder.name})
+
+
+def _gpu(device: torch.device) -> str | None:
+    """The identifier of the GPU that a rank computes on."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -222,6 +222,14 @@ class Origin:
         assert not targets, f"left without weights: {sorted(targets)}"
 
 
+def fill_first(model: nn.Module, config: RunConfig, origin: Origin | None) -> None:
+    """Put the weights of step 0 into a model: those from elsewhere, or those drawn by the run's seed."""
+    if origin is not None:
+        origin.fill(model)
+    else:
+        initialize(model, config.model, config.seed)
+
+
 def _other_bases(old: ModelConfig, first: ModelConfig) -> Iterator[str]:
     if isinstance(old, ModernBertConfig) and isinstance(first, ModernBertConfig):
         for kind in ("global", "local"):
