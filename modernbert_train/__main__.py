@@ -63,6 +63,8 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
   python -m modernbert_train train yamls/quickstart.yaml
   python -m modernbert_train eval runs/quickstart
   python -m modernbert_train export runs/quickstart
+  python -m modernbert_train push runs/quickstart you/your-model --every-checkpoint
+  python -m modernbert_train runs
   python -m modernbert_train finetune rte --model runs/quickstart data=glue/RTE
   python -m modernbert_train finetune rte cola --model runs/quickstart frozen:runs/quickstart --out runs/judged
   python -m modernbert_train gliner train yamls/gliner/wnut17.yaml --model runs/quickstart
@@ -183,6 +185,13 @@ def _parser() -> argparse.ArgumentParser:
     words = "the generator that was trained beside the model, into hf-generator; see objective.name=rtd"
     verb.add_argument("--generator", action="store_true", help=words)
     with_licence(verb)
+    verb = add("push", _push, "upload a run's newest checkpoint to the Hugging Face hub, or every one as a revision")
+    verb.add_argument("folder", type=Path, metavar="RUN", help="a run's folder")
+    verb.add_argument("repo_id", metavar="OWNER/MODEL", help="on the hub; made if it is not there")
+    verb.add_argument("--private", action="store_true", help="make it visible to its owner alone")
+    words = "also each checkpoint as a revision of its name; step-00000000 has the weights before the first step"
+    verb.add_argument("--every-checkpoint", action="store_true", help=words)
+    with_licence(verb)
     verb = add("grow", _grow, "enlarge a model by center tiling, for weights.init_from of a run")
     words = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
     verb.add_argument("--from", dest="source", required=True, metavar="MODEL", help=words)
@@ -223,6 +232,10 @@ def _parser() -> argparse.ArgumentParser:
     verb = with_run(add("report", _report, "draw a run's metrics as a page, or compare several runs' folders on one"))
     words = "the page; default: report.html in the run's folder, comparison.html beside the first of several"
     verb.add_argument("--out", type=Path, metavar="FILE", help=words)
+    verb = add("runs", _runs, "list runs: state, tokens, loss, speed and age of each")
+    words = "folders of runs, or runs; default: runs"
+    verb.add_argument("folders", nargs="*", type=Path, default=[Path("runs")], metavar="FOLDER", help=words)
+    verb.add_argument("--json", action="store_true", help="as JSON, with exact numbers")
     verb = add("fill", _fill, "print the five likeliest tokens for each [MASK]")
     verb.add_argument("model", type=Path, help="folder of an exported model")
     verb.add_argument("text", nargs="+", help="text with one [MASK]")
@@ -424,6 +437,22 @@ def _export(options: argparse.Namespace) -> None:
     export_run(config, options.out, checkpoint=named, licence=options.licence, generator=options.generator)
 
 
+def _push(options: argparse.Namespace) -> None:
+    if not (options.folder / "config.yaml").is_file():
+        raise ConfigError(f"push {options.folder}: not the folder of a run. Name one, such as runs/quickstart.")
+    config = read_run([str(options.folder)])
+    check(config)
+    from modernbert_train.weights.push import push_run
+
+    push_run(
+        config,
+        options.repo_id,
+        private=options.private,
+        every_checkpoint=options.every_checkpoint,
+        licence=options.licence,
+    )
+
+
 def _grow(options: argparse.Namespace) -> None:
     mode = [f"weights.grow_mode={options.mode}"] if options.mode else []
     files, overrides = _files_and_overrides(options.to)
@@ -493,6 +522,15 @@ def _report(options: argparse.Namespace) -> None:
         return
     config = read_run(options.run)
     print(write_report(Path(config.folder), options.out))
+
+
+def _runs(options: argparse.Namespace) -> None:
+    from modernbert_train.run.listing import as_json, as_text, list_runs
+
+    found, wrong = list_runs(options.folders)
+    for line in wrong:
+        print(f"warning: {line}", file=sys.stderr)
+    print(as_json(found) if options.json else as_text(found))
 
 
 def _fill(options: argparse.Namespace) -> None:

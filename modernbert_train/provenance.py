@@ -143,9 +143,7 @@ def _start(entry: Mapping[str, Any]) -> Start:
         value = entry.get(each.name)
         if each.type == "str" and isinstance(value, str):
             values[each.name] = shorten(value, _LETTERS)
-        elif each.type == "bool" and isinstance(value, bool):
-            values[each.name] = value
-        elif each.type == "int" and is_count(value):
+        elif (each.type == "bool" and isinstance(value, bool)) or (each.type == "int" and is_count(value)):
             values[each.name] = value
         elif each.type in ("float", "float | None") and math.isfinite(found := _finite(value)):
             values[each.name] = found

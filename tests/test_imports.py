@@ -30,6 +30,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.import_stubs": (),
     "modernbert_train.installed": (),
     "modernbert_train.lasting_output": (),
+    "modernbert_train.provenance": ("installed", "read_json", "text"),
+    "modernbert_train.results": ("files", "read_json", "text"),
     "modernbert_train.torch_internals": (),
     "modernbert_train.tokenizer_threads": (),
     "modernbert_train.batch": ("config.objective", "keyed_random"),
@@ -48,26 +50,28 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.objectives": ("batch", "config", "errors", "keyed_random", "vocabulary"),
     "modernbert_train.models": ("batch", "config", "errors", "keyed_random"),
     "modernbert_train.optim": ("clock", "config", "errors"),
-    "modernbert_train.report": ("config.evals", "config.read", "errors", "files", "read_json", "text"),
+    "modernbert_train.report": (
+        "config.evals", "config.read", "errors", "files", "provenance", "read_json", "results", "text",
+    ),
     "modernbert_train.plan": (
         "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.facts", "data.mixing",
         "data.packing", "data.path", "errors", "optim.schedules", "read_json", "report", "text",
     ),
     "modernbert_train.run": (
-        "clock", "compute", "config", "data", "errors", "files", "models", "plan", "ranks", "read_json", "tensor_files",
-        "text",
+        "clock", "compute", "config", "data", "errors", "files", "models", "plan", "provenance", "ranks", "read_json",
+        "tensor_files", "text",
     ),
     "modernbert_train.weights": (
-        "config", "data", "errors", "files", "models", "own_files", "read_json", "run", "tensor_files", "text",
-        "vocabulary",
+        "config", "data", "errors", "files", "models", "own_files", "provenance", "read_json", "results", "run",
+        "tensor_files", "text", "vocabulary",
     ),
     "modernbert_train.evals": (
         "batch", "compute", "config", "data", "errors", "import_stubs", "keyed_random", "models", "objectives", "ranks",
-        "run", "text", "vocabulary", "weights",
+        "results", "run", "text", "vocabulary", "weights",
     ),
     "modernbert_train.finetune": (
         "batch", "config", "data", "errors", "files", "installed", "own_files", "preflight", "ranks", "read_json",
-        "report", "run", "text", "tokenizer_threads", "train", "vocabulary", "weights",
+        "report", "results", "run", "text", "tokenizer_threads", "train", "vocabulary", "weights",
     ),
     "modernbert_train.downstream": (
         "config", "data.conll", "data.labelled", "data.tables", "errors", "evals.metrics", "files", "finetune",
@@ -77,7 +81,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
     "modernbert_train.train": (
         "batch", "clock", "compute", "config", "data", "errors", "evals", "import_hook", "keyed_random", "models",
-        "objectives", "optim", "preflight", "ranks", "read_json", "report", "run", "text", "vocabulary", "weights",
+        "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report", "run", "text", "vocabulary", "weights",
     ),
     # beside training
     "modernbert_train.collate": ("data.packing",),
@@ -150,6 +154,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.weights.formats": (),
     "modernbert_train.weights.formats.tensors": ("torch",),
     "modernbert_train.weights.hub": ("huggingface_hub",),
+    "modernbert_train.weights.push": ("httpx", "huggingface_hub"),
     "modernbert_train.weights.model_card": (),
     "modernbert_train.weights.named_source": (),
     "modernbert_train.weights.token_effect": ("numpy",),

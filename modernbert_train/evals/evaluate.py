@@ -77,7 +77,9 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
             for name, each in figures.items():
                 text = facts.validation
                 title = name if name != HELD_OUT or text is None else f"{name}, data {text.card.index_sha256[:12]}"
-                keep_result(found.folder, title, each if name != HELD_OUT else _plain(each), step=found.step, weights=weights)
+                keep_result(
+                    found.folder, title, each if name != HELD_OUT else _plain(each), step=found.step, weights=weights
+                )
     return figures
 
 

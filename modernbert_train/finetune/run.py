@@ -23,7 +23,17 @@ from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.files import write_whole
 from modernbert_train.finetune.result import RESULT, write_figures
 from modernbert_train.finetune.shards import Prepared, prepare, warnings_of
-from modernbert_train.finetune.task import FROZEN, SEED, UNTRAINED, Named, as_trained, asked, named_model, read_task, run_name
+from modernbert_train.finetune.task import (
+    FROZEN,
+    SEED,
+    UNTRAINED,
+    Named,
+    as_trained,
+    asked,
+    named_model,
+    read_task,
+    run_name,
+)
 from modernbert_train.preflight import preflight
 from modernbert_train.ranks.launched import speaks_for_all
 from modernbert_train.results import keep_result
@@ -54,6 +64,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     task, rest = read_task(task_name, overrides)
     named, wanted = named_model(model), asked(task, model, rest)
     source = open_source(named.source)
+    weights = source.checkpoint.weights_hash if source.checkpoint is not None and speaks_for_all() else ""
     task = as_trained(task, named, source.model.hidden_size)
     most = min(task.max_tokens, source.max_tokens, getattr(source.model, "max_positions", source.max_tokens))
     seed = next((each.partition("=")[2] for each in reversed(rest) if each.startswith("seed=")), SEED)
@@ -76,20 +87,28 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
         if _cannot_export(config) is None:
             export_run(config)
         write_result(result, task_name, task, wanted, config, prepared, figures)  # last: where it is, the run is done
-        _keep(source, named, Path(task_name).stem, config, figures)
+        _keep(source, weights, named, Path(task_name).stem, config, figures)
         print(f"{config.name}: {_in_words(figures, task)}; {result}")
     return result
 
 
-def _keep(source: Source, named: Named, task: str, config: RunConfig, figures: dict[str, dict[str, float]]) -> None:
+def _keep(
+    source: Source,
+    weights: str,
+    named: Named,
+    task: str,
+    config: RunConfig,
+    figures: dict[str, dict[str, float]],
+) -> None:
     """Keep figures with the run whose checkpoint was fine-tuned, if these are of that one still."""
     begun = _first_weights(config).partition(";")[0]
     if source.checkpoint is None or UNTRAINED in named.baseline or begun != f"weights.init_from={source.folder}":
         return
     frozen = f", {FROZEN}" if FROZEN in named.baseline else ""
-    own = {"step": source.checkpoint.step, "weights": source.checkpoint.weights_hash, "seed": config.seed}
+    step, seed = source.checkpoint.step, config.seed
     for split, each in figures.items():
-        keep_result(source.folder, f"finetune {task}{frozen}, {split}", each, **own)
+        name = f"finetune {task}{frozen}, {split}"
+        keep_result(source.folder, name, each, step=step, weights=weights, seed=seed)
 
 
 def _folder(overrides: Sequence[str]) -> Path:

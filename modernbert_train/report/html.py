@@ -1,17 +1,18 @@
 """A run's folder -> report.html: one file, no request to anywhere, readable by e-mail and offline.
 
-The page is a function of metrics.jsonl, faults.jsonl and config.yaml alone (no clock, no host name), so the same run
-gives the same bytes.
+The page is a function of the records and the configuration in the run's folder alone (no clock, nothing of the machine
+that draws it), so the same run gives the same bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.provenance import Start, read_starts
 from modernbert_train.report.chart import Chart, Event, Line, Marks
 from modernbert_train.report.chart import standalone as draw_standalone
 from modernbert_train.report.curves import History, StepRecord, read_history, smooth, thin
@@ -19,6 +20,8 @@ from modernbert_train.report.evaluations import evaluation_charts, evaluation_ta
 from modernbert_train.report.events import event_table, what_happened, what_was_done
 from modernbert_train.report.page import render, resource, write
 from modernbert_train.report.summary import header_note, phase_table, smoothing_window, tiles, warnings, where_text
+from modernbert_train.report.trained_by import result_table, start_table
+from modernbert_train.results import Result, read_results
 from modernbert_train.text import fixed, percent, rate, short, tokens_text, whole
 
 
@@ -39,7 +42,14 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     history = read_history(run_folder / "metrics.jsonl")
     config = run_folder / "config.yaml"
     config_text = config.read_text("utf-8", "replace") if config.is_file() else "This run has no config.yaml."
-    return write(out or run_folder / "report.html", render_page(run_folder.resolve().name, history, config_text))
+    page = render_page(
+        run_folder.resolve().name,
+        history,
+        config_text,
+        starts=read_starts(run_folder),
+        results=read_results(run_folder),
+    )
+    return write(out or run_folder / "report.html", page)
 
 
 def write_loss_svg(run_folder: Path, out: Path) -> Path:
@@ -58,7 +68,9 @@ def write_loss_svg(run_folder: Path, out: Path) -> Path:
     return write(out, draw_standalone(loss_chart(history), marks, subtitle, resource("chart.css")))
 
 
-def render_page(name: str, history: History, config_text: str) -> str:
+def render_page(
+    name: str, history: History, config_text: str, *, starts: Sequence[Start] = (), results: Sequence[Result] = ()
+) -> str:
     """Build the page of a run called `name`."""
     shown = [history.steps[i] for i in thin([s.tokens for s in history.steps], [s.loss for s in history.steps])]
     config = f'<details class="box"><summary>Resolved configuration</summary><pre>{escape(config_text)}</pre></details>'
@@ -71,7 +83,8 @@ def render_page(name: str, history: History, config_text: str) -> str:
         places=[(step.tokens, where_text(step)) for step in shown],
         resting=where_text(history.steps[-1]) if history.steps else "",
         above=f"{tiles(history)}\n{warnings(history)}",
-        below=f"{phase_table(history)}\n{evaluation_table(history)}\n{event_table(history)}\n{config}",
+        below=f"{phase_table(history)}\n{evaluation_table(history)}\n{result_table(results)}\n"
+        f"{event_table(history)}\n{start_table(starts, history.last_time)}\n{config}",
     )
 
 

@@ -248,6 +248,12 @@ def newest_valid(folder: Path, last_step: int | None = None) -> tuple[Checkpoint
     return None, []
 
 
+def step_folders(folder: Path) -> list[Path]:
+    """Folders of checkpoints, whole or not, in order of steps."""
+    found = {path: int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
+    return sorted(found, key=found.__getitem__)
+
+
 def newest_checkpoint(config: RunConfig) -> Checkpoint:
     """The newest whole checkpoint of a run; warns of damaged ones that are newer.
 

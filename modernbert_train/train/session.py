@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from composer import Callback
 
+from modernbert_train import provenance
 from modernbert_train.compute import Compute, keep_freed_memory
 from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
@@ -20,8 +21,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
-from modernbert_train.errors import StorageError, StoppedEarly
-from modernbert_train import provenance
+from modernbert_train.errors import StoppedEarly, StorageError
 from modernbert_train.preflight import preflight
 from modernbert_train.ranks.fail_together import tell_others
 from modernbert_train.ranks.group import (
@@ -32,7 +32,6 @@ from modernbert_train.ranks.group import (
     on_rank_zero,
     ranks_per_node,
     this_rank,
-    wait_for_all,
 )
 from modernbert_train.ranks.same_run import code_hash, require_agreement
 from modernbert_train.ranks.save_requests import Requests

@@ -17,6 +17,8 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.replaced import PROJECTION, generator_of
+from modernbert_train.provenance import read_starts
+from modernbert_train.results import Result, read_results, run_of
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.weights.formats import HubFormat, export_format
@@ -41,6 +43,7 @@ def export_run(
     checkpoint: Checkpoint | None = None,
     licence: str | None = None,
     generator: bool = False,
+    quiet: bool = False,
 ) -> Path:
     """Write a checkpoint as a Hugging Face model.
 
@@ -50,6 +53,7 @@ def export_run(
         checkpoint: None is the run's newest.
         licence: see `model_card`.
         generator: write the generator that was trained beside the model, to hf-generator if no folder is named.
+        quiet: say nothing of where it is.
 
     Returns:
         The model's folder.
@@ -91,12 +95,28 @@ def export_run(
             metrics=metrics,
             licence=licence,
             average=found.state.average,
+            starts=read_starts(_trained_in(found, config)),
+            results=_results(found, config),
         ),
     )
     for head in left_out:
         print(f"left out: {head}, for which transformers' {source.model.name} has no place")
-    print(folder)
+    if not quiet:
+        print(folder)
     return folder
+
+
+def _trained_in(found: Checkpoint, config: RunConfig) -> Path:
+    """The folder of the run that trained a checkpoint; of an average the last of its own."""
+    trained = Path(found.state.average[-1].checkpoint) if found.state.average else found.folder
+    return run_of(trained) or Path(config.folder)
+
+
+def _results(found: Checkpoint, config: RunConfig) -> list[Result]:
+    """What was measured of these weights after training."""
+    weights = found.weights_hash
+    kept = read_results(run_of(found.folder) or Path(config.folder))
+    return [result for result in kept if result.weights == weights]
 
 
 def export_source(source: Source, out: Path) -> Path:

@@ -31,9 +31,11 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.data.dataset_card import DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.provenance import Start, in_words
 from modernbert_train.read_json import Count, as_type, is_count, number, read_json
+from modernbert_train.results import Result, table_rows
 from modernbert_train.run.saved_state import Averaged
-from modernbert_train.text import plural
+from modernbert_train.text import markdown_table, plural
 from modernbert_train.weights.formats.bert import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import heads_among, module_of
 
@@ -143,6 +145,8 @@ def run_card(
     metrics: Sequence[dict[str, Any]],
     licence: str | None,
     average: Sequence[Averaged] = (),
+    starts: Sequence[Start] = (),
+    results: Sequence[Result] = (),
 ) -> str:
     """The card of a run's checkpoint.
 
@@ -158,6 +162,8 @@ def run_card(
         metrics: the run's record.
         licence: see `model_card`.
         average: the checkpoints whose mean the weights are, as average.py records them.
+        starts: of the run.
+        results: what was measured of these weights after training.
     """
     now = trained.in_phase[phase]
     order = now.objective.plain_order
@@ -188,8 +194,10 @@ def run_card(
             (_share(name, streams[name]) if len(data) > 1 else "") + _data(*shards) for name, shards in data.items()
         )
         + "\n\nThe model inherits the limits and the rights of its text.",
-        "Training": _training(trained, step, tokens) + (_averaging(average) if average else ""),
-        "Evaluation": _evaluation(now.objective, tokens, _of_same_terms(trained, phase, metrics)),
+        "Training": _training(trained, step, tokens)
+        + (_averaging(average) if average else "")
+        + _trained_by(starts, metrics),
+        "Evaluation": _evaluation(now.objective, tokens, _of_same_terms(trained, phase, metrics), results),
     }
     sources = [source for _, report in data.values() for source in _sources(report).values()]
     hub = [source["path"] for source in sources if source.get("kind") == "hub" and _is_hub_id(source["path"])]
@@ -370,12 +378,14 @@ def _averaging(average: Sequence[Averaged]) -> str:
     )
 
 
-def _evaluation(objective: ObjectiveConfig, tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
+def _evaluation(
+    objective: ObjectiveConfig, tokens: int, metrics: Sequence[dict[str, Any]], results: Sequence[Result]
+) -> str:
     if isinstance(objective, LabelledConfig):
-        return _scores(tokens, metrics)
+        return _scores(tokens, metrics) + _afterwards(results)
     measured = [entry for entry in metrics if _is_validation(entry) and entry["tokens"] <= tokens]
     if not measured:
-        return "Not measured: the run named no held-out text, or had not come to it."
+        return "Not measured: the run named no held-out text, or had not come to it." + _afterwards(results)
     last = measured[-1]
     share = objective.for_validation().predicted_share
     subject = "the generator" if isinstance(objective, ReplacedTokensConfig) else "this model"
@@ -386,8 +396,25 @@ def _evaluation(objective: ObjectiveConfig, tokens: int, metrics: Sequence[dict[
         f"| {subject} | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
         f"| unigram baseline | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"
         f"{_detection(objective, last)}"
-        "Nothing else was measured: no downstream task, no bias, no safety."
-    )
+    ).rstrip() + (_afterwards(results) or "\n\nNothing else was measured: no downstream task, no bias, no safety.")
+
+
+def _trained_by(starts: Sequence[Start], metrics: Sequence[dict[str, Any]]) -> str:
+    """What trained the run; neither host nor command line, since a card is published."""
+    if not starts:
+        return "\n\nWhich version trained it, on what and when was not recorded."
+    times = [number(entry.get("time")) for entry in metrics[-1:]]
+    return f"\n\n{in_words(starts, until=times[0] if times and times[0] is not None else math.nan)}"
+
+
+def _afterwards(results: Sequence[Result]) -> str:
+    """What `eval` and `finetune` measured of these weights; empty where they did not."""
+    rows = [row[1:] for row in table_rows(results)]
+    if not rows:
+        return ""
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    table = markdown_table(("measured afterwards", "figure", "value"), cells)
+    return f"\n\n{table}\n\nNothing else was measured: no bias, no safety."
 
 
 def _scores(tokens: int, metrics: Sequence[dict[str, Any]]) -> str:

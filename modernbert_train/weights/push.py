@@ -1,0 +1,216 @@
+"""`python -m modernbert_train push`: a run's checkpoints on the hub, the newest as main, each as a revision if asked.
+
+A revision is a branch called as the checkpoint is, step-00000000 among them: the weights that training began with,
+which no checkpoint holds and which are made again as training made them. checkpoint.json beside the model says what
+weights a revision has, by their hash; so a command that was cut goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, RevisionNotFoundError
+
+from modernbert_train import __version__
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.errors import ConfigError, RunError, StorageError
+from modernbert_train.models.build import build_model
+from modernbert_train.read_json import read_json
+from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint, step_folders, verify
+from modernbert_train.run.manifest import WEIGHTS
+from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.run.saved_state import SavedState
+from modernbert_train.tensor_files import write_tensors
+from modernbert_train.weights.export import export_run
+from modernbert_train.weights.gather import gather_weights
+from modernbert_train.weights.source import fill_first, find_origin
+
+MARK = "checkpoint.json"
+MAIN, FIRST = "main", "step-00000000"
+_REPO_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
+
+
+def push_run(
+    config: RunConfig,
+    repo_id: str,
+    *,
+    private: bool = False,
+    every_checkpoint: bool = False,
+    licence: str | None = None,
+) -> None:
+    """Export checkpoints of a run and upload them; what is there with the same weights is not sent again.
+
+    Args:
+        config: the run.
+        repo_id: owner/model; made if it is not there.
+        private: of a new one.
+        every_checkpoint: also each whole checkpoint that the run has kept, and the weights before the first step.
+        licence: see `model_card`.
+
+    Raises:
+        ConfigError: the id is none, nobody is logged in, or the hub refuses what this login asks for.
+        StorageError: the run has no checkpoint, the disk is full, or the hub cannot be reached.
+    """
+    check_repo_id(repo_id)
+    newest = newest_checkpoint(config)
+    if get_token() is None:
+        raise ConfigError(
+            f"push {repo_id}: nobody is logged in to the hub. Make a token that may write at "
+            "https://huggingface.co/settings/tokens, then call `hf auth login`, or set the environment variable HF_TOKEN."
+        )
+    hub = Hub(repo_id)
+    hub.create(private)
+    if every_checkpoint:
+        _push_first(hub, config, newest, licence)
+        for folder in step_folders(newest.folder.parent):
+            if folder == newest.folder:
+                found = newest
+            else:
+                try:
+                    found = verify(folder)
+                except StorageError as error:
+                    print(f"warning: left out: {error}")
+                    continue
+            _push(hub, config, found, folder.name, licence)
+    _push(hub, config, newest, MAIN, licence, again=True)
+    print(hub.address)
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Raises ConfigError if it cannot be the id of a model."""
+    if not _REPO_ID.fullmatch(repo_id) or len(repo_id) > 96 or ".." in repo_id or "--" in repo_id:
+        raise ConfigError(
+            f"push {repo_id!r}: not an id of the hub. Write it as owner/model, of letters, digits, `-`, `_` and `.`, "
+            "such as you/encoder-base."
+        )
+
+
+def _push_first(hub: Hub, config: RunConfig, newest: Checkpoint, licence: str | None) -> None:
+    """The weights before the first step, where they can be made again."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            first = first_checkpoint(newest, Path(folder))
+        except RunError as error:
+            print(f"warning: no revision {FIRST}: {error}")
+            return
+        _push(hub, config, first, FIRST, licence)
+
+
+def first_checkpoint(newest: Checkpoint, folder: Path) -> Checkpoint:
+    """The weights before the first step of a run, made as training makes them, as if they had been saved.
+
+    Args:
+        newest: any checkpoint of the run.
+        folder: where to.
+
+    Raises:
+        ConfigError: it began with a checkpoint of another run, or with weights that its configuration does not name
+            any more; or it is an average.
+        DataError, StorageError: see `find_origin`.
+    """
+    config = newest.config
+    if newest.is_average:
+        raise ConfigError("an average of checkpoints has no first step")
+    if config.start is not None:
+        raise ConfigError(f"the run began with start.checkpoint={config.start.checkpoint}")
+    origin = find_origin(config)
+    starts = [entry for entry in RunFolder(config).read_metrics() if entry.get("kind") == "start"]
+    then, now = str(starts[-1].get("from")) if starts else None, "scratch" if origin is None else origin.describe()
+    if origin is not None and then is not None and then != now:
+        raise ConfigError(f"the run began with `{then}`, and its configuration gives `{now}` today")
+    model = build_model(config.model, config.objective, config.compute)
+    fill_first(model, config, origin)
+    own = folder / FIRST
+    own.mkdir()
+    write_tensors(own / WEIGHTS, gather_weights(model, keep=True))
+    state = SavedState(0, 0, next(iter(config.phases)), newest.state.data, None, [])
+    return Checkpoint(own, state, config, phase_end=False)
+
+
+def _push(
+    hub: Hub, config: RunConfig, found: Checkpoint, revision: str, licence: str | None, *, again: bool = False
+) -> None:
+    """Upload a checkpoint to a revision; `again` also where it has these weights, since its card may be another."""
+    weights = found.weights_hash
+    if not again and hub.weights_of(revision) == weights:
+        print(f"{revision}: there already")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "model"
+        export_run(config, out, checkpoint=found, licence=licence, quiet=True)
+        mark = {"checkpoint": found.folder.name, "step": found.step, "tokens": found.state.tokens}
+        mark |= {"weights_xxh3_128": weights, "created_by": f"modernbert-train {__version__}"}
+        (out / MARK).write_text(json.dumps(mark, indent=2) + "\n", encoding="utf-8")
+        hub.upload(out, revision, f"{found.step:,} steps, {found.state.tokens:,} tokens")
+    print(f"{revision}: step {found.step:,}, {found.state.tokens:,} tokens")
+
+
+class Hub:
+    """A model on the hub, as this login may write it.
+
+    Args:
+        repo_id: owner/model.
+    """
+
+    def __init__(self, repo_id: str) -> None:
+        self.repo_id = repo_id
+        self._api = HfApi(library_name="modernbert-train", library_version=__version__)
+
+    @property
+    def address(self) -> str:
+        return f"{self._api.endpoint}/{self.repo_id}"
+
+    def create(self, private: bool) -> None:
+        """Make the model, unless it is there."""
+        with _told(self.repo_id):
+            self._api.create_repo(self.repo_id, private=private, exist_ok=True)
+
+    def weights_of(self, revision: str) -> str | None:
+        """The hash of the weights that a revision has; None where it is not there, or not ours."""
+        with _told(self.repo_id), tempfile.TemporaryDirectory() as folder:
+            try:
+                file = self._api.hf_hub_download(self.repo_id, MARK, revision=revision, local_dir=folder)
+                return str(read_json(Path(file)).get("weights_xxh3_128"))
+            except (EntryNotFoundError, RevisionNotFoundError, ValueError, AttributeError):
+                return None
+
+    def upload(self, folder: Path, revision: str, message: str) -> None:
+        """Make a revision what is in a folder; a branch that is not there is made."""
+        with _told(self.repo_id):
+            if revision != MAIN:
+                self._api.create_branch(self.repo_id, branch=revision, exist_ok=True)
+            self._api.upload_folder(repo_id=self.repo_id, folder_path=folder, revision=revision, commit_message=message)
+
+
+@contextmanager
+def _told(repo_id: str) -> Iterator[None]:
+    """What the hub refuses, as an error of ours."""
+    again = "The same command goes on with what is missing."
+    try:
+        yield
+    except HFValidationError as error:
+        raise ConfigError(f"push {repo_id}: {error}") from None
+    except HfHubHTTPError as error:
+        code = error.response.status_code if error.response is not None else 0
+        said = str(error).strip().splitlines()[-1][:300]
+        if code in (401, 403, 404):
+            raise ConfigError(
+                f"push {repo_id}: the hub refuses ({code}: {said}). Log in as who may write {repo_id}, with a token "
+                "that may write: `hf auth login`."
+            ) from None
+        raise StorageError(f"push {repo_id}: the hub failed ({code}: {said}). {again}") from None
+    except EntryNotFoundError as error:  # one without an answer of the hub: it was not reached
+        raise StorageError(f"push {repo_id}: the hub cannot be reached ({_first_line(error)}). {again}") from None
+    except (httpx.HTTPError, OSError) as error:
+        raise StorageError(f"push {repo_id}: the hub cannot be reached ({_first_line(error)}). {again}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
