@@ -81,7 +81,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
     "modernbert_train.train": (
         "batch", "clock", "compute", "config", "data", "errors", "evals", "import_hook", "keyed_random", "models",
-        "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report", "run", "text", "vocabulary", "weights",
+        "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report", "run", "text", "vocabulary",
+        "weights",
     ),
     # beside training
     "modernbert_train.collate": ("data.packing",),

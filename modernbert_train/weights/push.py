@@ -63,7 +63,7 @@ def push_run(
     if get_token() is None:
         raise ConfigError(
             f"push {repo_id}: nobody is logged in to the hub. Make a token that may write at "
-            "https://huggingface.co/settings/tokens, then call `hf auth login`, or set the environment variable HF_TOKEN."
+            "https://huggingface.co/settings/tokens, then call `hf auth login`, or set HF_TOKEN in the environment."
         )
     hub = Hub(repo_id)
     hub.create(private)

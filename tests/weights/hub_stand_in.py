@@ -1,0 +1,124 @@
+"""A hub on this machine that keeps models in memory: as much of the hub's interface as uploading needs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+
+class StandIn:
+    """The models it has: by id, then by branch, the files.
+
+    Attributes:
+        commits: branch of each commit, in their order.
+        refuses: answer all writing with this code, 0: none.
+    """
+
+    def __init__(self) -> None:
+        self.models: dict[str, dict[str, dict[str, bytes]]] = {}
+        self.private: dict[str, bool] = {}
+        self.commits: list[str] = []
+        self.refuses = 0
+        self.fails_after: int | None = None
+        self.address = ""
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        parts = [unquote(part) for part in urlsplit(path).path.strip("/").split("/")]
+        if self.refuses and method == "POST":
+            return self.refuses, {}, b'{"error": "not yours"}'
+        if parts[:3] == ["api", "repos", "create"]:
+            asked = json.loads(body)
+            name = f"{asked.get('organization', 'me')}/{asked['name']}"
+            if name in self.models:
+                return 409, {}, json.dumps({"url": f"{self.address}/{name}"}).encode()
+            self.models[name], self.private[name] = {"main": {".gitattributes": b""}}, bool(asked.get("private"))
+            return 200, {}, json.dumps({"url": f"{self.address}/{name}", "name": name}).encode()
+        if parts[:2] == ["api", "models"]:
+            return self._model("/".join(parts[2:4]), parts[4:], method, body)
+        name, revision = "/".join(parts[:2]), parts[3]
+        model = self.models.get(name, {})
+        if revision not in model:
+            return 404, {"X-Error-Code": "RevisionNotFound"}, b""
+        file = model[revision].get("/".join(parts[4:]))
+        if file is None:
+            return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": "0" * 40}, b""
+        etag = hashlib.sha1(file).hexdigest()
+        return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": etag}, file
+
+    def _model(self, name: str, words: list[str], method: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        model = self.models.get(name)
+        if model is None:
+            return 404, {"X-Error-Code": "RepoNotFound"}, b""
+        kind, revision = (words + ["", ""])[:2]
+        if kind == "branch":
+            if revision in model:
+                return 409, {}, b"{}"
+            model[revision] = dict(model["main"])
+            return 200, {}, b"{}"
+        if kind == "preupload":
+            files = json.loads(body)["files"]
+            told = [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in files]
+            return 200, {}, json.dumps({"files": told}).encode()
+        if kind == "commit":
+            if self.fails_after is not None and len(self.commits) >= self.fails_after:
+                return 500, {}, b'{"error": "a fault of the hub"}'
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    model[revision][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            self.commits.append(revision)
+            told_of = {"success": True, "commitUrl": f"{self.address}/{name}/commit/{'0' * 40}", "commitOid": "0" * 40}
+            return 200, {}, json.dumps(told_of).encode()
+        about = {"id": name, "sha": "0" * 40, "siblings": [], "private": self.private[name]}
+        return 200, {}, json.dumps(about).encode()
+
+
+@contextmanager
+def running() -> Iterator[StandIn]:
+    """A stand-in that listens on `address` as long as the block runs."""
+    hub = StandIn()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _reply(self) -> None:
+            body = self._body()
+            code, headers, content = hub.answer(self.command, self.path, body)
+            self.send_response(code)
+            for key, value in headers.items():
+                self.send_header(key, value)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        def _body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            parts = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
+
+        do_GET = do_HEAD = do_POST = _reply
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,129 @@
+"""`push`, against a hub on this machine. If this breaks, other weights are published than those that were trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load
+from torch.testing import assert_close
+
+from modernbert_train.__main__ import main
+from modernbert_train.weights import push
+from tests.conftest import TINY_YAML
+from tests.weights.hub_stand_in import StandIn, running
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
+    """A run that has learnt next to nothing, so that its first checkpoint has its first weights."""
+    folder = tmp_path_factory.mktemp("push")
+    (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder, data=tiny_data), encoding="utf-8")
+    still = ["optim.lr=1e-30", "optim.weight_decay=0", "phases.short.tokens=700", "phases.long.tokens=1100"]
+    assert main(["train", str(folder / "tiny.yaml"), *still]) == 0
+    return folder / "tiny"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    with running() as hub:
+        monkeypatch.setattr(push, "HfApi", partial(push.HfApi, endpoint=hub.address))
+        monkeypatch.setattr(push, "get_token", lambda: "hf_none")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        yield hub
+
+
+@pytest.mark.runs
+def test_every_checkpoint_becomes_a_revision_step_0_included_and_the_newest_is_main(
+    trained: Path, hub: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["push", str(trained), "me/tiny", "--every-checkpoint", "--private", "--licence", "mit"]
+    assert main(words) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.splitlines()[-1] == f"{hub.address}/me/tiny" and hub.private == {"me/tiny": True}
+    names = sorted(path.name for path in (trained / "checkpoints").glob("step-*"))
+    assert len(names) == 2 and hub.commits == ["step-00000000", *names, "main"]
+    model = hub.models["me/tiny"]
+    marks = {branch: json.loads(files["checkpoint.json"]) for branch, files in model.items()}
+    assert {branch: mark["checkpoint"] for branch, mark in marks.items()} == {
+        "main": names[-1], "step-00000000": "step-00000000", **{name: name for name in names},
+    }  # fmt: skip
+    first, after = (load(model[name]["model.safetensors"]) for name in ("step-00000000", names[0]))
+    assert first.keys() == after.keys()
+    for name, tensor in first.items():
+        assert_close(tensor, after[name], atol=1e-20, rtol=1e-7)
+    card = model["main"]["README.md"].decode()
+    assert 'license: "mit"' in card and "Trained by modernbert-train" in card and str(trained.parent) not in card
+    assert "0 tokens of 1,800 planned, in 0 steps" in model["step-00000000"]["README.md"].decode()
+
+    assert main(words) == 0  # nothing but main, whose card may be another by now
+    told = capsys.readouterr().out
+    assert hub.commits[4:] == ["main"] and told.count("there already") == 3
+    del model[names[0]]
+    assert main(words) == 0 and hub.commits[5:] == [names[0], "main"]
+
+
+@pytest.mark.runs
+def test_a_hub_that_fails_halfway_is_gone_on_with(
+    trained: Path, hub: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.fails_after = 2
+    words = ["push", str(trained), "me/tiny", "--every-checkpoint"]
+    assert main(words) == 74
+    assert "the hub failed (500" in capsys.readouterr().err
+    hub.fails_after = None
+    assert main(words) == 0
+    assert len(hub.commits) == 4, "what was there is not sent again"
+
+
+@pytest.mark.runs
+def test_what_a_user_has_to_mend_is_said(
+    trained: Path, hub: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for wrong in ("tiny", "me/../tiny", "me/tiny/more", "me/ti ny", "https://huggingface.co/me/tiny"):
+        assert main(["push", str(trained), wrong]) == 78
+        assert "not an id of the hub. Write it as owner/model" in capsys.readouterr().err
+    assert main(["push", str(tmp_path), "me/tiny"]) == 78
+    assert "not the folder of a run" in capsys.readouterr().err
+    hub.refuses = 403
+    assert main(["push", str(trained), "me/tiny"]) == 78
+    assert "the hub refuses (403" in capsys.readouterr().err
+    monkeypatch.setattr(push, "get_token", lambda: None)
+    assert main(["push", str(trained), "me/tiny"]) == 78
+    assert "nobody is logged in" in capsys.readouterr().err
+    assert hub.models == {}
+
+
+@pytest.mark.runs
+def test_without_a_network_the_command_says_so(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(push, "HfApi", partial(push.HfApi, endpoint="http://127.0.0.1:9"))
+    monkeypatch.setattr(push, "get_token", lambda: "hf_none")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert main(["push", str(trained), "me/tiny"]) == 74
+    assert "the hub cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_first_weights_from_a_model_that_is_gone_are_left_out_aloud(
+    trained: Path, hub: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Else a revision would say that training began with what it did not begin with."""
+    copy = Path(shutil.copytree(trained, tmp_path / "tiny"))
+    begun = tmp_path / "begun.yaml"
+    text = (
+        (trained.parent / "tiny.yaml")
+        .read_text(encoding="utf-8")
+        .replace(f"runs_folder: {trained.parent}", f"runs_folder: {tmp_path}")
+    )
+    begun.write_text(text.replace("name: tiny", "name: second"), encoding="utf-8")
+    more = ["phases.short.tokens=700", "phases.long.tokens=1100", f"weights.init_from={copy}"]
+    assert main(["train", str(begun), *more]) == 0
+    shutil.rmtree(copy)
+    capsys.readouterr()
+    assert main(["push", str(tmp_path / "second"), "me/second", "--every-checkpoint"]) == 0
+    assert "warning: no revision step-00000000" in capsys.readouterr().out and "step-00000000" not in hub.commits
