@@ -203,7 +203,7 @@ def train_run(config: RunConfig, *, fresh: bool = False) -> Path:
 
 
 def evaluate_run(config: RunConfig) -> dict[str, dict[str, float]]:
-    """Measure a run's newest checkpoint on its held-out text and by what stands in `evals`.
+    """Measure a run's newest checkpoint on its held-out text and by what stands in `evals`; the run keeps it.
 
     Returns:
         Figures by name; those of the held-out text are `heldout`.

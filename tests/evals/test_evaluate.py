@@ -11,6 +11,7 @@ import pytest
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.evals.evaluate import evaluate_run
+from modernbert_train.results import read_results
 from modernbert_train.run.checkpoint import open_named
 from tests.conftest import TinyRun
 from tests.train.test_run import records
@@ -36,7 +37,12 @@ def test_eval_measures_the_checkpoint_that_is_named(
     assert first["loss"] != last["loss"]
     assert main(["eval", str(folder)]) == 0
     assert capsys.readouterr().out == text, "a run's folder means its newest checkpoint"
-    assert (folder / "metrics.jsonl").read_bytes() == recorded, "measuring writes nothing"
+    assert (folder / "metrics.jsonl").read_bytes() == recorded, "the run's own record is left alone"
+    kept = read_results(folder)  # each was measured more than once
+    assert [(each.step, each.checkpoint) for each in kept] == [
+        (entry["step"], f"step-{entry['step']:08d}") for entry in (first, last)
+    ]
+    assert kept[-1].figures["loss"] == last["loss"] and kept[-1].name.startswith("heldout, data ")
 
     for verb in ("eval", "export"):
         absent = folder / "checkpoints/step-1"

@@ -65,7 +65,7 @@ def test_a_damaged_folder_is_named_and_the_others_are_listed(
     told = capsys.readouterr()
     assert "warning: runs/bad: left out" in told.err
     assert [line.split()[:2] for line in told.out.splitlines()[1:]] == [
-        ["cut", "interrupted"], ["halted", "stopped"], ["done", "finished"],
+        ["done", "finished"], ["halted", "stopped"], ["cut", "interrupted"],
     ]  # fmt: skip
     assert main(["runs", "runs/done", "--json"]) == 0
     (only,) = json.loads(capsys.readouterr().out)

@@ -56,7 +56,7 @@ class StandIn:
         model = self.models.get(name)
         if model is None:
             return 404, {"X-Error-Code": "RepoNotFound"}, b""
-        kind, revision = (words + ["", ""])[:2]
+        kind, revision = [*words, "", ""][:2]
         if kind == "branch":
             if revision in model:
                 return 409, {}, b"{}"

@@ -11,7 +11,9 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+from modernbert_train import __version__
 from modernbert_train.__main__ import main
+from modernbert_train.results import keep_result
 from modernbert_train.run.checkpoint import newest_valid
 from tests.conftest import TINY_YAML
 
@@ -123,3 +125,31 @@ def test_an_export_needs_no_shards(folder: Path, tmp_path: Path) -> None:
         moved.rename(folder / "data/train")
     assert "not at hand when the model was exported" in section(text, "Data")
     assert "tokens of 6,000 planned" in section(text, "Training")
+
+
+@pytest.mark.runs
+def test_the_card_says_what_trained_it_and_what_was_measured_of_these_weights_alone(folder: Path) -> None:
+    """A figure of other weights, or a host's name, must not be published; the run's folder and its report have both."""
+    run = folder / "tiny"
+    starts = [json.loads(line) for line in (run / "starts.jsonl").read_text().splitlines()]
+    assert [each["kind"] for each in starts] == ["start", "end"] and starts[1]["outcome"] == "finished"
+    found, _ = newest_valid(run / "checkpoints")
+    assert found is not None
+    for weights, value in ((found.weights_hash, 0.625), ("others", 0.375)):
+        keep_result(found.folder, "finetune rte, dev", {"accuracy": value}, step=found.step, weights=weights, seed=1)
+    try:
+        _, text = card(folder)
+        assert main(["report", str(run)]) == 0
+    finally:
+        (run / "evaluations.jsonl").unlink()
+    assert f"Trained by modernbert-train {__version__}" in section(text, "Training")
+    assert "on 1 x cpu, in 1 start from 20" in section(text, "Training")
+    evaluation = section(text, "Evaluation")
+    assert "| finetune rte, dev | accuracy | 0.6250 |" in evaluation and "0.3750" not in evaluation
+    assert "Nothing else was measured: no bias, no safety." in evaluation
+    page = (run / "report.html").read_text(encoding="utf-8")
+    host = starts[0]["host"]
+    assert host in page and "What trained it" in page and "0.6250" in page and "0.3750" in page
+    assert f" {host} " not in text and str(folder) not in text.replace("shards", "")
+    metrics = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert metrics["kind"] == "start" and metrics["program"].startswith(f"modernbert-train {__version__}")
