@@ -170,7 +170,7 @@ class Hub:
     def create(self, private: bool) -> None:
         """Make the model, unless it is there."""
         with _told(self.repo_id):
-            self._api.create_repo(self.repo_id, private=private, exist_ok=True)
+            self._api.create_repo(self.repo_id, private=private or None, exist_ok=True)
 
     def weights_of(self, revision: str) -> str | None:
         """The hash of the weights that a revision has; None where it is not there, or not ours."""

@@ -16,6 +16,7 @@ import yaml
 
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
+from modernbert_train.results import read_results
 from modernbert_train.tensor_files import read_tensors
 from tests.conftest import TIMES
 from tests.finetune.conftest import PLAIN, WriteTask, sentences, write_tsv
@@ -98,6 +99,11 @@ def test_a_task_is_learned_measured_and_served(
     assert second["figures"]["dev"]["pearson"] > 0.9
     from_export = finetune(task, folder / "hf", tmp_path / "third")
     assert from_export["figures"] == second["figures"]
+    kept = [each for each in read_results(folder) if each.name.startswith("finetune")]
+    expected = [(f"finetune {second['task']}, dev", second["figures"]["dev"]["pearson"], second["seed"])]
+    assert [(each.name, each.figures["pearson"], each.seed) for each in kept] == expected, (
+        "of the run, not of its export"
+    )
 
 
 def killed(words: list[str], steps: int) -> int:

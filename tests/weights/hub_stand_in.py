@@ -33,12 +33,17 @@ class StandIn:
         parts = [unquote(part) for part in urlsplit(path).path.strip("/").split("/")]
         if self.refuses and method == "POST":
             return self.refuses, {}, b'{"error": "not yours"}'
+        if parts == ["api", "validate-yaml"]:  # of a card
+            return 200, {}, b'{"errors": [], "warnings": []}'
         if parts[:3] == ["api", "repos", "create"]:
             asked = json.loads(body)
             name = f"{asked.get('organization', 'me')}/{asked['name']}"
             if name in self.models:
                 return 409, {}, json.dumps({"url": f"{self.address}/{name}"}).encode()
-            self.models[name], self.private[name] = {"main": {".gitattributes": b""}}, bool(asked.get("private"))
+            self.models[name], self.private[name] = (
+                {"main": {".gitattributes": b""}},
+                "private" in (asked.get("visibility"), asked.get("private") and "private"),
+            )
             return 200, {}, json.dumps({"url": f"{self.address}/{name}", "name": name}).encode()
         if parts[:2] == ["api", "models"]:
             return self._model("/".join(parts[2:4]), parts[4:], method, body)
