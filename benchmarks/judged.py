@@ -3,9 +3,10 @@
     python -m benchmarks.judged --text 'texts/*.jsonl.zst' --tasks tasks --out runs/judged   # again to go on
 
 Pretrains a ModernBERT of 4.4 million parameters on plain text, within an hour of a CPU core, and fine-tunes it by
-`finetune` on each task of `--tasks` that is there, with several seeds, one after the other. Beside it in the same table, by the same code:
-the same architecture and tokenizer with fresh weights, fine-tuned as long (`untrained:`), and the pretrained encoder
-with nothing but a linear head trained (`frozen:`). Whatever is done stays in --out.
+`finetune` on each task of `--tasks` that is there, with several seeds, one after the other. Beside it in the same table,
+by the same code: the same architecture and tokenizer with fresh weights, fine-tuned as long (`untrained:`), and the
+pretrained encoder, and the fresh one, with nothing but a linear head trained (`frozen:`). Whatever is done stays in
+--out.
 
 Tasks: glue/QNLI/dev.tsv (its first 4,463 pairs to learn from, the last 1,000 to be judged by; sentences of one
 paragraph may stand in both), glue/STS-B-open/{train,dev}.tsv, glue/WNLI/{train,dev}.tsv,
