@@ -3,7 +3,7 @@
     python -m benchmarks.judged --text 'texts/*.jsonl.zst' --tasks tasks --out runs/judged   # again to go on
 
 Pretrains a ModernBERT of 4.4 million parameters on plain text, within an hour of a CPU core, and fine-tunes it by
-`finetune` on each task of `--tasks` that is there, with several seeds, one after the other. Beside it in the same table,
+`finetune` on each task of `--tasks` that is there, with several seeds one after the other. Beside it in the same table,
 by the same code: the same architecture and tokenizer with fresh weights, fine-tuned as long (`untrained:`), and the
 pretrained encoder, and the fresh one, with nothing but a linear head trained (`frozen:`). Whatever is done stays in
 --out.
@@ -88,7 +88,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--text", required=True, help="documents, a file or a pattern of .jsonl or .jsonl.zst")
     parser.add_argument("--tasks", type=Path, required=True, help="folder of labelled texts")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/judged", help="where everything stays")
-    parser.add_argument("--tokens", type=int, default=6_000_000, help="of pretraining")
+    parser.add_argument("--tokens", type=int, default=3_200_000, help="of pretraining")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="fine-tunings at a time")
     options = parser.parse_args(words)
@@ -135,7 +135,7 @@ def pretrained(text: str, out: Path, tokens: int) -> Path:
         source = f"sources={{text: {{kind: jsonl, path: '{Path(text).absolute()}'}}}}"
         assert prepare([f"out={data}", source, f"tokenizer.vocab_size={VOCABULARY}"]) == 0
     phase = {"row_tokens": 512, "batch_rows": 8, "microbatch_tokens": 4096}
-    schedule = {"warmup_tokens": tokens // 20, "decay_tokens": tokens // 4, "decay": "one_minus_sqrt"}
+    schedule = {"warmup_tokens": 300_000, "decay_tokens": tokens // 4, "decay": "one_minus_sqrt"}
     run = {
         "name": "pretrained",
         "runs_folder": str(out),
