@@ -23,6 +23,13 @@ from tests.conftest import TinyRun
 
 ROOT = Path(__file__).parents[1]
 VERBS = [
+    "quickstart",
+    "prepare",
+    "tokenizer",
+    "stats",
+    "launch",
+    "sweep",
+    "init",
     "train",
     "check",
     "inspect",
@@ -31,9 +38,10 @@ VERBS = [
     "export",
     "grow",
     "finetune",
+    "retrieval",
     "gliner",
     "setfit",
-    "retrieval",
+    "onnx",
     "average",
     "report",
     "fill",
