@@ -551,8 +551,8 @@ FAULTS = (
     Fault(
         "gdes-gradient",
         "modernbert_train/models/replaced.py",
-        "self._base[0].weight.detach()",
-        "self._base[0].weight",
+        "F.embedding(ids_T, self._base[0].weight.detach())",
+        "F.embedding(ids_T, self._base[0].weight)",
         "gradient-disentangled sharing: the detection trains the generator's table",
         ("tests/models/test_replaced.py",),
     ),

@@ -7,6 +7,7 @@ Ctrl-C or a crash goes on where it stopped.
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import signal
 import statistics
@@ -38,7 +39,9 @@ TEXTS = (
 
 def main(overrides: list[str] | None = None) -> int:
     """Run every step; overrides (a.b=c) go to the run's configuration. Returns the exit code of a failed step, or 0."""
-    overrides = sys.argv[1:] if overrides is None else overrides
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="keys of yamls/quickstart.yaml")
+    overrides = parser.parse_args(overrides).overrides
     try:
         config = read_run([str(HOME / RUN), *overrides])
     except RunError as error:

@@ -16,13 +16,20 @@ import numpy as np
 import pytest
 
 from modernbert_train import __version__
-from modernbert_train.__main__ import main, read_run
+from modernbert_train.__main__ import PROGRAMS, main, read_run
 from modernbert_train.config.load import to_yaml
 from modernbert_train.data.dataset_card import read_card, write_card
 from tests.conftest import TinyRun
 
 ROOT = Path(__file__).parents[1]
 VERBS = [
+    "quickstart",
+    "prepare",
+    "tokenizer",
+    "stats",
+    "launch",
+    "sweep",
+    "init",
     "train",
     "check",
     "inspect",
@@ -32,9 +39,10 @@ VERBS = [
     "push",
     "grow",
     "finetune",
+    "retrieval",
     "gliner",
     "setfit",
-    "retrieval",
+    "onnx",
     "average",
     "report",
     "runs",
@@ -161,7 +169,9 @@ def test_help_names_every_verb_and_exit_code() -> None:
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
-    assert ended.value.code == 0 and f"modernbert_train {verb}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and "usage: " in said
+    assert verb in PROGRAMS or f"modernbert_train {verb}" in said  # a program of its own is named by its file
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,6 +164,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.evals.metrics": ("torch", "torchmetrics"),
     "modernbert_train.evals.probe": ("numpy", "tokenizers", "torch"),
     "modernbert_train.downstream.gliner": ("gliner", "numpy", "transformers"),
+    "modernbert_train.downstream.onnx": ("numpy", "onnxruntime", "torch", "transformers"),
     "modernbert_train.downstream.runs": ("torch", "transformers"),
     "modernbert_train.downstream.setfit": (
         "datasets",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from modernbert_train.errors import ConfigError
@@ -113,4 +114,25 @@ def _recipe_call(options: argparse.Namespace) -> None:
             print(json.dumps(found, ensure_ascii=False))
 
 
-VERBS = (_retrieval, _gliner, _setfit)
+def _onnx(add: Add) -> None:
+    verb = add("onnx", _onnx_call, "write an exported model for ONNX Runtime, and compare both on texts")
+    verb.add_argument("model", type=Path, metavar="HF_FOLDER", help="as `export` and `finetune` leave it")
+    verb.add_argument("--texts", type=Path, required=True, metavar="FILE", help="a text a line, to compare on")
+    verb.add_argument("--int8", action="store_true", help="also with INT8 weights")
+    verb.add_argument("--out", type=Path, metavar="FOLDER", help="default: onnx in the model's folder")
+
+
+def _onnx_call(options: argparse.Namespace) -> None:
+    from modernbert_train.downstream.onnx import write_onnx
+
+    try:
+        lines = options.texts.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--texts={options.texts}: cannot be read ({error}). Give a file with a text a line."
+        ) from error
+    texts = [line for line in lines if line.strip()]
+    print(write_onnx(options.model, texts, out=options.out, int8=options.int8))
+
+
+VERBS = (_retrieval, _gliner, _setfit, _onnx)

@@ -37,9 +37,15 @@ def test_comments_and_order_survive_and_the_later_file_wins(tmp_path: Path) -> N
     )
 
 
+def test_braces_become_lines_where_two_files_say_something_of_a_section(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("model: {width: 8, depth: 1} # small\n")
+    (tmp_path / "mine.yaml").write_text("# mine\ninclude: base.yaml\nmodel:\n  depth: 2 # deep\n")
+    assert starting_point(tmp_path / "mine.yaml") == "# mine\nmodel: # small\n  width: 8\n  depth: 2 # deep\n"
+
+
 def test_what_cannot_be_put_together_as_text_is_written_without_comments(tmp_path: Path) -> None:
-    """A section in braces here and in lines there: wrong values would be worse than no comments."""
-    (tmp_path / "base.yaml").write_text("model: {width: 8, depth: 1}\n")
+    """Keys in quotes: wrong values would be worse than no comments."""
+    (tmp_path / "base.yaml").write_text("model: # which\n  'width': 8\n")
     (tmp_path / "mine.yaml").write_text("# mine\ninclude: base.yaml\nmodel:\n  depth: 2 # deep\n")
     assert starting_point(tmp_path / "mine.yaml") == "# mine\n\nmodel:\n  width: 8\n  depth: 2\n"
 

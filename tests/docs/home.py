@@ -224,6 +224,7 @@ def retrieval(home: Path) -> Iterator[None]:
 def watching(home: Path) -> Iterator[None]:
     shutil.copytree(home / "runs/quickstart", home / "runs/mine", dirs_exist_ok=True)
     rows = [{"text": text[:100], "label": number % 2} for number, text in enumerate(make_texts(20))]
+    (home / "my/queries.txt").write_text("Return the sum.\nWhat does this module do?\n", encoding="utf-8")
     (home / "my/topics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     yield
 

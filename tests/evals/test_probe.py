@@ -372,10 +372,13 @@ def test_classes_that_were_never_seen_cannot_be_told(tmp_path: Path) -> None:
     [
         (
             "evals.x={name: prob, train: a.csv}",
-            "evals.x.name='prob' (command line): expected one of probe, scores. Did you mean probe?",
+            "evals.x.name='prob' (command line): expected one of probe, scores, text. Did you mean probe?",
         ),
-        ("evals.x={train: a.csv}", "evals.x.name=None (command line): expected one of probe, scores."),
-        ("evals.x=3", "evals.x=3 (command line): expected a section with a name, one of probe, scores, and its keys."),
+        ("evals.x={train: a.csv}", "evals.x.name=None (command line): expected one of probe, scores, text."),
+        (
+            "evals.x=3",
+            "evals.x=3 (command line): expected a section with a name, one of probe, scores, text, and its keys.",
+        ),
         ("evals=3", "expected a section with one entry for each name"),
         ("evals.x={name: probe}", "evals.x.train: missing"),
         (

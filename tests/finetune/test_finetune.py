@@ -99,6 +99,7 @@ def test_a_task_is_learned_measured_and_served(
     assert second["figures"]["dev"]["pearson"] > 0.9
     from_export = finetune(task, folder / "hf", tmp_path / "third")
     assert from_export["figures"] == second["figures"]
+    # of the run, and not of its export
     kept = [each for each in read_results(folder) if each.name.startswith("finetune")]
     expected = [(f"finetune {second['task']}, dev", second["figures"]["dev"]["pearson"], second["seed"])]
     assert [(each.name, each.figures["pearson"], each.seed) for each in kept] == expected, (

@@ -190,6 +190,7 @@ def test_who_needs_transformers_at_once_gets_it(monkeypatch: pytest.MonkeyPatch)
     assert not stands_in()
 
 
+@pytest.mark.runs
 def test_scipy_waits_too(packages: Path) -> None:
     """torchmetrics imports its signal processing where it is installed: a second of every start, for nothing."""
     done = run(packages, "import sys, composer\nassert 'scipy' not in sys.modules\nprint('light')")

@@ -40,7 +40,8 @@ class StandIn:
             name = f"{asked.get('organization', 'me')}/{asked['name']}"
             if name in self.models:
                 return 409, {}, json.dumps({"url": f"{self.address}/{name}"}).encode()
-            self.models[name], self.private[name] = (
+            self.models[name] = {"main": {".gitattributes": b""}}
+            self.private[name] = asked.get("visibility") == "private"
                 {"main": {".gitattributes": b""}},
                 "private" in (asked.get("visibility"), asked.get("private") and "private"),
             )

@@ -63,6 +63,17 @@ def test_config_speaks_to_old_and_new_transformers(exported: Path) -> None:
     assert ids == (9, 9, 10, 10, 11)
 
 
+def test_servers_find_the_keys_that_they_require(exported: Path) -> None:
+    """candle's ModernBERT and text-embeddings-inference, which is built on it, refuse a config.json that lacks one."""
+    raw = json.loads((exported / "config.json").read_text())
+    whole = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+             "max_position_embeddings", "pad_token_id", "global_attn_every_n_layers", "local_attention")  # fmt: skip
+    assert all(type(raw[key]) is int for key in whole)
+    assert all(type(raw[key]) is float for key in ("layer_norm_eps", "global_rope_theta", "local_rope_theta"))
+    assert raw["layer_norm_eps"] == raw["norm_eps"] == 1e-4 and raw["hidden_activation"] == "gelu"
+    assert raw["architectures"] == ["ModernBertForMaskedLM"] and raw["model_type"] == "modernbert"
+
+
 def test_tokenizer_and_card_travel_along(exported: Path, tokenizer_folder: Path) -> None:
     """A model without its tokenizer is useless; one that truncates beyond the trained length is worse than it could."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported)

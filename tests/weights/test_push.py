@@ -23,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
     """A run that has learnt next to nothing, so that its first checkpoint has its first weights."""
     folder = tmp_path_factory.mktemp("push")
     (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder, data=tiny_data), encoding="utf-8")
-    still = ["optim.lr=1e-30", "optim.weight_decay=0", "phases.short.tokens=700", "phases.long.tokens=1100"]
+    still = ["optim.lr=1e-30", "optim.weight_decay=0", "phases.short.tokens=1000", "phases.long.tokens=1100"]
     assert main(["train", str(folder / "tiny.yaml"), *still]) == 0
     return folder / "tiny"
 
@@ -57,7 +57,7 @@ def test_every_checkpoint_becomes_a_revision_step_0_included_and_the_newest_is_m
         assert_close(tensor, after[name], atol=1e-20, rtol=1e-7)
     card = model["main"]["README.md"].decode()
     assert 'license: "mit"' in card and "Trained by modernbert-train" in card and str(trained.parent) not in card
-    assert "0 tokens of 1,800 planned, in 0 steps" in model["step-00000000"]["README.md"].decode()
+    assert "0 tokens of 2,100 planned, in 0 steps" in model["step-00000000"]["README.md"].decode()
 
     assert main(words) == 0  # nothing but main, whose card may be another by now
     told = capsys.readouterr().out
@@ -121,7 +121,7 @@ def test_first_weights_from_a_model_that_is_gone_are_left_out_aloud(
         .replace(f"runs_folder: {trained.parent}", f"runs_folder: {tmp_path}")
     )
     begun.write_text(text.replace("name: tiny", "name: second"), encoding="utf-8")
-    more = ["phases.short.tokens=700", "phases.long.tokens=1100", f"weights.init_from={copy}"]
+    more = ["phases.short.tokens=1000", "phases.long.tokens=1100", f"weights.init_from={copy}"]
     assert main(["train", str(begun), *more]) == 0
     shutil.rmtree(copy)
     capsys.readouterr()

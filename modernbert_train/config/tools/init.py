@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,10 @@ def starting_point(path: Path) -> str:
     head, _ = _divided(text)
     tree = read_yaml(path, {}, [])
     whole = "\n".join([*head, *_lines(_merged(path, set())), ""])
-    return whole if yaml.safe_load(whole) == tree else "\n".join([*head, "", yaml.safe_dump(tree, sort_keys=False)])
+    with suppress(yaml.YAMLError):
+        if yaml.safe_load(whole) == tree:
+            return whole
+    return "\n".join([*head, "", yaml.safe_dump(tree, sort_keys=False)])
 
 
 @dataclass
@@ -55,11 +59,25 @@ def _merged(path: Path, done: set[Path]) -> dict[str, _Block]:
 def _put(keys: dict[str, _Block], others: Mapping[str, _Block]) -> None:
     for name, other in others.items():
         here = keys.get(name)
-        if here is not None and here.keys and other.keys:
+        if here is not None and _opened(here) and _opened(other):
             here.above += [line for line in other.above if line.strip()]
             _put(here.keys, other.keys)
         else:
             keys[name] = other
+
+
+def _opened(block: _Block) -> bool:
+    """Whether it has keys of its own; those in braces get lines, so that they can be put together with others."""
+    value = yaml.safe_load(block.line.strip())
+    (braces,) = value.values()
+    if isinstance(braces, dict) and not block.lines:
+        start, _, rest = block.line.partition("{")
+        block.line = start.rstrip() + rest.rpartition("}")[2]
+        indent = " " * (len(start) - len(start.lstrip()) + 2)
+        for key, each in braces.items():
+            text = yaml.safe_dump(each, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+            block.keys[key] = _Block([], f"{indent}{key}: {text}")
+    return bool(block.keys)
 
 
 def _divided(text: str) -> tuple[list[str], list[str]]:

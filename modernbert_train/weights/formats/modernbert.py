@@ -97,6 +97,7 @@ def describe(
         "dtype": "float32",
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
         **FIXED,
+        "layer_norm_eps": config.norm_eps,  # as candle calls it, and servers built on it; the release has both
         "max_position_embeddings": max_tokens,
         "layer_types": layer_types(config.global_attn_every_n_layers, config.num_layers),
         "global_attn_every_n_layers": config.global_attn_every_n_layers,
