@@ -42,9 +42,6 @@ class StandIn:
                 return 409, {}, json.dumps({"url": f"{self.address}/{name}"}).encode()
             self.models[name] = {"main": {".gitattributes": b""}}
             self.private[name] = asked.get("visibility") == "private"
-                {"main": {".gitattributes": b""}},
-                "private" in (asked.get("visibility"), asked.get("private") and "private"),
-            )
             return 200, {}, json.dumps({"url": f"{self.address}/{name}", "name": name}).encode()
         if parts[:2] == ["api", "models"]:
             return self._model("/".join(parts[2:4]), parts[4:], method, body)
