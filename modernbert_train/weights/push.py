@@ -177,7 +177,7 @@ class Hub:
         with _told(self.repo_id), tempfile.TemporaryDirectory() as folder:
             try:
                 file = self._api.hf_hub_download(self.repo_id, MARK, revision=revision, local_dir=folder)
-                return str(read_json(Path(file)).get("weights_xxh3_128"))
+                return str(read_json(Path(str(file))).get("weights_xxh3_128"))
             except (EntryNotFoundError, RevisionNotFoundError, ValueError, AttributeError):
                 return None
 
