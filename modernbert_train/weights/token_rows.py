@@ -18,16 +18,18 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from modernbert_train.vocabulary import added_tokens, special_tokens, token_ids
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _BYTE_LEVEL, _WORD_PIECE, _SENTENCE_PIECE, _WORDS = "byte-level", "WordPiece", "SentencePiece", "words"
 _SPACE, _INSIDE = "▁", "##"
@@ -174,6 +176,8 @@ class _Spelling:
 
 def open_tokenizer(folder: Path) -> Tokenizer:
     """A tokenizer that takes special tokens, written out in a text, for any other characters, as data_prep does."""
+    from tokenizers import Tokenizer  # which most runs do not need
+
     read = Tokenizer.from_file(str(folder / "tokenizer.json"))
     read.encode_special_tokens = True
     read.no_truncation()

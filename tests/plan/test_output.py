@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.config.load import load_run
 from modernbert_train.data.loader import share_of_rank
 from modernbert_train.optim.schedules import lr_at
 from modernbert_train.plan.gpus import GPUS
@@ -39,7 +40,9 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_run_that_is_shipped_can_be_planned(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where its data does not exist."""
-    out = told(capsys, str(path), "data.train=absent/train")
+    streams = list(load_run([path]).data.streams)
+    keys = [f"data.streams.{name}.path" for name in streams] or ["data.train"]
+    out = told(capsys, str(path), *(f"{key}=absent/train" for key in keys))
     assert "absent/train is not here" in out and "Over tokens" in out
     assert not re.search(r"\b(nan|inf)\b", out)
 
