@@ -74,12 +74,10 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
             print(f"{name}: {figures_text(figures[name])}; {evaluator}; {found.folder.name}")
         if this_rank() == 0:
             weights = found.weights_hash
-            for name, each in figures.items():
-                text = facts.validation
+            for name, measured in figures.items():
+                text, told = facts.validation, _plain(measured) if name == HELD_OUT else measured
                 title = name if name != HELD_OUT or text is None else f"{name}, data {text.card.index_sha256[:12]}"
-                keep_result(
-                    found.folder, title, each if name != HELD_OUT else _plain(each), step=found.step, weights=weights
-                )
+                keep_result(found.folder, title, told, step=found.step, weights=weights)
     return figures
 
 
