@@ -112,6 +112,7 @@ def furnish(folder: Path) -> None:
     (folder / "my/texts").mkdir(parents=True)
     for number, text in enumerate(make_texts(40)):
         (folder / f"my/texts/{number:02}.txt").write_text(text, encoding="utf-8")
+    (folder / "my/queries.txt").write_text("Return the sum.\nWhat does this module do?\n", encoding="utf-8")
 
 
 # --- what a page takes for given -----------------------------------------------------------------------------------
@@ -224,7 +225,6 @@ def retrieval(home: Path) -> Iterator[None]:
 def watching(home: Path) -> Iterator[None]:
     shutil.copytree(home / "runs/quickstart", home / "runs/mine", dirs_exist_ok=True)
     rows = [{"text": text[:100], "label": number % 2} for number, text in enumerate(make_texts(20))]
-    (home / "my/queries.txt").write_text("Return the sum.\nWhat does this module do?\n", encoding="utf-8")
     (home / "my/topics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     yield
 
