@@ -51,7 +51,7 @@ def write_onnx(folder: Path, texts: Sequence[str], *, out: Path | None = None, i
     Args:
         folder: for Hugging Face, as `export` and `finetune` leave it.
         texts: to compare on.
-        out: where to; None: onnx in the folder.
+        out: where to; None: a folder beside it, hf-onnx of hf, since an export replaces its own whole.
         int8: also with INT8 weights.
 
     Returns:
@@ -68,7 +68,7 @@ def write_onnx(folder: Path, texts: Sequence[str], *, out: Path | None = None, i
         raise ConfigError("--texts: no text in it. Give a file with a text a line, such as those it will be used on.")
     import torch
 
-    out = folder / "onnx" if out is None else out
+    out = folder.with_name(f"{folder.name}-onnx") if out is None else out
     out.mkdir(parents=True, exist_ok=True)
     reader, model, output = _open(folder)
     batches = [

@@ -119,7 +119,7 @@ def _onnx(add: Add) -> None:
     verb.add_argument("model", type=Path, metavar="HF_FOLDER", help="as `export` and `finetune` leave it")
     verb.add_argument("--texts", type=Path, required=True, metavar="FILE", help="a text a line, to compare on")
     verb.add_argument("--int8", action="store_true", help="also with INT8 weights")
-    verb.add_argument("--out", type=Path, metavar="FOLDER", help="default: onnx in the model's folder")
+    verb.add_argument("--out", type=Path, metavar="FOLDER", help="default: beside the model's, hf-onnx of hf")
 
 
 def _onnx_call(options: argparse.Namespace) -> None:
