@@ -207,3 +207,15 @@ def test_the_targets_that_pages_name_do_what_they_say(target: str, said: str) ->
     """A newcomer types these first; `venv`, `test-quick` and the others are shown without being run."""
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0 and said in done.stdout, done.stderr
+
+
+def test_the_repository_holds_no_packages_and_nothing_large() -> None:
+    """What a download leaves in the folder stays in every clone for ever."""
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+    assert len(files) > 300
+    assert [
+        file.name for file in files if file.suffix in (".whl", ".gz", ".zip", ".pt") or file.stat().st_size > 1e6
+    ] == []
