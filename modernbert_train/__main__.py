@@ -65,6 +65,7 @@ RUN is one or more YAML files, merged left to right, or the folder of a run. Ove
   python -m modernbert_train export runs/quickstart
   python -m modernbert_train push runs/quickstart you/your-model --every-checkpoint
   python -m modernbert_train runs
+  python -m modernbert_train report --serve runs
   python -m modernbert_train finetune rte --model runs/quickstart data=glue/RTE
   python -m modernbert_train finetune rte cola --model runs/quickstart frozen:runs/quickstart --out runs/judged
   python -m modernbert_train gliner train yamls/gliner/wnut17.yaml --model runs/quickstart
@@ -232,6 +233,12 @@ def _parser() -> argparse.ArgumentParser:
     verb = with_run(add("report", _report, "draw a run's metrics as a page, or compare several runs' folders on one"))
     words = "the page; default: report.html in the run's folder, comparison.html beside the first of several"
     verb.add_argument("--out", type=Path, metavar="FILE", help=words)
+    words = "show the page in a browser while the runs train; RUN may also be a folder of runs"
+    verb.add_argument("--serve", action="store_true", help=words)
+    words = "of --serve; default: 8421, or a free one where that is taken"
+    verb.add_argument("--port", type=_port, metavar="N", help=words)
+    words = "of --serve; default: 127.0.0.1, which this machine alone reaches. Nobody is asked for a password"
+    verb.add_argument("--host", metavar="ADDRESS", help=words)
     verb = add("runs", _runs, "list runs: state, tokens, loss, speed and age of each")
     words = "folders of runs, or runs; default: runs"
     verb.add_argument("folders", nargs="*", type=Path, default=[Path("runs")], metavar="FOLDER", help=words)
@@ -249,6 +256,12 @@ def _parser() -> argparse.ArgumentParser:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text}: a whole number above 0 is expected")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text}: a port from 0 to 65535 is expected")
     return int(text)
 
 
@@ -507,6 +520,15 @@ def _average(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
+    if options.serve:
+        if options.out is not None:
+            raise ConfigError(f"report --serve --out {options.out}: a page is either served or written. Leave one out.")
+        from modernbert_train.report.serve import LOOPBACK, serve
+
+        serve([Path(word) for word in options.run], options.host or LOOPBACK, options.port)
+        return
+    if options.port is not None or options.host is not None:
+        raise ConfigError("report: --port and --host are of --serve, which is not there.")
     folders = [Path(word) for word in options.run if Path(word).is_dir()]
     if len(folders) > 1:
         if len(folders) < len(options.run):

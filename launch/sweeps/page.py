@@ -11,7 +11,8 @@ from launch.sweeps.picture import parallel_svg
 from launch.sweeps.rows import TrialRow, param_text, ranked
 from launch.sweeps.space import Space
 from modernbert_train.report.chart import Chart, Line, Marks, standalone
-from modernbert_train.report.page import render, resource, write
+from modernbert_train.report.frame import render_pictures
+from modernbert_train.report.page import resource, write
 from modernbert_train.text import fixed, plural, short, tokens_text
 
 _MOST_POINTS = 1000  # of all curves together; a chart thins a longer line as if it were one curve
@@ -63,8 +64,7 @@ def write_page(
                      "</details>")  # fmt: skip
     note = f"{done}, {sweep.sampler} over {sweep.objective}"
     above = "".join([f"<style>{_STYLE}</style>", *parts])
-    html = render(f"{sweep.name}: sweep", sweep.name, note, (), Marks(end=0.0), places=(), resting="", above=above)
-    return write(path, html)
+    return write(path, render_pictures(f"{sweep.name}: sweep", sweep.name, note, above=above))
 
 
 def _curves(complete: Sequence[TrialRow], objective: str) -> str | None:

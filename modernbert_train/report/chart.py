@@ -1,4 +1,6 @@
-"""Charts as SVG text, drawn so that one drawing fits every width.
+"""Still pictures as SVG text, drawn so that one drawing fits every width: a plan, a sweep, figures of the docs.
+
+The curves of runs are drawn in the browser, see page.js.
 
 Curves live in a 10000 x 10000 square that stretches with the page (strokes do not); labels are placed in percent and
 keep their size. The same drawing therefore serves a phone, a wide page and the standalone picture.
@@ -12,15 +14,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal, NamedTuple
 
-from modernbert_train.report.curves import thin
-from modernbert_train.report.series import belongs, colour_of, line_of, marker, markers
 from modernbert_train.report.ticks import log_ticks, round_step
 from modernbert_train.text import shorten, tokens_text
 
 UNITS = 10_000  # side of the square that curves are drawn in
 LABEL_ROW = 15  # height of one row of phase labels above the plot, in px
 POINTS = 20_000  # drawn in one chart, all its lines together, up to gaps: bounds the page's size
-BUCKETS = (10, 600)  # that a line is thinned to, of two points each: the fewest (of 1,000 runs) and the most
+BUCKETS = 600  # that a line is thinned to at most, of two points each
 EVENTS = 500  # restarts or faults drawn in one chart; where there are more, neighbours share a mark
 PHASE_LETTERS = 24  # of a phase's name above the plot
 SERIES = 4  # main lines of one run in a chart that differ, see chart.css
@@ -32,21 +32,19 @@ NARROW = 300  # plot width on a phone in px: phase labels must not touch even th
 class Line:
     """One series. `kind` is also its CSS class: faint and main are curves, dashed a reference, points are dots.
 
-    `run` is the number of the run that it is of, where several share a chart; it gives colour, dashes and marker.
-    `series` is its number among several main lines of one run.
+    `series` is its number among several main lines.
     """
 
     name: str
     kind: Literal["faint", "main", "dashed", "points"]
     x: Sequence[float]
     y: Sequence[float]
-    run: int | None = None
     series: int = 0
 
     @property
     def css(self) -> str:
         series = self.series % SERIES
-        return f"{self.kind} {f's{series}' if series else line_of(self.run)}".rstrip()
+        return f"{self.kind} s{series}" if series else self.kind
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,10 @@ class Chart:
 
 
 class Event(NamedTuple):
-    """A restart or a fault of a run, and the number of the run where several share a chart."""
+    """A restart or a fault of a run."""
 
     tokens: float
     label: str
-    run: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,12 +131,37 @@ class Scale:
 
 def place(line: Line, scale: Scale, chart: Chart, end: float) -> Points:
     """Thin a line to its share of the chart's POINTS, and turn it into positions and texts."""
-    fewest, most = BUCKETS
-    chosen = thin(line.x, line.y, min(most, max(fewest, POINTS // (2 * len(chart.lines))))) if line.x else []
+    chosen = thin(line.x, line.y, min(BUCKETS, POINTS // (2 * len(chart.lines)))) if line.x else []
     x = [round(line.x[i] / end * UNITS) if end else 0 for i in chosen]
     heights = [scale.position(line.y[i]) for i in chosen]
     y = [None if h is None else round((1 - h) * UNITS) for h in heights]
     return Points(x, y, [chart.text(line.y[i]) if math.isfinite(line.y[i]) else "not a number" for i in chosen])
+
+
+def thin(x: Sequence[float], y: Sequence[float], buckets: int = 600) -> list[int]:
+    """Choose the points to draw: in each of `buckets` equal ranges of x the lowest, the highest and one gap.
+
+    Args:
+        x: rising positions.
+        y: values; not finite is a gap.
+
+    Returns:
+        Rising indices, the first and last always among them; all of them if there are at most 2 * buckets.
+    """
+    if len(x) <= 2 * buckets:
+        return list(range(len(x)))
+    span = (x[-1] - x[0]) or 1.0
+    members: dict[int, list[int]] = {}
+    for i, position in enumerate(x):
+        members.setdefault(min(int((position - x[0]) / span * buckets), buckets - 1), []).append(i)
+    chosen = {0, len(x) - 1}
+    for indices in members.values():
+        finite = [i for i in indices if math.isfinite(y[i])]
+        if finite:
+            chosen |= {min(finite, key=y.__getitem__), max(finite, key=y.__getitem__)}
+        if len(finite) < len(indices):
+            chosen.add(next(i for i in indices if not math.isfinite(y[i])))
+    return sorted(chosen)
 
 
 def label_rows(marks: Marks, width: float = NARROW) -> list[int]:
@@ -184,18 +206,16 @@ def draw(chart: Chart, marks: Marks, width: float = NARROW) -> Drawing:
     curves = [_curve(line, points) for line, points in zip(chart.lines, placed, strict=True)]
     out.append(f'<svg viewBox="0 0 {UNITS} {UNITS}" preserveAspectRatio="none" width="100%" height="100%"'
                f' overflow="visible">{"".join(curves)}</svg>')  # fmt: skip
-    for x, run, label in _grouped(marks.restarts, marks.end):
+    for x, label in _grouped(marks.restarts, marks.end):
         out.append(
-            f'<g class="{f"restart {colour_of(run)}".rstrip()}"{belongs(run)}><title>{escape(label)}</title>'
+            f'<g class="restart"><title>{escape(label)}</title>'
             f'<line x1="{x}" x2="{x}" y1="100%" y2="93%"/><circle cx="{x}" cy="93%" r="3"/></g>'
         )
-    for x, run, label in _grouped(marks.faults, marks.end):
+    for x, label in _grouped(marks.faults, marks.end):
         out.append(
-            f'<g class="{f"fault {colour_of(run)}".rstrip()}"{belongs(run)}><title>{escape(label)}</title>'
+            f'<g class="fault"><title>{escape(label)}</title>'
             f'<svg x="{x}" overflow="visible"><path d="{DIAMOND}"/></svg></g>'
         )
-    for line, points in zip(chart.lines, placed, strict=True):
-        out += [marker(line.run or 0, f"{x / 100}%", f"{y / 100}%") for x, y in markers(line.run, points.x, points.y)]
     for x in sorted({f"{_percent(position, marks.end):.1f}%" for position in marks.broken}):
         out.append(f'<line class="broken" x1="{x}" x2="{x}" y2="5%"><title>loss not a number</title></line>')
     return Drawing(axes, "".join(out), placed)
@@ -230,8 +250,8 @@ def standalone(chart: Chart, marks: Marks, subtitle: str, style: str, width: int
 
 
 def legend_entries(chart: Chart, marks: Marks) -> list[tuple[str, str]]:
-    """(CSS class, name) of everything the chart shows that needs a name; runs have theirs in the table of the page."""
-    entries: list[tuple[str, str]] = [(line.css, line.name) for line in chart.lines if line.x and line.run is None]
+    """(CSS class, name) of everything the chart shows that needs a name."""
+    entries: list[tuple[str, str]] = [(line.css, line.name) for line in chart.lines if line.x]
     return entries + [("restart", "restart")] * bool(marks.restarts) + [("fault", "fault")] * bool(marks.faults)
 
 
@@ -257,18 +277,18 @@ def _x_axis(marks: Marks) -> list[str]:
     return out
 
 
-def _grouped(events: Sequence[Event], end: float) -> list[tuple[str, int | None, str]]:
-    """(place, run, label) of marks: events of a run that would cover each other are one, and at most EVENTS or so."""
+def _grouped(events: Sequence[Event], end: float) -> list[tuple[str, str]]:
+    """(place, label) of marks: events that would cover each other are one, and at most EVENTS or so."""
     for places in (1000, 200, 50, 20, 10, 4):
-        labels: dict[tuple[float, int | None], list[str]] = {}
+        labels: dict[float, list[str]] = {}
         for event in events:
             share = round(event.tokens / end * places) / places if end else 0.0
-            labels.setdefault((share, event.run), []).append(event.label)
+            labels.setdefault(share, []).append(event.label)
         if len(labels) <= EVENTS:
             break
     return [
-        (f"{100 * share:.1f}%", run, "; ".join(found[:3]) + (f"; and {len(found) - 3:,} more" if found[3:] else ""))
-        for (share, run), found in labels.items()
+        (f"{100 * share:.1f}%", "; ".join(found[:3]) + (f"; and {len(found) - 3:,} more" if found[3:] else ""))
+        for share, found in labels.items()
     ]
 
 
@@ -314,7 +334,7 @@ def _curve(line: Line, points: Points) -> str:
             pen_down = True
     lone = "" if line.kind == "points" else " lone"
     found = ((line.css, curve), (line.css + lone, dots))
-    return "".join(f'<path class="{css}"{belongs(line.run)} d="{"".join(d)}"/>' for css, d in found if d)
+    return "".join(f'<path class="{css}" d="{"".join(d)}"/>' for css, d in found if d)
 
 
 def _percent(position: float, end: float) -> float:

@@ -1,4 +1,4 @@
-"""metrics.jsonl -> the history of a run, and the two reductions a chart needs (smoothing, thinning).
+"""metrics.jsonl -> the history of a run, also while it grows.
 
 The file is append-only and may end, or be interrupted, in the middle of a line (kill -9), and a resumed run repeats
 the steps after its checkpoint. So reading keeps, for every step, what the surviving weights saw: lines that a later
@@ -8,36 +8,26 @@ resume made void are dropped, and how many were dropped is told.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.errors import DataError
 from modernbert_train.read_json import number, parse_object, read_lines
+from modernbert_train.report.steps import NAN, NUMBERS, StepRecord, Steps
 from modernbert_train.text import shorten
 
-NAN = math.nan
 _MOST = 1e100  # of a figure: any more, and an axis could not be drawn
 _MOST_COUNT = 1e18  # of steps and tokens
 _MOST_FIGURES = 100  # of an evaluation
 _LETTERS = 60  # of the names of an evaluation and its figures
-
-
-class StepRecord(NamedTuple):
-    """One optimizer step. `tokens` counts the step itself; what the file does not hold is NaN."""
-
-    step: int
-    phase: str
-    tokens: float
-    rows: float
-    loss: float
-    lr: float
-    grad_norm: float
-    tokens_per_second: float
-    packing_efficiency: float
-    mfu: float
-    data_wait_share: float
+_MOST_LETTERS = 1000  # of the name of a phase
+_CHUNK = 1 << 22  # bytes read at once
+_REMEMBERED = 64  # bytes before what is new, by which a file is known again
+_TERM = "loss/"  # before the name of a loss term
 
 
 class ValidationRecord(NamedTuple):
@@ -50,6 +40,7 @@ class ValidationRecord(NamedTuple):
     accuracy: float
     unigram_loss: float
     unigram_accuracy: float
+    figures: Mapping[str, float] = {}  # of other loss terms
 
 
 class EvaluationRecord(NamedTuple):
@@ -84,12 +75,13 @@ class Fault(NamedTuple):
 
 
 class PhaseSteps(NamedTuple):
-    """A range of steps with one phase name; `start` and `end` in tokens."""
+    """A range of steps with one phase name; `start` and `end` in tokens, `first` and `stop` are places of the steps."""
 
     name: str
     start: float
     end: float
-    steps: list[StepRecord]
+    first: int
+    stop: int
 
 
 @dataclass
@@ -103,7 +95,7 @@ class History:
         first_time, last_time: unix time of the first and last line; NaN in an empty file.
     """
 
-    steps: list[StepRecord] = field(default_factory=list)
+    steps: Steps = field(default_factory=Steps)
     validations: list[ValidationRecord] = field(default_factory=list)
     evaluations: list[EvaluationRecord] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
@@ -116,13 +108,9 @@ class History:
 
     def phases(self) -> list[PhaseSteps]:
         """Split the steps where the phase's name changes. A batch belongs to the phase in which it starts."""
-        found: list[PhaseSteps] = []
-        for record in self.steps:
-            if not found or found[-1].name != record.phase:
-                found.append(PhaseSteps(record.phase, found[-1].end if found else 0.0, record.tokens, []))
-            found[-1].steps.append(record)
-            found[-1] = found[-1]._replace(end=record.tokens)
-        return found
+        ranges = self.steps.ranges()
+        ends = [0.0, *(self.steps[stop - 1].tokens for _, _, stop in ranges)]
+        return [PhaseSteps(name, ends[i], ends[i + 1], first, stop) for i, (name, first, stop) in enumerate(ranges)]
 
     def forget_after(self, step: int) -> None:
         """Drop what happened after a step, because the run went on from there a second time."""
@@ -134,91 +122,138 @@ class History:
         self.faults = [fault for fault in self.faults if fault.step <= step]
 
 
+class Tail:
+    """A file of lines that grows, read as far as it has got; one that was replaced or cut is read again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode, self._offset, self._before, self._rest = -1, 0, b"", b""
+
+    def read(self) -> tuple[list[str], bool, bool]:
+        """The whole lines that have come, at most some megabytes of them.
+
+        Returns:
+            The lines; whether they begin the file anew, and what was read before is void; whether there are more.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        with self._path.open("rb") as file:
+            there = os.fstat(file.fileno())
+            file.seek(max(0, self._offset - len(self._before)))
+            anew = there.st_ino != self._inode or there.st_size < self._offset
+            if anew or file.read(len(self._before)) != self._before:
+                anew = True
+                self._inode, self._offset, self._before, self._rest = there.st_ino, 0, b"", b""
+                file.seek(0)
+            new = file.read(_CHUNK)
+        self._offset += len(new)
+        self._before = (self._before + new)[-_REMEMBERED:]
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        return [line.decode("utf-8", "replace") for line in lines], anew, len(new) == _CHUNK
+
+    def unfinished(self) -> str:
+        """The line that has no end yet, and after a kill never gets one."""
+        return self._rest.decode("utf-8", "replace")
+
+
+class Following:
+    """The history of a run that may still grow: metrics.jsonl, and beside it faults.jsonl, which alone knows of the faults
+    that ended the run, and watch.jsonl, which has what `finetune --watch` measured of its checkpoints.
+
+    Args:
+        path: of metrics.jsonl.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tail = Tail(path)
+        self._own = History()
+        self._stops: list[Fault] = []
+        self._watched: list[EvaluationRecord] = []
+        self._beside: tuple[Any, ...] = ()
+
+    def refresh(self, seconds: float = math.inf) -> tuple[bool, bool]:
+        """Read what has come.
+
+        Args:
+            seconds: after which the rest is left for another time.
+
+        Returns:
+            Whether anything has changed, and whether there is more to read.
+
+        Raises:
+            DataError: a file cannot be read. Damaged lines are counted, not raised.
+        """
+        until, changed, more = time.monotonic() + seconds, False, True
+        try:
+            while more and (time.monotonic() < until or not changed):
+                lines, anew, more = self._tail.read()
+                dropped = self._own.steps.dropped + 1
+                if anew:
+                    self._own = History()
+                    self._own.steps.dropped = dropped
+                for line in filter(str.strip, lines):
+                    _add_line(self._own, line)
+                changed = changed or anew or bool(lines)
+        except OSError as error:
+            raise DataError(
+                f"{self._path}: cannot be read ({error.strerror}). Give the folder of a run that has begun training."
+            ) from error
+        return self._read_beside() or changed, more
+
+    def finish(self) -> None:
+        """Take a last line without an end for what it is: whole, or torn."""
+        if (line := self._tail.unfinished()).strip():
+            _add_line(self._own, line)
+
+    @property
+    def history(self) -> History:
+        """As far as it is read."""
+        evaluations = self._own.evaluations
+        if self._watched:  # by another process, in order of tokens among the run's own
+            evaluations = sorted([*evaluations, *self._watched], key=lambda each: each.tokens)
+        return replace(self._own, faults=self._own.faults + self._stops, evaluations=evaluations)
+
+    def _read_beside(self) -> bool:
+        stops, watched = self._path.with_name("faults.jsonl"), self._path.with_name("watch.jsonl")
+        beside = tuple(state_of(each) for each in (stops, watched))
+        if beside == self._beside:
+            return False
+        self._beside = beside
+        try:
+            entries = read_lines(stops)[0] if stops.is_file() else []
+        except OSError as error:
+            raise DataError(f"{stops}: cannot be read ({error.strerror}). Fix the disk or the permission.") from error
+        self._stops = [_fault(entry) for entry in entries if entry.get("action") == "stop"]
+        found = History()
+        if watched.is_file():
+            with watched.open(encoding="utf-8", errors="replace") as lines:
+                for line in filter(str.strip, lines):
+                    _add_line(found, line)
+        self._watched = found.evaluations
+        return True
+
+
+def state_of(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file does; None where there is none."""
+    try:
+        there = path.stat()
+    except OSError:
+        return None
+    return there.st_ino, there.st_size, there.st_mtime_ns
+
+
 def read_history(path: Path) -> History:
-    """Read metrics.jsonl, and beside it faults.jsonl, which alone knows of the faults that ended the run, and
-    watch.jsonl, which has what `finetune --watch` measured of its checkpoints.
+    """Read metrics.jsonl to its end, and what stands beside it; see `Following`.
 
     Raises:
         DataError: the file does not exist or cannot be read. Damaged lines are counted, not raised.
     """
-    history = History()
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.strip():
-                    _add_line(history, line)
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror}). Give the folder of a run that has begun training."
-        ) from error
-    stops = path.with_name("faults.jsonl")
-    if stops.is_file():
-        try:
-            entries, _ = read_lines(stops)
-        except OSError as error:
-            raise DataError(f"{stops}: cannot be read ({error.strerror}). Fix the disk or the permission.") from error
-        history.faults += [_fault(entry) for entry in entries if entry.get("action") == "stop"]
-    _add_watched(history, path.with_name("watch.jsonl"))
-    return history
-
-
-def _add_watched(history: History, file: Path) -> None:
-    """Evaluations by another process, in order of tokens among the run's own."""
-    if not file.is_file():
-        return
-    found = History()
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for line in filter(str.strip, lines):
-            _add_line(found, line)
-    history.evaluations = sorted([*history.evaluations, *found.evaluations], key=lambda each: each.tokens)
-
-
-def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Centred mean over `window` values, blind to values that are not finite.
-
-    At the start the window shrinks on both sides, so that a steep beginning is not flattened; at the end it loses its
-    right half only, so that the last value is the mean of window // 2 + 1 values and not a single noisy one.
-
-    Returns:
-        As many values; NaN where the input is not finite, so that a gap stays a gap.
-    """
-    sums, counts = [0.0], [0]
-    for value in values:
-        finite = math.isfinite(value)
-        sums.append(sums[-1] + (value if finite else 0.0))
-        counts.append(counts[-1] + finite)
-    smoothed = []
-    for i, value in enumerate(values):
-        half = min(window // 2, i)
-        low, high = i - half, min(i + half + 1, len(values))
-        smoothed.append((sums[high] - sums[low]) / (counts[high] - counts[low]) if math.isfinite(value) else NAN)
-    return smoothed
-
-
-def thin(x: Sequence[float], y: Sequence[float], buckets: int = 600) -> list[int]:
-    """Choose the points to draw: in each of `buckets` equal ranges of x the lowest, the highest and one gap.
-
-    Args:
-        x: rising positions.
-        y: values; not finite is a gap.
-
-    Returns:
-        Rising indices, the first and last always among them; all of them if there are at most 2 * buckets.
-    """
-    if len(x) <= 2 * buckets:
-        return list(range(len(x)))
-    span = (x[-1] - x[0]) or 1.0
-    members: dict[int, list[int]] = {}
-    for i, position in enumerate(x):
-        members.setdefault(min(int((position - x[0]) / span * buckets), buckets - 1), []).append(i)
-    chosen = {0, len(x) - 1}
-    for indices in members.values():
-        finite = [i for i in indices if math.isfinite(y[i])]
-        if finite:
-            chosen |= {min(finite, key=y.__getitem__), max(finite, key=y.__getitem__)}
-        if len(finite) < len(indices):
-            chosen.add(next(i for i in indices if not math.isfinite(y[i])))
-    return sorted(chosen)
+    following = Following(path)
+    following.refresh()
+    following.finish()
+    return following.history
 
 
 def _add_line(history: History, line: str) -> None:
@@ -240,12 +275,15 @@ def _add_line(history: History, line: str) -> None:
     elif kind == "step":
         if history.steps and history.steps[-1].step >= step:  # the line that told of the resume was lost
             history.forget_after(step - 1)
-        rest = [_number(record, key) for key in StepRecord._fields[3:]]
-        history.steps.append(StepRecord(step, phase, tokens, *rest))
+        found = {key: _number(record, key) for key in NUMBERS[2:]} | {"seconds": history.running_seconds}
+        terms = {key: _number(record, key) for key in record if key.startswith(_TERM) and len(key) < _LETTERS}
+        history.steps.append(StepRecord(step, shorten(phase, _MOST_LETTERS), tokens, **found), terms)
     elif kind == "validation":
-        rest = [_number(record, key) for key in ValidationRecord._fields[3:]]
+        rest = [_number(record, key) for key in ValidationRecord._fields[3:-1]]
         history.validations = [v for v in history.validations if (v.step, v.phase) != (step, phase)]
-        history.validations.append(ValidationRecord(step, phase, tokens, *rest))
+        more = {key: _number(record, key) for key in record if "/" in key and len(key) < _LETTERS}
+        more = dict(list(more.items())[:_MOST_FIGURES])
+        history.validations.append(ValidationRecord(step, phase, tokens, *rest, figures=more))
     elif kind == "evaluation":
         name, figures = shorten(str(record.get("name", "")), _LETTERS), record.get("figures")
         figures = figures if isinstance(figures, dict) else {}

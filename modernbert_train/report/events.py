@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from html import escape
 
 from modernbert_train.report.curves import Fault, History, Restart
+from modernbert_train.report.table import Table
 from modernbert_train.text import date, fixed, tokens_text, whole
 
 MOST = 40  # lines of the table: the last ones
@@ -24,20 +24,17 @@ def what_was_done(event: Fault | Restart) -> str:
     return f"back to {event.checkpoint}" if event.checkpoint else _ACTIONS.get(event.action, event.action)
 
 
-def event_table(history: History) -> str:
-    """Faults and restarts in the order in which they came; empty for a run that simply ran through."""
+def event_table(history: History) -> Table | None:
+    """Faults and restarts in the order in which they came; none for a run that simply ran through."""
     found: list[Fault | Restart] = [*history.restarts, *history.faults]
     found.sort(key=lambda event: event.time if math.isfinite(event.time) else 0.0)
     if not found:
-        return ""
-    lines = [_cells(event) for event in found[-MOST:]]
-    head = "".join(f"<th>{name}</th>" for name in ("When", "Step", "Tokens", "What", "Loss", "What was done"))
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+        return None
     title = "Faults and restarts"
     if len(found) > MOST:
         title += f", the last {MOST} of {whole(len(found))}"
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<section class="box wide"><h2>{title}</h2>{table}</section>'
+    heads = ("When", "Step", "Tokens", "What", "Loss", "What was done")
+    return Table(title, heads, [_cells(event) for event in found[-MOST:]])
 
 
 def _cells(event: Fault | Restart) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from typing import Any
 from modernbert_train.errors import DataError
 from modernbert_train.read_json import number, read_json
 from modernbert_train.report.chart import Chart, Line, Marks
-from modernbert_train.report.page import render, write
+from modernbert_train.report.frame import render_pictures
+from modernbert_train.report.page import write
 from modernbert_train.text import fixed, plural, short, shorten
 
 TABLE = "table.json"
@@ -100,17 +101,15 @@ def _render(name: str, columns: Sequence[str], rows: Sequence[_Row], notes: Sequ
     if any(average.mean is not None for average in averages):
         charts.insert(0, _chart("Average over tasks", averages))
     ticks = [(place + 0.5, str(place + 1)) for place in range(len(rows))]
-    places = [(place, f"{label} {model}") for (place, label), (model, _, _) in zip(ticks, rows, strict=True)]
     runs = sum(len(cell.seeds) for _, cells, _ in rows for cell in cells[:1])
-    return render(
+    note = f"{plural(len(rows), 'model')}, {plural(len(columns), 'figure')}. A point is a seed, a bar the mean over them."
+    return render_pictures(
         f"{name}: fine-tunings",
         name,
-        f"{plural(len(rows), 'model')}, {plural(len(columns), 'figure')}. A point is a seed, a bar the mean over them.",
-        charts,
-        Marks(end=max(1.0, float(len(rows))), ticks=ticks),
-        places=places,
-        resting="" if runs else "Nothing measured yet",
+        note if runs else "Nothing measured yet",
         above=_table(columns, rows, notes),
+        charts=charts,
+        marks=Marks(end=max(1.0, float(len(rows))), ticks=ticks),
     )
 
 

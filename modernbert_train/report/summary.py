@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Callable
 from typing import NamedTuple
 
-from modernbert_train.report.curves import History, StepRecord, ValidationRecord
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.report.curves import History, ValidationRecord
 from modernbert_train.report.evaluations import NUMBER, last_figures
-from modernbert_train.text import date, duration, fixed, percent, plural, rate, tokens_text, whole
+from modernbert_train.report.table import Table
+from modernbert_train.text import duration, fixed, percent, plural, rate, tokens_text, whole
 
 LOSS, ACCURACY = fixed(3), percent(2)
+MOST_PHASES = 100  # lines of the table
 
 
-def smoothing_window(steps: Sequence[StepRecord]) -> int:
-    """Steps averaged in a smoothed curve: a fiftieth of the run between 9 and 201, odd."""
-    return min(max(len(steps) // 50, 8), 200) | 1
-
-
-def tiles(history: History) -> str:
-    """The whole run as a list of named numbers."""
+def tiles(history: History) -> list[tuple[str, str, str]]:
+    """The whole run as named numbers: what, how much, and what to say of it."""
     steps, last = history.steps, history.validations[-1] if history.validations else None
     pause = history.last_time - history.first_time - history.running_seconds
-    facts = [
+    return [
         ("Tokens", tokens_text(steps[-1].tokens) if steps else "0", whole(steps[-1].tokens) if steps else ""),
         ("Steps", whole(steps[-1].step) if steps else "0", f"{plural(history.repeated_steps, 'step')} repeated"),
-        ("Training loss", _shown(_final(steps), LOSS), f"mean of last {plural(_tail(steps), 'step')}"),
+        ("Training loss", _shown(_final(steps.column("loss")), LOSS), f"mean of last {plural(_tail(len(steps)), 'step')}"),
         ("Validation loss", LOSS(last.loss) if last else "none", _validated(last)),
         ("Unigram baseline", LOSS(last.unigram_loss) if last else "none", "loss of guessing"),
         ("Accuracy", ACCURACY(last.accuracy) if last else "none", _accuracy_to_beat(last)),
-        ("Tokens per second", _shown(_median(steps, "tokens_per_second"), whole), "median over steps"),
-        ("Packing efficiency", _shown(_median(steps, "packing_efficiency"), percent(2)), "median over steps"),
+        ("Tokens per second", _shown(_median(steps.column("tokens_per_second")), whole), "median over steps"),
+        ("Packing efficiency", _shown(_median(steps.column("packing_efficiency")), percent(2)), "median over steps"),
         ("Wall time", duration(history.running_seconds), f"and {duration(pause)} paused" if pause >= 1 else "no pause"),
         ("Restarts", whole(len(history.restarts)), _last_restart(history)),
     ]
-    found = "".join(f"<div><dt>{a}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>" for a, b, c in facts)
-    return f'<dl class="summary box">{found}</dl>'
 
 
 class Figure(NamedTuple):
@@ -59,22 +55,22 @@ def figures(history: History) -> dict[str, Figure]:
         return Figure(value, _shown(value, text))
 
     return {
-        "Training loss": shown(_final(steps), LOSS),
+        "Training loss": shown(_final(steps.column("loss")), LOSS),
         "Validation loss": Figure(last.loss, LOSS(last.loss)) if last else NONE,
         "Accuracy": Figure(last.accuracy, ACCURACY(last.accuracy)) if last else NONE,
         "Tokens": shown(tokens, tokens_text),
         "Steps": shown(number, whole),
-        "Tokens/s": shown(_median(steps, "tokens_per_second"), whole),
-        "MFU": shown(_median(steps, "mfu"), percent(1)),
-        "Data wait": shown(_median(steps, "data_wait_share"), percent(1)),
+        "Tokens/s": shown(_median(steps.column("tokens_per_second")), whole),
+        "MFU": shown(_median(steps.column("mfu")), percent(1)),
+        "Data wait": shown(_median(steps.column("data_wait_share")), percent(1)),
         "Wall time": shown(history.running_seconds, duration),
         "Restarts": shown(len(history.restarts), whole),
         "Faults": shown(len(history.faults), whole),
     } | {head: shown(value, NUMBER) for head, value in last_figures(history).items()}
 
 
-def phase_table(history: History) -> str:
-    """One line per phase; empty if no step was recorded."""
+def phase_table(history: History) -> Table | None:
+    """One line per phase; none if no step was recorded."""
     heads = (
         "Phase",
         "Tokens",
@@ -86,68 +82,63 @@ def phase_table(history: History) -> str:
         "Accuracy",
         "Tokens/s",
     )
+    columns = {name: history.steps.column(name) for name in ("loss", "lr", "rows", "tokens_per_second")}
     lines = []
-    for phase in history.phases():
+    for phase in history.phases()[-MOST_PHASES:]:
+        of_phase = slice(phase.first, phase.stop)
         checks = [v for v in history.validations if v.phase == phase.name]
-        rows = sorted({s.rows for s in phase.steps if math.isfinite(s.rows)})
+        lr, rows = (_finite(columns[name][of_phase]) for name in ("lr", "rows"))
+        ends = dict.fromkeys([] if not len(rows) else [whole(float(rows.min())), whole(float(rows.max()))])
         cells = (
             phase.name,
             tokens_text(phase.end - phase.start),
-            whole(len(phase.steps)),
-            rate(max((s.lr for s in phase.steps if math.isfinite(s.lr)), default=0.0)),
-            " to ".join(whole(r) for r in dict.fromkeys(rows[:1] + rows[-1:])),
-            _shown(_final(phase.steps), LOSS),
+            whole(phase.stop - phase.first),
+            rate(float(lr.max(initial=0.0))),
+            " to ".join(ends),
+            _shown(_final(columns["loss"][of_phase]), LOSS),
             LOSS(checks[-1].loss) if checks else "none",
             ACCURACY(checks[-1].accuracy) if checks else "none",
-            _shown(_median(phase.steps, "tokens_per_second"), whole),
+            _shown(_median(columns["tokens_per_second"][of_phase]), whole),
         )
-        lines.append("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>")
-    if not lines:
-        return ""
-    head = "".join(f"<th>{h}</th>" for h in heads)
-    return f'<div class="box wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+        lines.append(cells)
+    return Table("Phases", heads, lines) if lines else None
 
 
-def warnings(history: History, name: str = "") -> str:
-    """What the curves could hide: losses that are not numbers, damaged lines; of a run by name among several."""
-    prefix = f"{name}: " if name else ""
+def warnings(history: History) -> list[str]:
+    """What the curves could hide: losses that are not numbers, damaged lines."""
     notes = []
-    if broken := [s for s in history.steps if not math.isfinite(s.loss)]:
+    broken = np.flatnonzero(~np.isfinite(history.steps.column("loss")))
+    if len(broken):
         notes.append(
-            f"{plural(len(broken), 'step')} with a loss that is not a number, first at step {broken[0].step:,}; "
-            "the curves have gaps there."
+            f"{plural(len(broken), 'step')} with a loss that is not a number, first at step "
+            f"{history.steps[int(broken[0])].step:,}; the curves have gaps there."
         )
     if history.unreadable_lines:
         notes.append(
             f"{plural(history.unreadable_lines, 'line')} of metrics.jsonl could not be read and was left out; "
             "a process killed while writing leaves one."
         )
-    return "".join(f'<p class="box note warn">{escape(prefix + n)}</p>' for n in notes)
+    return notes
 
 
-def where_text(record: StepRecord) -> str:
-    return f"step {record.step:,} · {tokens_text(record.tokens, 4)} tokens · {record.phase}"
+def _tail(number: int) -> int:
+    """Steps that the last value is a mean of: at most a hundredth of them, between 5 and 101."""
+    return min(number, min(max(number // 50, 8), 200) // 2 + 1)
 
 
-def header_note(last_time: float) -> str:
-    last = date(last_time)
-    return f"All charts over tokens seen, padding not counted. {f'Last log line {last}.' if last else ''}"
-
-
-def _tail(steps: Sequence[StepRecord]) -> int:
-    """Steps behind the last value of a smoothed curve."""
-    return min(len(steps), smoothing_window(steps) // 2 + 1)
-
-
-def _final(steps: Sequence[StepRecord]) -> float:
+def _final(losses: NDArray[np.float64]) -> float:
     """Training loss at the end; not a number where no loss is one."""
-    losses = [s.loss for s in steps[len(steps) - _tail(steps) :] if math.isfinite(s.loss)]
-    return statistics.fmean(losses) if losses else math.nan
+    last = _finite(losses[len(losses) - _tail(len(losses)) :])
+    return float(last.mean()) if len(last) else math.nan
 
 
-def _median(steps: Sequence[StepRecord], name: str) -> float:
-    values = [value for step in steps if math.isfinite(value := getattr(step, name))]
-    return statistics.median(values) if values else math.nan
+def _median(values: NDArray[np.float64]) -> float:
+    known = _finite(values)
+    return float(np.median(known)) if len(known) else math.nan
+
+
+def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values[np.isfinite(values)]
 
 
 def _shown(value: float, text: Callable[[float], str]) -> str:
