@@ -141,6 +141,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.optim.schedules": (),
     "modernbert_train.plan": ("numpy",),
     "modernbert_train.ranks": (),
+    "modernbert_train.report": ("numpy",),
     "modernbert_train.ranks.group": ("torch",),
     "modernbert_train.ranks.fail_together": ("torch",),
     "modernbert_train.run": (),

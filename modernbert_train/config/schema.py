@@ -274,6 +274,8 @@ class EvalConfig:
     max_tokens: int | None = knob(200_000, above=0)  # tokens of data.validation used each time; None uses all of it
     # None: the row length of the phase being evaluated
     row_tokens: int | None = knob(None, low=8, why="for text between [CLS] and [SEP]")
+    # texts of which each validation keeps what the model fills in, for the report; see docs/watching.md
+    samples: int = knob(4, low=0, high=16, restart=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from modernbert_train.data.open_shards import open_shards
 from modernbert_train.data.packing import GreedyPacker
 from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.errors import DataError
+from modernbert_train.evals.samples import Samples
 from modernbert_train.models.masked_lm import LABELS
 from modernbert_train.objectives import build_objective
 from modernbert_train.ranks.group import num_ranks, sum_over_ranks, this_rank
@@ -130,6 +131,7 @@ class Validation:
 
     Attributes:
         tokens: of the held-out text that each measurement reads.
+        samples: texts of the last measurement that was asked for them, see samples.py; on the first rank alone.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class Validation:
         self._maker = maker
         self._lengths = lengths
         self._unigram = unigram
+        self.samples: list[dict[str, Any]] = []
         total, most = int(np.sum(lengths, dtype=np.int64)), config.eval.max_tokens
         self.tokens = total if most is None else min(total, most)
 
@@ -180,7 +183,12 @@ class Validation:
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, phase: PhaseConfig, compute: Compute, objective: ObjectiveConfig | None = None
+        self,
+        model: nn.Module,
+        phase: PhaseConfig,
+        compute: Compute,
+        objective: ObjectiveConfig | None = None,
+        samples: Samples | None = None,
     ) -> Evaluation:
         """Measure a model; every rank calls it and gets the same figures.
 
@@ -189,7 +197,9 @@ class Validation:
             phase: whose row length and microbatch size are used.
             compute: where the model is, and the precision to compute in.
             objective: in that phase; None: the run's.
+            samples: takes some of the first row; what it takes is in `samples` afterwards.
         """
+        self.samples = []
         plan, device = self.plan(phase, objective), compute.device
         _, *others = plan.objective.terms
         ranks = num_ranks()
@@ -198,12 +208,17 @@ class Validation:
         # unigram loss and hits; then of each term loss, hits and count
         sums = torch.zeros(2 + 3 * len(plan.objective.terms), dtype=torch.float64)
         counted: dict[str, Tensor] = {}  # figures besides hits
-        was_training = model.training
+        was_training, first = model.training, True
         model.eval()
         for batch in self._maker.microbatches(rows[this_rank() :: ranks], plan):
             moved = batch.to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=compute.bf16):
-                found: Sums = model(moved, figures=True)
+                if samples is not None and this_rank() == 0 and first:
+                    with samples.watching(model, batch, plan.row_tokens) as self.samples:
+                        found: Sums = model(moved, figures=True)
+                else:
+                    found = model(moved, figures=True)
+            first = False
             labels_M = moved.targets[LABELS]
             labels_P = labels_M[labels_M != IGNORED_LABEL]
             for name, figure in found.figures.items():

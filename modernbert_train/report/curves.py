@@ -26,7 +26,7 @@ _MOST_FIGURES = 100  # of an evaluation
 _LETTERS = 60  # of the names of an evaluation and its figures
 _MOST_LETTERS = 1000  # of the name of a phase
 _CHUNK = 1 << 22  # bytes read at once
-_REMEMBERED = 64  # bytes before what is new, by which a file is known again
+_REMEMBERED = 4096  # bytes before what is new, by which a file is known again
 _TERM = "loss/"  # before the name of a loss term
 
 

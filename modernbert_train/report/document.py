@@ -185,9 +185,7 @@ class WatchedRun:
             "last": date(history.last_time),
             "total": len(history.steps),
             "tiles": tiles(history),
-            "figures": {
-                head: [_plain(figure.value), figure.text] for head, figure in figures(history).items()
-            },
+            "figures": {head: [_plain(figure.value), figure.text] for head, figure in figures(history).items()},
             "warnings": warnings(history),
             "tables": [table._asdict() for table in tables if table is not None],
             "config": text,
@@ -256,7 +254,10 @@ def _events(history: History) -> list[list[Any]]:
     faults = [
         ["fault", f.step, f.tokens, f"step {f.step:,}: {what_happened(f)}, {what_was_done(f)}"] for f in history.faults
     ]
-    return [[kind, step, tokens, shorten(what, _NAME)] for kind, step, tokens, what in restarts[-_EVENTS:] + faults[-_EVENTS:]]
+    return [
+        [kind, step, tokens, shorten(what, _NAME)]
+        for kind, step, tokens, what in restarts[-_EVENTS:] + faults[-_EVENTS:]
+    ]
 
 
 def _settings(file: Path) -> dict[str, str]:

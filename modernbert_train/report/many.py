@@ -102,7 +102,9 @@ def _render(name: str, columns: Sequence[str], rows: Sequence[_Row], notes: Sequ
         charts.insert(0, _chart("Average over tasks", averages))
     ticks = [(place + 0.5, str(place + 1)) for place in range(len(rows))]
     runs = sum(len(cell.seeds) for _, cells, _ in rows for cell in cells[:1])
-    note = f"{plural(len(rows), 'model')}, {plural(len(columns), 'figure')}. A point is a seed, a bar the mean over them."
+    note = (
+        f"{plural(len(rows), 'model')}, {plural(len(columns), 'figure')}. A point is a seed, a bar the mean over them."
+    )
     return render_pictures(
         f"{name}: fine-tunings",
         name,

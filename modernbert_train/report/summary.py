@@ -25,7 +25,11 @@ def tiles(history: History) -> list[tuple[str, str, str]]:
     return [
         ("Tokens", tokens_text(steps[-1].tokens) if steps else "0", whole(steps[-1].tokens) if steps else ""),
         ("Steps", whole(steps[-1].step) if steps else "0", f"{plural(history.repeated_steps, 'step')} repeated"),
-        ("Training loss", _shown(_final(steps.column("loss")), LOSS), f"mean of last {plural(_tail(len(steps)), 'step')}"),
+        (
+            "Training loss",
+            _shown(_final(steps.column("loss")), LOSS),
+            f"mean of last {plural(_tail(len(steps)), 'step')}",
+        ),
         ("Validation loss", LOSS(last.loss) if last else "none", _validated(last)),
         ("Unigram baseline", LOSS(last.unigram_loss) if last else "none", "loss of guessing"),
         ("Accuracy", ACCURACY(last.accuracy) if last else "none", _accuracy_to_beat(last)),

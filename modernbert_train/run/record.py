@@ -58,3 +58,8 @@ class Record:
         self.flush()
         if self._folder is not None:
             self._folder.record(entry)
+
+    def samples(self, entry: dict[str, Any]) -> None:
+        """Write what a model filled in, where it does not stand among the figures."""
+        if self._folder is not None:
+            self._folder.record_samples(entry)

@@ -4,6 +4,7 @@ runs/NAME/config.yaml      the resolved configuration, itself runnable
 runs/NAME/metrics.jsonl    one line per optimizer step, validation, start and resume
 runs/NAME/starts.jsonl     what trained it, a line where a start begins and one where it ends; see provenance.py
 runs/NAME/evaluations.jsonl what `eval` and `finetune` measured of its checkpoints; see results.py
+runs/NAME/samples.jsonl    what the model filled in at each validation; lines of steps that were trained again are void
 runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or ended the run at; never rewound
 runs/NAME/checkpoints/     see checkpoint.py
 runs/NAME/watch.jsonl      what `finetune --watch`, another process, measured of the checkpoints; watch/ is its folder
@@ -30,6 +31,7 @@ from modernbert_train.files import append_line, lock_now, write_whole
 from modernbert_train.provenance import STARTS
 from modernbert_train.read_json import Count, as_type, is_count, read_lines
 
+SAMPLES = "samples.jsonl"
 _RECORDS = ("config.yaml", "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
 
 
@@ -177,6 +179,18 @@ class RunFolder:
                 file.write(json.dumps(entry | {"time": round(time.time(), 3)}) + "\n")
         except OSError as error:
             raise self._refused(self.metrics, error) from error
+
+    def record_samples(self, entry: dict[str, Any]) -> None:
+        """Add one line to samples.jsonl.
+
+        Raises:
+            StorageError: the disk refuses it.
+        """
+        path = self.path / SAMPLES
+        try:
+            append_line(path, json.dumps(entry | {"time": round(time.time(), 3)}, ensure_ascii=False))
+        except OSError as error:
+            raise self._refused(path, error) from error
 
     def record_start(self, entry: dict[str, Any]) -> None:
         """Add one line to starts.jsonl, of a start or of its end.

@@ -22,8 +22,10 @@ from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.errors import RunError
 from modernbert_train.evals import build_evaluators, figures_text
 from modernbert_train.evals.heldout import Evaluation, open_validation
+from modernbert_train.evals.samples import Samples
 from modernbert_train.keyed_random import derive
 from modernbert_train.optim.build import apply_clock
+from modernbert_train.ranks.group import this_rank
 from modernbert_train.ranks.heartbeat import passed
 from modernbert_train.run.async_scalar import Reading
 from modernbert_train.run.before_after import measures_before
@@ -32,6 +34,7 @@ from modernbert_train.run.record import Record
 from modernbert_train.run.throughput import Meter
 from modernbert_train.train.adapters import ComposerObjective, adapter_of, inner_model, step_tokens
 from modernbert_train.train.step_numbers import CurrentStep, StepNumbers
+from modernbert_train.vocabulary import token_ids
 
 _DROPOUT = 4
 
@@ -178,6 +181,10 @@ class Validate(Callback):
     ) -> None:
         self._config = config
         self._validation = open_validation(config, facts)
+        self._samples = None
+        if config.eval.samples and this_rank() == 0:
+            ids = token_ids(config.data.tokenizer)
+            self._samples = Samples(config.eval.samples, ids, facts.vocabulary.pad_id)
         self._compute = compute
         self._record = record
         self._progress = progress
@@ -196,10 +203,14 @@ class Validate(Callback):
         self._record.flush()
         position = position_at(self._config, before)
         objective = at(self._config, before).objective
-        self.last = self._validation.evaluate(inner_model(state.model), position.phase, self._compute, objective)
+        self.last = self._validation.evaluate(
+            inner_model(state.model), position.phase, self._compute, objective, self._samples
+        )
         found = self.last.as_dict()
         entry = {"kind": "validation", "step": state.timestamp.batch.value, "phase": position.name, "tokens": after}
         self._record.write(entry | found)
+        if self._validation.samples:
+            self._record.samples(entry | {"kind": "samples", "texts": self._validation.samples})
         self._progress.line(
             f"validation at {after:,} tokens: loss {found['loss']:.3f} (unigram {found['unigram_loss']:.3f}), "
             f"accuracy {found['accuracy']:.1%}"

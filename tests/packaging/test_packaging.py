@@ -126,6 +126,8 @@ def test_the_wheel_holds_all_that_is_needed_and_nothing_else(tmp_path: Path, pro
     assert {f"modernbert_train/{p.relative_to(ROOT)}" for p in (ROOT / "yamls").rglob("*.yaml")} <= names
     assert "mosaicml" not in metadata
     assert {"modernbert_train/py.typed", "modernbert_train/report/page.css", "modernbert_train/report/page.js"} <= names
+    vendored = ("uplot.js", "uplot.css", "LICENSE.txt")
+    assert {f"modernbert_train/report/vendor/{name}" for name in vendored} <= names
     modules = {str(p.relative_to(ROOT)) for name in packages for p in (ROOT / name).rglob("*.py")}
     assert modules <= names
     assert "License-Expression: Apache-2.0" in metadata

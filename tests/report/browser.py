@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,31 @@ class Browser:
         self._devtools("Emulation.setDeviceMetricsOverride", size)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._devtools("Emulation.setEmulatedMedia", {"features": scheme})
-        _post(f"{self.session}/url", {"url": page.resolve().as_uri()})
+        self.open_at(page)
+
+    def open_at(self, page: Path | str, fragment: str = "") -> None:
+        """Open a file or an address, in a window as it is."""
+        address = page if isinstance(page, str) else page.resolve().as_uri()
+        _post(f"{self.session}/url", {"url": "about:blank"})
+        _post(f"{self.session}/url", {"url": address + fragment})
+
+    def run_later(self, script: str, seconds: float = 60) -> Any:
+        """What a script returns once that is neither null, false nor empty."""
+        until = time.monotonic() + seconds
+        while not (found := self.run(script)) and time.monotonic() < until:
+            time.sleep(0.05)
+        return found
+
+    def drag(self, start: float, end: float, y: float) -> None:
+        """Press at a place of the window, move sideways, let go."""
+        actions: list[dict[str, Any]] = [{"type": "pointerMove", "x": round(start), "y": round(y), "duration": 0}]
+        actions += [{"type": "pointerDown", "button": 0}]
+        actions += [
+            {"type": "pointerMove", "x": round(x), "y": round(y), "duration": 20} for x in ((start + end) / 2, end)
+        ]
+        actions += [{"type": "pointerUp", "button": 0}]
+        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": actions}
+        _post(f"{self.session}/actions", {"actions": [mouse]})
 
     def run(self, script: str, *arguments: Any) -> Any:
         """Call the body of a JavaScript function; an element that it returns is passed to `point` and `click`."""

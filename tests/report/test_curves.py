@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from modernbert_train.errors import DataError
-from modernbert_train.report.curves import History, read_history, smooth, thin
-from tests.report.records import resume, step, validation
+from modernbert_train.report.curves import Following, History, read_history
+from tests.report.records import evaluation, resume, step, validation
 
 
 def history_of(folder: Path, *records: dict[str, Any], tail: str = "") -> History:
@@ -76,7 +74,7 @@ def test_foreign_lines_and_missing_values_do_not_stop_the_reading(tmp_path: Path
 def test_phases_meet_at_the_last_token_of_the_phase_before(tmp_path: Path) -> None:
     """A boundary drawn one batch late would sit behind the jump that it explains."""
     history = history_of(tmp_path, step(1), step(2), step(3, phase="decay"), step(4, phase="decay"))
-    assert [(p.name, p.start, p.end, len(p.steps)) for p in history.phases()] == [
+    assert [(p.name, p.start, p.end, p.stop - p.first) for p in history.phases()] == [
         ("stable", 0, 200, 2),
         ("decay", 200, 400, 2),
     ]
@@ -95,28 +93,36 @@ def test_no_metrics_says_where_and_what_next(tmp_path: Path) -> None:
         read_history(tmp_path / "metrics.jsonl")
 
 
-def test_smooth_by_hand() -> None:
-    """Start exact, middle centred, end a trailing mean, gaps kept and not spread."""
-    assert smooth([8.0, 4.0, 6.0, 2.0, 4.0], 3) == [8.0, 6.0, 4.0, 4.0, 3.0]
-    gap = smooth([1.0, math.nan, 3.0], 3)
-    assert gap[0] == 1.0
-    assert math.isnan(gap[1])
-    assert gap[2] == 3.0
+def test_a_record_that_grows_is_read_as_far_as_it_has_got(tmp_path: Path) -> None:
+    """Half a line is left for the next look, and no byte is read twice."""
+    path = tmp_path / "metrics.jsonl"
+    whole = json.dumps(step(2)) + "\n"
+    path.write_text(json.dumps(step(1)) + "\n" + whole[:30])
+    following = Following(path)
+    assert following.refresh() == (True, False) and [s.step for s in following.history.steps] == [1]
+    assert following.refresh() == (False, False)
+    with path.open("a") as file:
+        file.write(whole[30:])
+    assert following.refresh() == (True, False) and [s.step for s in following.history.steps] == [1, 2]
+    assert following.history.unreadable_lines == 0
 
 
-@pytest.mark.runs
-@given(st.lists(st.floats(-1e6, 1e6), min_size=100, max_size=400), st.integers(5, 40))
-def test_thinning_keeps_both_ends_and_both_extremes(values: list[float], buckets: int) -> None:
-    """A loss spike of one step among 100,000 must stay visible."""
-    chosen = thin(list(range(len(values))), values, buckets)
-    assert chosen == sorted(set(chosen))
-    assert {0, len(values) - 1} <= set(chosen)
-    assert max(values[i] for i in chosen) == max(values)
-    assert min(values[i] for i in chosen) == min(values)
-    assert len(chosen) <= 2 * buckets + 2 or len(values) <= 2 * buckets
+def test_a_record_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+    """As a resume does, which drops the lines after its checkpoint; also where it is longer again by then."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(step(i)) + "\n" for i in range(1, 5)))
+    following = Following(path)
+    following.refresh()
+    for losses in ([1.0, 1.0], [7.0] * 9):
+        path.write_text("".join(json.dumps(step(i, loss)) + "\n" for i, loss in enumerate(losses, 1)))
+        following.refresh()
+        assert [s.loss for s in following.history.steps] == losses
 
 
-def test_thinning_keeps_a_gap() -> None:
-    values = [1.0] * 5000
-    values[2500] = math.nan
-    assert any(math.isnan(values[i]) for i in thin(list(range(5000)), values, buckets=50))
+def test_what_another_process_measured_joins_the_run_s_own(tmp_path: Path) -> None:
+    history_of(tmp_path, step(1), evaluation(1), step(2), evaluation(2))
+    following = Following(tmp_path / "metrics.jsonl")
+    following.refresh()
+    (tmp_path / "watch.jsonl").write_text(json.dumps(evaluation(1, "finetune")) + "\n")
+    assert following.refresh()[0]
+    assert [e.name for e in following.history.evaluations] == ["sst2", "finetune", "sst2"]

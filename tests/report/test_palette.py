@@ -1,4 +1,4 @@
-"""Runs that share a chart must be told apart by everyone, in colour and without it."""
+"""Runs that share a chart must be told apart by everyone, whatever colours they see."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import re
 import pytest
 
 from modernbert_train.report.page import resource
-from modernbert_train.report.series import COLOURS, DASHES, SHAPES, key, look, markers
 from tests.report.colours import VISIONS, ciede2000, contrast, difference
 
 APART = 12.0  # CIEDE2000
+COLOURS = 7
 
 
 def palette(dark: bool) -> dict[str, str]:
     """Colours of a page by the names of their variables."""
-    sheets = resource("chart.css") + resource("page.css") + resource("compare.css")
+    sheets = resource("chart.css") + resource("frame.css") + resource("page.css")
     light_rules = re.sub(r"@media \(prefers-color-scheme: dark\) \{.*?\n\}", "", sheets, flags=re.S)
     return dict(re.findall(r"(--\w+): (#[0-9a-f]{6})", sheets if dark else light_rules))
 
@@ -49,28 +49,10 @@ def test_the_measure_sees_what_a_deuteranope_does_not() -> None:
     assert difference("#2563c9", "#9333b8", "deuteranopia") < 3
 
 
-def test_runs_differ_without_their_colours() -> None:
-    """On a printout, say: dashes and markers differ within any 28, dashes between any two neighbours."""
-    looks = [look(run) for run in range(200)]
-    assert len(set(looks[: 7 * DASHES * len(SHAPES)])) == 196
-    for first in range(150):
-        assert len({each[1:] for each in looks[first : first + 28]}) == 28
-        assert looks[first].dash != looks[first + 1].dash and looks[first].colour != looks[first + 1].colour
-    assert [each.dash for each in looks[:4]] == [0, 1, 2, 3]
-    css = resource("compare.css")
-    assert len({re.search(rf"path\.d{i} {{ stroke-dasharray: ([\d. ]+) }}", css)[1] for i in range(1, DASHES)}) == 3  # type: ignore[index]
-
-
-def test_markers_lie_on_points_of_their_line_and_not_in_gaps() -> None:
-    x, y = list(range(0, 1000, 10)), [None if i == 50 else i for i in range(100)]
-    for run in range(4, 100):
-        found = markers(run, x, y)
-        assert all((at, height) in zip(x, y, strict=True) and height is not None for at, height in found)
-        assert bool(found) == bool(look(run).shape)
-    assert markers(5, x, y) != markers(33, x, y)  # a run of the same dashes and marker has it elsewhere
-    assert markers(5, [7], [3]) == [(7, 3)] and markers(5, [7], [None]) == [] and markers(None, x, y) == []
-
-
-def test_a_key_shows_the_line_as_it_is_drawn() -> None:
-    assert 'class="main run r6 d2"' in key(6, "a") and 'href="#shape1"' in key(6, "a")
-    assert "href" not in key(2, "a") and "&lt;b&gt;" in key(2, "<b>")
+def test_neighbours_differ_in_dashes_too() -> None:
+    """Dashes and colours come from lists whose lengths have no common divisor: any 28 runs differ."""
+    script = resource("page.js")
+    found = re.search(r"const COLOURS = (\d+), DASHES = \[(.*)\];", script)
+    assert found is not None and int(found[1]) == COLOURS
+    dashes = re.findall(r"\[[\d, ]*\]", found[2])
+    assert len(set(dashes)) == len(dashes) == 4

@@ -1,0 +1,153 @@
+"""What a model fills in: a few places of the held-out text, with its likeliest tokens there, at each validation.
+
+They are taken from the forward passes of the validation itself, of the first row, which is the same on any number of
+ranks: nothing more is computed, and the batches, the figures and the training know nothing of it. Text and masks of a
+validation depend on the configuration alone, so the same places can be followed over a phase.
+
+Shape legend: T packed tokens, M predicted positions (padded), V vocabulary, G guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.models.masked_lm import LABELS, POSITIONS
+
+WINDOW = 48  # tokens of a text that are shown
+PLACES = 8  # of them that are told; of the next token, which is predicted everywhere, so many spread evenly
+GUESSES = 3
+DIGITS = 4
+
+
+class Samples:
+    """Takes samples of a microbatch.
+
+    Args:
+        number: of texts.
+        ids: of every token, by its text.
+        pad_id: of what fills rows.
+    """
+
+    def __init__(self, number: int, ids: Mapping[str, int], pad_id: int) -> None:
+        self._number = number
+        self._word = word_of(ids)
+        self._pad_id = pad_id
+
+    @contextmanager
+    def watching(self, model: nn.Module, batch: Batch, row_tokens: int) -> Iterator[list[dict[str, Any]]]:
+        """A list that holds the texts once the model has been called with a microbatch.
+
+        Empty where no token of the text is predicted at its own place or the next: with classes, and with permutations,
+        whose predictions are of query tokens.
+
+        Args:
+            model: any; the first of its decoders that is called says what it predicts.
+            batch: on the host, as the model will get it.
+            row_tokens: of its rows, of which the first is taken.
+        """
+        found: list[dict[str, Any]] = []
+        predicts = {POSITIONS, LABELS} <= set(batch.targets) and batch.packed.ranks_T is None
+
+        def take(module: nn.Module, given: Any, logits_MV: Tensor) -> None:
+            if not found:
+                found.extend(self._texts(batch, logits_MV, row_tokens))
+
+        decoders = [module for name, module in model.named_modules() if name.split(".")[-1] == "decoder"]
+        hooks = [decoder.register_forward_hook(take) for decoder in decoders] if predicts else []
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _texts(self, batch: Batch, logits_MV: Tensor, row_tokens: int) -> list[dict[str, Any]]:
+        positions_M, labels_M = (batch.targets[name].numpy().astype(np.int64) for name in (POSITIONS, LABELS))
+        known = np.flatnonzero(labels_M != IGNORED_LABEL)
+        causal = batch.packed.order == "causal"
+        told = {int(positions_M[m]) + causal: int(m) for m in known if positions_M[m] + causal < row_tokens}
+        ids_T = batch.packed.input_ids_T.numpy().astype(np.int64)
+        windows = [
+            (first, last, places)
+            for first, last in self._windows(batch, ids_T, row_tokens)
+            if (places := _spread([place for place in range(first, last) if place in told], causal))
+        ][: self._number]
+        chosen = torch.tensor([told[place] for _, _, places in windows for place in places], device=logits_MV.device)
+        if not len(chosen):
+            return []
+        shares_MV = logits_MV.index_select(0, chosen).float().softmax(dim=-1)
+        best = shares_MV.topk(min(GUESSES, shares_MV.shape[1]))
+        guesses = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        texts = []
+        for first, last, places in windows:
+            words = [self._word(int(token)) for token in ids_T[first:last]]
+            predicted = []
+            for place in places:
+                ids_G, shares_G = next(guesses)
+                predicted.append(
+                    {
+                        "at": place - first,
+                        "is": self._word(int(labels_M[told[place]])),
+                        "guesses": [
+                            [self._word(token), round(share, DIGITS)]
+                            for token, share in zip(ids_G, shares_G, strict=True)
+                        ],
+                    }
+                )
+            texts.append({"words": words, "predicted": predicted})
+        return texts
+
+    def _windows(self, batch: Batch, ids_T: Any, row_tokens: int) -> list[tuple[int, int]]:
+        """(first, last) tokens of the texts of the first row: the beginning of each, then the next part of each."""
+        boundaries = batch.packed.cu_seqlens_S.numpy().astype(np.int64)
+        texts = [
+            (int(first), min(int(last), row_tokens))
+            for first, last in zip(boundaries[:-1], boundaries[1:], strict=True)
+            if first < last and first < row_tokens and ids_T[first] != self._pad_id
+        ]
+        found = [
+            (part, start, min(start + WINDOW, last))
+            for first, last in texts
+            for part, start in enumerate(range(first, last, WINDOW))
+        ]
+        return [(start, last) for _, start, last in sorted(found)]
+
+
+def _spread(places: list[int], causal: bool) -> list[int]:
+    """At most PLACES of them: the first, or of the next token ones that are far from each other."""
+    return places[:: -(-len(places) // PLACES) or 1] if causal else places[:PLACES]
+
+
+def word_of(ids: Mapping[str, int]) -> Callable[[int], str]:
+    """How a token is read, with the space before it: of byte-level vocabularies, of WordPiece and of SentencePiece."""
+    texts = {number: text for text, number in ids.items()}
+    byte_level = any(text.startswith("Ġ") for text in ids)
+    word_piece = not byte_level and any(text.startswith("##") for text in ids)
+    byte_of = _bytes()
+
+    def word(token: int) -> str:
+        text = texts.get(token, "")
+        if text.startswith("[") and text.endswith("]") and len(text) > 2:
+            return text
+        if byte_level:
+            if all(letter in byte_of for letter in text):
+                return bytes(byte_of[letter] for letter in text).decode("utf-8", "replace")
+            return text
+        if word_piece:
+            return text.removeprefix("##") if text.startswith("##") else f" {text}"
+        return text.replace("▁", " ")
+
+    return word
+
+
+def _bytes() -> dict[str, int]:
+    """The letter that stands for each byte in a byte-level vocabulary -> the byte; as GPT-2 has them."""
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(256 + i): byte for i, byte in enumerate(others)}
