@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ class Samples:
         boundaries = batch.packed.cu_seqlens_S.numpy().astype(np.int64)
         texts = [
             (int(first), min(int(last), row_tokens))
-            for first, last in zip(boundaries[:-1], boundaries[1:], strict=True)
+            for first, last in pairwise(boundaries)
             if first < last and first < row_tokens and ids_T[first] != self._pad_id
         ]
         found = [

@@ -158,8 +158,8 @@ class Tail:
 
 
 class Following:
-    """The history of a run that may still grow: metrics.jsonl, and beside it faults.jsonl, which alone knows of the faults
-    that ended the run, and watch.jsonl, which has what `finetune --watch` measured of its checkpoints.
+    """The history of a run that may still grow: metrics.jsonl, and beside it faults.jsonl, which alone knows of the
+    faults that ended the run, and watch.jsonl, which has what `finetune --watch` measured of its checkpoints.
 
     Args:
         path: of metrics.jsonl.

@@ -1,7 +1,7 @@
 """Runs -> what their page draws: of each run columns of numbers, tables of text, its configuration and its samples.
 
-The page is the same for one run and for a hundred, drawn into a file or served while they train. A run is read as far as
-it has grown, and what is handed out of one that the page knows already is only what is new.
+The page is the same for one run and for a hundred, drawn into a file or served while they train. A run is read as far
+as it has grown, and what is handed out of one that the page knows already is only what is new.
 """
 
 from __future__ import annotations

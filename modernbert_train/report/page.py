@@ -24,8 +24,8 @@ ONLY_OURS = f"{NO_REQUESTS}; connect-src 'self'"
 def write_report(run_folder: Path, out: Path | None = None) -> Path:
     """Draw a run from the records and the configuration in its folder.
 
-    The page is a function of them alone (no clock, nothing of the machine that draws it), so the same run gives the same
-    bytes.
+    The page is a function of them alone (no clock, nothing of the machine that draws it), so the same run gives the
+    same bytes.
 
     Args:
         run_folder: of the run.

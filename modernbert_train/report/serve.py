@@ -1,7 +1,7 @@
 """The page of runs, served while they train: `report --serve`.
 
-The standard library's server, on this machine alone unless asked otherwise. The page asks again every few seconds and is
-given what is new; of a run's record only the bytes that have come are read. A request under a name that is not this
+The standard library's server, on this machine alone unless asked otherwise. The page asks again every few seconds and
+is given what is new; of a run's record only the bytes that have come are read. A request under a name that is not this
 machine's is refused, so that no site on the web can have a browser read the runs.
 """
 
@@ -186,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def parse_known(text: str) -> list[Known]:
-    """'choice.steps.revision' of each run, with commas between; what is none of that is of a run nothing is known of."""
+    """'choice.steps.revision' of each run, with commas between; what is none of that is of an unknown run."""
     found = []
     for word in text.split(","):
         parts = word.split(".")

@@ -91,7 +91,7 @@ class Steps(Sequence[StepRecord]):
         codes = np.array(self._phases)
         names = list(self._names)
         cuts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
-        return [(names[codes[first]], first, end) for first, end in zip(cuts, cuts[1:], strict=False)]
+        return [(names[codes[first]], first, end) for first, end in itertools.pairwise(cuts)]
 
     def __len__(self) -> int:
         return len(self._phases)
@@ -112,8 +112,8 @@ class Steps(Sequence[StepRecord]):
 
 
 def thin(steps: Steps, points: int) -> NDArray[np.int64]:
-    """Choose the steps to draw: in each of some equal ranges those with the lowest and the highest of what is ROUGH, and
-    one whose loss is not a number, so that spikes and gaps stay.
+    """Choose the steps to draw: in each of some equal ranges those with the lowest and the highest of what is ROUGH,
+    and one whose loss is not a number, so that spikes and gaps stay.
 
     Returns:
         Rising places, at most `points` and a few more for the phases: all of them if there are no more.

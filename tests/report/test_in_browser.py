@@ -157,8 +157,8 @@ def test_axes_smoothing_and_zoom(chromium: Browser, tmp_path: Path) -> None:
         "const b = document.querySelector('.u-over').getBoundingClientRect(); return [b.left, b.top, b.width, b.height]"
     )
     chromium.drag(left + width / 4, left + width / 2, top + height / 2)
-    low, high = chromium.run_later("return charts.filter(c => c.plot).map(c => c.plot.scales.x.min).every((x, _, all) =>"
-                                   " x > 0 && x === all[0]) && state.zoom")  # fmt: skip
+    same = "charts.filter(c => c.plot).map(c => c.plot.scales.x.min).every((x, _, all) => x > 0 && x === all[0])"
+    low, high = chromium.run_later(f"return {same} && state.zoom")
     assert low == pytest.approx(750, abs=20) and high == pytest.approx(1500, abs=20)
     chromium.to("#whole", click=True)
     assert chromium.run(ends) == [0, 3000] and chromium.run("return state.zoom") is None
