@@ -108,5 +108,5 @@ def test_a_toy_evaluation_is_recorded_and_drawn(tiny_run: TinyRun, tmp_path: Pat
     assert main(["train", *words]) == 0
     lines = records(tmp_path / "runs/tiny", "evaluation")
     assert len(lines) == 3 and all(line["name"] == "size" and line["figures"]["norm"] > 0 for line in lines)
-    assert "Evaluations: norm" in (tmp_path / "runs/tiny/report.html").read_text()
+    assert "size: norm" in (tmp_path / "runs/tiny/report.html").read_text()
     assert main(["eval", *words]) == 0

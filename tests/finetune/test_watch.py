@@ -91,12 +91,12 @@ def test_each_checkpoint_is_measured_once_and_drawn(
     assert "trained to its end, and every checkpoint is measured" in capsys.readouterr().out
 
     page = (run / "report.html").read_text()
-    assert "Evaluations: accuracy" in page and "finetune tone" in page
     (data,) = [line for line in page.splitlines() if line.startswith('<script type="application/json"')]
-    charts = json.loads(data.partition(">")[2].removesuffix("</script>"))["charts"]
-    value = f"{points(run)[1]['figures']['accuracy']:.3f}"
-    (curve,) = [line for chart in charts for line in chart if line["text"][1:2] == [value]]
-    assert curve["x"] == [2500, 5000, 10000]
+    (drawn,) = json.loads(data.partition(">")[2].removesuffix("</script>"))["runs"]
+    value = points(run)[1]["figures"]["accuracy"]
+    (curve,) = [curve for curve in drawn["curves"] if curve["title"].endswith("accuracy") and curve["value"][1:2]
+                == [pytest.approx(value, rel=1e-5)]]  # fmt: skip
+    assert curve["title"].startswith("finetune tone") and len(curve["tokens"]) == 3
 
     # again: nothing is left to do. A further checkpoint of a run that was made longer is one more point
     assert main(["finetune", task, "--watch", str(run), "--seeds", "1", "2", "--patience", "60"]) == 0
