@@ -140,7 +140,7 @@ def test_axes_smoothing_and_zoom(chromium: Browser, tmp_path: Path) -> None:
     chromium.open(compared(tmp_path, 2))
     ends = "return [charts[0].plot.scales.x.min, charts[0].plot.scales.x.max]"
     assert chromium.run(ends) == [0, 3000]
-    for axis, end in {"step": 30, "seconds": 56, "tokens": 3000}.items():
+    for axis, end in {"step": 30, "seconds": 58, "tokens": 3000}.items():
         choose(chromium, "#axis", axis)
         assert chromium.run(ends) == [0, end]
     raw = chromium.run("state.smooth = 0; redraw(); return charts[0].drawn[0].ys")
