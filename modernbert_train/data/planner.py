@@ -2,7 +2,7 @@
 
 This is what makes a run exact. The planner sees no ranks, no workers and no tokens: it walks the shuffled chunks of
 each stream, takes the next from the stream whose turn it is, packs their lengths into rows, and cuts the sequence of
-rows into global batches by the clock. Every rank runs the same planner (more than 100 million tokens a second) and
+rows into global batches by the clock. Every rank runs the same planner (hundreds of millions of tokens a second) and
 reads only its own rows of each batch, so the sequence of batches is the same for any number of ranks and workers, and
 the tokens of a batch are known everywhere without asking.
 
