@@ -7,7 +7,6 @@ Ctrl-C or a crash goes on where it stopped.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import signal
 import statistics
@@ -20,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from modernbert_train.__main__ import read_run  # noqa: E402
+from modernbert_train.cli.arguments import read_run  # noqa: E402
+from modernbert_train.cli.parser import Parser  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.errors import RunError, StoppedEarly  # noqa: E402
 from modernbert_train.installed import CHECKOUT, YAMLS  # noqa: E402
@@ -39,9 +39,7 @@ TEXTS = (
 
 def main(overrides: list[str] | None = None) -> int:
     """Run every step; overrides (a.b=c) go to the run's configuration. Returns the exit code of a failed step, or 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="keys of yamls/quickstart.yaml")
-    overrides = parser.parse_args(overrides).overrides
+    overrides = make_parser().parse_args(overrides).overrides
     try:
         config = read_run([str(HOME / RUN), *overrides])
     except RunError as error:
@@ -67,6 +65,13 @@ def main(overrides: list[str] | None = None) -> int:
             return code
     print(_summary(config, model, time.monotonic() - started))
     return 0
+
+
+def make_parser() -> Parser:
+    """The arguments of the command."""
+    parser = Parser(prog="modernbert-train quickstart", description=__doc__)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="keys of yamls/quickstart.yaml")
+    return parser
 
 
 def _call(command: list[str]) -> int:

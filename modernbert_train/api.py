@@ -39,7 +39,7 @@ def load_config(*words: str | Path) -> RunConfig:
         ConfigError: every mistake that the text alone shows: unknown keys with the nearest name, values of the wrong
             kind. `check_run` finds those that need the whole.
     """
-    from modernbert_train.__main__ import read_run
+    from modernbert_train.cli.arguments import read_run
 
     return read_run([str(word) for word in words])
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.run import _parser as launch_parser
+from launch.run import make_parser as launch_parser
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.check import check
 from modernbert_train.config.load import load_typed

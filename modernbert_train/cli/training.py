@@ -1,0 +1,80 @@
+"""Verbs that train a run and watch it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from modernbert_train.cli.arguments import many_imports, read_run, with_run
+from modernbert_train.cli.parser import Call
+from modernbert_train.config.check import check
+from modernbert_train.errors import ConfigError
+
+
+def train(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `train`."""
+    with_run(parser)
+    parser.add_argument("--fresh", action="store_true", help="start from scratch; what the folder holds is put aside")
+    return _train
+
+
+def _train(options: argparse.Namespace) -> None:
+    config = read_run(options.run)
+    from modernbert_train.preflight import preflight
+    from modernbert_train.run.progress import stage
+
+    stage("checking the configuration, the data and the run's folder")
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        preflight(config, fresh=options.fresh)
+    else:  # of several ranks, one that finds a mistake must tell the others, which needs torch
+        check(config)
+    stage("loading torch and Composer")
+    with many_imports():
+        from modernbert_train.train.session import train
+
+    train(config, fresh=options.fresh)
+
+
+def report(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `report`."""
+    with_run(parser)
+    words = "the page; default: report.html in the run's folder, comparison.html beside the first of several"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=words)
+    return _report
+
+
+def _report(options: argparse.Namespace) -> None:
+    folders = [Path(word) for word in options.run if Path(word).is_dir()]
+    if len(folders) > 1:
+        if len(folders) < len(options.run):
+            raise ConfigError(f"report {' '.join(options.run)}: several runs are compared by their folders alone.")
+        from modernbert_train.report import write_comparison
+
+        print(write_comparison(folders, options.out or folders[0].parent / "comparison.html"))
+        return
+    from modernbert_train.report import is_table, write_report, write_table_page
+
+    if len(folders) == len(options.run) and is_table(folders[0]):
+        print(write_table_page(folders[0], options.out))
+        return
+    config = read_run(options.run)
+    print(write_report(Path(config.folder), options.out))
+
+
+def runs(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `runs`."""
+    words = "folders of runs, or runs; default: runs"
+    parser.add_argument("folders", nargs="*", type=Path, default=[Path("runs")], metavar="FOLDER", help=words)
+    parser.add_argument("--json", action="store_true", help="as JSON, with exact numbers")
+    return _runs
+
+
+def _runs(options: argparse.Namespace) -> None:
+    from modernbert_train.run.listing import as_json, as_text, list_runs
+
+    found, wrong = list_runs(options.folders)
+    for line in wrong:
+        print(f"warning: {line}", file=sys.stderr)
+    print(as_json(found) if options.json else as_text(found))
