@@ -19,8 +19,8 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from modernbert_train import __version__
-from modernbert_train.config.load import load_typed
 from modernbert_train.cli.parser import Parser
+from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 from modernbert_train.files import lock, lock_now
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("stopped; the same command goes on.", file=sys.stderr)
+        print("stopped; the same command resumes.", file=sys.stderr)
         return StoppedEarly.exit_code
     return 0
 
@@ -125,7 +125,7 @@ def _run(work: Work, config: PrepareConfig, asked: Fingerprint, part: Part) -> N
         return
     submit(stages, work, config.executor)
     if config.executor.name == "ray" and not is_done():
-        raise RunError(f"Ray has not completed all tasks. See {work.folder}/stages/*/logs; the same command goes on.")
+        raise RunError(f"Ray has not completed all tasks. See {work.folder}/stages/*/logs; the same command resumes.")
 
 
 def _open_work(folder: Path, config: PrepareConfig, asked: Fingerprint, overwrite: bool) -> Work:

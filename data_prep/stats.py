@@ -6,7 +6,6 @@ documents are. Read from prepare_report.json and lengths.npy; no shard is opened
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence

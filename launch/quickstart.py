@@ -60,7 +60,7 @@ def main(overrides: list[str] | None = None) -> int:
         print(f"\n$ python {shlex.join(command)}", flush=True)
         code = _call([sys.executable, *command])
         if code == StoppedEarly.exit_code:
-            print("stopped; the same command goes on from the checkpoint.")
+            print("stopped; the same command resumes from the checkpoint.")
         if code != 0:
             return code
     print(_summary(config, model, time.monotonic() - started))

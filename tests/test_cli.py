@@ -73,6 +73,24 @@ def test_a_broken_configuration_ends_with_78_and_every_mistake(broken: list[str]
     ]
 
 
+def test_mistakes_of_all_stages_are_reported_at_once(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One more start for each kind of mistake is one more wait in a queue."""
+    words = tiny_run("optim.lrate=3", "seed=x", "phases.long.microbatch_tokens=100", f"data.train={tmp_path}/absent")
+    assert main(["check", *words]) == main(["train", *words]) == 78
+    said = capsys.readouterr().err
+    said = said[: len(said) // 2]
+    assert "optim.lrate (command line): unknown key. " in said and "seed='x'" in said  # keys and values
+    assert "phases.long.microbatch_tokens=100 is not a multiple" in said  # rules
+    assert f"{tmp_path}/absent" in said  # the data
+    assert main(["check", *tiny_run("model.hiden_size=1", "model.num_heads=3")]) == 78
+    said = capsys.readouterr().err
+    assert "num_heads" not in said, "what might follow from the other mistake is none yet"
+    assert main(["check", *tiny_run("optim.lr=fast", "phases.long.microbatch_tokens=100")]) == 78
+    assert "is not a multiple" in capsys.readouterr().err, "a value that is needed and wrong hides no other mistake"
+
+
 def test_broken_rules_end_with_78_and_every_rule(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     words = tiny_run("model.num_heads=3", "phases.long.microbatch_tokens=100")
     assert main(["check", *words]) == 78

@@ -85,12 +85,14 @@ def check(parser: argparse.ArgumentParser) -> Call:
 
 
 def _check(options: argparse.Namespace) -> None:
-    config = read_run(options.run)
+    from modernbert_train.preflight import preflight, with_later_mistakes
+
+    with with_later_mistakes(options.ranks):
+        config = read_run(options.run)
     from modernbert_train.config.describe import describe
     from modernbert_train.data.check import describe_streams, few_predictions, without_words
     from modernbert_train.data.facts import read_facts
     from modernbert_train.plan.picture import picture_text
-    from modernbert_train.preflight import preflight
 
     preflight(config, options.ranks)
     facts = read_facts(config)

@@ -26,7 +26,9 @@ def script(shell: str) -> str:
     Args:
         shell: one of SHELLS.
     """
-    cases = "\n".join(f"  {shlex.quote(name)}) printf '%s\\n' {shlex.join(words)} ;;" for name, words in _lists() if words)
+    cases = "\n".join(
+        f"  {shlex.quote(name)}) printf '%s\\n' {shlex.join(words)} ;;" for name, words in _lists() if words
+    )
     return _HEAD.replace("CASES", cases) + {"bash": _BASH, "zsh": _ZSH}[shell]
 
 
@@ -51,7 +53,10 @@ def _lists() -> Iterator[tuple[str, list[str]]]:
 
 def _of_parser(path: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[str]]]:
     """Options, their choices, and what stands in the first place, of a verb and of the verbs below it."""
-    yield f"options {path}", [max(action.option_strings, key=len) for action in parser._actions if action.option_strings]
+    yield (
+        f"options {path}",
+        [max(action.option_strings, key=len) for action in parser._actions if action.option_strings],
+    )
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             yield f"words {path}", [*action.choices]

@@ -21,8 +21,10 @@ def train(parser: argparse.ArgumentParser) -> Call:
 
 
 def _train(options: argparse.Namespace) -> None:
-    config = read_run(options.run)
-    from modernbert_train.preflight import preflight
+    from modernbert_train.preflight import preflight, with_later_mistakes
+
+    with with_later_mistakes():
+        config = read_run(options.run)
     from modernbert_train.run.progress import stage
 
     stage("checking the configuration, the data and the run's folder")

@@ -205,7 +205,7 @@ class RunFolder:
     def _refused(self, path: Path, error: OSError) -> StorageError:
         return StorageError(
             f"{path}: cannot be written ({error.strerror}). Free some space or fix the permissions; the same command "
-            "goes on from the newest checkpoint."
+            "resumes from the newest checkpoint."
         )
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -277,8 +277,8 @@ def _check_fault(entry: dict[str, Any]) -> None:
 
 def _damaged_fault(path: Path, found: str) -> StorageError:
     return StorageError(
-        f"{path}: damaged; {found}. It tells which updates the run has left out, and without it the run would not go "
-        "on as it did. Restore it from a copy; or remove the damaged lines, if those updates lie before the newest "
+        f"{path}: damaged; {found}. It lists the updates that the run has skipped, and without it the run would not "
+        "continue as it did. Restore it from a copy; or remove the damaged lines, if those updates lie before the newest "
         "checkpoint."
     )
 

@@ -254,7 +254,7 @@ def _share(name: str, stream: StreamConfig) -> str:
 
 def _data(card: DatasetCard | None, report: dict[str, Any]) -> str:
     if card is None:
-        return "The shards were not at hand when the model was exported, so they are not described here."
+        return "The shards were not available when the model was exported, so they are not described here."
     text = (
         f"{card.documents:,} documents with {card.tokens:,} tokens, by a tokenizer of {card.vocab_size:,} entries "
         f"(sha256 `{card.tokenizer_sha256[:16]}`; of the shards' index `{card.index_sha256[:16]}`)."
