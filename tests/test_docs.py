@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from launch.run import make_parser as launch_parser
+from modernbert_train import __version__
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.check import check
 from modernbert_train.config.load import load_typed
@@ -159,11 +160,13 @@ def test_every_page_is_in_the_navigation_and_the_site_builds(tmp_path: Path) -> 
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", ".mkdocs.yml", "-d", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site/recipe/index.html").is_file()
+    page = (tmp_path / "site/recipe/index.html").read_text(encoding="utf-8")
+    assert f"modernbert-train {__version__}" in page and 'data-md-color-scheme="slate"' in page
     index = json.loads((tmp_path / "site/search/search_index.json").read_text(encoding="utf-8"))
     found = {html.unescape(re.sub(r"<.*?>", "", entry["title"])): entry["location"] for entry in index["docs"]}
     lost = [key for key in KEYS if not any(title.split()[0] == key for title in found)]
     assert len(KEYS) > 150 and not lost, "searching the site for these keys does not lead to them"
+    assert "optim.lr" in KEYS
     assert found["data.shuffle_block_shards"] == "config/#datashuffle_block_shards"
     shown = (tmp_path / "site/config/index.html").read_text(encoding="utf-8")
     assert 'id="datashuffle_block_shards"' in shown and "phases.&lt;name&gt;.lr_ratio" in shown

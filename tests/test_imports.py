@@ -76,9 +76,9 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "report", "results", "run", "text", "tokenizer_threads", "train", "vocabulary", "weights",
     ),
     "modernbert_train.downstream": (
-        "cli.arguments", "cli.parser", "config", "data.conll", "data.labelled", "data.tables", "errors", "evals.metrics", "files", "finetune",
-        "keyed_random", "own_files", "ranks.stop_signals", "read_json", "tensor_files", "text",
-        "tokenizer_threads", "weights",
+        "cli.arguments", "cli.parser", "config", "data.conll", "data.labelled", "data.tables", "errors",
+        "evals.metrics", "files", "finetune", "keyed_random", "own_files", "ranks.stop_signals", "read_json",
+        "tensor_files", "text", "tokenizer_threads", "weights",
     ),
     "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
     "modernbert_train.train": (
@@ -91,7 +91,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.inspection": ("batch", "config", "data", "errors", "objectives", "text", "vocabulary"),
     "modernbert_train.__init__": ("api", "config", "errors"),
     "modernbert_train.api": (
-        "cli.arguments", "compute", "config", "data", "errors", "evals", "finetune", "models", "plan", "preflight", "train",
+        "cli.arguments", "compute", "config", "data", "errors", "evals", "finetune", "models", "plan", "preflight",
+        "train",
         "vocabulary", "weights",
     ),
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
@@ -102,12 +103,12 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.__main__": ("cli", "errors", "lasting_output", "ranks"),
     "data_prep": (
-        "cli.parser", "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans", "read_json", "text",
-        "tokenizer_threads",
+        "cli.parser", "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans",
+        "read_json", "text", "tokenizer_threads",
     ),
     "launch": (
-        "__main__", "cli.arguments", "cli.parser", "config", "data.check", "errors", "files", "installed", "lasting_output", "preflight", "ranks",
-        "read_json", "report", "text", "weights.named_model",
+        "__main__", "cli.arguments", "cli.parser", "config", "data.check", "errors", "files", "installed",
+        "lasting_output", "preflight", "ranks", "read_json", "report", "text", "weights.named_model",
     ),
 }  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""The command line: `verbs.py` is the table of verbs, one row each; a verb's arguments and call are in its group's file."""
+"""The command line: `verbs.py` has a row for each verb; its arguments and its call are in the file of its group."""

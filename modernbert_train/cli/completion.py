@@ -1,8 +1,8 @@
 """Shell completion: a script made from the table of verbs, their parsers and the configuration's keys.
 
-The script is complete in itself, so that pressing Tab starts no Python. It knows verbs, options and their choices, every
-key with the values of closed choices, names of phases and evals in the YAML files on the line, tasks, YAML files and
-folders. A list in the script is a line of `_modernbert_train_list`, by a name such as `options check`.
+The script is complete in itself, so that pressing Tab starts no Python. It knows verbs, options and their choices,
+every key with the values of closed choices, names of phases and evals in the YAML files on the line, tasks, YAML files
+and folders. A list in the script is a line of `_modernbert_train_list`, by a name such as `options check`.
 """
 
 from __future__ import annotations

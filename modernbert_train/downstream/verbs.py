@@ -1,4 +1,4 @@
-"""The verbs of this folder: their arguments and calls, with nothing heavy imported; their rows are in `cli/verbs.py`."""
+"""The verbs of this folder: their arguments and calls, with nothing heavy imported. `cli/verbs.py` has their rows."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) ->
         if each.is_trained_on:
             remedy = "choose another name=." if start.branch is None else "set start.data=restart."
             raise DataError(
-                f"{folder}: trained on other data: {each}. Going on would repeat or skip text. Restore the data or "
+                f"{folder}: trained on other data: {each}. Resuming would repeat or skip text. Restore the data or "
                 f"{remedy}"
             )
     if start.branch is not None:  # another run, with figures of its own

@@ -185,7 +185,7 @@ def run_card(
     elif PAIR_HEAD in heads_among(shapes):
         introduction += (
             " Of a pair, `token_type_ids` are 0 for `[CLS] a [SEP]` and 1 for `b [SEP]`; its second class is that `b` "
-            "stood before `a`."
+            "came before `a`."
         )
     data = {name: _read_shards(stream.path) for name, stream in streams.items()}
     sections = {

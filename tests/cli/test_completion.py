@@ -36,7 +36,7 @@ CASES = [
 VALUES = [  # the value of a key; bash is offered the value alone, since it breaks words at =
     ("optim.name=", "mu", "muon"),
     ("compute.compile=", "", "true"),
-    ("phases.first.schedule.decay=", "1", "1-sqrt"),
+    ("phases.first.schedule.decay=", "one", "one_minus_sqrt"),
     ("data.train=", "f", "folder/"),
 ]
 BASH = r"""
