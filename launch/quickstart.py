@@ -49,15 +49,16 @@ def main(overrides: list[str] | None = None) -> int:
     prepare = ["data_prep/prepare.py"] if CHECKOUT else [*run, "prepare"]
     model = f"{config.folder}/hf"
     started = time.monotonic()
-    for command in (
-        [*prepare, DATA],
-        [*run, "train", RUN, *overrides],
-        [*run, "eval", RUN, *overrides],
-        [*run, "export", RUN, *overrides],
-        [*run, "report", RUN, *overrides],
-        [*run, "fill", model, *TEXTS],
-    ):
-        print(f"\n$ python {shlex.join(command)}", flush=True)
+    steps = (
+        ("text to tokens: some 10 seconds", [*prepare, DATA]),
+        ("training: six to ten minutes on 2 cores, less on more", [*run, "train", RUN, *overrides]),
+        ("measuring on held-out text", [*run, "eval", RUN, *overrides]),
+        ("exporting for transformers", [*run, "export", RUN, *overrides]),
+        ("drawing the report", [*run, "report", RUN, *overrides]),
+        ("asking the model", [*run, "fill", model, *TEXTS]),
+    )
+    for number, (what, command) in enumerate(steps, 1):
+        print(f"\n[{number}/{len(steps)}] {what}\n$ python {shlex.join(command)}", flush=True)
         code = _call([sys.executable, *command])
         if code == StoppedEarly.exit_code:
             print("stopped; the same command resumes from the checkpoint.")
