@@ -39,7 +39,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.import_hook": ("import_stubs", "ranks.stop_signals"),
     "modernbert_train.vocabulary": ("errors", "own_files", "read_json", "read_once"),
     "modernbert_train.cli.parser": (),
-    "modernbert_train.cli.verbs": ("text",),
+    "modernbert_train.cli.verbs": ("cli.parser", "text"),
     # rooms
     "modernbert_train.config": ("errors", "text"),
     "modernbert_train.clock": ("config",),

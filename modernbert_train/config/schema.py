@@ -330,7 +330,7 @@ class DistributedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    """What a run shows of its progress; loggers besides it stand in `loggers`."""
+    """What a run shows of its progress; other loggers are in `loggers`."""
 
     progress_bar: bool = True  # on a terminal one line that is redrawn; elsewhere, or if false, a line now and then
     line_seconds: float = knob(10.0, above=0)  # time between those lines

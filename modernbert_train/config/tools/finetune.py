@@ -47,7 +47,7 @@ class TaskConfig:
     text_columns: list[str] = field(default_factory=lambda: ["text"])  # one, or two for pairs
     label_column: str = "label"  # column with class, classes or score; of a .conll the last column counts
     label_separator: str = ","  # multi-label: between the classes of a text, where they are not a list
-    # classes in the order of the logits, where a whole number may stand for the one of that place; []: those of `train`
+    # classes in the order of the logits, where a whole number may mean the class of that place; []: those of `train`
     labels: list[str] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)  # []: the usual one; see docs/finetuning.md
     lr: float = 5e-5  # peak
