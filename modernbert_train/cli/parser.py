@@ -15,7 +15,9 @@ class Parser(argparse.ArgumentParser):
     """Help keeps its line breaks, an option is never guessed from its first letters, and a mistake ends with 64."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False} | settings)
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        settings.setdefault("allow_abbrev", False)
+        super().__init__(**settings)
 
     def error(self, message: str) -> None:  # type: ignore[override]
         """Print the usage and what is wrong, and end the process."""
