@@ -19,6 +19,7 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from modernbert_train import __version__
+from modernbert_train.cli.parser import Parser
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
@@ -34,11 +35,7 @@ _LOCK = ".lock"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
-    parser = argparse.ArgumentParser(prog="prepare.py", description="Text on disk to tokenised MDS shards.")
-    parser.add_argument("spec", nargs="+", help="YAML files and a.b=c overrides; later ones win")
-    parser.add_argument("--overwrite", action="store_true", help="replace a dataset of another spec in `out`")
-    parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="machine I of N with a shared disk")
-    parsed = parser.parse_args(arguments)
+    parsed = make_parser().parse_args(arguments)
     files = [word for word in parsed.spec if "=" not in word]
     overrides = [word for word in parsed.spec if "=" in word]
     try:
@@ -47,9 +44,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("stopped; the same command goes on.", file=sys.stderr)
+        print("stopped; the same command resumes.", file=sys.stderr)
         return StoppedEarly.exit_code
     return 0
+
+
+def make_parser() -> Parser:
+    """The arguments of the command."""
+    parser = Parser(prog="modernbert-train prepare", description="Text on disk to tokenised MDS shards.")
+    parser.add_argument("spec", nargs="+", metavar="SPEC [KEY=VALUE]", help="YAML files and overrides; later ones win")
+    parser.add_argument("--overwrite", action="store_true", help="replace a dataset of another spec in `out`")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="machine I of N with a shared disk")
+    return parser
 
 
 def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1)) -> str:
@@ -119,7 +125,7 @@ def _run(work: Work, config: PrepareConfig, asked: Fingerprint, part: Part) -> N
         return
     submit(stages, work, config.executor)
     if config.executor.name == "ray" and not is_done():
-        raise RunError(f"Ray has not completed all tasks. See {work.folder}/stages/*/logs; the same command goes on.")
+        raise RunError(f"Ray has not completed all tasks. See {work.folder}/stages/*/logs; the same command resumes.")
 
 
 def _open_work(folder: Path, config: PrepareConfig, asked: Fingerprint, overwrite: bool) -> Work:

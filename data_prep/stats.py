@@ -6,7 +6,6 @@ documents are. Read from prepare_report.json and lengths.npy; no shard is opened
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.cli.parser import Parser
 from modernbert_train.data.dataset_card import CARD, LENGTHS, read_card
 from modernbert_train.errors import DataError, RunError
 from modernbert_train.read_json import read_json
@@ -32,10 +32,7 @@ _BAR = 40  # characters of the longest bar
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
-    parser = argparse.ArgumentParser(prog="stats.py", description="What datasets of data_prep/prepare.py hold.")
-    parser.add_argument("folder", nargs="+", help="a dataset, or one split of one")
-    parser.add_argument("--json", action="store_true", help="as JSON, one object for each folder by name")
-    parsed = parser.parse_args(arguments)
+    parsed = make_parser().parse_args(arguments)
     try:
         facts = {folder: dataset_stats(Path(folder)) for folder in parsed.folder}
     except RunError as error:
@@ -45,6 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         json.dumps(facts, indent=2) if parsed.json else "\n\n".join(_table(name, each) for name, each in facts.items())
     )
     return 0
+
+
+def make_parser() -> Parser:
+    """The arguments of the command."""
+    parser = Parser(prog="modernbert-train stats", description="What the datasets that `prepare` made hold.")
+    parser.add_argument("folder", nargs="+", metavar="FOLDER", help="a dataset, or one split of one")
+    parser.add_argument("--json", action="store_true", help="as JSON, one object for each folder by name")
+    return parser
 
 
 def dataset_stats(folder: Path) -> dict[str, Any]:

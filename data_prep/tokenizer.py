@@ -21,13 +21,25 @@ from data_prep.make_tokenizer import adapt_tokenizer, num_entries, require_size,
 from data_prep.read.items import Document
 from data_prep.read.sources import read_source
 from data_prep.write.workspace import workspace
+from modernbert_train.cli.parser import Parser
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig, prepare_problems
 from modernbert_train.errors import ConfigError, RunError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
-    parser = argparse.ArgumentParser(prog="tokenizer.py", description="Train a tokenizer, or adapt an existing one.")
+    parsed = make_parser().parse_args(arguments)
+    try:
+        print(_make_folder(parsed))
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def make_parser() -> Parser:
+    """The arguments of the command."""
+    parser = Parser(prog="modernbert-train tokenizer", description="Train a tokenizer, or adapt an existing one.")
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="a byte-level BPE trained on text, as the paper's")
     train.add_argument("out", help="folder to be made")
@@ -43,13 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--extend", action="store_true", help="add special tokens that it lacks, fill to a multiple of 64"
     )
     adapt.add_argument("--spare", type=int, default=0, help="with --extend: add at least so many [unused0], ...")
-    parsed = parser.parse_args(arguments)
-    try:
-        print(_make_folder(parsed))
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return parser
 
 
 def _make_folder(parsed: argparse.Namespace) -> str:

@@ -7,7 +7,6 @@ Ctrl-C or a crash goes on where it stopped.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import signal
 import statistics
@@ -20,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from modernbert_train.__main__ import read_run  # noqa: E402
+from modernbert_train.cli.arguments import read_run  # noqa: E402
+from modernbert_train.cli.parser import Parser  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.errors import RunError, StoppedEarly  # noqa: E402
 from modernbert_train.installed import CHECKOUT, YAMLS  # noqa: E402
@@ -39,9 +39,7 @@ TEXTS = (
 
 def main(overrides: list[str] | None = None) -> int:
     """Run every step; overrides (a.b=c) go to the run's configuration. Returns the exit code of a failed step, or 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="keys of yamls/quickstart.yaml")
-    overrides = parser.parse_args(overrides).overrides
+    overrides = make_parser().parse_args(overrides).overrides
     try:
         config = read_run([str(HOME / RUN), *overrides])
     except RunError as error:
@@ -51,22 +49,30 @@ def main(overrides: list[str] | None = None) -> int:
     prepare = ["data_prep/prepare.py"] if CHECKOUT else [*run, "prepare"]
     model = f"{config.folder}/hf"
     started = time.monotonic()
-    for command in (
-        [*prepare, DATA],
-        [*run, "train", RUN, *overrides],
-        [*run, "eval", RUN, *overrides],
-        [*run, "export", RUN, *overrides],
-        [*run, "report", RUN, *overrides],
-        [*run, "fill", model, *TEXTS],
-    ):
-        print(f"\n$ python {shlex.join(command)}", flush=True)
+    steps = (
+        ("text to tokens: some 10 seconds", [*prepare, DATA]),
+        ("training: six to ten minutes on 2 cores, less on more", [*run, "train", RUN, *overrides]),
+        ("measuring on held-out text", [*run, "eval", RUN, *overrides]),
+        ("exporting for transformers", [*run, "export", RUN, *overrides]),
+        ("drawing the report", [*run, "report", RUN, *overrides]),
+        ("asking the model", [*run, "fill", model, *TEXTS]),
+    )
+    for number, (what, command) in enumerate(steps, 1):
+        print(f"\n[{number}/{len(steps)}] {what}\n$ python {shlex.join(command)}", flush=True)
         code = _call([sys.executable, *command])
         if code == StoppedEarly.exit_code:
-            print("stopped; the same command goes on from the checkpoint.")
+            print("stopped; the same command resumes from the checkpoint.")
         if code != 0:
             return code
     print(_summary(config, model, time.monotonic() - started))
     return 0
+
+
+def make_parser() -> Parser:
+    """The arguments of the command."""
+    parser = Parser(prog="modernbert-train quickstart", description=__doc__)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="keys of yamls/quickstart.yaml")
+    return parser
 
 
 def _call(command: list[str]) -> int:

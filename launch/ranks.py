@@ -124,7 +124,7 @@ def outcome(failures: Mapping[int, ProcessFailure], frozen: set[int], signals: _
     code = first.exitcode if first.exitcode > 0 else RunError.exit_code
     if told:
         return code, str(first.message)
-    return code, f"rank {rank} on {host} ended first, with exit code {first.exitcode}; its error stands above"
+    return code, f"rank {rank} on {host} ended first, with exit code {first.exitcode}; its error is above"
 
 
 def _lost_meeting(topology: Topology, error: Exception) -> str:

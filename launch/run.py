@@ -32,7 +32,8 @@ if __name__ == "__main__":  # before the slower imports
 from launch.render import TARGETS, render, submit  # noqa: E402
 from launch.topology import Topology, find_topology, is_rank, seconds_until_stop  # noqa: E402
 from modernbert_train.__main__ import main as modernbert_train  # noqa: E402
-from modernbert_train.__main__ import read_run  # noqa: E402
+from modernbert_train.cli.arguments import read_run  # noqa: E402
+from modernbert_train.cli.parser import Parser, positive  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.errors import RunError  # noqa: E402
 from modernbert_train.lasting_output import lasting_output  # noqa: E402
@@ -44,9 +45,9 @@ from modernbert_train.ranks.processes import count_gpus  # noqa: E402
 @lasting_output()
 def main(arguments: list[str] | None = None) -> int:
     """Check the run and start it, or write its job file; returns the exit code, see docs/faults.md."""
-    options = _parser().parse_intermixed_args(arguments)
+    options = make_parser().parse_intermixed_args(arguments)
     if (options.out is not None or options.submit) and options.on is None:
-        _parser().error("--out and --submit are about a job file. Say which with --on.")
+        make_parser().error("--out and --submit are about a job file. Say which with --on.")
     train = ["train", *options.run, *(["--fresh"] if options.fresh else [])]
     if is_rank(os.environ):
         return modernbert_train(train)
@@ -106,17 +107,12 @@ def _render(config: RunConfig, options: argparse.Namespace) -> int:
     return submit(options.on, out) if options.submit else 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        self.print_usage(sys.stderr)
-        self.exit(64, f"error: {message}\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser() -> Parser:
+    """The arguments of the command."""
+    parser = Parser(prog="modernbert-train launch", description=__doc__)
     parser.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help="YAML files or a run's folder, overrides")
-    parser.add_argument("--ranks", type=_positive, help="processes on each machine; default: one per GPU, or one")
-    parser.add_argument("--nodes", type=_positive, help="machines; default: launch.nodes, or those of the Slurm job")
+    parser.add_argument("--ranks", type=positive, help="processes on each machine; default: one per GPU, or one")
+    parser.add_argument("--nodes", type=positive, help="machines; default: launch.nodes, or those of the Slurm job")
     parser.add_argument("--node-rank", type=int, metavar="N", help="number of this machine; 0 is --rendezvous's host")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="one of several machines, and a free port of it")
     parser.add_argument("--fresh", action="store_true", help="start from scratch; the old folder is put aside")
@@ -124,12 +120,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the job file goes; default: standard output")
     parser.add_argument("--submit", action="store_true", help="hand the job file to the scheduler's client")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number above 0 is expected")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ database.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 import traceback
@@ -23,26 +22,15 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from modernbert_train.cli.parser import Parser  # noqa: E402
 from modernbert_train.config.load import load_typed  # noqa: E402
 from modernbert_train.config.tools.sweep import SweepConfig, sweep_problems  # noqa: E402
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly  # noqa: E402
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        self.print_usage(sys.stderr)
-        self.exit(64, f"error: {message}\n")
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run a sweep, or show it; returns the process's exit code."""
-    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", nargs="+", metavar="SWEEP [KEY=VALUE]", help="YAML files of the sweep, overrides")
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--results", action="store_true", help="what is known so far; runs nothing")
-    action.add_argument("--worker", action="store_true", help="one worker, which shows nothing at the end")
-    action.add_argument("--wandb-sweep", action="store_true", help="print the equal W&B sweep file; runs nothing")
-    options = parser.parse_intermixed_args(arguments)
+    options = make_parser().parse_intermixed_args(arguments)
     try:
         sweep = read_sweep(options.sweep)
         if importlib.util.find_spec("optuna") is None:
@@ -67,6 +55,17 @@ def main(arguments: list[str] | None = None) -> int:
         print("error: this is a bug. Report it with the lines above.", file=sys.stderr)
         return RunError.exit_code
     return 0
+
+
+def make_parser() -> Parser:
+    """The arguments of the command."""
+    parser = Parser(prog="modernbert-train sweep", description=__doc__)
+    parser.add_argument("sweep", nargs="+", metavar="SWEEP [KEY=VALUE]", help="YAML files of the sweep, overrides")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--results", action="store_true", help="what is known so far; runs nothing")
+    action.add_argument("--worker", action="store_true", help="one worker, which shows nothing at the end")
+    action.add_argument("--wandb-sweep", action="store_true", help="print the equal W&B sweep file; runs nothing")
+    return parser
 
 
 def read_sweep(words: list[str]) -> SweepConfig:

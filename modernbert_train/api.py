@@ -39,13 +39,13 @@ def load_config(*words: str | Path) -> RunConfig:
         ConfigError: every mistake that the text alone shows: unknown keys with the nearest name, values of the wrong
             kind. `check_run` finds those that need the whole.
     """
-    from modernbert_train.__main__ import read_run
+    from modernbert_train.cli.arguments import read_run
 
     return read_run([str(word) for word in words])
 
 
 def check_run(config: RunConfig, ranks: int = 1) -> None:
-    """Everything that can be told before training, without torch: rules of the configuration, its data, its folder.
+    """Every mistake that can be found before training, without torch: rules of the configuration, its data, its folder.
 
     Args:
         config: the run.
@@ -184,7 +184,7 @@ def load_model(name: str | Path) -> LoadedEncoder:
 
 
 def train_run(config: RunConfig, *, fresh: bool = False) -> Path:
-    """Train a run to its end, from wherever it stands: calling it again goes on from the newest whole checkpoint.
+    """Train a run to its end, from its newest checkpoint where it has one: calling it again resumes.
 
     Args:
         config: the run.
@@ -203,7 +203,7 @@ def train_run(config: RunConfig, *, fresh: bool = False) -> Path:
 
 
 def evaluate_run(config: RunConfig) -> dict[str, dict[str, float]]:
-    """Measure a run's newest checkpoint on its held-out text and by what stands in `evals`; the run keeps it.
+    """Measure a run's newest checkpoint on its held-out text and by its `evals`; the run keeps it.
 
     Returns:
         Figures by name; those of the held-out text are `heldout`.

@@ -7,10 +7,12 @@ are not read: whether a checkpoint is whole, or weights fit, is told when they a
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from modernbert_train.config.check import check
-from modernbert_train.config.load import load_run
+from modernbert_train.config.load import WrongKeys, load_run
 from modernbert_train.config.packages import missing_packages
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.copies.store import problem_of
@@ -48,6 +50,35 @@ def preflight(config: RunConfig, num_ranks: int = 1, *, fresh: bool = False, fol
     for kind in (ConfigError, DataError, StorageError, RunError):
         if any(isinstance(mistake, kind) for mistake in mistakes):
             raise kind("\n".join(map(str, mistakes)))
+
+
+@contextmanager
+def with_later_mistakes(num_ranks: int = 1) -> Iterator[None]:
+    """Within it a run is read. If keys or values are wrong, broken rules and missing data are reported with them.
+
+    Left out is what concerns a section with such a mistake: it might follow from that.
+
+    Args:
+        num_ranks: processes that would train.
+
+    Raises:
+        ConfigError: both kinds of mistakes.
+    """
+    try:
+        yield
+    except WrongKeys as wrong:
+        if wrong.rest is None:
+            raise
+        try:
+            preflight(wrong.rest, num_ranks, fresh=True)  # nor is it a run to be compared with that of the folder
+        except RunError as later:
+            there = "|".join(map(re.escape, wrong.sections))
+            messages = re.split(r"\n(?! )", str(later))
+            others = [each for each in messages if not re.search(rf"(?<![\w.])({there})\b", each)]
+            raise ConfigError("\n".join([str(wrong), *others])) from None
+        except Exception:  # a rule that cannot be applied to half a configuration must not hide what is wrong with it
+            raise wrong from None
+        raise
 
 
 def _mistakes(looks: Iterator[Look]) -> Iterator[RunError]:

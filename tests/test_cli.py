@@ -6,6 +6,8 @@ If this breaks, a typo is found only on the GPU machine, or a cluster restarts f
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,40 +18,13 @@ import numpy as np
 import pytest
 
 from modernbert_train import __version__
-from modernbert_train.__main__ import PROGRAMS, main, read_run
+from modernbert_train.__main__ import main, parse, read_run
+from modernbert_train.cli.verbs import EXIT_CODES, VERBS, Verb, make_parser
 from modernbert_train.config.load import to_yaml
 from modernbert_train.data.dataset_card import read_card, write_card
 from tests.conftest import TinyRun
 
 ROOT = Path(__file__).parents[1]
-VERBS = [
-    "quickstart",
-    "prepare",
-    "tokenizer",
-    "stats",
-    "launch",
-    "sweep",
-    "init",
-    "train",
-    "check",
-    "inspect",
-    "plan",
-    "eval",
-    "export",
-    "push",
-    "grow",
-    "finetune",
-    "retrieval",
-    "gliner",
-    "setfit",
-    "onnx",
-    "average",
-    "report",
-    "runs",
-    "fill",
-    "import-config",
-    "doctor",
-]
 HEAVY = ["torch", "composer", "streaming", "transformers", "datasets"]
 PROBE = """\
 import sys
@@ -98,6 +73,24 @@ def test_a_broken_configuration_ends_with_78_and_every_mistake(broken: list[str]
     ]
 
 
+def test_mistakes_of_all_stages_are_reported_at_once(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One more start for each kind of mistake is one more wait in a queue."""
+    words = tiny_run("optim.lrate=3", "seed=x", "phases.long.microbatch_tokens=100", f"data.train={tmp_path}/absent")
+    assert main(["check", *words]) == main(["train", *words]) == 78
+    said = capsys.readouterr().err
+    said = said[: len(said) // 2]
+    assert "optim.lrate (command line): unknown key. " in said and "seed='x'" in said  # keys and values
+    assert "phases.long.microbatch_tokens=100 is not a multiple" in said  # rules
+    assert f"{tmp_path}/absent" in said  # the data
+    assert main(["check", *tiny_run("model.hiden_size=1", "model.num_heads=3")]) == 78
+    said = capsys.readouterr().err
+    assert "num_heads" not in said, "what might follow from the other mistake is none yet"
+    assert main(["check", *tiny_run("optim.lr=fast", "phases.long.microbatch_tokens=100")]) == 78
+    assert "is not a multiple" in capsys.readouterr().err, "a value that is needed and wrong hides no other mistake"
+
+
 def test_broken_rules_end_with_78_and_every_rule(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     words = tiny_run("model.num_heads=3", "phases.long.microbatch_tokens=100")
     assert main(["check", *words]) == 78
@@ -140,9 +133,10 @@ def test_the_probe_can_fail() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["tran"], "invalid choice: 'tran'"),
-        ([], "arguments are required: VERB"),
         (["train"], "arguments are required: RUN"),
+        (["prepare"], "arguments are required: SPEC"),
+        (["stats", "x", "--js"], "unrecognized arguments: --js"),
+        (["gliner", "trane"], "invalid choice: 'trane'"),
         (["check", "x.yaml", "--ranks", "0"], "argument --ranks: 0: a whole number above 0 is expected"),
         (["check", "x.yaml", "--ranks", "two"], "argument --ranks: two: a whole number above 0 is expected"),
         (["train", "x.yaml", "--frsh"], "unrecognized arguments: --frsh"),
@@ -153,31 +147,58 @@ def test_wrong_arguments_end_with_64(words: list[str], message: str, capsys: pyt
         main(words)
     assert ended.value.code == 64
     said = capsys.readouterr().err
-    assert said.startswith("usage: python -m modernbert_train") and "\nerror: " in said and message in said
+    assert said.startswith("usage: ") and "\nerror: " in said and message in said
+
+
+def test_a_word_that_is_no_verb_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tran"]) == 64
+    assert "error: tran: no such verb. Did you mean train?" in capsys.readouterr().err
+    assert main(["qqq"]) == 64
+    assert "Known: prepare, tokenizer" in capsys.readouterr().err
+    assert main([]) == 64
+    assert "before training" in capsys.readouterr().err
 
 
 @pytest.mark.runs
-def test_help_names_every_verb_and_exit_code() -> None:
-    done = call("--help")
-    assert done.returncode == 0
-    listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("    ") and line[4] != " "]
-    assert listed == VERBS
-    assert all(str(code) in done.stdout for code in (0, 64, 65, 70, 74, 75, 78))
+def test_help_has_every_verb_by_task_and_is_there_without_torch() -> None:
+    done = call_probed("--help")
+    assert done.returncode == 0 and done.stdout.endswith("loaded:\n")
+    lines = done.stdout.splitlines()
+    for verb in VERBS:
+        (line,) = [number for number, line in enumerate(lines) if line.startswith(f"  {verb.name} ")]
+        heading = [each for each in lines[:line] if each and not each.startswith(" ")][-1]
+        assert heading == verb.group and lines[line].endswith(verb.summary) and len(lines[line]) <= 120
+    assert call("help").stdout == call("--help").stdout
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([verb, "--help"])
-    said = capsys.readouterr().out
-    assert ended.value.code == 0 and "usage: " in said
-    assert verb in PROGRAMS or f"modernbert_train {verb}" in said  # a program of its own is named by its file
+def test_help_has_the_exit_codes_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who writes a scheduler's rules by one page must not be surprised by the other."""
+    page = (ROOT / "docs/faults.md").read_text(encoding="utf-8").partition("## Exit codes")[2].partition("##")[0]
+    assert re.findall(r"^\| (\d[\d, ]*) \|", page, re.MULTILINE) == [*EXIT_CODES]
+    assert main(["help"]) == 0
+    assert "75             stopped by a signal" in capsys.readouterr().out
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0 and capsys.readouterr().out.strip() == __version__
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_every_verb_explains_itself(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([verb.name, "--help"], ["help", verb.name]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        said = capsys.readouterr().out
+        assert ended.value.code == 0 and said.startswith("usage: ") and f" {verb.name} " in said.splitlines()[0]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_the_example_of_a_verb_is_one(verb: Verb) -> None:
+    name, *words = shlex.split(verb.example)
+    assert name == verb.name
+    parser = make_parser(verb)
+    assert parser.parse_intermixed_args(words) if verb.name == "launch" else parse(parser, words)
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
 
 
 def test_a_missing_file_ends_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import html
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.run import _parser as launch_parser
+from launch.run import make_parser as launch_parser
+from modernbert_train import __version__
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.check import check
 from modernbert_train.config.load import load_typed
@@ -159,12 +161,29 @@ def test_every_page_is_in_the_navigation_and_the_site_builds(tmp_path: Path) -> 
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", ".mkdocs.yml", "-d", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site/recipe/index.html").is_file()
+    page = (tmp_path / "site/recipe/index.html").read_text(encoding="utf-8")
+    assert f"modernbert-train {__version__}" in page and 'data-md-color-scheme="slate"' in page
     index = json.loads((tmp_path / "site/search/search_index.json").read_text(encoding="utf-8"))
     found = {html.unescape(re.sub(r"<.*?>", "", entry["title"])): entry["location"] for entry in index["docs"]}
     lost = [key for key in KEYS if not any(title.split()[0] == key for title in found)]
     assert len(KEYS) > 150 and not lost, "searching the site for these keys does not lead to them"
+    assert "optim.lr" in KEYS
     assert found["data.shuffle_block_shards"] == "config/#datashuffle_block_shards"
     shown = (tmp_path / "site/config/index.html").read_text(encoding="utf-8")
     assert 'id="datashuffle_block_shards"' in shown and "phases.&lt;name&gt;.lr_ratio" in shown
     assert re.split(index["config"]["separator"], "optim.lr") == ["optim", "lr"]  # either is found, and both together
+
+
+@pytest.mark.runs
+def test_the_site_can_move_to_zensical(tmp_path: Path) -> None:
+    """The successor of Material, which is no longer maintained, reads the same file."""
+    pytest.importorskip("zensical", reason="zensical is not installed; pip install zensical")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copytree(ROOT / "modernbert_train", tmp_path / "modernbert_train")
+    shutil.copyfile(ROOT / ".mkdocs.yml", tmp_path / ".mkdocs.yml")
+    command = [sys.executable, "-m", "zensical", "build", "-f", ".mkdocs.yml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    index = json.loads((tmp_path / ".site/search.json").read_text(encoding="utf-8"))
+    found = {html.unescape(re.sub(r"<.*?>", "", entry["title"])).split()[0] for entry in index["items"]}
+    assert not [key for key in KEYS if key not in found]

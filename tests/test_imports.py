@@ -38,6 +38,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.own_files": ("errors",),
     "modernbert_train.import_hook": ("import_stubs", "ranks.stop_signals"),
     "modernbert_train.vocabulary": ("errors", "own_files", "read_json", "read_once"),
+    "modernbert_train.cli.parser": (),
+    "modernbert_train.cli.verbs": ("cli.parser", "text"),
     # rooms
     "modernbert_train.config": ("errors", "text"),
     "modernbert_train.clock": ("config",),
@@ -75,9 +77,9 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "report", "results", "run", "text", "tokenizer_threads", "train", "vocabulary", "weights",
     ),
     "modernbert_train.downstream": (
-        "config", "data.conll", "data.labelled", "data.tables", "errors", "evals.metrics", "files", "finetune",
-        "keyed_random", "own_files", "ranks.stop_signals", "read_json", "tensor_files", "text",
-        "tokenizer_threads", "weights",
+        "cli.arguments", "cli.parser", "config", "data.conll", "data.labelled", "data.tables", "errors",
+        "evals.metrics", "files", "finetune", "keyed_random", "own_files", "ranks.stop_signals", "read_json",
+        "tensor_files", "text", "tokenizer_threads", "weights",
     ),
     "modernbert_train.preflight": (
         "config", "copies.store", "data.check", "data.labelled", "errors", "run", "weights.named_source",
@@ -92,22 +94,24 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.inspection": ("batch", "config", "data", "errors", "objectives", "text", "vocabulary"),
     "modernbert_train.__init__": ("api", "config", "errors"),
     "modernbert_train.api": (
-        "__main__", "compute", "config", "data", "errors", "evals", "finetune", "models", "plan", "preflight", "train",
+        "cli.arguments", "compute", "config", "data", "errors", "evals", "finetune", "models", "plan", "preflight",
+        "train",
         "vocabulary", "weights",
     ),
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
     "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "installed", "models", "trials"),
-    "modernbert_train.__main__": (
-        "config", "data.check", "data.facts", "data.labelled", "doctor", "downstream", "errors", "evals", "inspection",
-        "finetune", "installed", "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
+    "modernbert_train.cli": (
+        "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals", "inspection", "finetune",
+        "installed", "plan", "preflight", "report", "run", "train", "weights",
     ),
+    "modernbert_train.__main__": ("cli", "errors", "lasting_output", "ranks"),
     "data_prep": (
-        "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans", "read_json", "text",
-        "tokenizer_threads",
+        "cli.parser", "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans",
+        "read_json", "text", "tokenizer_threads",
     ),
     "launch": (
-        "__main__", "config", "data.check", "errors", "files", "installed", "lasting_output", "preflight", "ranks",
-        "read_json", "report", "text", "weights.named_model",
+        "__main__", "cli.arguments", "cli.parser", "config", "data.check", "errors", "files", "installed",
+        "lasting_output", "preflight", "ranks", "read_json", "report", "text", "weights.named_model",
     ),
 }  # fmt: skip
 

@@ -95,8 +95,8 @@ def test_an_average_is_not_trained_on(again: TinyRun, tmp_path: Path, capsys: py
     assert main(["average", str(newest), str(newest), "--out", str(tmp_path / "runs/averaged")]) == 0
     said = refusal(again("name=averaged"), capsys)
     assert said == (
-        f"error: {tmp_path}/runs/averaged: an average of checkpoints, which has no moments and no place in the data to "
-        f"go on from. Start another run with weights.init_from={tmp_path}/runs/averaged.\n"
+        f"error: {tmp_path}/runs/averaged: an average of checkpoints, which has no moments and no position in the data "
+        f"to continue from. Start another run with weights.init_from={tmp_path}/runs/averaged.\n"
     )
 
 

@@ -97,7 +97,7 @@ class Workers:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return RunError(
             f"task {rank}: its process {how}. If memory ran out, set executor.workers or max_characters lower; the "
-            "same command goes on."
+            "same command resumes."
         )
 
 

@@ -89,8 +89,8 @@ def run_many(sweep: SweepConfig, arguments: Sequence[str]) -> None:
             signal.signal(number, handler)
     failed = [code for code in codes if code not in (0, StoppedEarly.exit_code)]
     if failed:
-        found = RunError(f"{sweep.name}: a worker ended with exit code {failed[0]}; the same command goes on.")
+        found = RunError(f"{sweep.name}: a worker ended with exit code {failed[0]}; the same command resumes.")
         found.exit_code = failed[0] if failed[0] > 0 else RunError.exit_code
         raise found
     if stopping or any(codes):
-        raise StoppedEarly(f"{sweep.name}: stopped and saved. The same command goes on.")
+        raise StoppedEarly(f"{sweep.name}: stopped and saved. The same command resumes.")

@@ -92,7 +92,7 @@ def importance_text(weights: Mapping[str, float], rows: Sequence[TrialRow]) -> s
     """The importance of each key as lines of text, or why there is none."""
     if not weights:
         complete = sum(row.value is not None for row in rows)
-        return f"importance: told from {FEWEST} different completed trials on; there are {complete}."
+        return f"importance: estimated from {FEWEST} different completed trials on; there are {complete}."
     width = max(map(len, weights))
     lines = [f"  {key.ljust(width)}  {share:4.0%}  {'█' * round(30 * share)}" for key, share in weights.items()]
     return "\n".join(["importance (PED-ANOVA, best quarter of the trials)", *lines])

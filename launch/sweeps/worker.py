@@ -98,7 +98,7 @@ class Worker:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        raise StoppedEarly(f"{self._sweep.name}: stopped and saved. The same command goes on.")
+        raise StoppedEarly(f"{self._sweep.name}: stopped and saved. The same command resumes.")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
@@ -118,7 +118,7 @@ class Worker:
                 self._end(slot, trial, TrialState.FAIL)
                 raise StorageError(
                     f"{config.folder}: cannot be written ({error.strerror}). Free space or fix the permission; the "
-                    "same command goes on."
+                    "same command resumes."
                 ) from error
 
     def _checked(self, slot: int, params: Params) -> RunConfig:
@@ -137,7 +137,7 @@ class Worker:
         with lock:
             point = " ".join(self._space.overrides(trial.params))
             seen = tokens_seen(read_entries(folder))
-            print(f"trial {slot}: {point}" + (f", goes on at {seen:,} tokens" if seen else ""), flush=True)
+            print(f"trial {slot}: {point}" + (f", resumes at {seen:,} tokens" if seen else ""), flush=True)
             yaml = folder / TRIAL_YAML
             head = [f"Trial {slot} of {self._sweep.name}: {point}", "", f"  python launch/run.py {yaml}"]
             write_yaml(yaml, config, head)

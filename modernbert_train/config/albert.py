@@ -15,7 +15,7 @@ _LAYERS = "model.layers."  # how parameters of `Encoder.layers` begin
 
 @dataclass(frozen=True, kw_only=True)
 class AlbertConfig(ModelConfig):
-    """ALBERT (arXiv 1909.11942). The defaults are ALBERT-base, version 2; the other sizes of its table 1 stand beside.
+    """ALBERT (arXiv 1909.11942). The defaults are ALBERT-base, version 2; the other sizes are in the comments.
 
     Layers form `groups` of equal length, one after the other. `group_layers` different layers take turns within a
     group, and `sharing` says what those that are the same have in common.

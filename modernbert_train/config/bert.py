@@ -14,7 +14,7 @@ from modernbert_train.config.model import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(ModelConfig):
-    """BERT (arXiv 1810.04805). The defaults are BERT-base, uncased; RoBERTa's (arXiv 1907.11692) stand beside them.
+    """BERT (arXiv 1810.04805). The defaults are BERT-base, uncased; RoBERTa's (arXiv 1907.11692) are in the comments.
 
     There is no dropout of attention probabilities, which both were trained with (0.1): no kernel for packed sequences
     can draw it by key, and models since MosaicBERT (arXiv 2312.17482) are trained without.

@@ -61,7 +61,7 @@ class Loader(yaml.SafeLoader):
             node = super().compose_node(parent, index)
             assert node is not None
             if node not in self._costs:
-                raise Beyond("an alias contains itself. Write out what it stands for.", event)
+                raise Beyond("an alias contains itself. Write its content in its place.", event)
             self._add(self._costs[node], event)
             return node
         nodes, characters = self._nodes, self._characters
@@ -85,13 +85,13 @@ class Loader(yaml.SafeLoader):
         self._characters += cost.characters
         if self._nodes > MAX_NODES:
             raise Beyond(
-                f"more than {MAX_NODES:,} keys and values, each alias counted as all that it stands for. Remove "
+                f"more than {MAX_NODES:,} keys and values, each alias counted with all its content. Remove "
                 "aliases, or name a folder or a pattern in place of a long list.",
                 event,
             )
         if self._characters > MAX_CHARACTERS:
             raise Beyond(
-                f"more than {MAX_CHARACTERS:,} characters, each alias counted as all that it stands for. Remove "
+                f"more than {MAX_CHARACTERS:,} characters, each alias counted with all its content. Remove "
                 "aliases, or shorten the texts.",
                 event,
             )

@@ -218,7 +218,7 @@ def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if config.start is not None and other is not None:
         yield (
             f"start.checkpoint={config.start.checkpoint} and weights.{key}={other}: both would give the first weights. "
-            f"Keep start to go on from a checkpoint, weights.{key} for weights alone."
+            f"Keep start to continue from a checkpoint, weights.{key} for weights alone."
         )
 
 
@@ -263,9 +263,9 @@ def classes(config: RunConfig, num_ranks: int) -> Iterator[str]:
         if kind == "regression" and labels:
             yield f"objective.labels={list(labels)} with objective.kind=regression: a score has none. Remove them."
         elif kind != "regression" and len(labels) < (1 if kind == "multi-label" else 2):
-            yield f"objective.labels={list(labels)} with {name}: one class cannot be told from none. Name two."
+            yield f"objective.labels={list(labels)} with {name}: one class cannot be distinguished from none. Name two."
         if len({*labels}) < len(labels):
-            yield f"objective.labels={list(labels)}: a name stands there twice. Remove one."
+            yield f"objective.labels={list(labels)}: a name is listed twice. Remove one."
         segments = getattr(config.model, "segments", 1)
         if getattr(objective, "segments", 1) > segments:
             yield f"objective.segments=2 with model.segments={segments}: there is no second token type. Set 1."
@@ -395,7 +395,7 @@ def validation_rows(config: RunConfig, num_ranks: int) -> Iterator[str]:
 def evaluations(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for name, settings in config.evals.items():
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
-            yield f"evals.{name}: the name stands in metrics. Use at most 40 letters, digits, '_' and '-'."
+            yield f"evals.{name}: the name is used in metrics. Use at most 40 letters, digits, '_' and '-'."
         elif name == "heldout":
             yield "evals.heldout: this name is the held-out text's, whose section is eval. Choose another."
         if isinstance(settings, ProbeConfig):
@@ -424,8 +424,8 @@ def _probe(here: str, probe: ProbeConfig) -> Iterator[str]:
             yield f"{here}.{key}={file}: of which kind is it? Name a file that ends in .jsonl, .tsv or .csv."
     if probe.test == probe.train:
         yield (
-            f"{here}.test={probe.test} is {here}.train too: what was learned would be told. Remove test, and each text "
-            "is told by what was learned from the others."
+            f"{here}.test={probe.test} is {here}.train too: the probe would be tested on its training texts. Remove "
+            "test, and each text is classified by a probe trained on the others."
         )
     if not probe.text_columns:
         yield f"{here}.text_columns=[]: there would be nothing to read. Name the column of the text."

@@ -65,7 +65,7 @@ class ClassifyConfig(LabelledConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TagConfig(LabelledConfig):
-    """A class for each word, told at its first token."""
+    """A class for each word, predicted at its first token."""
 
     name: str = "tag"
 

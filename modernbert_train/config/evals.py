@@ -43,7 +43,7 @@ class ProbeConfig(EvaluatorConfig):
     name: str = "probe"
     # labelled texts to learn from: .jsonl with one object a line, or .tsv or .csv with the names of columns first
     train: str = knob(local=True)
-    # texts to be told, of the same form; None: those of `train`, each by a classifier that has not seen its fold
+    # texts to classify, of the same form; None: those of `train`, each by a classifier that has not seen its fold
     test: str | None = knob(None, local=True)
     # columns with text; several are one sequence, [SEP] between them
     text_columns: list[str] = knob(factory=lambda: ["text"])
@@ -53,7 +53,9 @@ class ProbeConfig(EvaluatorConfig):
     pooling: Literal["mean"] = "mean"  # a text's embedding: the mean over its tokens, [CLS] and [SEP] included
     # most texts taken of each file, drawn by `seed`; None: all
     max_examples: int | None = knob(2000, low=4, why="since two classes need two texts each")
-    folds: int = knob(5, low=2, why="since one part is told by what was learned from the others")  # without `test`
+    folds: int = knob(
+        5, low=2, why="since each part is classified by what was learned from the others"
+    )  # without `test`
     seed: int = knob(0, low=0, below=1 << 63)  # of the texts that are drawn, and of the folds
 
 

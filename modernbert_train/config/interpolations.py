@@ -45,7 +45,7 @@ def interpolation_mistake(tree: Mapping[str, Any]) -> str | None:
                     f"{MAX_CHARACTERS:,}"
                 )
         if reason is not None:
-            return f"{'.'.join(path)}={shown(text)}: {reason}. Write out what it stands for."
+            return f"{'.'.join(path)}={shown(text)}: {reason}. Write the value itself."
     return None
 
 

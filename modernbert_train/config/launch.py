@@ -25,7 +25,7 @@ class LaunchConfig:
     save_seconds: int = knob(120, low=1, why="since a step and a checkpoint take time")
     time_limit_minutes: int | None = knob(
         None, above=0
-    )  # of one job, which then ends with code 75; the next one goes on
+    )  # of one job, which then ends with code 75; the next one resumes
     # new starts after failures, where the scheduler counts; after code 75 it always starts again
     retries: int = knob(3, low=0)
     # cores that a job file asks for: for the rank, its data workers and torch's threads

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,23 @@ from modernbert_train.errors import ConfigError
 T = TypeVar("T")
 
 _MAX_ERRORS = 100
+
+
+class WrongKeys(ConfigError):
+    """Keys or values that no configuration has.
+
+    Attributes:
+        rest: the configuration without them, with placeholders for values that must be given; None where a file cannot
+            be read or a section is unknown. It serves to find more mistakes, and nothing else.
+        sections: those with a mistake or a placeholder; each phase and evaluation is one.
+    """
+
+    def __init__(self, message: str, rest: Any, sections: frozenset[str]) -> None:
+        super().__init__(message)
+        self.rest = rest
+        self.sections = sections
+
+
 _NO_RESOLVERS = "a value, or another key as ${section.key}; resolvers are not run"
 
 
@@ -81,8 +99,26 @@ def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str]
     config = _build(schema, tree, origins, errors)
     if errors:
         more = [f"and {len(errors) - _MAX_ERRORS:,} more mistakes. Fix these first."] * (len(errors) > _MAX_ERRORS)
-        raise ConfigError("\n".join(errors[:_MAX_ERRORS] + more))
+        raise WrongKeys("\n".join(errors[:_MAX_ERRORS] + more), *_sound_part(schema, config, errors))
     return typing.cast(T, OmegaConf.to_object(config))
+
+
+def _sound_part(schema: type, config: Any, errors: Sequence[str]) -> tuple[Any, frozenset[str]]:
+    """`rest` and `sections` of WrongKeys."""
+    known = {field.name for field in dataclasses.fields(schema)}
+    found = [re.match(r"\w+(\.[\w-]+)*", error) for error in errors]
+    keys = [key[0].split(".") for key in found if key is not None and key[0].split(".")[0] in known]
+    if len(keys) < len(errors):
+        return None, frozenset()
+    try:
+        OmegaConf.resolve(config)
+        for key in OmegaConf.missing_keys(config):
+            OmegaConf.update(config, key, 1)
+            keys.append(key.split("."))
+        rest = OmegaConf.to_object(config)
+    except (OmegaConfBaseException, TypeError, ValueError):
+        return None, frozenset()
+    return rest, frozenset(".".join(key[: 2 if key[0] in ("phases", "evals") else 1]) for key in keys)
 
 
 def to_yaml(config: Any) -> str:

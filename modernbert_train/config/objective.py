@@ -166,7 +166,7 @@ class PermutationLmConfig(ObjectiveConfig):
     """
 
     name: str = "permutation"
-    # K: one token in so many is predicted, and a span of n tokens stands in a context of K n; XLNet: 6
+    # K: one token in so many is predicted, and a span of n tokens is in a context of K n; XLNet: 6
     context_ratio: int = knob(6, low=1, high=10)
     # longest span in tokens; of length n with a probability that falls as 1/n; XLNet: 5
     longest_span: int = knob(5, low=1, high=50)
@@ -202,7 +202,7 @@ class SentenceOrderConfig(MaskedLmConfig):
     """Masked-language modelling and the order of two halves of a text (ALBERT, arXiv 1909.11942, section 3.1)."""
 
     name: str = "sop"
-    swapped_share: float = knob(0.5, above=0, below=1)  # of the pairs: the second half stands first
+    swapped_share: float = knob(0.5, above=0, below=1)  # of the pairs: the second half comes first
     order_weight: float = knob(1.0, above=0)  # of the order's loss beside that of the masked tokens
 
     @property

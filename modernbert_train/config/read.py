@@ -135,7 +135,7 @@ def _construct(
     for key_node, value_node in node.value:
         line = place(key_node)
         if not isinstance(key_node, yaml.ScalarNode):
-            errors.append(f"{line}: a list or a section stands where a key belongs. Write `key: value`.")
+            errors.append(f"{line}: a list or a section where a key is expected. Write `key: value`.")
             continue
         key = str(key_node.value)
         if len(key) > MAX_KEY:

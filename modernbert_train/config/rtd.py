@@ -38,7 +38,7 @@ class ReplacedTokensConfig(MaskedLmConfig):
     # its width over the model's, in whole heads. None: a third (ELECTRA-base; small and large a quarter), with gdes 1
     generator_width: float | None = knob(None, above=0)
     # the model has a head that predicts tokens too, so that phases may train it by mlm, causal or permutation. In these
-    # generator and detection stand still, in those of rtd that head does
+    # generator and detection do not train, in those of rtd that head does
     mlm_head: bool = False
 
     @property

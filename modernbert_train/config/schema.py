@@ -228,7 +228,9 @@ class PhaseConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     batch_warmup: BatchWarmupConfig | None = None
     reset_moments: bool = False  # start the phase with an empty optimizer; otherwise moments carry over
-    restart_data: bool = False  # start the phase with a new pass over the data; otherwise it goes on where it stands
+    restart_data: bool = (
+        False  # start the phase with a new pass over the data; otherwise it continues from its position
+    )
     streams: dict[str, PhaseStreamConfig] = field(default_factory=dict)  # other shares; a stream not named has none
 
     @property
@@ -251,16 +253,16 @@ class PhaseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StartConfig:
-    """A run that goes on from a checkpoint of another run; only its first start reads this.
+    """A run that continues from a checkpoint of another run; only its first start reads this.
 
-    A later phase as a run of its own resets the clock. A rollback keeps it: the same phases go on from an earlier
+    A later phase as a run of its own resets the clock. A rollback keeps it: the same phases continue from an earlier
     checkpoint with other rates. For weights alone, without anything else, there is weights.init_from.
     """
 
     checkpoint: str = MISSING  # a checkpoint, or a run, whose newest checkpoint it then is
     clock: Literal["reset", "keep"] = "reset"  # reset: tokens and steps begin at 0, with the first phase
     moments: Literal["keep", "reset"] = "keep"  # the optimizer's state
-    data: Literal["keep", "restart"] = "keep"  # keep: go on with the text not yet seen; restart: a new first pass
+    data: Literal["keep", "restart"] = "keep"  # keep: continue with the text not yet seen; restart: a new first pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +305,7 @@ class StabilityConfig:
     """What is done with a batch that would harm the weights. Its update is skipped before it is applied.
 
     stop ends the run; skip leaves the batch's update out; roll_back also takes weights and moments from a checkpoint
-    before it. Clock and data go on in both. See docs/stability.md.
+    before it. Clock and data advance in both. See docs/stability.md.
     """
 
     non_finite: Literal["stop", "skip", "roll_back"] = "stop"  # the loss or a gradient is NaN or infinite
@@ -330,7 +332,7 @@ class DistributedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    """What a run shows of its progress; loggers besides it stand in `loggers`."""
+    """What a run shows of its progress; other loggers are in `loggers`."""
 
     progress_bar: bool = True  # on a terminal one line that is redrawn; elsewhere, or if false, a line now and then
     line_seconds: float = knob(10.0, above=0)  # time between those lines

@@ -32,7 +32,7 @@ def stream_shares(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for name, stream in config.data.streams.items():
         here = f"data.streams.{name}"
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
-            yield f"{here}: a name of a stream stands in keys and records. Use letters, digits, '_' and '-'."
+            yield f"{here}: a stream's name is used in keys and records. Use letters, digits, '_' and '-'."
         asked = {"proportion": stream.proportion, "repeat": stream.repeat, "tokens": stream.tokens}
         given = {key: value for key, value in asked.items() if value is not None}
         if len(given) > 1:

@@ -131,6 +131,6 @@ def without_words(config: RunConfig) -> str | None:
     if not asked or len(read_vocabulary(config.data.tokenizer).inside_words):
         return None
     return (
-        f"objective.masking=ngram: the tokenizer in {config.data.tokenizer} does not mark which tokens go on with a "
+        f"objective.masking=ngram: the tokenizer in {config.data.tokenizer} does not mark which tokens continue a "
         "word, so each token counts as a whole word. Fine, if that is what you want."
     )

@@ -92,7 +92,7 @@ class Downloader:
                         f"{self.url}/{name}: not fetched in {attempts} attempts; nothing new arrived for "
                         f"{self.timeout_seconds:g} s (data.download_timeout_seconds). The last attempt: "
                         f"{type(error).__name__}: {error}. See that the store can be reached from this machine (for "
-                        "S3: S3_ENDPOINT_URL, proxies); the same command goes on from the newest checkpoint."
+                        "S3: S3_ENDPOINT_URL, proxies); the same command resumes from the newest checkpoint."
                     ) from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -51,7 +51,7 @@ class Labelled:
 
     def __str__(self) -> str:
         learned = int((self.parts_N == ONLY_LEARNED).sum())
-        split = f", {len(self.texts) - learned:,} of them to be told" if learned else ""
+        split = f", {len(self.texts) - learned:,} of them to be classified" if learned else ""
         left_out = f"; {plural(self.empty, 'empty text')} left out" if self.empty else ""
         return f"{len(self.texts):,} texts of {len(self.classes):,} classes{split}{left_out}"
 
@@ -80,7 +80,7 @@ def read_labelled(key: str, settings: ProbeConfig) -> Labelled:
         if single := [label for label in classes if counts[label] < 2]:
             raise DataError(
                 f"{key}.train={settings.train}: {len(single):,} of {len(classes):,} classes have a single text among "
-                f"the {len(train):,} taken ({some(single)}), which cannot be both learned and told. Raise "
+                f"the {len(train):,} taken ({some(single)}), which cannot be used for both training and testing. Raise "
                 f"{key}.max_examples, give more texts, or name others in {key}.test."
             )
         order = permutation(len(train), derive(settings.seed, _FOLDS))

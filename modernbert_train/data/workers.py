@@ -69,7 +69,7 @@ def _wait(batches: Any, number: int, timeout_seconds: float) -> Any:
             raise RunError(
                 f"data worker {index} (process {process}): no batch for {timeout_seconds:g} s "
                 "(data.worker_timeout_seconds). See whether a disk or a network hangs, or raise the timeout; the same "
-                "command goes on from the newest checkpoint."
+                "command resumes from the newest checkpoint."
             )
 
 
@@ -81,8 +81,8 @@ def _require_alive(batches: Any, error: Exception | None) -> None:
         abandon_workers(batches)
         how = f"killed by {signal.Signals(-code).name}" if code and code < 0 else f"gone with exit code {code}"
         raise RunError(
-            f"data worker {index} (process {process}): {how}. If the machine ran out of memory (dmesg tells), lower "
-            "data.num_workers, data.prefetch_batches or data.shuffle_block_shards; the same command goes on from the "
+            f"data worker {index} (process {process}): {how}. If the machine ran out of memory (see dmesg), lower "
+            "data.num_workers, data.prefetch_batches or data.shuffle_block_shards; the same command resumes from the "
             "newest checkpoint."
         ) from error
 

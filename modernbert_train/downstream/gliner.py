@@ -80,7 +80,7 @@ class Counts:
 
 _SAID = {
     "empty": "without a letter, left out",
-    "loose_tags": "tags I-x or E-x that go on with no entity, read as its beginning",
+    "loose_tags": "tags I-x or E-x that continue no entity, read as its beginning",
     "wide": "entities of more words than max_width, neither learned nor found",
     "truncated": "longer than max_len words or the encoder's tokens, cut at the end",
     "lost": "entities cut off, neither learned nor found",

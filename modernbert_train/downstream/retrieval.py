@@ -323,14 +323,14 @@ def _learn(model: SentenceTransformer, config: RetrievalConfig, pairs: Pairs, fo
     )
     trainer.remove_callback(PrinterCallback)
     if (newest := _newest_whole(folder / CHECKPOINTS)) is not None:
-        print(f"going on from {newest}")
+        print(f"resuming from {newest}")
     with _heard(stop):
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     state = trainer.state
     if stop and state.global_step < state.max_steps:
         raise StoppedEarly(
             f"{signal.Signals(stop[0]).name}: saved at step {state.global_step:,} of {state.max_steps:,}. The same "
-            "command goes on."
+            "command resumes."
         )
     logged = [(each["step"], each["loss"]) for each in state.log_history if "loss" in each]
     return {

@@ -69,14 +69,14 @@ class Counts:
     empty: int = 0  # without a letter, left out
     truncated: int = 0  # of those learned from or measured on cut to max_tokens
     few: int = 0  # classes with fewer texts than shots, all of which are taken
-    unseen: int = 0  # with a class that training has not, which cannot be told right
+    unseen: int = 0  # with a class that training has not, which cannot be predicted correctly
 
 
 _SAID = {
     "empty": "texts without a letter, left out",
     "truncated": "texts cut at the end to max_tokens",
     "few": "classes with fewer texts than shots, all of which are taken",
-    "unseen": "texts of classes that training has not, which cannot be told right",
+    "unseen": "texts of classes that training has not, which cannot be predicted correctly",
 }
 
 

@@ -297,7 +297,7 @@ def tell(outcome: Outcome, out: Path) -> None:
         head = f"{plural(len(lines), 'run')} failed; the same command tries again, and keeps the others:"
         failed = "\n".join([head, *lines])
     if outcome.stopped:
-        raise StoppedEarly("\n".join(filter(None, [f"{out}: stopped. The same command goes on.", failed])))
+        raise StoppedEarly("\n".join(filter(None, [f"{out}: stopped. The same command resumes.", failed])))
     if failed:
         failure, code = RunError(failed), outcome.failed[0][1]
         failure.exit_code = code if code > 0 else RunError.exit_code

@@ -257,8 +257,8 @@ def warnings_of(prepared: Prepared, task: TaskConfig) -> Iterator[str]:
     said = {
         "truncated": "longer than the context, cut at the end",
         "empty": "without a letter, left out",
-        "unseen": "of classes that training has not, which cannot be told right",
-        "loose_tags": "tags I-x or E-x that go on with no entity, read as its beginning",
+        "unseen": "of classes that training has not, which cannot be predicted correctly",
+        "loose_tags": "tags I-x or E-x that continue no entity, read as its beginning",
         "lost_words": "tagged words cut off or without a token of their own, neither learned nor measured",
     }
     for name, counts in prepared.counts.items():

@@ -133,7 +133,7 @@ def write_table(folder: Path, table: Table) -> None:
     except OSError as error:
         raise StorageError(
             f"{folder}: cannot be written ({error.strerror}). Free some space or fix the permissions; the same command "
-            "goes on."
+            "resumes."
         ) from None
 
 

@@ -74,7 +74,7 @@ def watch(
                 break
             elif time.time() - max(last_sign, watched.last_sign()) > patience:
                 print(
-                    f"{run}: no sign of training for {patience:.0f} s. The same command goes on when it trains again."
+                    f"{run}: no sign of training for {patience:.0f} s. The same command resumes when it trains again."
                 )
                 break
             else:
@@ -151,7 +151,7 @@ class Watched:
                 print(f"{source}: removed by the run before it could be measured", flush=True)
             except OSError as error:
                 raise StorageError(
-                    f"{own}: cannot be written ({error.strerror}). Free some space; the same command goes on."
+                    f"{own}: cannot be written ({error.strerror}). Free some space; the same command resumes."
                 ) from None
 
     def _done(self) -> set[int]:
@@ -253,7 +253,7 @@ class Watched:
             write_whole(self.record, "".join(json.dumps(entry) + "\n" for entry in entries))
         except OSError as error:
             raise StorageError(
-                f"{self.record}: cannot be written ({error.strerror}). Free some space; the same command goes on."
+                f"{self.record}: cannot be written ({error.strerror}). Free some space; the same command resumes."
             ) from None
         with suppress(DataError, StorageError):  # before its first line there is nothing to draw
             write_report(self.run)

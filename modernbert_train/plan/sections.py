@@ -192,7 +192,7 @@ def _flops(plan: Plan) -> Section:
         rows,
         [
             "Keys are what a token truly sees, on average: its own document, in local layers within the window. "
-            "In causal order that is itself and what stands before it. Training is three times forward; the head "
+            "In causal order that is itself and what comes before it. Training is three times forward; the head "
             "counts the predicted tokens and the pairs; the total is that of the whole phase, in FLOPs.",
             *_newton_schulz(plan),
         ],

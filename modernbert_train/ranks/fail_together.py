@@ -103,7 +103,7 @@ class _Watch:
         except RuntimeError as lost:
             if _may_be_of_network(error):
                 _end(self._without_store())
-            print(f"warning: the other ranks could not be told: {lost}", file=sys.stderr)
+            print(f"warning: the other ranks could not be informed: {lost}", file=sys.stderr)
 
     def _publish(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Write an error for all ranks unless there is one, and return the one that counts, once it has been read."""

@@ -124,7 +124,7 @@ class Heartbeat:
             rank,
             beat.host,
             f"hangs: it has not come beyond {beat.place!r}, and the others have waited for it at {_place[1]!r} for "
-            f"distributed.timeout_seconds={self._timeout:g}. Its stack stands in its own output. Start again, without "
+            f"distributed.timeout_seconds={self._timeout:g}. Its stack is in its own output. Start again, without "
             "that machine if it comes again; if it was only slow, raise the time.",
         )
 

@@ -152,7 +152,7 @@ class RunFolder:
             last = load_run([saved])
         except ConfigError as error:
             raise ConfigError(
-                f"{saved}: not written by this version, which has other keys:\n{error}\nGo on with the version that "
+                f"{saved}: not written by this version, which has other keys:\n{error}\nContinue with the version that "
                 "wrote it, give this run another name=, or start over with --fresh (the old run is kept beside it)."
             ) from None
         changed = differences(last, self.config)
@@ -220,7 +220,7 @@ class RunFolder:
     def _refused(self, path: Path, error: OSError) -> StorageError:
         return StorageError(
             f"{path}: cannot be written ({error.strerror}). Free some space or fix the permissions; the same command "
-            "goes on from the newest checkpoint."
+            "resumes from the newest checkpoint."
         )
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -292,9 +292,9 @@ def _check_fault(entry: dict[str, Any]) -> None:
 
 def _damaged_fault(path: Path, found: str) -> StorageError:
     return StorageError(
-        f"{path}: damaged; {found}. It tells which updates the run has left out, and without it the run would not go "
-        "on as it did. Restore it from a copy; or remove the damaged lines, if those updates lie before the newest "
-        "checkpoint."
+        f"{path}: damaged; {found}. It lists the updates that the run has skipped, and without it the run would "
+        "not continue as it did. Restore it from a copy; or remove the damaged lines, if those updates lie before the "
+        "newest checkpoint."
     )
 
 

@@ -45,7 +45,7 @@ def refuse_average(run: Path) -> None:
         ConfigError: always.
     """
     raise ConfigError(
-        f"{run}: an average of checkpoints, which has no moments and no place in the data to go on from. "
+        f"{run}: an average of checkpoints, which has no moments and no position in the data to continue from. "
         f"Start another run with weights.init_from={run}."
     )
 
@@ -65,7 +65,7 @@ def refuse_changes(checkpoint: Path, then: RunConfig, now: RunConfig, phase: str
         listed = "\n  ".join(changes)
         raise ConfigError(
             f"{checkpoint}: trained to {tokens:,} tokens, into phase {phase}, and the plan up to there has changed:"
-            f"\n  {listed}\nOnly what lies ahead can still be changed. Restore these, or go on by the new plan in a "
+            f"\n  {listed}\nOnly what lies ahead can still be changed. Restore these, or follow the new plan in a "
             f"run with another name= and start.checkpoint={checkpoint}, or start over with --fresh (the old run is "
             "kept beside it)."
         )

@@ -51,7 +51,7 @@ class SetClock(Callback):
         tokens = state.timestamp.token.value
         if batch.plan.tokens_before != tokens:
             raise RunError(
-                f"the data stands at {batch.plan.tokens_before} tokens and the clock at {tokens}. They must never "
+                f"the data is at {batch.plan.tokens_before} tokens and the clock at {tokens}. They must never "
                 "part; please report this with the run's config.yaml."
             )
         position = position_at(self._config, tokens)

@@ -166,7 +166,7 @@ def _train(
     if built.save.stopped:
         raise StoppedEarly(
             f"{folder.path}: stopped at {at.token.value:,} of {config.total_tokens:,} tokens, "
-            "checkpoint written. The same command goes on from here."
+            "checkpoint written. The same command resumes from here."
         )
     if this_rank() == 0:
         held_out = None if built.validate is None or built.validate.last is None else str(built.validate.last)

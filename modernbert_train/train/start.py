@@ -107,7 +107,7 @@ def find_branch(config: RunConfig) -> Start | None:
     source = open_source(config.start.checkpoint)
     if source.checkpoint is None or source.checkpoint.is_average:
         raise ConfigError(
-            f"{name}: holds weights alone, so there is nothing to go on from. Name a run or a checkpoint of this "
+            f"{name}: holds weights alone, so there is nothing to continue from. Name a run or a checkpoint of this "
             "program, or use weights.init_from for weights."
         )
     check_same_architecture(source, config.model, name)
@@ -133,7 +133,7 @@ def find_branch(config: RunConfig) -> Start | None:
         )
     if config.start.clock == "keep" and tokens >= config.total_tokens:
         raise ConfigError(
-            f"{name}: stands at {tokens:,} tokens, this run ends at {config.total_tokens:,}. Set start.clock=reset for "
+            f"{name}: is at {tokens:,} tokens, this run ends at {config.total_tokens:,}. Set start.clock=reset for "
             "phases that count from there, or lengthen the phases."
         )
     return Start(source.checkpoint, [], config.start)
@@ -161,7 +161,7 @@ def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) ->
         if each.is_trained_on:
             remedy = "choose another name=." if start.branch is None else "set start.data=restart."
             raise DataError(
-                f"{folder}: trained on other data: {each}. Going on would repeat or skip text. Restore the data or "
+                f"{folder}: trained on other data: {each}. Resuming would repeat or skip text. Restore the data or "
                 f"{remedy}"
             )
     if start.branch is not None:  # another run, with figures of its own
@@ -202,5 +202,5 @@ def restore(trainer: Trainer, loader: PackedLoader, start: Start) -> None:
     except ValueError as error:
         raise StorageError(
             f"{start.checkpoint.folder / STATE}: training.loader.{error}. Restore it from a copy, or move "
-            "the checkpoint away to go on from the one before."
+            "the checkpoint away to resume from the one before."
         ) from None

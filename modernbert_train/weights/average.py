@@ -1,4 +1,4 @@
-"""`python -m modernbert_train average`: the mean of several checkpoints, as the folder of a run that cannot go on.
+"""`python -m modernbert_train average`: the mean of several checkpoints, as the folder of a run that cannot be resumed.
 
 The published base is the average of four checkpoints of its decay (arXiv 2412.13663, A.4). What comes out has the shape
 of a run with one checkpoint, so `eval`, `export` and `weights.init_from` take it as they take any run; it has no

@@ -40,7 +40,9 @@ def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
         if len(places) != 1:
             raise DataError(f"{text!r}: has {len(places)} [MASK], expected one. Write the text with one [MASK] in it.")
         if is_decoder and places[0] == 0:
-            raise DataError(f"{text!r}: nothing stands before its [MASK], and a decoder reads nothing else. Add text.")
+            raise DataError(
+                f"{text!r}: there is nothing before its [MASK], and a decoder reads nothing else. Add text."
+            )
         if by_query:
             size = encoded["input_ids"].shape[1]
             is_place = torch.zeros(1, 1, size).index_fill(2, places, 1.0)

@@ -185,7 +185,7 @@ def run_card(
     elif PAIR_HEAD in heads_among(shapes):
         introduction += (
             " Of a pair, `token_type_ids` are 0 for `[CLS] a [SEP]` and 1 for `b [SEP]`; its second class is that `b` "
-            "stood before `a`."
+            "came before `a`."
         )
     data = {name: _read_shards(stream.path) for name, stream in streams.items()}
     sections = {
@@ -254,7 +254,7 @@ def _share(name: str, stream: StreamConfig) -> str:
 
 def _data(card: DatasetCard | None, report: dict[str, Any]) -> str:
     if card is None:
-        return "The shards were not at hand when the model was exported, so they are not described here."
+        return "The shards were not available when the model was exported, so they are not described here."
     text = (
         f"{card.documents:,} documents with {card.tokens:,} tokens, by a tokenizer of {card.vocab_size:,} entries "
         f"(sha256 `{card.tokenizer_sha256[:16]}`; of the shards' index `{card.index_sha256[:16]}`)."

@@ -192,7 +192,7 @@ class Hub:
 @contextmanager
 def _told(repo_id: str) -> Iterator[None]:
     """What the hub refuses, as an error of ours."""
-    again = "The same command goes on with what is missing."
+    again = "The same command uploads what is missing."
     try:
         yield
     except HFValidationError as error:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.__main__ import STARTING_POINTS, main
+from modernbert_train.__main__ import main
+from modernbert_train.cli.before import STARTING_POINTS
 from modernbert_train.config.read import INCLUDE, read_yaml
 from modernbert_train.config.tools.init import starting_point
 

@@ -146,7 +146,7 @@ def test_values_of_another_kind_are_refused(refused: Callable[..., list[str]], t
         ("just text", "extra.yaml: holds no keys."),
         ("a: b: c", "extra.yaml: not valid YAML. mapping values are not allowed here"),
         ("name: a\n---\nname: b", "extra.yaml: not valid YAML. expected a single document"),
-        ("? [a, b]\n: 3", "extra.yaml:1: a list or a section stands where a key belongs."),
+        ("? [a, b]\n: 3", "extra.yaml:1: a list or a section where a key is expected."),
         ("name: !!python/object/apply:os.getcwd []", "name (extra.yaml:1): not a plain value"),
         (
             "name: 2024-13-45",

@@ -123,7 +123,7 @@ def test_a_tokenizer_without_words_is_named_where_words_are_masked(
     assert without_words(read_run(tiny_run(there))) is None
     for asked in ("objective.masking=ngram", "objective={name: sop, masking: ngram}"):
         said = without_words(read_run(tiny_run(there, asked)))
-        assert said is not None and "wordless does not mark which tokens go on with a word, so each token cou" in said
+        assert said is not None and "wordless does not mark which tokens continue a word, so each token cou" in said
 
 
 def change_last_byte(file: Path) -> None:

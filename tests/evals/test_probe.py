@@ -303,7 +303,7 @@ def test_tables_are_read_as_those_who_write_them_do(tmp_path: Path) -> None:
     )
     found = read_labelled("evals.x", settings)
     assert found.texts[:2] == (("y", '"x'), ('w"', "z")) and found.parts_N.tolist() == [ONLY_LEARNED] * 2 + [0] * 2
-    assert str(found) == "4 texts of 2 classes, 2 of them to be told"
+    assert str(found) == "4 texts of 2 classes, 2 of them to be classified"
 
 
 LINE = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n{"text": "c", "label": 0}\n{"text": "d", "label": 1}\n'
@@ -389,7 +389,7 @@ def test_classes_that_were_never_seen_cannot_be_told(tmp_path: Path) -> None:
         ("evals.x={name: probe, train: a.csv, folds: 1}", "evals.x.folds=1: must be at least 2"),
         ("evals.x={name: probe, train: a.csv, every_tokens: 0}", "evals.x.every_tokens=0: must be above 0"),
         ("evals.x={name: probe, train: a.parquet}", "Name a file that ends in .jsonl, .tsv or .csv."),
-        ("evals.x={name: probe, train: a.csv, test: a.csv}", "what was learned would be told"),
+        ("evals.x={name: probe, train: a.csv, test: a.csv}", "the probe would be tested on its training texts"),
         ("evals.x={name: probe, train: a.csv, text_columns: []}", "there would be nothing to read"),
         ("evals.x={name: probe, train: a.csv, text_columns: [label]}", "the text would hold its class"),
         ("evals.heldout={name: probe, train: a.csv}", "Choose another"),

@@ -322,7 +322,7 @@ def test_several_runs_need_a_folder_and_no_launcher(
     assert main([*grid, "--model", "nobody"]) == 65  # before any run is started
     assert "nobody: no such folder" in capsys.readouterr().err
     assert main(["finetune", "lr=1", "--model", "x"]) == 78
-    assert "of which task?" in capsys.readouterr().err
+    assert "finetune lr=1 x: names no task. Name one of cola" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
         main(["finetune", "rte", "--model", "x", "--watch", "y"])
     assert ended.value.code == 64

@@ -308,8 +308,8 @@ def test_a_hub_that_does_not_answer_says_what_to_do(monkeypatch: pytest.MonkeyPa
     [
         ({"validation": {}}, "nothing to measure on"),
         ({"text_columns": ["a", "b", "c"]}, "name one column, or two"),
-        ({"text_columns": ["label"]}, "the text would hold what is to be told"),
-        ({"labels": ["a", "a"]}, "a name stands there twice"),
+        ({"text_columns": ["label"]}, "the text would contain the label"),
+        ({"labels": ["a", "a"]}, "a name is listed twice"),
         ({"metrics": ["bleu"]}, "bleu is none of kind=single-label"),
         ({"metrics": ["f1"]}, "f1 is that of the second of two labels"),
         ({"kind": "regression", "labels": ["a", "b"]}, "a score has none"),
@@ -362,8 +362,8 @@ def test_damaged_or_missing_labels_are_found_before_training(tmp_path: Path, tok
 
 
 RULES = [
-    ("{name: classify}", "objective.labels=[] with objective.name=classify: one class cannot be told"),
-    ("{name: tag, labels: [a, a]}", "a name stands there twice"),
+    ("{name: classify}", "objective.labels=[] with objective.name=classify: one class cannot be distinguished"),
+    ("{name: tag, labels: [a, a]}", "a name is listed twice"),
     ("{name: classify, kind: regression, labels: [a, b]}", "a score has none"),
     ("{name: classify, labels: [a, b], segments: 2}", "objective.segments=2 with model.segments=1"),
     ("{name: classify, labels: [a, b]}", "data.validation={data}/validation with objective.name=classify"),

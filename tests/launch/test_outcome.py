@@ -97,7 +97,7 @@ def test_a_second_signal_is_no_75(tmp_path: Path) -> None:
 
 def test_an_end_without_a_word_still_names_the_rank(tmp_path: Path) -> None:
     code, said = ended(tmp_path, {1: 78})
-    assert code == 78 and said == f"rank 1 on {HERE} ended first, with exit code 78; its error stands above"
+    assert code == 78 and said == f"rank 1 on {HERE} ended first, with exit code 78; its error is above"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])

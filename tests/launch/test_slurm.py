@@ -50,7 +50,7 @@ def test_a_signalled_job_saves_is_requeued_and_finishes(tiny_run: TinyRun, tmp_p
             time.sleep(0.5)
     output = (tmp_path / f"tiny-{job}.log").read_text()
     assert (state["JobState"], state["Restarts"], state["ExitCode"]) == ("COMPLETED", "1", "0:0"), output
-    assert "checkpoint written. The same command goes on from here." in output
+    assert "checkpoint written. The same command resumes from here." in output
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [entry["kind"] for entry in entries].count("resume") == 1
     steps = [entry["step"] for entry in entries if entry["kind"] == "step"]

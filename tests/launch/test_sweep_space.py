@@ -40,7 +40,7 @@ READY = sorted((Path(__file__).parents[2] / "yamls/sweeps").glob("*.yaml"))
         ([], "{optim.lr: {low: 0, high: 1, log: true}}", "begins above 0"),
         ([], "{optim.lr: {low: 1, high: 2, choices: [1]}}", "has choices and low, high"),
         ([], "{optim.lr: {choices: []}}", "choices: empty"),
-        ([], "{optim.lr: {choices: [1, 1]}}", "stands there twice"),
+        ([], "{optim.lr: {choices: [1, 1]}}", "is listed twice"),
         ([], "{optim.lr: {low: 1, high: 2, points: 4}}", "only sampler=grid reads it"),
         (["sampler=grid"], "{optim.lr: {low: 1, high: 2}}", "how many values to try"),
         ([], "{name: {choices: [a, b]}}", "every trial has a folder of its own"),

@@ -109,7 +109,7 @@ def test_a_phase_empties_the_moments_once_even_if_it_dies_at_the_border(tiny_run
     [
         ("model.hidden_size=64", "of another architecture:\n  model.hidden_size=64 here, 32 there"),
         ("optim={name: adamw, lr: 1e-3}", "its moments are of optim.name=stable_adamw, this run has adamw"),
-        ("start.clock=keep", "stands at 6,0"),
+        ("start.clock=keep", "is at 6,0"),
         ("start.checkpoint=nowhere", "nowhere"),
     ],
 )

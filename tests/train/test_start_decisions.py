@@ -200,7 +200,7 @@ def test_where_a_start_starts(
         (no_folder, ["start.checkpoint={other}", "model.num_layers=4"], ConfigError, "4 here, 1 there"),
         (no_folder, ["start.checkpoint={other}", "optim={{name: adamw, lr: 1}}"], ConfigError, "has adamw"),
         (no_folder, ["start.checkpoint={other}", "start.clock=keep", "phases.long=null"], ConfigError,
-         "stands at 4,100 tokens, this run ends at 4,000"),
+         "is at 4,100 tokens, this run ends at 4,000"),
         (no_folder, ["weights.init_from={other}", "model.num_layers=4"], ConfigError, "4 here, 1 there"),
     ],
 )  # fmt: skip

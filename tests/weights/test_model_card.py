@@ -123,7 +123,7 @@ def test_an_export_needs_no_shards(folder: Path, tmp_path: Path) -> None:
         _, text = card(folder)
     finally:
         moved.rename(folder / "data/train")
-    assert "not at hand when the model was exported" in section(text, "Data")
+    assert "not available when the model was exported" in section(text, "Data")
     assert "tokens of 6,000 planned" in section(text, "Training")
 
 

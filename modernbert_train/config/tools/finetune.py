@@ -33,7 +33,7 @@ class FrozenConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """A task: labelled texts, what is told of them, and how it is trained."""
+    """A task: labelled texts, their labels, and how they are trained."""
 
     # single-label: one class of each text; multi-label: any number of them; regression: a score; tokens: a class of
     # each word, out of CoNLL files
@@ -47,7 +47,7 @@ class TaskConfig:
     text_columns: list[str] = field(default_factory=lambda: ["text"])  # one, or two for pairs
     label_column: str = "label"  # column with class, classes or score; of a .conll the last column counts
     label_separator: str = ","  # multi-label: between the classes of a text, where they are not a list
-    # classes in the order of the logits, where a whole number may stand for the one of that place; []: those of `train`
+    # classes in the order of the logits, where a whole number may mean the class of that place; []: those of `train`
     labels: list[str] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)  # []: the usual one; see docs/finetuning.md
     lr: float = 5e-5  # peak
@@ -76,9 +76,9 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
     if task.kind != "tokens" and not 1 <= len(task.text_columns) <= 2:
         yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
     if task.label_column in task.text_columns:
-        yield f"label_column={task.label_column} is one of text_columns too: the text would hold what is to be told."
+        yield f"label_column={task.label_column} is one of text_columns too: the text would contain the label."
     if len({*task.labels}) < len(task.labels):
-        yield f"labels={task.labels}: a name stands there twice. Remove one."
+        yield f"labels={task.labels}: a name is listed twice. Remove one."
     if task.labels and (task.kind == "regression" or len(task.labels) < 2):
         yield f"labels={task.labels}: a score has none, and classes are at least two. Remove or complete them."
     for name in task.metrics:
@@ -108,4 +108,4 @@ def split_name_problems(validation: Mapping[str, str]) -> Iterator[str]:
         yield "validation: nothing to measure on. Name it: validation: {dev: FILE}."
     for name in validation:
         if not name.replace("_", "").replace("-", "").isalnum() or name == "heldout":
-            yield f"validation.{name}: the name stands in metrics. Use letters, digits, '_' and '-', and not heldout."
+            yield f"validation.{name}: the name is used in metrics. Use letters, digits, '_' and '-', and not heldout."

@@ -72,4 +72,4 @@ def gliner_problems(config: GlinerConfig) -> Iterator[str]:
             yield f"labels.{kind}: names nothing. Write what the model should read, such as {kind.replace('-', ' ')}."
     said = list(config.labels.values())
     if twice := sorted({label for label in said if said.count(label) > 1}):
-        yield f"labels: several types are read as {twice[0]!r}, and could not be told apart. Name each as another."
+        yield f"labels: several types are read as {twice[0]!r}, and could not be distinguished. Name each as another."

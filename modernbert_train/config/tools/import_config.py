@@ -105,11 +105,11 @@ LEFT = {
     "save_folder": "checkpoints lie in the run's folder",
     "save_num_checkpoints_to_keep": "checkpoint.keep",
     "save_overwrite": "a whole checkpoint is never overwritten",
-    "autoresume": "the same command always goes on",
+    "autoresume": "the same command always resumes",
     "load_weights_only": "weights.init_from",
     "restart_override": "rates are computed from the YAML at every step, never restored",
     "progress_bar": "logging.progress_bar",
-    "log_to_console": "progress is always told",
+    "log_to_console": "progress is always printed",
     "console_log_interval": "logging.line_seconds",
     "python_log_level": "errors have one form",
     "fsdp_config": "distributed.strategy",
@@ -292,7 +292,7 @@ def _start(theirs: _Keys, ours: dict[str, Any]) -> None:
     path, reset = theirs.take("load_path", None), theirs.take("reset_time", False)
     if path is not None:
         theirs.notes.append(
-            f"load_path={path}: a checkpoint of theirs gives weights alone, as weights.init_from; to go on from a run "
+            f"load_path={path}: a checkpoint of theirs gives weights alone, as weights.init_from; to continue a run "
             f"of ours use start.checkpoint{', with start.clock=reset as reset_time said' if reset else ''}"
         )
         _put(ours, "weights.init_from", path)

@@ -27,7 +27,7 @@ class EvaluateConfig:
     # over all tokens, or the first; None: mean. A folder of sentence-transformers has its own, and of the next three
     pooling: Literal["mean", "cls"] | None = None
     normalize: bool | None = None  # vectors of length 1; None: true
-    query_prompt: str | None = None  # stands before each query, its space included; None: nothing
+    query_prompt: str | None = None  # put before each query, its space included; None: nothing
     document_prompt: str | None = None  # before each document
     # longer texts are cut, special tokens included; None: what the model was trained on
     max_tokens: int | None = knob(None, low=8)
@@ -58,7 +58,7 @@ class RetrievalConfig(EvaluateConfig):
     weight_decay: float = knob(0.0, low=0)  # torch's AdamW: times the rate in each step
     seed: int = knob(1618, low=0, below=2**32)  # of the order and of dropout
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of training; auto: bf16 autocast on a GPU that has it
-    save_every_steps: int = knob(500, low=1)  # steps between checkpoints, which the same command goes on from
+    save_every_steps: int = knob(500, low=1)  # steps between checkpoints, which the same command resumes from
 
 
 def retrieval_problems(config: EvaluateConfig) -> Iterator[str]:
@@ -81,4 +81,4 @@ def retrieval_problems(config: EvaluateConfig) -> Iterator[str]:
         yield f"query_column, positive_column and negative_columns name {', '.join(columns)}. Name each column once."
     for name in config.evaluate:
         if not name.replace("_", "").replace("-", "").isalnum():
-            yield f"evaluate.{name}: the name stands in results. Use letters, digits, '_' and '-'."
+            yield f"evaluate.{name}: the name is used in results. Use letters, digits, '_' and '-'."

@@ -55,4 +55,4 @@ def setfit_problems(config: SetfitConfig) -> Iterator[str]:
         if not file.endswith(TABLES):
             yield f"{name}={file}: of which kind is it? Name one of {', '.join(TABLES)}."
     if config.text_column == config.label_column:
-        yield f"label_column={config.label_column} is text_column too: the text would hold what is to be told."
+        yield f"label_column={config.label_column} is text_column too: the text would contain the label."

@@ -61,7 +61,7 @@ class SweepConfig:
     workers: int = 1  # trials at a time on this machine, each with its share of the GPUs
     ranks: int | None = None  # processes of a trial; None: one for each GPU of its share, or one
     attempts: int = 3  # starts of a trial that crashes before it counts as failed
-    heartbeat_seconds: int = 30  # a worker that is silent for three times as long has died; others go on with its trial
+    heartbeat_seconds: int = 30  # a worker that is silent for three times as long has died; others resume its trial
 
     @property
     def folder(self) -> str:
@@ -126,7 +126,7 @@ def _dimension_problems(here: str, dimension: DimensionConfig, sampler: str) -> 
         if not dimension.choices:
             yield f"{here}.choices: empty. Name the values to try."
         elif len({str(choice) for choice in dimension.choices}) < len(dimension.choices):
-            yield f"{here}.choices={dimension.choices}: a value stands there twice. Remove one."
+            yield f"{here}.choices={dimension.choices}: a value is listed twice. Remove one."
         return
     if low is None or high is None:
         yield f"{here}: needs choices, or low and high. For example {here}: {{low: 1e-4, high: 1e-2, log: true}}."

@@ -125,8 +125,8 @@ def export_format(model: ModelConfig, order: Order, modules: Collection[str] = (
     if found is None:
         how = "to tell replaced tokens" if TOKEN_HEAD in modules else f"in order {order}"
         raise ConfigError(
-            f"model.name={model.name}: transformers has no such model for weights that were trained {how}. Go on from "
-            "the run itself; it cannot be exported."
+            f"model.name={model.name}: transformers has no such model for weights that were trained {how}. "
+            "Continue the run itself; it cannot be exported."
         )
     return found
 

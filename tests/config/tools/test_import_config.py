@@ -111,7 +111,7 @@ def test_base_pretraining_becomes_our_recipe(theirs: Path, tmp_path: Path, capsy
     assert config.name == "base-pretrain" and config.checkpoint.interval_steps == 4000
     notes = capsys.readouterr().err
     assert "made_up: not known here, not carried over" in notes
-    assert "autoresume: the same command always goes on" in notes
+    assert "autoresume: the same command always resumes" in notes
     assert "train_loader: data: prepare" in notes
     assert main(["import-config", str(theirs), "--out", str(out)]) == 78, "nothing is overwritten"
 

@@ -165,7 +165,7 @@ def test_number_of_tasks_changes_no_document(words: Words, tmp_path: Path) -> No
 @pytest.mark.runs
 def test_a_worker_that_dies_ends_the_run_by_name() -> None:
     """The kernel kills what takes too much memory; a pool that waits for it waits for ever."""
-    with Workers(2) as workers, pytest.raises(RunError, match=r"task 2: its process was killed by SIGKILL.*goes on"):
+    with Workers(2) as workers, pytest.raises(RunError, match=r"task 2: its process was killed by SIGKILL.*resumes"):
         workers.run(KilledAtTwo().pickled(), list(range(20)))
     with Workers(2) as workers, pytest.raises(DataError, match="bad line 3"):
         workers.run(BadData().pickled(), [3])

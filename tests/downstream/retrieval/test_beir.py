@@ -153,7 +153,7 @@ def test_pairs_that_cannot_be_learned_from_are_refused(tmp_path: Path, write_bei
         ({"name": "a/b"}, "name=a/b: it is a folder"),
         ({"train": []}, "train: nothing to learn from"),
         ({"negative_columns": ["query"]}, "Name each column once"),
-        ({"evaluate": {"a b": "x"}}, "evaluate.a b: the name stands in results"),
+        ({"evaluate": {"a b": "x"}}, "evaluate.a b: the name is used in results"),
     ],
 )
 def test_wrong_settings_are_told(keys: dict[str, Any], message: str) -> None:

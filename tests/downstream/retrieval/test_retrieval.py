@@ -115,13 +115,13 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     with monkeypatch.context() as patch:
         patch.setattr(CallbackHandler, "on_step_begin", interrupt)
         assert main(words("stopped")) == 75
-    assert "SIGTERM: saved at step 7 of 10. The same command goes on." in capsys.readouterr().err
+    assert "SIGTERM: saved at step 7 of 10. The same command resumes." in capsys.readouterr().err
     checkpoints = tmp_path / "runs/stopped/checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["checkpoint-4", "checkpoint-7"]
     (checkpoints / "checkpoint-7/whole").unlink()
     (checkpoints / "checkpoint-7/model.safetensors").write_bytes(b"half")
     assert main(words("stopped")) == 0
-    assert "going on from" in (said := capsys.readouterr().out) and "checkpoint-4" in said
+    assert "resuming from" in (said := capsys.readouterr().out) and "checkpoint-4" in said
     weights = [load_file(tmp_path / f"runs/{name}/st/model.safetensors") for name in ("whole", "stopped")]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])

@@ -1,0 +1,70 @@
+"""What several verbs have in common: the run that a command line names, and options of one meaning."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modernbert_train.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from modernbert_train.run.checkpoint import Checkpoint
+
+MODEL = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
+
+
+def with_run(parser: argparse.ArgumentParser) -> None:
+    """Add the YAML files and overrides of a run, as `options.run`."""
+    parser.add_argument("run", nargs="+", metavar="RUN [KEY=VALUE]", help="YAML files or a run's folder, overrides")
+
+
+def with_licence(parser: argparse.ArgumentParser) -> None:
+    """Add the licence that a model card names, as `options.licence`."""
+    words = "licence of the model for its card, as the hub names it: apache-2.0, cc-by-4.0, other; default: unknown"
+    parser.add_argument("--licence", "--license", metavar="ID", help=words)
+
+
+def read_run(arguments: list[str]) -> RunConfig:
+    """The configuration named on a command line: YAML files or one run folder, and overrides."""
+    from modernbert_train.weights.named_model import read_config
+
+    return read_config(*files_and_overrides(arguments))
+
+
+def files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
+    """The words of a command line without and with `=`; of a folder the config.yaml in it."""
+    names = [argument for argument in arguments if "=" not in argument]
+    overrides = [argument for argument in arguments if "=" in argument]
+    return [Path(name) / "config.yaml" if Path(name).is_dir() else Path(name) for name in names], overrides
+
+
+def named_checkpoint(words: list[str]) -> Checkpoint | None:
+    """The checkpoint that a command line names in place of a run, verified before its configuration is read."""
+    for folder in (Path(word) for word in words if "=" not in word):
+        if (folder.name.startswith("step-") and not folder.is_file()) or (folder / "MANIFEST.json").is_file():
+            from modernbert_train.run.checkpoint import open_named
+
+            return open_named(folder)
+    return None
+
+
+@contextmanager
+def many_imports() -> Iterator[None]:
+    """Within it Python does not look for garbage, a fifth of the time that torch and Composer take to be imported.
+
+    Afterwards it leaves out what is there by then, half a million objects that stay to the end.
+    """
+    first = "torch" not in sys.modules
+    if first:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if first:
+            gc.freeze()
+            gc.enable()

@@ -1,0 +1,220 @@
+"""Verbs before training: what a run would be, do and cost. None of them needs a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modernbert_train.cli.arguments import MODEL, files_and_overrides, read_run, with_licence, with_run
+from modernbert_train.cli.parser import Call, positive
+from modernbert_train.config.check import check as check_config
+from modernbert_train.config.check import check_model
+from modernbert_train.config.load import load_model
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.errors import ConfigError
+from modernbert_train.installed import YAMLS
+
+if TYPE_CHECKING:
+    from modernbert_train.data.facts import DataFacts
+
+# kinds of `init` -> the folder of yamls/
+STARTING_POINTS = {
+    "recipe": "recipes", "run": "", "data": "data", "model": "model", "sweep": "sweeps", "task": "tasks",
+    "retrieval": "retrieval", "gliner": "gliner", "setfit": "setfit",
+}  # fmt: skip
+
+
+def starting_points(kind: str) -> dict[str, Path]:
+    """The files of a kind that `init` can print, by name."""
+    folder = YAMLS / STARTING_POINTS[kind]
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)}
+
+
+def init(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `init`."""
+    parser.add_argument("kind", choices=STARTING_POINTS, help="what for")
+    parser.add_argument("name", nargs="?", help="which; without it the names there are")
+    return _init
+
+
+def _init(options: argparse.Namespace) -> None:
+    files = starting_points(options.kind)
+    if options.name is None:
+        print(*files, sep="\n")
+    elif options.name in files:
+        from modernbert_train.config.tools.init import starting_point
+
+        print(starting_point(files[options.name]), end="")
+    else:
+        raise ConfigError(f"init {options.kind} {options.name}: there is none. Known: {', '.join(files)}.")
+
+
+def import_config(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `import-config`."""
+    parser.add_argument("file", type=Path, help="their YAML, or the config.json of a model")
+    parser.add_argument("--out", type=Path, help="file to write; default: standard output")
+    return _import_config
+
+
+def _import_config(options: argparse.Namespace) -> None:
+    if options.file.suffix == ".json":
+        from modernbert_train.weights.import_model import import_model
+
+        text, notes = import_model(options.file)
+    else:
+        from modernbert_train.config.tools.import_config import import_config
+
+        text, notes = import_config(options.file)
+    if options.out is None:
+        print(text, end="")
+    elif options.out.exists():
+        raise ConfigError(f"--out={options.out}: exists already. Name a file that does not.")
+    else:
+        options.out.write_text(text, encoding="utf-8")
+    print("not carried over, or to be looked at:", *notes, sep="\n  ", file=sys.stderr)
+
+
+def check(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `check`."""
+    with_run(parser)
+    parser.add_argument("--ranks", type=positive, default=1, help="processes that would train")
+    return _check
+
+
+def _check(options: argparse.Namespace) -> None:
+    from modernbert_train.preflight import preflight, with_later_mistakes
+
+    with with_later_mistakes(options.ranks):
+        config = read_run(options.run)
+    from modernbert_train.config.describe import describe
+    from modernbert_train.data.check import describe_streams, few_predictions, without_words
+    from modernbert_train.data.facts import read_facts
+    from modernbert_train.plan.picture import picture_text
+
+    preflight(config, options.ranks)
+    facts = read_facts(config)
+    print(describe(config))
+    if (warning := few_predictions(config, facts)) is not None:
+        print(f"warning: {warning}")
+    if (warning := without_words(config)) is not None:
+        print(f"warning: {warning}")
+    if config.data.streams:
+        print(describe_streams(config, facts))
+    if config.weights.vocabulary != "same":
+        print(*_vocabulary_lines(config, facts), sep="\n")
+    if config.evals:
+        from modernbert_train.data.labelled import describe_labelled
+
+        print(*describe_labelled(config), sep="\n")
+    print(f"\n{picture_text(config)}")
+
+
+def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:
+    """What another vocabulary will do; it takes torch, and weights that are here already."""
+    from importlib.util import find_spec
+
+    from modernbert_train.run.run_folder import RunFolder
+
+    name = config.weights.init_from
+    if RunFolder(config).has_checkpoints() or find_spec("torch") is None or name is None or not Path(name).exists():
+        return [f"weights.vocabulary={config.weights.vocabulary}: what it does is said when a run starts with it"]
+    from modernbert_train.weights.source import find_origin
+    from modernbert_train.weights.token_effect import describe_effects, effects
+
+    origin = find_origin(config)
+    assert origin is not None
+    return [origin.describe(), *describe_effects(effects(config, facts, origin))]
+
+
+def inspect(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `inspect`."""
+    with_run(parser)
+    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="number of the batch, from 1")
+    parser.add_argument("--rows", type=positive, default=2, metavar="K", help="rows of it to show, default 2")
+    parser.add_argument("--no-color", action="store_true", help="also NO_COLOR, or an output that is no terminal")
+    return _inspect
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    config = read_run(options.run)
+    check_config(config)
+    from modernbert_train.inspection.show import inspect_run
+    from modernbert_train.inspection.terminal import print_text, wants_color
+
+    print_text(inspect_run(config, options.batch, options.rows, color=wants_color(options.no_color)))
+
+
+def plan(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `plan`."""
+    with_run(parser)
+    parser.add_argument("--ranks", type=positive, default=1, help="GPUs that would train; default: 1")
+    words = "kinds of GPU, the first for memory, advice and scaling; default: h100, and all for time and cost"
+    parser.add_argument("--gpu", nargs="+", type=_gpu, metavar="NAME", help=words)
+    words = "dollars an hour for one GPU, in place of the assumed price; may be repeated"
+    parser.add_argument("--price", action="append", type=_price, default=[], metavar="NAME=DOLLARS", help=words)
+    words = "median length of documents, in place of the data's"
+    parser.add_argument("--median", type=positive, metavar="TOKENS", help=words)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write it as a page too; FILE.svg: the picture alone")
+    return _plan
+
+
+def _gpu(text: str) -> str:
+    from modernbert_train.plan.gpus import GPUS
+
+    if text not in GPUS and "=" not in text:
+        raise argparse.ArgumentTypeError(f"{text}: an unknown GPU. Known: {', '.join(GPUS)}")
+    return text
+
+
+def _price(text: str) -> tuple[str, float]:
+    name, _, dollars = text.partition("=")
+    try:
+        price = float(dollars)
+    except ValueError:
+        price = math.nan
+    if _gpu(name) and not (math.isfinite(price) and price >= 0):
+        raise argparse.ArgumentTypeError(f"{text}: write NAME=DOLLARS, for example h100=2.50")
+    return name, price
+
+
+def _plan(options: argparse.Namespace) -> None:
+    words = options.gpu or []
+    config = read_run(options.run + [word for word in words if "=" in word])  # overrides may follow --gpu
+    check_config(config, options.ranks)
+    from modernbert_train.plan.answer import answer
+    from modernbert_train.plan.gpus import GPUS
+    from modernbert_train.plan.make import make_plan
+    from modernbert_train.plan.output import as_text, write
+    from modernbert_train.plan.sections import sections
+
+    named = [word for word in words if "=" not in word]
+    made = make_plan(config, options.ranks, options.median)
+    wanted = (made, (named or ["h100"])[0], named or list(GPUS), dict(options.price))
+    found = [answer(*wanted), *sections(*wanted)]
+    if options.html is not None:
+        write(options.html, config, found)
+    print(as_text(config, found))
+
+
+def grow(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `grow`."""
+    parser.add_argument("--from", dest="source", required=True, metavar="MODEL", help=MODEL)
+    words = "YAML files with the larger model: section, a run's or one of yamls/model, and overrides"
+    parser.add_argument("--to", nargs="+", required=True, metavar="YAML [KEY=VALUE]", help=words)
+    parser.add_argument("--mode", choices=("fitted", "paper"), help="default: weights.grow_mode, which is fitted")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the grown model")
+    with_licence(parser)
+    return _grow
+
+
+def _grow(options: argparse.Namespace) -> None:
+    mode = [f"weights.grow_mode={options.mode}"] if options.mode else []
+    files, overrides = files_and_overrides(options.to)
+    config = load_model(files, [*overrides, *mode])
+    check_model(config.model)
+    from modernbert_train.weights.grow import grow_model
+
+    grow_model(options.source, config.model, config.weights.grow_mode, options.out, options.licence)

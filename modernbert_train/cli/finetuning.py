@@ -1,0 +1,95 @@
+"""The verb `finetune`: one run, or every task with every model and seed, or every checkpoint of a run that trains."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from modernbert_train.cli.arguments import MODEL, many_imports
+from modernbert_train.cli.parser import Call, positive
+from modernbert_train.errors import ConfigError
+from modernbert_train.installed import YAMLS
+
+
+def finetune(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `finetune`."""
+    words = (
+        "tasks: of yamls/tasks, such as mnli, or YAML files of your own; keys of the task, such as lr= or data=, and "
+        "of the run, such as compute.device="
+    )
+    parser.add_argument("run", nargs="*", metavar="TASK [KEY=VALUE]", help=words)
+    of_what = parser.add_mutually_exclusive_group(required=True)
+    words = f"{MODEL}; of these also frozen:MODEL and untrained:MODEL"
+    of_what.add_argument("--model", nargs="+", metavar="MODEL", help=words)
+    words = "every new checkpoint of a run while it trains; its report has the curve"
+    of_what.add_argument("--watch", type=Path, metavar="RUN", help=words)
+    words = "one run each, in place of seed=; the paper's are 1618 42 6033 3145"
+    parser.add_argument("--seeds", nargs="+", type=positive, metavar="N", help=words)
+    words = "folder of many runs, every task with every model and seed, and of their table"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=words)
+    words = "runs at a time, of many; default: one for each GPU, or one"
+    parser.add_argument("--jobs", type=positive, metavar="N", help=words)
+    words = "seconds without a sign of training after which watching ends, default 600"
+    parser.add_argument("--patience", type=positive, default=600, metavar="S", help=words)
+    return _finetune
+
+
+def _is_task(word: str) -> bool:
+    """Whether a word after --model is a task: no model is a YAML file, and a folder of a task's name is a model."""
+    if Path(word).suffix in (".yaml", ".yml"):
+        return True
+    return (YAMLS / "tasks" / f"{word}.yaml").is_file() and not Path(word).exists()
+
+
+def words_of(options: argparse.Namespace) -> tuple[list[str], list[str], list[str]]:
+    """Tasks, models and overrides, whether the task is named before or after --model, which takes several words.
+
+    Raises:
+        ConfigError: a task or a model is missing.
+    """
+    after = options.model or []
+    overrides = [word for word in options.run if "=" in word]
+    overrides += [word for word in after if "=" in word and not Path(word).exists()]
+    after = [word for word in after if word not in overrides]
+    tasks = [word for word in options.run if "=" not in word] + [word for word in after if _is_task(word)]
+    models = [word for word in after if not _is_task(word)]
+    if not tasks:
+        known = ", ".join(sorted(path.stem for path in (YAMLS / "tasks").glob("*.yaml")))
+        raise ConfigError(
+            f"finetune {' '.join([*options.run, *after])}: names no task. Name one of {known}, or a YAML file of your "
+            "own, before --model or after it."
+        )
+    if options.watch is None and not models:
+        raise ConfigError("--model: names none. Name a run, a checkpoint or a Hugging Face folder.")
+    return tasks, models, overrides
+
+
+def _finetune(options: argparse.Namespace) -> None:
+    tasks, models, overrides = words_of(options)
+    if options.watch is None and options.out is None and (len(tasks) > 1 or len(models) > 1 or options.jobs):
+        raise ConfigError(
+            f"finetune of {', '.join(tasks)} with {', '.join(models)}: several runs at a time need a folder for their "
+            "table. Add --out runs/judged; or name one task and one --model, without --jobs."
+        )
+    if options.watch is not None or options.out is not None:
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise ConfigError("--out and --watch start processes of their own. Start one command, without torchrun.")
+        from modernbert_train.finetune.many import finetune_many
+        from modernbert_train.finetune.watch import watch
+
+        if options.watch is None:
+            finetune_many(tasks, models, options.seeds, options.out, options.jobs, overrides)
+        elif options.out is not None:
+            raise ConfigError(f"--out={options.out}: what is watched is kept in {options.watch}/watch. Leave it out.")
+        else:
+            watch(options.watch, tasks, options.seeds, options.jobs, options.patience, overrides)
+        return
+    from modernbert_train.run.progress import stage
+
+    stage("loading torch and Composer")
+    with many_imports():
+        from modernbert_train.finetune.run import finetune
+
+    for seed in options.seeds or [None]:
+        finetune(tasks[0], models[0], [*overrides, *([] if seed is None else [f"seed={seed}"])])

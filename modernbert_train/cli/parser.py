@@ -1,0 +1,32 @@
+"""argparse as all commands of this project use it: wrong arguments end with 64, as docs/faults.md says."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+EXIT_CODE = 64
+Call = Callable[[argparse.Namespace], None]
+
+
+class Parser(argparse.ArgumentParser):
+    """Help keeps its line breaks, an option is never guessed from its first letters, and a mistake ends with 64."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        settings.setdefault("allow_abbrev", False)
+        super().__init__(**settings)
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        """Print the usage and what is wrong, and end the process."""
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_CODE, f"error: {message}\n")
+
+
+def positive(text: str) -> int:
+    """A whole number above 0, for `type=`."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text}: a whole number above 0 is expected")
+    return int(text)

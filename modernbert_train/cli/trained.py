@@ -1,0 +1,108 @@
+"""Verbs about a trained model: measure it, average it, hand it out."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from modernbert_train.cli.arguments import named_checkpoint, read_run, with_licence, with_run
+from modernbert_train.cli.parser import Call, positive
+from modernbert_train.config.check import check
+from modernbert_train.errors import ConfigError
+
+
+def evaluate(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `eval`."""
+    with_run(parser)
+    return _evaluate
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    named = named_checkpoint(options.run)
+    config = read_run(options.run)
+    check(config)
+    from modernbert_train.evals.evaluate import evaluate_run
+
+    evaluate_run(config, checkpoint=named)
+
+
+def fill(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `fill`."""
+    parser.add_argument("model", type=Path, help="folder of an exported model")
+    parser.add_argument("text", nargs="+", help="text with one [MASK]")
+    return _fill
+
+
+def _fill(options: argparse.Namespace) -> None:
+    from modernbert_train.weights.fill import fill
+
+    print(fill(options.model, options.text))
+
+
+def average(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `average`."""
+    words = "checkpoints, or runs, whose newest checkpoint counts; with --last one run"
+    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=words)
+    parser.add_argument("--last", type=positive, metavar="K", help="the K newest checkpoints of the run's decay")
+    parser.add_argument("--weights", nargs="+", type=float, metavar="W", help="one for each; default: all the same")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the average")
+    return _average
+
+
+def _average(options: argparse.Namespace) -> None:
+    from modernbert_train.weights.average import average_checkpoints
+
+    average_checkpoints(options.checkpoints, options.out, last=options.last, weights=options.weights)
+
+
+def export(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `export`."""
+    with_run(parser)
+    parser.add_argument("--out", type=Path, help="folder of the model; default: the run's folder/hf")
+    words = "the generator that was trained beside the model, into hf-generator; see objective.name=rtd"
+    parser.add_argument("--generator", action="store_true", help=words)
+    with_licence(parser)
+    return _export
+
+
+def _export(options: argparse.Namespace) -> None:
+    if Path(options.run[0]).suffix == ".pt":
+        if options.out is None or len(options.run) > 1:
+            raise ConfigError(f"{' '.join(options.run)}: such a file is exported alone, as FILE.pt --out FOLDER.")
+        from modernbert_train.weights.export import convert_model
+
+        convert_model(options.run[0], options.out, options.licence)
+        return
+    named = named_checkpoint(options.run)
+    config = read_run(options.run)
+    check(config)
+    from modernbert_train.weights.export import export_run
+
+    export_run(config, options.out, checkpoint=named, licence=options.licence, generator=options.generator)
+
+
+def push(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `push`."""
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("repo_id", metavar="OWNER/MODEL", help="on the hub; made if it is not there")
+    parser.add_argument("--private", action="store_true", help="make it visible to its owner alone")
+    words = "also each checkpoint as a revision of its name; step-00000000 has the weights before the first step"
+    parser.add_argument("--every-checkpoint", action="store_true", help=words)
+    with_licence(parser)
+    return _push
+
+
+def _push(options: argparse.Namespace) -> None:
+    if not (options.folder / "config.yaml").is_file():
+        raise ConfigError(f"push {options.folder}: not the folder of a run. Name one, such as runs/quickstart.")
+    config = read_run([str(options.folder)])
+    check(config)
+    from modernbert_train.weights.push import push_run
+
+    push_run(
+        config,
+        options.repo_id,
+        private=options.private,
+        every_checkpoint=options.every_checkpoint,
+        licence=options.licence,
+    )

@@ -1,0 +1,103 @@
+"""Verbs that train a run and watch it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from modernbert_train.cli.arguments import many_imports, read_run, with_run
+from modernbert_train.cli.parser import Call
+from modernbert_train.config.check import check
+from modernbert_train.errors import ConfigError
+
+
+def train(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `train`."""
+    with_run(parser)
+    parser.add_argument("--fresh", action="store_true", help="start from scratch; what the folder holds is put aside")
+    return _train
+
+
+def _train(options: argparse.Namespace) -> None:
+    from modernbert_train.preflight import preflight, with_later_mistakes
+
+    with with_later_mistakes():
+        config = read_run(options.run)
+    from modernbert_train.run.progress import stage
+
+    stage("checking the configuration, the data and the run's folder")
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        preflight(config, fresh=options.fresh)
+    else:  # of several ranks, one that finds a mistake must tell the others, which needs torch
+        check(config)
+    stage("loading torch and Composer")
+    with many_imports():
+        from modernbert_train.train.session import train
+
+    train(config, fresh=options.fresh)
+
+
+def report(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `report`."""
+    with_run(parser)
+    words = "the page; default: report.html in the run's folder, comparison.html beside the first of several"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=words)
+    words = "show the page in a browser while the runs train; RUN may also be a folder of runs"
+    parser.add_argument("--serve", action="store_true", help=words)
+    words = "of --serve; default: 8421, or a free one where that is taken"
+    parser.add_argument("--port", type=_port, metavar="N", help=words)
+    words = "of --serve; default: 127.0.0.1, which this machine alone reaches. Nobody is asked for a password"
+    parser.add_argument("--host", metavar="ADDRESS", help=words)
+    return _report
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text}: a port from 0 to 65535 is expected")
+    return int(text)
+
+
+def _report(options: argparse.Namespace) -> None:
+    if options.serve:
+        if options.out is not None:
+            raise ConfigError(f"report --serve --out {options.out}: a page is either served or written. Leave one out.")
+        from modernbert_train.report.serve import LOOPBACK, serve
+
+        serve([Path(word) for word in options.run], options.host or LOOPBACK, options.port)
+        return
+    if options.port is not None or options.host is not None:
+        raise ConfigError("report: --port and --host are of --serve, which is not there.")
+    folders = [Path(word) for word in options.run if Path(word).is_dir()]
+    if len(folders) > 1:
+        if len(folders) < len(options.run):
+            raise ConfigError(f"report {' '.join(options.run)}: several runs are compared by their folders alone.")
+        from modernbert_train.report import write_comparison
+
+        print(write_comparison(folders, options.out or folders[0].parent / "comparison.html"))
+        return
+    from modernbert_train.report import is_table, write_report, write_table_page
+
+    if len(folders) == len(options.run) and is_table(folders[0]):
+        print(write_table_page(folders[0], options.out))
+        return
+    config = read_run(options.run)
+    print(write_report(Path(config.folder), options.out))
+
+
+def runs(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `runs`."""
+    words = "folders of runs, or runs; default: runs"
+    parser.add_argument("folders", nargs="*", type=Path, default=[Path("runs")], metavar="FOLDER", help=words)
+    parser.add_argument("--json", action="store_true", help="as JSON, with exact numbers")
+    return _runs
+
+
+def _runs(options: argparse.Namespace) -> None:
+    from modernbert_train.run.listing import as_json, as_text, list_runs
+
+    found, wrong = list_runs(options.folders)
+    for line in wrong:
+        print(f"warning: {line}", file=sys.stderr)
+    print(as_json(found) if options.json else as_text(found))

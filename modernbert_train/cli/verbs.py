@@ -1,0 +1,165 @@
+"""Every verb of the command line, one row each: help, shell completion, the documentation's table and tests read it.
+
+A row names where the verb lives, and nothing of it is imported before it is used. `module:function` is a function that
+adds the verb's arguments to a parser and returns what to call with them. A `module` alone is a program of its own: it
+has `make_parser()` and `main(arguments)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from typing import NamedTuple
+
+from modernbert_train.cli.parser import Parser
+from modernbert_train.text import table
+
+PREPARE, BEFORE, TRAIN, WATCH = "prepare data", "before training", "train", "watch"
+EVALUATE, PUBLISH, FINE_TUNE, DEVELOPER = "evaluate", "publish", "fine-tune", "developer"
+
+
+class Verb(NamedTuple):
+    """A row.
+
+    Attributes:
+        name: the word on the command line.
+        group: the task that it belongs to, a heading of the help page.
+        summary: one line.
+        home: where its arguments and its call are.
+        example: a command line after the program's name.
+        keys: whose configuration keys its words `key=value` may be, as `config/tools/reference.py` names them.
+    """
+
+    name: str
+    group: str
+    summary: str
+    home: str
+    example: str
+    keys: tuple[str, ...] = ()
+
+    @property
+    def is_program(self) -> bool:
+        """It runs as a process of its own."""
+        return ":" not in self.home
+
+
+_CLI, _MORE = "modernbert_train.cli", "modernbert_train.downstream.verbs"
+VERBS = (
+    Verb("prepare", PREPARE, "text on disk to tokenised shards", "data_prep.prepare",
+         "prepare yamls/data/quickstart.yaml", ("prepare",)),
+    Verb("tokenizer", PREPARE, "train a tokenizer, or adapt one", "data_prep.tokenizer",
+         "tokenizer train data/tokenizer my/texts --entries 32768"),
+    Verb("stats", PREPARE, "what a dataset holds: documents, tokens, lengths, duplicates", "data_prep.stats",
+         "stats data/quickstart"),
+    Verb("init", BEFORE, "print a commented YAML file to start from: of a run, of data, of a task",
+         f"{_CLI}.before:init", "init recipe modernbert-base"),
+    Verb("import-config", BEFORE, "a run file of AnswerDotAI/ModernBERT, or a config.json, as a YAML of this project",
+         f"{_CLI}.before:import_config", "import-config their.yaml --out mine.yaml"),
+    Verb("check", BEFORE, "every mistake that can be found before training, and what the run would do",
+         f"{_CLI}.before:check", "check yamls/quickstart.yaml optim.lr=1e-3", ("run",)),
+    Verb("inspect", BEFORE, "a packed, masked batch as text, document lengths, packing and mixture",
+         f"{_CLI}.before:inspect", "inspect yamls/quickstart.yaml --rows 1", ("run",)),
+    Verb("plan", BEFORE, "parameters, FLOPs, memory, steps, disk, hours and cost, without a GPU",
+         f"{_CLI}.before:plan", "plan yamls/quickstart.yaml --gpu h100 rtx4090", ("run",)),
+    Verb("grow", BEFORE, "enlarge a model by center tiling, for weights.init_from of a run", f"{_CLI}.before:grow",
+         "grow --from answerdotai/ModernBERT-base --to yamls/model/large.yaml --out grown", ("run",)),
+    Verb("quickstart", TRAIN, "text to a trained small model on this machine, every step printed",
+         "launch.quickstart", "quickstart", ("run",)),
+    Verb("train", TRAIN, "train a run, or resume it from its newest checkpoint", f"{_CLI}.training:train",
+         "train yamls/quickstart.yaml name=slower optim.lr=1e-3", ("run",)),
+    Verb("launch", TRAIN, "train on all GPUs of this machine, on several machines, or as a cluster's job",
+         "launch.run", "launch yamls/quickstart.yaml --ranks 2", ("run",)),
+    Verb("sweep", TRAIN, "many runs from one YAML, and the best of them", "launch.sweep",
+         "sweep yamls/sweeps/mask_rate.yaml", ("sweep",)),
+    Verb("report", WATCH, "draw a run's metrics as a page, or compare several runs' folders on one",
+         f"{_CLI}.training:report", "report runs/quickstart runs/slower"),
+    Verb("runs", WATCH, "list runs: state, tokens, loss, speed and age of each", f"{_CLI}.training:runs", "runs"),
+    Verb("eval", EVALUATE, "held-out loss, accuracy and evals of a run's newest checkpoint, or of a named one",
+         f"{_CLI}.trained:evaluate", "eval runs/quickstart", ("run",)),
+    Verb("fill", EVALUATE, "print the five most probable tokens for each [MASK]", f"{_CLI}.trained:fill",
+         'fill runs/quickstart/hf "def __init__([MASK], name):"'),
+    Verb("average", PUBLISH, "the mean of several checkpoints, for eval, export and weights.init_from",
+         f"{_CLI}.trained:average", "average runs/quickstart --last 4 --out runs/averaged"),
+    Verb("export", PUBLISH, "write a run's newest checkpoint, a named one, or FILE.pt for Hugging Face",
+         f"{_CLI}.trained:export", "export runs/quickstart", ("run",)),
+    Verb("push", PUBLISH, "upload a run's newest checkpoint to the Hugging Face hub, or every one as a revision",
+         f"{_CLI}.trained:push", "push runs/quickstart you/your-model --every-checkpoint"),
+    Verb("onnx", PUBLISH, "write an exported model for ONNX Runtime, and compare both on texts", f"{_MORE}:onnx",
+         "onnx runs/quickstart/hf --texts my/queries.txt --int8"),
+    Verb("finetune", FINE_TUNE, "train a model on labelled texts, measure it, and export it with its classes",
+         f"{_CLI}.finetuning:finetune", "finetune rte --model runs/quickstart data=glue/RTE", ("task", "run")),
+    Verb("retrieval", FINE_TUNE, "train a model for retrieval on pairs of texts, or measure one",
+         f"{_MORE}:retrieval",
+         "retrieval train yamls/retrieval/modernbert.yaml --model runs/quickstart train=[pairs.jsonl]",
+         ("retrieval",)),
+    Verb("gliner", FINE_TUNE, "named entities of any type, with GLiNER on a trained encoder", f"{_MORE}:gliner",
+         "gliner train yamls/gliner/wnut17.yaml --model runs/quickstart", ("gliner",)),
+    Verb("setfit", FINE_TUNE, "classify texts from a few examples of each class, with SetFit on a trained encoder",
+         f"{_MORE}:setfit", "setfit train yamls/setfit/banking77.yaml --model runs/quickstart", ("setfit",)),
+    Verb("doctor", DEVELOPER, "versions, memory, disk and a test of every kernel, as a block for a bug report",
+         f"{_CLI}.developer:doctor", "doctor"),
+    Verb("completion", DEVELOPER, "print a script that completes verbs, options, keys and files in a shell",
+         f"{_CLI}.developer:completion", "completion bash"),
+)  # fmt: skip
+BY_NAME = {verb.name: verb for verb in VERBS}
+
+# the whole table with what a scheduler does of each is in docs/faults.md
+EXIT_CODES = {
+    "0": "finished",
+    "64": "wrong arguments",
+    "65": "bad data",
+    "70": "internal error, or a lost process",
+    "74": "disk or checkpoint",
+    "75": "stopped by a signal: start the same command again",
+    "78": "wrong configuration",
+    "124": "a process hung",
+    "130, 138, 143": "ended at once by a second signal",
+}
+_RUN = """\
+RUN is one or more YAML files, merged left to right, or the folder of a run. KEY=VALUE overrides a key, such as
+optim.lr=1e-3; docs/config.md lists all keys.
+"""
+
+
+def program_name() -> str:
+    """What the user typed before the verb."""
+    return "modernbert-train" if os.path.basename(sys.argv[0]) == "modernbert-train" else "python -m modernbert_train"
+
+
+def help_page() -> str:
+    """What `--help` prints: the verbs by task, and the exit codes."""
+    parts = [
+        f"usage: {program_name()} VERB ...\n\n"
+        "Pretrain a ModernBERT-class encoder: raw text to a published Hugging Face model."
+    ]
+    for group in dict.fromkeys(verb.group for verb in VERBS):
+        rows = [(f"{verb.name:<13}", verb.summary) for verb in VERBS if verb.group == group]
+        parts.append(f"{group}\n{table(rows, indent=2)}")
+    codes = table([(f"{code:<13}", meaning) for code, meaning in EXIT_CODES.items()], indent=2)
+    parts.append(f"exit codes\n{codes}")
+    parts.append(f"VERB --help shows arguments and an example.\n{_RUN.rstrip()}")
+    return "\n\n".join(parts)
+
+
+def unknown_verb(word: str) -> str:
+    """What to answer to a word that is no verb."""
+    near = difflib.get_close_matches(word, BY_NAME, n=1)
+    hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(BY_NAME)}."
+    return f"error: {word}: no such verb. {hint} {program_name()} --help lists them by task.\n"
+
+
+def make_parser(verb: Verb) -> argparse.ArgumentParser:
+    """The parser of a verb; what it leaves in `call` is to be called with the options, but for a program's."""
+    module, _, function = verb.home.partition(":")
+    if verb.is_program:
+        parser: argparse.ArgumentParser = importlib.import_module(module).make_parser()
+        return parser
+    epilog = f"example:\n  {program_name()} {verb.example}\n"
+    if "run" in verb.keys:
+        epilog += f"\n{_RUN}"
+    parser = Parser(prog=f"{program_name()} {verb.name}", description=f"{verb.summary}.", epilog=epilog)
+    parser.set_defaults(call=getattr(importlib.import_module(module), function)(parser))
+    return parser
