@@ -21,7 +21,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
-from modernbert_train.errors import StoppedEarly, StorageError
+from modernbert_train.errors import RunError, StoppedEarly, StorageError
 from modernbert_train.preflight import preflight
 from modernbert_train.ranks.fail_together import tell_others
 from modernbert_train.ranks.group import (
@@ -140,7 +140,10 @@ def _train(
     )
     try:
         built.trainer.fit()
+        built.save.finish(built.trainer.logger)
     except Exception as error:
+        if num_ranks() == 1 or isinstance(error, RunError):  # else another rank may be what the checkpoint waits for
+            built.save.settle()
         tell_others(error)  # before the loggers are closed, which can take its time
         if this_rank() == 0:
             taken = total([meter.stop()]) if num_ranks() == 1 else {}
