@@ -29,7 +29,7 @@ CONFIG_YAML = "config.yaml"
 FILES = (WEIGHTS, OPTIMIZER, STATE, CONFIG_YAML)  # beside it, where one process has written them
 SCHEMA = 5  # of the manifest and of all files of a checkpoint
 _WITHOUT_SLICES = 4  # the schema before, of a checkpoint in two files of whole tensors; it is still read
-_MOST_BYTES = 1 << 26
+MOST_BYTES = 1 << 26  # of the manifest; a slice takes about a hundred
 _STEP = re.compile(r"step-(\d+)")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 Slices = dict[str, dict[str, tuple[Count, Count]]]
@@ -103,7 +103,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         with path.open("rb") as file:
-            content = parse_json(file.read(_MOST_BYTES))
+            content = parse_json(file.read(MOST_BYTES))
         manifest = _verified(content, path)
         for name in (*manifest.weights, *manifest.optimizer, STATE, CONFIG_YAML):
             if name not in manifest.files:
