@@ -30,6 +30,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.import_stubs": (),
     "modernbert_train.installed": (),
     "modernbert_train.lasting_output": (),
+    "modernbert_train.effective": ("provenance", "read_json", "text"),
     "modernbert_train.provenance": ("installed", "read_json", "text"),
     "modernbert_train.results": ("files", "read_json", "text"),
     "modernbert_train.torch_internals": (),
@@ -51,7 +52,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.models": ("batch", "config", "errors", "keyed_random"),
     "modernbert_train.optim": ("clock", "config", "errors"),
     "modernbert_train.report": (
-        "config.evals", "config.read", "errors", "files", "provenance", "read_json", "results", "text",
+        "config.evals", "config.read", "effective", "errors", "files", "provenance", "read_json", "results", "text",
     ),
     "modernbert_train.plan": (
         "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.facts", "data.mixing",
@@ -83,8 +84,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "config", "copies.store", "data.check", "data.labelled", "errors", "run", "weights.named_source",
     ),
     "modernbert_train.train": (
-        "batch", "clock", "compute", "config", "copies", "data", "errors", "evals", "import_hook", "keyed_random",
-        "models", "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report", "run", "text",
+        "batch", "clock", "compute", "config", "copies", "data", "effective", "errors", "evals", "import_hook",
+        "keyed_random", "models", "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report", "run", "text",
         "vocabulary", "weights",
     ),
     # beside training

@@ -12,6 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.effective import Spent, spent
 from modernbert_train.provenance import Start, read_starts
 from modernbert_train.report.chart import Chart, Event, Line, Marks
 from modernbert_train.report.chart import standalone as draw_standalone
@@ -48,6 +49,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
         config_text,
         starts=read_starts(run_folder),
         results=read_results(run_folder),
+        spent=spent(run_folder),
     )
     return write(out or run_folder / "report.html", page)
 
@@ -69,7 +71,13 @@ def write_loss_svg(run_folder: Path, out: Path) -> Path:
 
 
 def render_page(
-    name: str, history: History, config_text: str, *, starts: Sequence[Start] = (), results: Sequence[Result] = ()
+    name: str,
+    history: History,
+    config_text: str,
+    *,
+    starts: Sequence[Start] = (),
+    results: Sequence[Result] = (),
+    spent: Spent | None = None,
 ) -> str:
     """Build the page of a run called `name`."""
     shown = [history.steps[i] for i in thin([s.tokens for s in history.steps], [s.loss for s in history.steps])]
@@ -82,7 +90,7 @@ def render_page(
         marks_of(history),
         places=[(step.tokens, where_text(step)) for step in shown],
         resting=where_text(history.steps[-1]) if history.steps else "",
-        above=f"{tiles(history)}\n{warnings(history)}",
+        above=f"{tiles(history, spent)}\n{warnings(history)}",
         below=f"{phase_table(history)}\n{evaluation_table(history)}\n{result_table(results)}\n"
         f"{event_table(history)}\n{start_table(starts, history.last_time)}\n{config}",
     )

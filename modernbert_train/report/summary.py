@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
+from modernbert_train.effective import FORMULA, Spent
 from modernbert_train.report.curves import History, StepRecord, ValidationRecord
 from modernbert_train.report.evaluations import NUMBER, last_figures
 from modernbert_train.text import date, duration, fixed, percent, plural, rate, tokens_text, whole
@@ -20,7 +21,7 @@ def smoothing_window(steps: Sequence[StepRecord]) -> int:
     return min(max(len(steps) // 50, 8), 200) | 1
 
 
-def tiles(history: History) -> str:
+def tiles(history: History, spent: Spent | None = None) -> str:
     """The whole run as a list of named numbers."""
     steps, last = history.steps, history.validations[-1] if history.validations else None
     pause = history.last_time - history.first_time - history.running_seconds
@@ -36,6 +37,13 @@ def tiles(history: History) -> str:
         ("Wall time", duration(history.running_seconds), f"and {duration(pause)} paused" if pause >= 1 else "no pause"),
         ("Restarts", whole(len(history.restarts)), _last_restart(history)),
     ]
+    if spent is not None:
+        blocked, most = sum(spent.blocked), max(spent.blocked, default=0.0)
+        facts += [
+            ("Effective training time", _shown(spent.effective, percent(1)), FORMULA),
+            ("Blocked by checkpoints", f"{blocked:.3g} s", f"by {len(spent.blocked)}, at most {most:.2g} s by one"),
+            ("Restart time", spent.restart_text, "from the last line of a process to the next one's first step"),
+        ]
     found = "".join(f"<div><dt>{a}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>" for a, b, c in facts)
     return f'<dl class="summary box">{found}</dl>'
 

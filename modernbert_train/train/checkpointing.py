@@ -16,6 +16,7 @@ from modernbert_train.clock import crosses, ends_phase
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader
+from modernbert_train.effective import FIRST_STEP
 from modernbert_train.ranks.group import num_ranks, on_rank_zero, this_rank
 from modernbert_train.ranks.heartbeat import passed
 from modernbert_train.ranks.save_requests import Requests, SaveRequest
@@ -85,6 +86,7 @@ class Save(Callback):
 
     Attributes:
         stopped: it did.
+        restarted: another process has trained this run before; the first step then goes into starts.jsonl.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class Save(Callback):
         self._saver = saver
         self._copier = Copier(this_rank(), writers, num_ranks())
         self._taken: dict[str, float | int | str] = {}  # of the line that tells of the last one
-        self.stopped = False
+        self.stopped = self.restarted = False
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._copier.check(inner_model(state.model))
@@ -130,6 +132,9 @@ class Save(Callback):
         step = state.timestamp.batch.value
         alone = dist.get_world_size() == 1
         asked = self._requests.of_this_rank() if alone else self._step.numbers.asked
+        if self.restarted and this_rank() == 0:
+            self._folder.record_start({"kind": FIRST_STEP, "step": step})
+        self.restarted = False
         if asked.failed:
             self._saver.wait()
         self._tell(logger)

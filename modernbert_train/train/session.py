@@ -22,6 +22,7 @@ from modernbert_train.copies.second_home import SecondHome, bring_back, refuse_f
 from modernbert_train.data.check import check_data
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
+from modernbert_train.effective import LAST_SIGN, spent
 from modernbert_train.errors import RunError, StoppedEarly, StorageError
 from modernbert_train.preflight import preflight
 from modernbert_train.ranks.fail_together import tell_others
@@ -140,7 +141,7 @@ def _train(
         )
         print(lines, flush=True)
     _fill(config, built, start, origin)
-    on_rank_zero(lambda: _record_start(folder, start, origin, words, compute.device))
+    built.save.restarted = on_rank_zero(lambda: _record_start(folder, start, origin, words, compute.device))
     meter = EnergyMeter(_gpu(compute.device), packages=local_rank() == 0)
     built.trainer.logger.log_hyperparameters(flat(config))
     requests.listen()
@@ -176,7 +177,16 @@ def _train(
         loss = built.progress.loss
         compared = before_and_after(config, folder.read_metrics())
         tokens, steps = at.token.value, at.batch.value
-        print(closing_text(config, tokens=tokens, steps=steps, loss=loss, held_out=held_out, compared=compared))
+        text = closing_text(
+            config,
+            tokens=tokens,
+            steps=steps,
+            loss=loss,
+            held_out=held_out,
+            compared=compared,
+            spent=str(spent(folder.path)),
+        )
+        print(text)
 
 
 def _fill(config: RunConfig, built: Built, start: Start, origin: Origin | None) -> None:
@@ -195,7 +205,8 @@ def _fill(config: RunConfig, built: Built, start: Start, origin: Origin | None) 
 
 def _record_start(
     folder: RunFolder, start: Start, origin: Origin | None, words: dict[str, Effect], device: torch.device
-) -> None:
+) -> bool:
+    """Returns whether another process has trained this run before."""
     for text in start.passed_over:
         print(f"warning: passed over a damaged checkpoint: {text}")
     step = start.step
@@ -203,15 +214,17 @@ def _record_start(
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     machine = {"device": name, "ranks": num_ranks(), "nodes": -(-num_ranks() // ranks_per_node())}
     here = provenance.here() | {"code": code_hash(), **machine}
-    folder.record_start(entry | here)
+    last = max((float(each.get("time") or 0.0) for each in folder.read_metrics()), default=0.0)
+    folder.record_start(entry | here | ({LAST_SIGN: last} if last else {}))
     entry["program"] = provenance.program(here)
     if start.checkpoint is None or start.branch is not None:
         folder.rewind_metrics(-1)
         entry["from"] = origin_text(start, origin)
         folder.record(entry | ({"vocabulary": {name: asdict(each) for name, each in words.items()}} if words else {}))
-        return
+        return last > 0
     folder.rewind_metrics(step)
     folder.record(entry | {"kind": "resume", "checkpoint": start.checkpoint.folder.name})
+    return last > 0
 
 
 def _gpu(device: torch.device) -> str | None:

@@ -1,4 +1,4 @@
-"""Checkpoints that several ranks write and others read: whole, the same bits, and nowhere a whole copy of a sharded one."""
+"""Checkpoints that several ranks write and others read: whole, the same bits, and no whole copy of a sharded one."""
 
 from __future__ import annotations
 

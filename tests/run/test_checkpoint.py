@@ -43,9 +43,7 @@ def test_a_checkpoint_of_another_schema_says_what_to_do(tmp_path: Path) -> None:
         verify(folder)
     old = {"schema": 1, "step": 7, "phase_end": False, "milestone": False, "files": {}}
     (folder / MANIFEST).write_text(json.dumps(old))
-    with pytest.raises(
-        StorageError, match=r"step-00000007: of schema 1, this version reads 4 and 5\. .* export it"
-    ):
+    with pytest.raises(StorageError, match=r"step-00000007: of schema 1, this version reads 4 and 5\. .* export it"):
         verify(folder)
     found, passed_over = newest_valid(tmp_path)
     assert found is not None and found.step == 6 and "of schema 1" in passed_over[0]

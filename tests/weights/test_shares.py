@@ -1,4 +1,4 @@
-"""Who writes which rows of a checkpoint. A row without a writer is lost weights, one with two is written for nothing."""
+"""Who writes which rows of a checkpoint. A row without a writer is lost, one with two is written for nothing."""
 
 from __future__ import annotations
 
