@@ -3,9 +3,9 @@
     effective training time = seconds of the steps that count, each once / seconds since the first start
 
 A step counts if the weights as they are now have seen it: one that was lost with a killed process, and computed again,
-counts once. Everything else is the difference: starting, validating, what a checkpoint held up, lost steps, and the time
-in which nobody ran it. A restart takes from the last line of the process that was lost to the end of the first step of
-the next one.
+counts once. Everything else is the difference: starting, validating, what a checkpoint held up, lost steps, and time in
+which nobody ran it. A restart takes from the last line of the process that was lost to the end of the first step of the
+next one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.provenance import STARTS
-from modernbert_train.read_json import number, read_lines
+from modernbert_train.read_json import is_count, number, read_lines
 from modernbert_train.text import duration, percent, plural
 
 FORMULA = "seconds of the steps that count, each once, by seconds since the first start"
@@ -36,6 +36,7 @@ class Spent:
         blocked: that steps were held up by each checkpoint.
         writing: that each took behind the run.
         restarts: from the last line of a process to the end of the next one's first step.
+        last_saved: step of the newest checkpoint that the record tells of; None of none.
     """
 
     steps: float
@@ -43,6 +44,7 @@ class Spent:
     blocked: tuple[float, ...]
     writing: tuple[float, ...]
     restarts: tuple[float, ...]
+    last_saved: int | None = None
 
     @property
     def effective(self) -> float:
@@ -102,6 +104,7 @@ def spent_by(entries: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str,
         blocked=tuple(_seconds(entry, "blocked_seconds") for entry in saved.values()),
         writing=tuple(_seconds(entry, "write_seconds") for entry in saved.values()),
         restarts=tuple(restarts),
+        last_saved=max((step for step in saved if is_count(step)), default=None),
     )
 
 

@@ -129,7 +129,7 @@ def write_hashed(path: Path, tensors: Mapping[str, Tensor], told: Callable[[], o
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    digest, not_finite = xxhash.xxh3_128(), []
+    digest, not_finite = xxhash.xxh3_128(), set()
     with path.open("xb", buffering=0) as file:
         start = struct.pack("<Q", len(text)) + text
         _write(file, memoryview(start), digest)
@@ -147,9 +147,9 @@ def write_hashed(path: Path, tensors: Mapping[str, Tensor], told: Callable[[], o
                     unsynced = 0
                 told()
             if not finite:
-                not_finite.append(name)
+                not_finite.add(name)
         os.fsync(file.fileno())
-    return Written(len(start) + at, digest.hexdigest(), not_finite)
+    return Written(len(start) + at, digest.hexdigest(), [name for name in tensors if name in not_finite])
 
 
 def _write(file: Any, content: memoryview, digest: Any) -> None:

@@ -85,8 +85,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.train": (
         "batch", "clock", "compute", "config", "copies", "data", "effective", "errors", "evals", "import_hook",
-        "keyed_random", "models", "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report", "run", "text",
-        "vocabulary", "weights",
+        "keyed_random", "models", "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report",
+        "run", "text", "vocabulary", "weights",
     ),
     # beside training
     "modernbert_train.collate": ("data.packing",),

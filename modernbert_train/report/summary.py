@@ -42,6 +42,7 @@ def tiles(history: History, spent: Spent | None = None) -> str:
         facts += [
             ("Effective training time", _shown(spent.effective, percent(1)), FORMULA),
             ("Blocked by checkpoints", f"{blocked:.3g} s", f"by {len(spent.blocked)}, at most {most:.2g} s by one"),
+            ("Last checkpoint", "none" if spent.last_saved is None else f"step {spent.last_saved:,}", "in the record"),
             ("Restart time", spent.restart_text, "from the last line of a process to the next one's first step"),
         ]
     found = "".join(f"<div><dt>{a}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>" for a, b, c in facts)

@@ -424,11 +424,18 @@ def newest_checkpoint(config: RunConfig) -> Checkpoint:
     """
     folder = Path(config.folder) / "checkpoints"
     found, passed_over = newest_valid(folder)
-    for text in passed_over:
-        print(f"warning: passed over a damaged checkpoint: {text}")
     if found is None:
         raise StorageError(f"{folder}: no checkpoint yet. Train the run first.")
+    tell_choice(found, passed_over)
     return found
+
+
+def tell_choice(found: Checkpoint, passed_over: Sequence[str]) -> None:
+    """Say which checkpoint was taken for a run, and why, where it is not its newest."""
+    for text in passed_over:
+        print(f"warning: passed over a damaged checkpoint: {text}")
+    if passed_over:
+        print(f"taken instead: {found.folder.name}, {found.state.tokens:,} tokens, the newest that is whole")
 
 
 def clean(folder: Path, keep: int) -> None:

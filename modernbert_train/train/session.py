@@ -41,6 +41,7 @@ from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.ranks.transport import warn_of_slow_network
 from modernbert_train.run.banner import banner
 from modernbert_train.run.before_after import before_and_after
+from modernbert_train.run.checkpoint import tell_choice
 from modernbert_train.run.closing import closing_text, next_commands
 from modernbert_train.run.energy import EnergyMeter, total
 from modernbert_train.run.progress import stage
@@ -207,8 +208,8 @@ def _record_start(
     folder: RunFolder, start: Start, origin: Origin | None, words: dict[str, Effect], device: torch.device
 ) -> bool:
     """Returns whether another process has trained this run before."""
-    for text in start.passed_over:
-        print(f"warning: passed over a damaged checkpoint: {text}")
+    if start.checkpoint is not None:
+        tell_choice(start.checkpoint, start.passed_over)
     step = start.step
     entry: dict[str, Any] = {"kind": "start", "step": step, "tokens": start.tokens}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

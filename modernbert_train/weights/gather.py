@@ -16,11 +16,17 @@ from torch.optim import Optimizer
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.sharding import held_rows, like, with_rows
 from modernbert_train.tensor_files import StoredTensors
+from modernbert_train.weights.shares import moments_of, weights_of
 
 
 def gather_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """Every parameter by name, whole and on the CPU, tied ones once. A collective; only ranks that keep get tensors."""
-    return _gather(model.named_parameters(), keep)
+    return _gather(weights_of(model), keep)
+
+
+def gather_optimizer(model: nn.Module, optimizer: Optimizer, *, keep: bool) -> dict[str, Tensor]:
+    """Optimizer state as `<key>/<parameter name>`, moments whole, step counts as scalars. A collective, as above."""
+    return _gather(moments_of(model, optimizer), keep)
 
 
 def _gather(entries: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Tensor]:

@@ -98,7 +98,7 @@ def test_files_are_readable_by_whom_the_umask_says(tmp_path: Path, mask: int, mo
     finally:
         os.umask(before)
     assert {path.name: oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == dict.fromkeys(
-        (*checkpoint.FILES, MANIFEST), oct(mode)
+        (*manifest.FILES, MANIFEST), oct(mode)
     )
 
 

@@ -89,6 +89,7 @@ def test_a_disk_that_is_full_behind_the_run_is_told_once_and_costs_nothing(
 ) -> None:
     run.save(1)
     run.saver.wait()
+    assert run.saver.take_saved() is not None
 
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -132,7 +133,7 @@ def test_what_a_killed_writer_left_goes_before_the_next_is_written(run: Run) -> 
 
 
 def test_an_error_of_ours_in_the_thread_is_not_lost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object) -> None:
+    def broken(*args: object, **rest: object) -> None:
         raise KeyError("a bug")
 
     monkeypatch.setattr(module, "finish", broken)
