@@ -12,7 +12,7 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
 
-from modernbert_train.clock import crosses, ends_phase
+from modernbert_train.clock import crosses, ends_phase, is_pythia
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader
@@ -32,7 +32,6 @@ from modernbert_train.train.step_numbers import CurrentStep
 from modernbert_train.weights.shares import Copier
 
 _LONG_SECONDS = 1.0  # that a step waits for the checkpoint before, and it is said
-_LAST_DOUBLED, _EVERY_STEPS = 512, 1000
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,6 @@ class Due:
 
     phase_end: bool
     milestone: bool
-
-
-def is_pythia(step: int) -> bool:
-    """Whether the Pythia suite has a checkpoint of a step: 0, 1, 2, 4, ..., 512, and every 1000 (arXiv 2304.01373)."""
-    return step % _EVERY_STEPS == 0 or (step <= _LAST_DOUBLED and step & (step - 1) == 0)
 
 
 def save_due(
