@@ -215,9 +215,9 @@ class Saver:
 
     def _others(self, final: Path, seconds: float) -> list[Part]:
         """What the other ranks have written."""
-        if self._mailbox is None:
-            return []
         ranks = [rank for rank in self._writers if rank != 0]
+        if self._mailbox is None or not ranks:
+            return []
         try:
             answers = self._mailbox.collect([self._key(f"part/{rank}") for rank in ranks], seconds, self._tell)
         except TimeoutError as error:

@@ -117,7 +117,7 @@ class Save(Callback):
         first = folder_of(self._folder.checkpoints, 0)
         wanted = self._config.checkpoint.milestones == "pythia" and state.timestamp.batch.value == 0
         if wanted and not on_rank_zero(first.exists):
-            self.save(state, phase=next(iter(self._config.phases)), phase_end=False, milestone=True)
+            self.save(state, logger, phase=next(iter(self._config.phases)), phase_end=False, milestone=True)
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         self._copier.before_update()
@@ -136,18 +136,18 @@ class Save(Callback):
         due = save_due(self._config, asked, step, *step_tokens(state), rolled_back=rolled_back)
         if due is not None:
             self._record.flush()
-            self.save(state, phase=state.batch.plan.phase, phase_end=due.phase_end, milestone=due.milestone)
+            self.save(state, logger, phase=state.batch.plan.phase, phase_end=due.phase_end, milestone=due.milestone)
         if asked.stop:
             self.stopped = True
             state.stop_training()
 
-    def save(self, state: State, *, phase: str, phase_end: bool, milestone: bool) -> None:
+    def save(self, state: State, logger: Logger, *, phase: str, phase_end: bool, milestone: bool) -> None:
         """Copy the state and have it written; every rank calls this, and every rank raises if the one before failed."""
         began = time.perf_counter()
         passed("the checkpoint before, which is being written")
         self._saver.wait()
         waited = time.perf_counter() - began
-        self._tell(None)
+        self._tell(logger)
         step, tokens = state.timestamp.batch.value, state.timestamp.token.value
         share, total_bytes = self._copier.copy(inner_model(state.model), state.optimizers[0])
         timestamp = state.timestamp.state_dict()
@@ -199,13 +199,12 @@ class Save(Callback):
         """Before the run ends with an error: let the checkpoint be completed that is being written."""
         self._saver.settle()
 
-    def _tell(self, logger: Logger | None) -> None:
+    def _tell(self, logger: Logger) -> None:
         """Record the last checkpoint, once it is written."""
         saved = self._saver.take_saved()
         if saved is None:
             return
         cost = {"write_seconds": round(saved.seconds, 3), "bytes": saved.bytes}
         self._record.write({"kind": "checkpoint", **self._taken, **cost})
-        if logger is not None:
-            blocked = {key: self._taken[key] for key in ("blocked_seconds", "waited_seconds")}
-            logger.log_metrics({f"checkpoint/{key}": value for key, value in (blocked | cost).items()})
+        blocked = {key: self._taken[key] for key in ("blocked_seconds", "waited_seconds")}
+        logger.log_metrics({f"checkpoint/{key}": value for key, value in (blocked | cost).items()})

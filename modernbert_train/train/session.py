@@ -153,7 +153,7 @@ def _train(
         built.trainer.fit()
         built.save.finish(built.trainer.logger)
     except Exception as error:
-        if num_ranks() == 1 or isinstance(error, RunError):  # else another rank may be what the checkpoint waits for
+        if isinstance(error, RunError):  # else another rank may be what the checkpoint waits for
             built.save.settle()
         tell_others(error)  # before the loggers are closed, which can take its time
         if this_rank() == 0:
@@ -162,6 +162,8 @@ def _train(
                 folder.record_start({"kind": "end", "outcome": "failed", "error": _first_line(error), **taken})
         raise
     finally:
+        if num_ranks() == 1:
+            built.save.settle()
         requests.trained = True
         composer_internals.close(built.trainer)
     energy = total(gather_from_all(meter.stop()))
