@@ -121,7 +121,8 @@ def write_hashed(path: Path, tensors: Mapping[str, Tensor], told: Callable[[], o
         OSError: the disk refuses it.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that each is aligned
-    header, at = {}, 0
+    header: dict[str, Any] = {}
+    at = 0
     for name in order:
         tensor = tensors[name]
         size = tensor.numel() * tensor.element_size()
@@ -129,7 +130,8 @@ def write_hashed(path: Path, tensors: Mapping[str, Tensor], told: Callable[[], o
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    digest, not_finite = xxhash.xxh3_128(), set()
+    digest = xxhash.xxh3_128()
+    not_finite: set[str] = set()
     with path.open("xb", buffering=0) as file:
         start = struct.pack("<Q", len(text)) + text
         _write(file, memoryview(start), digest)
@@ -193,7 +195,7 @@ class StoredTensors(Mapping[str, Tensor]):
                 raise ValueError(f"{file} has no {min(strangers)}")
             for name, shape in shapes.items():
                 first, rows = slices.get(name, (0, shape[0] if shape else 1))
-                whole = (rows, *shape[1:]) if shape else ()
+                whole: tuple[int, ...] = (rows, *shape[1:]) if shape else ()
                 if self.shapes.setdefault(name, whole) != whole:
                     raise ValueError(f"{file}: {name} is a slice of {whole}, and of {self.shapes[name]} elsewhere")
                 self._pieces.setdefault(name, []).append((first, shape[0] if shape else 1, folder / file))
@@ -216,10 +218,13 @@ class StoredTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         """The whole tensor; mapped from its file where it lies in one."""
         pieces = self._pieces[name]
-        if len(pieces) == 1:
+        if len(pieces) > 1:
+            return self.rows(name, 0, self.shapes[name][0])
+        try:
             tensor: Tensor = self._file(pieces[0][2]).get_tensor(name)
-            return tensor
-        return self.rows(name, 0, self.shapes[name][0])
+        except _WRONG as error:
+            raise ValueError(f"not a readable safetensors file ({error})") from None
+        return tensor
 
     def rows(self, name: str, first: int, count: int) -> Tensor:
         """Some rows of a tensor; nothing else of it is read.
@@ -228,14 +233,13 @@ class StoredTensors(Mapping[str, Tensor]):
             ValueError: the file was damaged since it was opened.
         """
         try:
-            found = [
+            found: list[Tensor] = [
                 self._file(path).get_slice(name)[max(first, start) - start : min(first + count, start + rows) - start]
                 for start, rows, path in self._pieces[name]
                 if start < first + count and first < start + rows
             ]
             if not found:
-                _, _, path = self._pieces[name][0]
-                return self._file(path).get_slice(name)[0:0]  # type: ignore[no-any-return]
+                found.append(self._file(self._pieces[name][0][2]).get_slice(name)[0:0])
         except _WRONG as error:
             raise ValueError(f"not a readable safetensors file ({error})") from None
         return found[0] if len(found) == 1 else torch.cat(found)

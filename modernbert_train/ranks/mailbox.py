@@ -10,6 +10,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from modernbert_train.errors import RunError
@@ -51,17 +52,17 @@ class Mailbox:
         deadline, pause = time.monotonic() + seconds, _FIRST_LOOK_SECONDS
         while not self._ask(lambda: self._store.check(names)):
             if time.monotonic() > deadline:
-                there = [self._ask(lambda name=name: self._store.check([name])) for name in names]  # type: ignore[misc]
+                there = [self._ask(partial(self._store.check, [name])) for name in names]
                 raise TimeoutError([key for key, found in zip(keys, there, strict=True) if not found])
             told()
             time.sleep(pause)
             pause = min(2 * pause, _LOOK_SECONDS)
-        return [json.loads(self._ask(lambda name=name: self._store.get(name))) for name in names]  # type: ignore[misc]
+        return [json.loads(self._ask(partial(self._store.get, name))) for name in names]
 
     def forget(self, keys: Sequence[str]) -> None:
         """Remove messages that everybody has read."""
         for key in keys:
-            self._ask(lambda key=key: self._store.delete_key(f"{self._name}/{key}"))  # type: ignore[misc]
+            self._ask(partial(self._store.delete_key, f"{self._name}/{key}"))
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         try:

@@ -324,8 +324,8 @@ def verify(folder: Path) -> Checkpoint:
     state = _checked(folder / STATE, lambda path: read_state(path, config, manifest.step))
     weights = _shapes(folder, manifest.weights, floating=True)
     moments = _shapes(folder, manifest.optimizer, floating=False)
-    first = (folder / next(iter(files)) for files in (manifest.weights, manifest.optimizer))
-    _check_shapes(*first, config, weights, moments)
+    weights_file, optimizer_file = (folder / next(iter(files)) for files in (manifest.weights, manifest.optimizer))
+    _check_shapes(weights_file, optimizer_file, config, weights, moments)
     return Checkpoint(folder, state, config, manifest.phase_end, manifest.weights, manifest.optimizer)
 
 

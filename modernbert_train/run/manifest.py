@@ -105,6 +105,8 @@ def read_manifest(folder: Path) -> Manifest:
         with path.open("rb") as file:
             content = parse_json(file.read(MOST_BYTES))
         manifest = _verified(content, path)
+        if not (manifest.weights and manifest.optimizer):
+            raise ValueError("it lists no file of weights, or none of the optimizer")
         for name in (*manifest.weights, *manifest.optimizer, STATE, CONFIG_YAML):
             if name not in manifest.files:
                 raise ValueError(f"it does not list {name}")

@@ -7,6 +7,7 @@ turn. So the bytes are even, and each rank needs host memory for its share alone
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -48,7 +49,7 @@ def share_of(tensor: Tensor, turn: int, rank: int, writers: Sequence[int], num_r
     able = [each for each in holders(tensor, num_ranks) if each in set(writers)]
     if held == 0 or rank not in able:
         return None
-    size = tensor.element_size() * held * (tensor[:1].numel() if tensor.ndim else 1)
+    size = tensor.element_size() * held * math.prod(tensor.shape[1:])
     parts = max(1, min(len(able), held, -(-size // _LEAST_BYTES)))
     part = (able.index(rank) - turn) % len(able)
     each = -(-held // parts)

@@ -149,7 +149,7 @@ def one_fails(folder: Path, how: str) -> tuple[str, str, list[str]]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     failed: list[str] = []
     copier = Copier(rank, [0, 1], ranks)
-    saver = Saver(folder, 3, [0, 1], 2.0, lambda: failed.append("failed"))
+    saver = Saver(folder, 3, [0, 1], 6.0, lambda: failed.append("failed"))
     model, optimizer = trained("ddp", values())
     saver.start(snapshot(copier, model, optimizer, 1))
     saver.wait()
@@ -157,7 +157,7 @@ def one_fails(folder: Path, how: str) -> tuple[str, str, list[str]]:
 
     def bad(*args: Any) -> Any:
         if how == "late":
-            time.sleep(4.0)
+            time.sleep(10.0)
         if how == "full":
             raise OSError(28, "No space left on device")
         return real(*args)
