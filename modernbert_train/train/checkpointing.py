@@ -118,6 +118,7 @@ class Save(Callback):
         wanted = self._config.checkpoint.milestones == "pythia" and state.timestamp.batch.value == 0
         if wanted and not on_rank_zero(first.exists):
             self.save(state, logger, phase=next(iter(self._config.phases)), phase_end=False, milestone=True)
+            self._saver.wait()  # data workers are forked next, and nothing else should be at work then
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         self._copier.before_update()

@@ -39,6 +39,7 @@ from modernbert_train.ranks.group import (
 from modernbert_train.ranks.same_run import code_hash, require_agreement
 from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.ranks.transport import warn_of_slow_network
+from modernbert_train.read_json import number
 from modernbert_train.run.banner import banner
 from modernbert_train.run.before_after import before_and_after
 from modernbert_train.run.checkpoint import tell_choice
@@ -217,7 +218,7 @@ def _record_start(
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     machine = {"device": name, "ranks": num_ranks(), "nodes": -(-num_ranks() // ranks_per_node())}
     here = provenance.here() | {"code": code_hash(), **machine}
-    last = max((float(each.get("time") or 0.0) for each in folder.read_metrics()), default=0.0)
+    last = max((number(each.get("time")) or 0.0 for each in folder.read_metrics()), default=0.0)
     folder.record_start(entry | here | ({LAST_SIGN: last} if last else {}))
     entry["program"] = provenance.program(here)
     if start.checkpoint is None or start.branch is not None:
