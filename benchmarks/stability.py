@@ -51,7 +51,7 @@ def main() -> None:
     progress = Progress(config, visible=False)
     full_window = [9.0 + 0.01 * n for n in range(config.stability.spike_window_batches)]
     step_now = CurrentStep(Requests(None))
-    guard = Guard(config, None, RunFolder(config), progress, lambda steps: None, step_now)  # type: ignore[arg-type]
+    guard = Guard(config, None, RunFolder(config), progress, lambda steps: None, step_now, lambda: None)  # type: ignore[arg-type]
     guard.memory["phase"], guard.memory["losses"] = "only", full_window
     plan = SimpleNamespace(phase="only", tokens_before=0, tokens=1, objective=config.objective)
     state: Any = SimpleNamespace(model=model, optimizers=[optimizer], timestamp=SimpleNamespace())

@@ -66,6 +66,11 @@ def crosses(interval: int | None, before: int, after: int) -> bool:
     return interval is not None and before // interval != after // interval
 
 
+def is_pythia(step: int) -> bool:
+    """Whether the Pythia suite has a checkpoint of a step: 0, 1, 2, 4, ..., 512, and every 1000 (arXiv 2304.01373)."""
+    return step % 1000 == 0 or (step <= 512 and step & (step - 1) == 0)
+
+
 def is_due(config: RunConfig, interval: int | None, before: int, after: int) -> bool:
     """Whether what is done every so many tokens, and at the end of each phase, is due after a step."""
     return crosses(interval, before, after) or ends_phase(config, before, after)

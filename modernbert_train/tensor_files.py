@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import safetensors
 import safetensors.torch
+import torch
+import xxhash
 from safetensors import SafetensorError
 from torch import Tensor
 
 _WRONG = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError)  # a header that says what cannot be
 _FLOATING = ("F64", "F32", "F16", "BF16")
 _STORED = (*_FLOATING, "I64", "I32")  # counts of steps are whole numbers
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+}
+_CHUNK_BYTES = 1 << 22  # hashed, looked at and written at a time; of 8 bytes each, so that it cuts no number
+_SYNC_BYTES = 1 << 28  # written before the disk is waited for
+Slice = tuple[int, int]  # of a tensor's rows: the first one, and how many the whole tensor has
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
@@ -70,3 +89,162 @@ def read_shapes(path: Path, *, floating: bool = True) -> dict[str, tuple[int, ..
     except _WRONG as error:
         raise ValueError(f"not a readable safetensors file ({error})") from None
     return found
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written to a file.
+
+    Attributes:
+        bytes: its size.
+        xxh3_128: hash of it, in hexadecimal.
+        not_finite: names of the tensors with NaN or an infinity.
+    """
+
+    bytes: int
+    xxh3_128: str
+    not_finite: list[str]
+
+
+def write_hashed(path: Path, tensors: Mapping[str, Tensor], told: Callable[[], object] = lambda: None) -> Written:
+    """Write a new file and have it reach the disk, in one pass over the tensors and without holding Python's lock.
+
+    The hash is of what was meant to be written. Reading it back would read the memory that the system keeps of the
+    file, and see what was lost between there and here, but not what the disk did; who opens the file later sees both.
+
+    Args:
+        path: of the file; there must be none.
+        tensors: on the CPU.
+        told: is called whenever the disk has taken something.
+
+    Raises:
+        OSError: the disk refuses it.
+    """
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that each is aligned
+    header: dict[str, Any] = {}
+    at = 0
+    for name in order:
+        tensor = tensors[name]
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = xxhash.xxh3_128()
+    not_finite: set[str] = set()
+    with path.open("xb", buffering=0) as file:
+        start = struct.pack("<Q", len(text)) + text
+        _write(file, memoryview(start), digest)
+        unsynced = 0
+        for name in order:
+            tensor, finite = tensors[name], True
+            content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+            for first in range(0, len(content), _CHUNK_BYTES):
+                chunk = content[first : first + _CHUNK_BYTES]
+                finite = finite and _all_finite(chunk, tensor.dtype)
+                _write(file, chunk.data, digest)
+                unsynced += len(chunk)
+                if unsynced >= _SYNC_BYTES:
+                    os.fdatasync(file.fileno())
+                    unsynced = 0
+                told()
+            if not finite:
+                not_finite.add(name)
+        os.fsync(file.fileno())
+    return Written(len(start) + at, digest.hexdigest(), [name for name in tensors if name in not_finite])
+
+
+def _write(file: Any, content: memoryview, digest: Any) -> None:
+    digest.update(content)
+    while content:
+        content = content[file.write(content) :]  # a disk may take less than it is given
+
+
+def _all_finite(chunk: np.ndarray[Any, Any], dtype: torch.dtype) -> bool:
+    if not dtype.is_floating_point:
+        return True
+    if dtype is torch.bfloat16:  # NaN and infinities have all bits of the exponent; numpy does not know bf16
+        return not bool(((chunk.view(np.uint16) & 0x7F80) == 0x7F80).any())
+    kinds = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
+    return bool(np.isfinite(chunk.view(kinds[dtype])).all())
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """Tensors by name, each whole in one file or in slices of rows in several; only what is asked for is read.
+
+    Args:
+        folder: of the files.
+        files: by name, each with the slice of every tensor that is not whole in it.
+        floating: see `read_shapes`.
+
+    Attributes:
+        shapes: of the whole tensors, by name.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is not what it should be, or the slices of a tensor do not make a whole one; names both.
+    """
+
+    def __init__(self, folder: Path, files: Mapping[str, Mapping[str, Slice]], *, floating: bool = True) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._pieces: dict[str, list[tuple[int, int, Path]]] = {}  # of each: first row, rows, file
+        self._open: dict[Path, Any] = {}
+        for file, slices in files.items():
+            shapes = read_shapes(folder / file, floating=floating)
+            if strangers := slices.keys() - shapes.keys():
+                raise ValueError(f"{file} has no {min(strangers)}")
+            for name, shape in shapes.items():
+                first, rows = slices.get(name, (0, shape[0] if shape else 1))
+                whole: tuple[int, ...] = (rows, *shape[1:]) if shape else ()
+                if self.shapes.setdefault(name, whole) != whole:
+                    raise ValueError(f"{file}: {name} is a slice of {whole}, and of {self.shapes[name]} elsewhere")
+                self._pieces.setdefault(name, []).append((first, shape[0] if shape else 1, folder / file))
+        for name, pieces in self._pieces.items():
+            pieces.sort(key=lambda piece: piece[:2])
+            at = 0
+            for first, rows, _ in pieces:
+                if first != at:
+                    raise ValueError(f"the slices of {name} do not join: {at} rows, then one from row {first}")
+                at += rows
+            if at != (self.shapes[name][0] if self.shapes[name] else 1):
+                raise ValueError(f"the slices of {name} have {at} rows of {self.shapes[name][0]}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The whole tensor; mapped from its file where it lies in one."""
+        pieces = self._pieces[name]
+        if len(pieces) > 1:
+            return self.rows(name, 0, self.shapes[name][0])
+        try:
+            tensor: Tensor = self._file(pieces[0][2]).get_tensor(name)
+        except _WRONG as error:
+            raise ValueError(f"not a readable safetensors file ({error})") from None
+        return tensor
+
+    def rows(self, name: str, first: int, count: int) -> Tensor:
+        """Some rows of a tensor; nothing else of it is read.
+
+        Raises:
+            ValueError: the file was damaged since it was opened.
+        """
+        try:
+            found: list[Tensor] = [
+                self._file(path).get_slice(name)[max(first, start) - start : min(first + count, start + rows) - start]
+                for start, rows, path in self._pieces[name]
+                if start < first + count and first < start + rows
+            ]
+            if not found:
+                found.append(self._file(self._pieces[name][0][2]).get_slice(name)[0:0])
+        except _WRONG as error:
+            raise ValueError(f"not a readable safetensors file ({error})") from None
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _file(self, path: Path) -> Any:
+        if path not in self._open:
+            self._open[path] = safetensors.safe_open(path, framework="pt").__enter__()
+        return self._open[path]

@@ -30,6 +30,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.import_stubs": (),
     "modernbert_train.installed": (),
     "modernbert_train.lasting_output": (),
+    "modernbert_train.effective": ("provenance", "read_json", "text"),
     "modernbert_train.provenance": ("installed", "read_json", "text"),
     "modernbert_train.results": ("files", "read_json", "text"),
     "modernbert_train.torch_internals": (),
@@ -53,7 +54,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.models": ("batch", "config", "errors", "keyed_random"),
     "modernbert_train.optim": ("clock", "config", "errors"),
     "modernbert_train.report": (
-        "config.evals", "config.read", "errors", "files", "provenance", "read_json", "results", "text",
+        "config.evals", "config.read", "effective", "errors", "files", "provenance", "read_json", "results", "text",
     ),
     "modernbert_train.plan": (
         "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.facts", "data.mixing",
@@ -85,9 +86,9 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "config", "copies.store", "data.check", "data.labelled", "errors", "run", "weights.named_source",
     ),
     "modernbert_train.train": (
-        "batch", "clock", "compute", "config", "copies", "data", "errors", "evals", "import_hook", "keyed_random",
-        "models", "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report", "run", "text",
-        "vocabulary", "weights",
+        "batch", "clock", "compute", "config", "copies", "data", "effective", "errors", "evals", "import_hook",
+        "keyed_random", "models", "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report",
+        "run", "text", "vocabulary", "weights",
     ),
     # beside training
     "modernbert_train.collate": ("data.packing",),
@@ -121,7 +122,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.keyed_random": ("numpy",),
     "modernbert_train.import_stubs": ("torchmetrics",),
     "modernbert_train.batch": ("numpy", "torch"),
-    "modernbert_train.tensor_files": ("safetensors", "torch"),
+    "modernbert_train.tensor_files": ("numpy", "safetensors", "torch", "xxhash"),
     "modernbert_train.torch_internals": ("torch",),
     "modernbert_train.compute": ("torch",),
     "modernbert_train.config": ("omegaconf", "yaml"),
@@ -160,7 +161,6 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.run.throughput": ("torch",),
     "modernbert_train.copies.store": ("fsspec", "xxhash"),
     "modernbert_train.weights": ("torch",),
-    "modernbert_train.weights.average": ("safetensors", "torch"),
     "modernbert_train.weights.fill": ("torch", "transformers"),
     "modernbert_train.weights.formats": (),
     "modernbert_train.weights.formats.tensors": ("torch",),

@@ -289,9 +289,10 @@ class CheckpointConfig:
     interval_steps: int | None = knob(None, above=0)  # a checkpoint every so many optimizer steps
     # a checkpoint every so many tokens, kept for good: to average, to branch from
     interval_tokens: int | None = knob(None, above=0)
-    keep: int = knob(
-        3, above=0
-    )  # newest checkpoints kept; those at the end of a phase or of interval_tokens are always kept
+    # checkpoints at certain steps, kept for good; pythia: before the first, at 1, 2, 4, ..., 512, and every 1000
+    milestones: Literal["none", "pythia"] = "none"
+    # newest checkpoints kept; those at the end of a phase, of interval_tokens or milestones are always kept
+    keep: int = knob(3, above=0)
     # a second home: s3://BUCKET/FOLDER or any URL that fsspec knows. Checkpoints are copied there behind the run and
     # verified, and the run resumes from there when its folder is gone
     copy_to: str | None = None

@@ -26,7 +26,7 @@ from typing import Any
 from modernbert_train.copies.store import RECORD, Store
 from modernbert_train.errors import DataError, RunError, StorageError
 from modernbert_train.ranks.orphans import die_with
-from modernbert_train.run.manifest import MANIFEST, Manifest, read_manifest
+from modernbert_train.run.manifest import MANIFEST, MOST_BYTES, Manifest, read_manifest
 
 RECORDS = ("config.yaml", "metrics.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl")
 STOOD_STILL = 76  # exit code: the store took nothing for too long, and cannot be interrupted
@@ -213,7 +213,7 @@ def manifest_of(store: Store, name: str, folder: Path | None = None) -> Manifest
     with tempfile.TemporaryDirectory() as scratch:
         place = folder or Path(scratch) / name
         place.mkdir(exist_ok=True)
-        (place / MANIFEST).write_bytes(store.read(f"{name}/{MANIFEST}", 1 << 20))
+        (place / MANIFEST).write_bytes(store.read(f"{name}/{MANIFEST}", MOST_BYTES))
         try:
             manifest = read_manifest(place)
         except StorageError as error:

@@ -27,7 +27,7 @@ from modernbert_train.finetune.table import read_result, spread
 from modernbert_train.finetune.task import SEED, asked, read_task
 from modernbert_train.read_json import number, read_json, read_lines
 from modernbert_train.report import write_report
-from modernbert_train.run.manifest import CONFIG_YAML, FILES, MANIFEST, STATE
+from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST, STATE
 from modernbert_train.text import tokens_text
 
 WATCH, RECORD = "watch", "watch.jsonl"
@@ -143,7 +143,7 @@ class Watched:
             shutil.rmtree(staging, ignore_errors=True)
             try:
                 staging.mkdir()
-                for name in (*FILES, MANIFEST):
+                for name in sorted(path.name for path in source.iterdir()):  # it loses its name before its files
                     _link(source / name, staging / name)
                 staging.rename(own)
             except FileNotFoundError:

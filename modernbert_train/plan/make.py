@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from modernbert_train.clock import is_pythia
 from modernbert_train.config.schema import ModernBertConfig, ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.facts import DataFacts
@@ -67,7 +68,7 @@ class Plan:
         exact: steps are the very batches of the run.
         validations: passes over the held-out text.
         validation_tokens: of one such pass; None if nothing bounds them and the data is not there.
-        milestones: checkpoints that checkpoint.interval_tokens asks for, kept for good.
+        milestones: checkpoints that checkpoint.interval_tokens and milestones ask for, kept for good.
     """
 
     config: RunConfig
@@ -181,9 +182,16 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
         phases=phases,
         exact=exact,
         validations=validations(config, ranges, held_out_tokens) if held_out else 0,
-        milestones=crossings(ranges, config.checkpoint.interval_tokens),
+        milestones=_milestones(config, ranges),
         validation_tokens=held_out_tokens,
     )
+
+
+def _milestones(config: RunConfig, ranges: Sequence[StepRange]) -> int:
+    found = crossings(ranges, config.checkpoint.interval_tokens)
+    if config.checkpoint.milestones == "pythia":
+        found += sum(map(is_pythia, range(sum(part.steps for part in ranges) + 1)))
+    return found
 
 
 def _validation_tokens(config: RunConfig, facts: DataFacts | None) -> int | None:

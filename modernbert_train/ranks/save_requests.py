@@ -22,10 +22,12 @@ ONE_REQUEST_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """Attributes: stop the run after a checkpoint; write one because the last one is too old."""
+    """Attributes: stop the run after a checkpoint; write one because the last one is too old; the one that was being
+    written behind the run has failed."""
 
     stop: bool = False
     overdue: bool = False
+    failed: bool = False
 
 
 class Requests:
@@ -43,6 +45,7 @@ class Requests:
     def __init__(self, interval_seconds: float | None) -> None:
         self._interval = interval_seconds
         self._last_saved = time.monotonic()
+        self._failed = False
         self._signal: int | None = None
         self._signalled = 0.0
         self._process = os.getpid()
@@ -71,8 +74,12 @@ class Requests:
 
     def of_this_rank(self) -> SaveRequest:
         overdue = self._interval is not None and time.monotonic() - self._last_saved >= self._interval
-        return SaveRequest(self._signal is not None, overdue)
+        return SaveRequest(self._signal is not None, overdue, self._failed)
 
     def saved(self) -> None:
-        """A checkpoint was written."""
+        """A checkpoint was taken of the run as it is now."""
         self._last_saved = time.monotonic()
+
+    def save_failed(self) -> None:
+        """A checkpoint could not be written; all ranks raise it together."""
+        self._failed = True

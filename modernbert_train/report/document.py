@@ -18,6 +18,7 @@ from modernbert_train.config.evals import BASELINE
 from modernbert_train.config.read import read_yaml
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.files import lock_now
+from modernbert_train.effective import spent
 from modernbert_train.provenance import STARTS, Start, read_starts
 from modernbert_train.report.curves import Following, History, state_of
 from modernbert_train.report.evaluations import MOST, by_figure, evaluation_table
@@ -184,7 +185,7 @@ class WatchedRun:
             "state": self._state(starts) if self.live else "",
             "last": date(history.last_time),
             "total": len(history.steps),
-            "tiles": tiles(history),
+            "tiles": tiles(history, spent(self.folder)),
             "figures": {head: [_plain(figure.value), figure.text] for head, figure in figures(history).items()},
             "warnings": warnings(history),
             "tables": [table._asdict() for table in tables if table is not None],

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.effective import FORMULA, Spent
 from modernbert_train.report.curves import History, ValidationRecord
 from modernbert_train.report.evaluations import NUMBER, last_figures
 from modernbert_train.report.table import Table
@@ -18,11 +19,11 @@ LOSS, ACCURACY = fixed(3), percent(2)
 MOST_PHASES = 100  # lines of the table
 
 
-def tiles(history: History) -> list[tuple[str, str, str]]:
+def tiles(history: History, spent: Spent | None = None) -> list[tuple[str, str, str]]:
     """The whole run as named numbers: what, how much, and what to say of it."""
     steps, last = history.steps, history.validations[-1] if history.validations else None
     pause = history.last_time - history.first_time - history.running_seconds
-    return [
+    facts = [
         ("Tokens", tokens_text(steps[-1].tokens) if steps else "0", whole(steps[-1].tokens) if steps else ""),
         ("Steps", whole(steps[-1].step) if steps else "0", f"{plural(history.repeated_steps, 'step')} repeated"),
         (
@@ -38,6 +39,15 @@ def tiles(history: History) -> list[tuple[str, str, str]]:
         ("Wall time", duration(history.running_seconds), f"and {duration(pause)} paused" if pause >= 1 else "no pause"),
         ("Restarts", whole(len(history.restarts)), _last_restart(history)),
     ]
+    if spent is not None:
+        blocked, most = sum(spent.blocked), max(spent.blocked, default=0.0)
+        facts += [
+            ("Effective training time", _shown(spent.effective, percent(1)), FORMULA),
+            ("Blocked by checkpoints", f"{blocked:.3g} s", f"by {len(spent.blocked)}, at most {most:.2g} s by one"),
+            ("Last checkpoint", "none" if spent.last_saved is None else f"step {spent.last_saved:,}", "in the record"),
+            ("Restart time", spent.restart_text, "from the last line of a process to the next one's first step"),
+        ]
+    return facts
 
 
 class Figure(NamedTuple):

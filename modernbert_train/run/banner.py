@@ -159,4 +159,6 @@ def _saves(config: RunConfig) -> str:
         (settings.interval_tokens, "tokens (kept)"),
     )
     when = [f"every {interval:,g} {unit}" for interval, unit in intervals if interval is not None]
+    if settings.milestones != "none":
+        when.append(f"at the steps of {settings.milestones} (kept)")
     return f"{', '.join([*when, 'at the end of each phase (kept)'])}; otherwise the newest {settings.keep} are kept"

@@ -7,7 +7,8 @@ that is whole is found by looking at the folders; there is no `latest` link to l
 hash, that each can be read, and that all of them say the same: the folder's name, the manifest, the state, the
 configuration and the tensors.
 
-Composer and ranks are not known here; see gather.py for what goes in.
+Several processes may write one: `begin` makes the folder, each writes its share of the tensors with `write_part`, and
+`finish` gives it its name. Who does what when is saver.py's; Composer and ranks are not known here.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -31,21 +33,22 @@ from modernbert_train.files import publish
 from modernbert_train.models.build import shapes_of
 from modernbert_train.run.manifest import (
     CONFIG_YAML,
-    FILES,
     OPTIMIZER,
     STATE,
     WEIGHTS,
     FileHash,
     Manifest,
+    Slices,
     read_manifest,
 )
 from modernbert_train.run.saved_state import SavedState, read_state
-from modernbert_train.tensor_files import read_shapes, read_tensors, write_tensors
+from modernbert_train.tensor_files import StoredTensors, read_shapes, write_hashed
 
 Shapes = Mapping[str, tuple[int, ...]]
 T = TypeVar("T")
 _NAME = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial"
+_HASHING_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,15 @@ class Checkpoint:
         state: clock, data position and everything else that is not a tensor.
         config: the configuration that it was written with.
         phase_end: it closes a phase and is kept for good.
+        weight_files, optimizer_files: that hold them, with the slices in each; see `Manifest`.
     """
 
     folder: Path
     state: SavedState
     config: RunConfig
     phase_end: bool
+    weight_files: Slices = field(default_factory=lambda: {WEIGHTS: {}})
+    optimizer_files: Slices = field(default_factory=lambda: {OPTIMIZER: {}})
 
     @property
     def step(self) -> int:
@@ -77,25 +83,180 @@ class Checkpoint:
     @property
     def weights_hash(self) -> str:
         """By which these very weights are known again."""
-        return FileHash.of(self.folder / WEIGHTS).xxh3_128
+        hashes = [FileHash.of(self.folder / name).xxh3_128 for name in sorted(self.weight_files)]
+        return hashes[0] if len(hashes) == 1 else FileHash.of_text("".join(hashes)).xxh3_128
 
     def weights(self) -> dict[str, Tensor]:
         """Every parameter, whole, by name."""
-        return _load(self.folder / WEIGHTS, floating=True)
+        return self._whole(self.stored_weights())
 
     def optimizer(self) -> dict[str, Tensor]:
         """Optimizer state, whole, as `<key>/<parameter name>`."""
-        return _load(self.folder / OPTIMIZER, floating=False)
+        return self._whole(self.stored_optimizer())
+
+    def stored_weights(self) -> StoredTensors:
+        """The same as `weights`, of which nothing is read before it is asked for, and no more than that."""
+        return self._stored(self.weight_files, floating=True)
+
+    def stored_optimizer(self) -> StoredTensors:
+        """The same as `optimizer`, in that way."""
+        return self._stored(self.optimizer_files, floating=False)
+
+    def _stored(self, files: Slices, *, floating: bool) -> StoredTensors:
+        """Raises StorageError if a file was damaged since the checkpoint was opened."""
+        try:
+            return StoredTensors(self.folder, files, floating=floating)
+        except (OSError, ValueError) as error:
+            raise self._damaged(error) from None
+
+    def _whole(self, stored: StoredTensors) -> dict[str, Tensor]:
+        try:
+            return dict(stored)
+        except (OSError, ValueError) as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> StorageError:
+        return StorageError(
+            f"{self.folder}: damaged since it was opened; {error}. The same command finds the newest checkpoint that "
+            "is whole."
+        )
 
 
-def _load(path: Path, *, floating: bool) -> dict[str, Tensor]:
-    """Raises StorageError if the file was damaged since the checkpoint was opened."""
+@dataclass(frozen=True)
+class Share:
+    """The tensors that one process writes of a checkpoint, on the CPU.
+
+    Attributes:
+        weights, optimizer: by name, whole or as a slice of rows.
+        weight_slices, optimizer_slices: of those that are slices: first row, and rows of the whole.
+        suffix: of its files' names; empty where it writes all.
+    """
+
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    weight_slices: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    optimizer_slices: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    suffix: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Of its tensors."""
+        return sum(t.numel() * t.element_size() for part in (self.weights, self.optimizer) for t in part.values())
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process has written of a checkpoint: what the manifest says of it, and names of what is not finite."""
+
+    files: dict[str, FileHash]
+    weights: Slices
+    optimizer: Slices
+    not_finite: list[str]
+
+
+def folder_of(checkpoints: Path, step: int) -> Path:
+    """Where the checkpoint of a step is, once it is whole."""
+    return checkpoints / f"step-{step:08d}"
+
+
+@contextmanager
+def refusals_told(final: Path) -> Iterator[None]:
+    """Within, the disk's refusal is a StorageError of the checkpoint."""
     try:
-        return read_tensors(path, floating=floating)
-    except (OSError, ValueError) as error:
+        yield
+    except OSError as error:
         raise StorageError(
-            f"{path}: damaged since it was opened; {error}. The same command finds the newest checkpoint that is whole."
-        ) from None
+            f"{final}: cannot write the checkpoint ({error.strerror or error}). Earlier checkpoints are untouched; "
+            "fix the disk and run the same command again."
+        ) from error
+
+
+def begin(final: Path, needed: int) -> Path:
+    """Make the folder that a checkpoint is written in; what crashed writes have left goes first.
+
+    Args:
+        final: the checkpoint's own name, see `folder_of`.
+        needed: bytes of all its tensors.
+
+    Raises:
+        StorageError: there is no space, or the disk refuses the folder.
+    """
+    with refusals_told(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _remove_partial(final.parent)
+        free = shutil.disk_usage(final.parent).free
+        if free < needed:
+            raise StorageError(
+                f"{final}: the checkpoint needs {needed:,} bytes, {free:,} are free. Free some space or lower "
+                "checkpoint.keep; the checkpoints already there are untouched and the same command goes on from them."
+            )
+        staging = final.with_name(f"{final.name}{_PARTIAL}-{os.getpid()}")
+        staging.mkdir()
+    return staging
+
+
+def write_part(staging: Path, share: Share, told: Callable[[], object] = lambda: None) -> Part:
+    """Write one process's share into the folder of a checkpoint; it is on the disk when this returns.
+
+    Args:
+        staging: made by `begin`, perhaps of another process.
+        share: of this one.
+        told: is called whenever the disk has taken something.
+
+    Raises:
+        OSError: the disk refuses it.
+    """
+    names = [name.replace(".", f"{share.suffix}.", 1) for name in (WEIGHTS, OPTIMIZER)]
+    weights, optimizer = (
+        write_hashed(staging / name, tensors, told)
+        for name, tensors in zip(names, (share.weights, share.optimizer), strict=True)
+    )
+    return Part(
+        files={
+            name: FileHash(found.bytes, found.xxh3_128) for name, found in zip(names, (weights, optimizer), strict=True)
+        },
+        weights={names[0]: dict(share.weight_slices)},
+        optimizer={names[1]: dict(share.optimizer_slices)},
+        not_finite=weights.not_finite + optimizer.not_finite,
+    )
+
+
+def finish(
+    staging: Path,
+    final: Path,
+    parts: Sequence[Part],
+    *,
+    state: str,
+    config_yaml: str,
+    phase_end: bool,
+    milestone: bool,
+) -> int:
+    """Give a checkpoint its name, once it is complete and on the disk.
+
+    Args:
+        staging: the folder with all parts.
+        final: see `folder_of`.
+        parts: of all processes.
+        state: text of state.json.
+        config_yaml: the run's configuration.
+        phase_end, milestone: keep it for good, as the end of a phase or because the configuration asks for it.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        OSError: the disk refuses it.
+    """
+    (staging / STATE).write_text(state, encoding="utf-8")
+    (staging / CONFIG_YAML).write_text(config_yaml, encoding="utf-8")
+    files = {name: found for part in parts for name, found in part.files.items()}
+    files |= {name: FileHash.of(staging / name) for name in (STATE, CONFIG_YAML)}
+    weights = {name: slices for part in parts for name, slices in part.weights.items()}
+    optimizer = {name: slices for part in parts for name, slices in part.optimizer.items()}
+    manifest = Manifest(int(final.name.removeprefix("step-")), phase_end, milestone, files, weights, optimizer)
+    manifest.write(staging)
+    publish(staging, final)  # what is there was damaged, and passed over by resuming; prune removes it
+    return sum(found.bytes for found in files.values())
 
 
 def commit(
@@ -108,14 +269,13 @@ def commit(
     phase_end: bool,
     milestone: bool = False,
 ) -> Path:
-    """Write a checkpoint; it becomes visible only once it is complete and on disk.
+    """Write a checkpoint in one go; it becomes visible only once it is complete and on disk.
 
     Args:
         folder: the run's checkpoint folder.
         weights, optimizer: whole tensors on the CPU.
         state: everything else.
-        config_yaml: the run's configuration.
-        phase_end, milestone: keep it for good, as the end of a phase or because checkpoint.interval_tokens asks for it.
+        config_yaml, phase_end, milestone: see `finish`.
 
     Returns:
         Its folder.
@@ -123,31 +283,21 @@ def commit(
     Raises:
         StorageError: no space, no permission, or any other refusal of the disk; nothing visible is left behind.
     """
-    final = folder / f"step-{state.step:08d}"
-    staging = folder / f"{final.name}{_PARTIAL}-{os.getpid()}"
-    needed = sum(t.numel() * t.element_size() for part in (weights, optimizer) for t in part.values())
+    final, share = folder_of(folder, state.step), Share(weights, optimizer)
+    staging = begin(final, share.bytes)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if free < needed:
-            raise StorageError(
-                f"{final}: the checkpoint needs {needed:,} bytes, {free:,} are free. Free some space or lower "
-                "checkpoint.keep; the checkpoints already there are untouched and the same command goes on from them."
+        with refusals_told(final):
+            part = write_part(staging, share)
+            finish(
+                *(staging, final, [part]),
+                state=state.as_json(),
+                config_yaml=config_yaml,
+                phase_end=phase_end,
+                milestone=milestone,
             )
-        staging.mkdir()
-        write_tensors(staging / WEIGHTS, weights)
-        write_tensors(staging / OPTIMIZER, optimizer)
-        state.write(staging / STATE)
-        (staging / CONFIG_YAML).write_text(config_yaml, encoding="utf-8")
-        files = {name: FileHash.of(staging / name) for name in FILES}
-        Manifest(state.step, phase_end, milestone, files).write(staging)
-        publish(staging, final)  # what is there was damaged, and passed over by resuming; prune removes it
-    except OSError as error:
+    except StorageError:
         shutil.rmtree(staging, ignore_errors=True)
-        raise StorageError(
-            f"{final}: cannot write the checkpoint ({error.strerror or error}). Earlier checkpoints are untouched; "
-            "fix the disk and run the same command again."
-        ) from error
+        raise
     return final
 
 
@@ -158,7 +308,8 @@ def verify(folder: Path) -> Checkpoint:
         StorageError: names the file and what is wrong with it.
     """
     manifest = read_manifest(folder)
-    for name in FILES:
+
+    def check_hash(name: str) -> None:
         expected = manifest.files[name]
         try:
             found = FileHash.of(folder / name)
@@ -166,12 +317,22 @@ def verify(folder: Path) -> Checkpoint:
             raise StorageError(f"{folder / name}: cannot be read ({error.strerror})") from None
         if found != expected:
             raise StorageError(f"{folder / name}: damaged; found {found}, the manifest says {expected}")
+
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+        list(threads.map(check_hash, manifest.files))
     config = _checked(folder / CONFIG_YAML, lambda path: load_run([path]))
     state = _checked(folder / STATE, lambda path: read_state(path, config, manifest.step))
-    weights = _checked(folder / WEIGHTS, read_shapes)
-    moments = _checked(folder / OPTIMIZER, partial(read_shapes, floating=False))
-    _check_shapes(folder, config, weights, moments)
-    return Checkpoint(folder, state, config, manifest.phase_end)
+    weights = _shapes(folder, manifest.weights, floating=True)
+    moments = _shapes(folder, manifest.optimizer, floating=False)
+    weights_file, optimizer_file = (folder / next(iter(files)) for files in (manifest.weights, manifest.optimizer))
+    _check_shapes(weights_file, optimizer_file, config, weights, moments)
+    return Checkpoint(folder, state, config, manifest.phase_end, manifest.weights, manifest.optimizer)
+
+
+def _shapes(folder: Path, files: Slices, *, floating: bool) -> Shapes:
+    for name in files:
+        _checked(folder / name, partial(read_shapes, floating=floating))
+    return _checked(folder, lambda path: StoredTensors(path, files, floating=floating)).shapes
 
 
 def _checked(path: Path, read: Callable[[Path], T]) -> T:
@@ -182,20 +343,21 @@ def _checked(path: Path, read: Callable[[Path], T]) -> T:
         raise StorageError(f"{path}: damaged, though its hash is right; {error}") from None
 
 
-def _check_shapes(folder: Path, config: RunConfig, weights: Shapes, moments: Shapes) -> None:
+def _check_shapes(
+    weights_file: Path, optimizer_file: Path, config: RunConfig, weights: Shapes, moments: Shapes
+) -> None:
     expected = shapes_of(config.model, config.objective)
     for name in sorted(expected.keys() | weights.keys()):
         if weights.get(name) != expected.get(name):
             raise StorageError(
-                f"{folder / WEIGHTS}: {name} has the shape {weights.get(name)}, {expected.get(name)} by its "
-                f"{CONFIG_YAML}"
+                f"{weights_file}: {name} has the shape {weights.get(name)}, {expected.get(name)} by its {CONFIG_YAML}"
             )
     for key, shape in moments.items():
         name = key.partition("/")[2]
         # a number, one for each weight, or one for each row of them
         if name not in expected or shape not in ((), expected[name], (*expected[name][:1], 1)):
             raise StorageError(
-                f"{folder / OPTIMIZER}: {key} has the shape {shape}, {expected.get(name)} by its {CONFIG_YAML}"
+                f"{optimizer_file}: {key} has the shape {shape}, {expected.get(name)} by its {CONFIG_YAML}"
             )
 
 
@@ -262,28 +424,42 @@ def newest_checkpoint(config: RunConfig) -> Checkpoint:
     """
     folder = Path(config.folder) / "checkpoints"
     found, passed_over = newest_valid(folder)
-    for text in passed_over:
-        print(f"warning: passed over a damaged checkpoint: {text}")
     if found is None:
         raise StorageError(f"{folder}: no checkpoint yet. Train the run first.")
+    tell_choice(found, passed_over)
     return found
+
+
+def tell_choice(found: Checkpoint, passed_over: Sequence[str]) -> None:
+    """Say which checkpoint was taken for a run, and why, where it is not its newest."""
+    for text in passed_over:
+        print(f"warning: passed over a damaged checkpoint: {text}")
+    if passed_over:
+        print(f"taken instead: {found.folder.name}, {found.state.tokens:,} tokens, the newest that is whole")
 
 
 def clean(folder: Path, keep: int) -> None:
     """Remove what crashed writes left, and all but the newest `keep` checkpoints, ends of phases and milestones.
 
     Only folders that this module made are touched: partial ones, and those whose manifest holds. What has a damaged
-    one is left for a person to look at.
+    one is left for a person to look at. A checkpoint loses its name first, so that it is never seen in part.
     """
     if not folder.is_dir():
         return
+    _remove_partial(folder)
     found: list[tuple[Manifest, Path]] = []
     for path in folder.iterdir():
-        if _NAME.match(path.name) and _PARTIAL in path.name:
-            shutil.rmtree(path, ignore_errors=True)
-        elif _NAME.fullmatch(path.name):
+        if _NAME.fullmatch(path.name):
             with suppress(StorageError):
                 found.append((read_manifest(path), path))
     for manifest, path in sorted(found, key=lambda each: each[0].step, reverse=True)[keep:]:
         if not (manifest.phase_end or manifest.milestone):
+            with suppress(OSError):
+                path.rename(path.with_name(f"{path.name}{_PARTIAL}-removed"))
+    _remove_partial(folder)
+
+
+def _remove_partial(folder: Path) -> None:
+    for path in folder.iterdir():
+        if _NAME.match(path.name) and _PARTIAL in path.name:
             shutil.rmtree(path, ignore_errors=True)

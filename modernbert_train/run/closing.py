@@ -8,7 +8,14 @@ from modernbert_train.config.schema import RunConfig
 
 
 def closing_text(
-    config: RunConfig, *, tokens: int, steps: int, loss: float | None, held_out: str | None, compared: str | None = None
+    config: RunConfig,
+    *,
+    tokens: int,
+    steps: int,
+    loss: float | None,
+    held_out: str | None,
+    compared: str | None = None,
+    spent: str | None = None,
 ) -> str:
     """The last lines of a run that reached its end.
 
@@ -18,13 +25,15 @@ def closing_text(
         loss: of the last steps, smoothed.
         held_out: figures as measured last, which is at the end; None where nothing is held out.
         compared: with those before the first step, see before_after.py.
+        spent: what its time went into, see effective.py.
     """
     figures = [f"done: {tokens:,} tokens in {steps:,} steps"]
     if loss is not None:
         figures.append(f"loss {loss:.3f}")
     if held_out is not None:
         figures.append(held_out)
-    return "\n".join([", ".join(figures), *([] if compared is None else [compared]), next_commands(config)])
+    more = [text for text in (spent, compared) if text is not None]
+    return "\n".join([", ".join(figures), *more, next_commands(config)])
 
 
 def next_commands(config: RunConfig) -> str:

@@ -1,4 +1,8 @@
-"""MANIFEST.json of a checkpoint: which step it is, what it is kept for, the size and hash of each file, and its own.
+"""MANIFEST.json of a checkpoint: which step it is, what it is kept for, which slices of the tensors lie in which file,
+the size and hash of each file, and its own.
+
+A process writes its tensors into two files of its own: model.safetensors and optimizer.safetensors where one process
+writes the whole checkpoint, model-RANK.safetensors and optimizer-RANK.safetensors where several share it.
 
 Nothing else in a checkpoint is believed before the manifest is, so it is protected as the files are: by a hash of all
 that stands in it. Whoever reads one gets what was written, or an error.
@@ -22,10 +26,13 @@ WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 CONFIG_YAML = "config.yaml"
-FILES = (WEIGHTS, OPTIMIZER, STATE, CONFIG_YAML)  # that every checkpoint has beside it
-SCHEMA = 4  # of the manifest and of all files of a checkpoint
-_MOST_BYTES = 1 << 20
+FILES = (WEIGHTS, OPTIMIZER, STATE, CONFIG_YAML)  # beside it, where one process has written them
+SCHEMA = 5  # of the manifest and of all files of a checkpoint
+_WITHOUT_SLICES = 4  # the schema before, of a checkpoint in two files of whole tensors; it is still read
+MOST_BYTES = 1 << 26  # of the manifest; a slice takes about a hundred
 _STEP = re.compile(r"step-(\d+)")
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
+Slices = dict[str, dict[str, tuple[Count, Count]]]
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,12 @@ class FileHash:
                 digest.update(chunk)
         return cls(path.stat().st_size, digest.hexdigest())
 
+    @classmethod
+    def of_text(cls, text: str) -> FileHash:
+        """As of a file with this text."""
+        content = text.encode()
+        return cls(len(content), xxhash.xxh3_128_hexdigest(content))
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -58,6 +71,8 @@ class Manifest:
         step: optimizer steps done.
         phase_end, milestone: what it is kept for, when others are removed.
         files: by name.
+        weights, optimizer: the files that hold them, each with the slice of every tensor that is not whole in it: its
+            first row, and the rows of the whole tensor.
         schema: of the checkpoint.
     """
 
@@ -65,6 +80,8 @@ class Manifest:
     phase_end: bool
     milestone: bool
     files: dict[str, FileHash]
+    weights: Slices
+    optimizer: Slices
     schema: Count = SCHEMA
 
     def write(self, folder: Path) -> None:
@@ -86,11 +103,16 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         with path.open("rb") as file:
-            content = parse_json(file.read(_MOST_BYTES))
+            content = parse_json(file.read(MOST_BYTES))
         manifest = _verified(content, path)
-        for name in FILES:
+        if not (manifest.weights and manifest.optimizer):
+            raise ValueError("it lists no file of weights, or none of the optimizer")
+        for name in (*manifest.weights, *manifest.optimizer, STATE, CONFIG_YAML):
             if name not in manifest.files:
                 raise ValueError(f"it does not list {name}")
+        for name in manifest.files:
+            if not _FILE.fullmatch(name):
+                raise ValueError(f"it lists {name[:60]!r}, which is no file of a checkpoint")
     except OSError as error:
         raise StorageError(f"{path}: missing or unreadable ({error.strerror})") from None
     except ValueError as error:
@@ -108,13 +130,15 @@ def _verified(content: Any, path: Path) -> Manifest:
     if "xxh3_128" in content and content["xxh3_128"] != _hash(rest):
         raise ValueError("its content does not have the hash that stands in it")
     schema = content.get("schema")
-    if schema != SCHEMA and type(schema) is int:
+    if schema not in (_WITHOUT_SLICES, SCHEMA) and type(schema) is int:
         raise StorageError(
-            f"{path.parent}: of schema {schema}, this version reads {SCHEMA}. Go on with the version that wrote it, or "
-            "export it there and start from its weights with weights.init_from."
+            f"{path.parent}: of schema {schema}, this version reads {_WITHOUT_SLICES} and {SCHEMA}. Go on with the "
+            "version that wrote it, or export it there and start from its weights with weights.init_from."
         )
     if "xxh3_128" not in content:
         raise ValueError("it has no hash of itself")
+    if schema == _WITHOUT_SLICES:
+        rest = {"weights": {WEIGHTS: {}}, "optimizer": {OPTIMIZER: {}}} | rest
     manifest: Manifest = as_type(Manifest, rest)
     return manifest
 

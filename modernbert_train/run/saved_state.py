@@ -105,9 +105,9 @@ class SavedState:
     training: TrainingState | None
     average: list[Averaged]
 
-    def write(self, path: Path) -> None:
-        """Raises OSError if the disk refuses it."""
-        path.write_text(json.dumps(asdict(self), allow_nan=False), encoding="utf-8")
+    def as_json(self) -> str:
+        """As it stands in state.json."""
+        return json.dumps(asdict(self), allow_nan=False)
 
 
 def read_state(path: Path, config: RunConfig, step: int) -> SavedState:

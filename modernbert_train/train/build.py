@@ -18,13 +18,14 @@ One optimizer step, in the order of Composer's events; callbacks act in the orde
 |                     | PlanAhead        | nothing -> the next plan, while the device computes                        |
 |                     | CurrentStep      | loss, gradients and requests of all ranks -> StepNumbers; the one wait     |
 |                     | Guard            | StepNumbers, the losses before -> whether the update is skipped            |
+|                     | Save             | a checkpoint's copies under way -> the device waits for them               |
 | (optimizer step)    | StableAdamW      | gradients -> moments, weights                                              |
 | batch_end           | Measure          | StepNumbers, the norm of the update -> a line of metrics.jsonl             |
 |                     | Guard            | its verdict -> a rollback                                                  |
 |                     | Validate         | held-out text, where the clock says so -> figures                          |
 |                     | Evaluate         | labelled texts, where the clock says so -> figures                         |
 |                     | plugins          | Composer's own callbacks, by name                                          |
-|                     | Save             | StepNumbers, all state -> a checkpoint when due or asked; stops if asked   |
+|                     | Save             | StepNumbers, a copy of all state -> saver.py writes it; stops if asked     |
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.run.progress import Progress, stage
 from modernbert_train.run.record import Record
 from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.run.saver import Saver, ranks_that_see
 from modernbert_train.train.accumulation import accumulation
 from modernbert_train.train.adapters import ComposerObjective, assert_sharded, data_spec, is_sharded, parallelism
 from modernbert_train.train.callbacks import (
@@ -116,9 +118,15 @@ def build(
     record = Record(folder if rank == 0 else None, progress)
     adapter = ComposerObjective(model)
     step = CurrentStep(requests)
-    guard = Guard(config, data.streams, folder, progress, partial(key_dropout, config, adapter), step)
+    checkpoints, settings = folder.checkpoints, config.checkpoint
+    writers = ranks_that_see(folder.path) if ranks > 1 else [0]
+    if len(writers) < ranks and rank == 0:
+        progress.line(f"{len(writers)} of {ranks} ranks see {folder.path}; they write the checkpoints")
+    saver = Saver(checkpoints, settings.keep, writers, config.distributed.timeout_seconds, requests.save_failed)
+    reseed = partial(key_dropout, config, adapter)
+    guard = Guard(config, data.streams, folder, progress, reseed, step, saver.wait)
     measure = Measure(config, compute, step, record, progress)
-    save = Save(config, loader, folder, fingerprint, guard.memory, record, step, requests)
+    save = Save(*(config, loader, folder, fingerprint, guard.memory, record, progress, step, requests, saver, writers))
     held_out = config.data.validation is not None
     validate = Validate(config, facts, compute, record, progress) if held_out else None
     callbacks = [

@@ -1,29 +1,37 @@
-"""Writes checkpoints: when one is due, when a signal or the time asks for it, and what stands in it."""
+"""Takes checkpoints: when one is due, when a signal or the time asks for it, and what stands in it.
+
+What is taken in the step is a copy of the state in host memory; saver.py writes it while training goes on.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
-import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
 
-from modernbert_train.clock import crosses, ends_phase
+from modernbert_train.clock import crosses, ends_phase, is_pythia
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader
-from modernbert_train.errors import UnstableRun
-from modernbert_train.ranks.group import on_rank_zero
+from modernbert_train.effective import FIRST_STEP
+from modernbert_train.ranks.group import num_ranks, on_rank_zero, this_rank
+from modernbert_train.ranks.heartbeat import passed
 from modernbert_train.ranks.save_requests import Requests, SaveRequest
 from modernbert_train.read_json import as_type
-from modernbert_train.run import checkpoint
+from modernbert_train.run.checkpoint import folder_of
+from modernbert_train.run.progress import Progress
 from modernbert_train.run.record import Record
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.saved_state import Clock, GuardState, SavedState, TrainingState
+from modernbert_train.run.saver import Saver, Snapshot
 from modernbert_train.train.adapters import inner_model, step_tokens
 from modernbert_train.train.step_numbers import CurrentStep
-from modernbert_train.weights.gather import gather_optimizer, gather_weights
+from modernbert_train.weights.shares import Copier
+
+_LONG_SECONDS = 1.0  # that a step waits for the checkpoint before, and it is said
 
 
 @dataclass(frozen=True)
@@ -47,13 +55,15 @@ def save_due(
         rolled_back: its weights are those of an earlier checkpoint.
     """
     interval = config.checkpoint.interval_steps
-    due = Due(ends_phase(config, before, after), crosses(config.checkpoint.interval_tokens, before, after))
+    milestone = crosses(config.checkpoint.interval_tokens, before, after)
+    milestone = milestone or (config.checkpoint.milestones == "pythia" and is_pythia(step))
+    due = Due(ends_phase(config, before, after), milestone)
     by_steps = interval is not None and step % interval == 0
     return due if asked.stop or asked.overdue or by_steps or rolled_back or due.phase_end or due.milestone else None
 
 
 class Save(Callback):
-    """Writes checkpoints, and stops the run after one when a signal asked for it.
+    """Takes checkpoints, and stops the run after one when a signal asked for it.
 
     Args:
         config: the run.
@@ -62,11 +72,15 @@ class Save(Callback):
         fingerprint: of the data.
         guard_memory: what a checkpoint keeps of the guard.
         record: what a step measured is on disk before the checkpoint that would skip the step is.
+        progress: is told of waits.
         step: what all ranks know of the present one.
         requests: this rank's.
+        saver: writes them.
+        writers: ranks that see rank 0's folder, and share in writing.
 
     Attributes:
         stopped: it did.
+        restarted: another process has trained this run before; the first step then goes into starts.jsonl.
     """
 
     def __init__(
@@ -77,70 +91,121 @@ class Save(Callback):
         fingerprint: dict[str, str],
         guard_memory: GuardState,
         record: Record,
+        progress: Progress,
         step: CurrentStep,
         requests: Requests,
+        saver: Saver,
+        writers: list[int],
     ) -> None:
         self._config = config
+        self._config_yaml = to_yaml(config)
         self._guard_memory = guard_memory
         self._loader = loader
         self._folder = folder
         self._fingerprint = fingerprint
         self._record = record
+        self._progress = progress
         self._step = step
         self._requests = requests
-        self.stopped = False
+        self._saver = saver
+        self._copier = Copier(this_rank(), writers, num_ranks())
+        self._taken: dict[str, float | int | str] = {}  # of the line that tells of the last one
+        self.stopped = self.restarted = False
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._copier.check(inner_model(state.model))
+        first = folder_of(self._folder.checkpoints, 0)
+        wanted = self._config.checkpoint.milestones == "pythia" and state.timestamp.batch.value == 0
+        if wanted and not on_rank_zero(first.exists):
+            self.save(state, logger, phase=next(iter(self._config.phases)), phase_end=False, milestone=True)
+            self._saver.wait()  # data workers are forked next, and nothing else should be at work then
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        self._copier.before_update()
 
     def batch_end(self, state: State, logger: Logger) -> None:
         step = state.timestamp.batch.value
         alone = dist.get_world_size() == 1
         asked = self._requests.of_this_rank() if alone else self._step.numbers.asked
+        if self.restarted and this_rank() == 0:
+            self._folder.record_start({"kind": FIRST_STEP, "step": step})
+        self.restarted = False
+        if asked.failed:
+            self._saver.wait()
+        self._tell(logger)
         rolled_back = self._step.rolled_back
         due = save_due(self._config, asked, step, *step_tokens(state), rolled_back=rolled_back)
         if due is not None:
             self._record.flush()
-            self.save(state, due.phase_end, due.milestone)
+            self.save(state, logger, phase=state.batch.plan.phase, phase_end=due.phase_end, milestone=due.milestone)
         if asked.stop:
             self.stopped = True
             state.stop_training()
 
-    def save(self, state: State, phase_end: bool, milestone: bool) -> None:
-        """Gather the state and write it; every rank calls this, and every rank raises if rank 0's disk refuses."""
-        model, step = inner_model(state.model), state.timestamp.batch.value
-        is_writer = dist.get_global_rank() == 0
-        weights = gather_weights(model, keep=is_writer)
-        optimizer = gather_optimizer(model, state.optimizers[0], keep=is_writer)
+    def save(self, state: State, logger: Logger, *, phase: str, phase_end: bool, milestone: bool) -> None:
+        """Copy the state and have it written; every rank calls this, and every rank raises if the one before failed."""
+        began = time.perf_counter()
+        passed("the checkpoint before, which is being written")
+        self._saver.wait()
+        waited = time.perf_counter() - began
+        self._tell(logger)
+        step, tokens = state.timestamp.batch.value, state.timestamp.token.value
+        share, total_bytes = self._copier.copy(inner_model(state.model), state.optimizers[0])
         timestamp = state.timestamp.state_dict()
-
-        def write() -> None:
-            tensors = weights | optimizer
-            if damaged := [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]:
-                raise UnstableRun(
-                    f"step {step}: {len(damaged)} weights or moments are not finite, {damaged[0]} first, so no "
-                    "checkpoint is written; those there are untouched and the same command goes on from them. Lower "
-                    "optim.lr if this comes again."
-                )
-            checkpoint.commit(
-                self._folder.checkpoints,
-                weights=weights,
-                optimizer=optimizer,
-                state=SavedState(
-                    step=step,
-                    tokens=state.timestamp.token.value,
-                    phase=state.batch.plan.phase,
-                    data=self._fingerprint,
-                    training=TrainingState(
-                        seconds=state.timestamp.total_wct.total_seconds(),
-                        timestamp=as_type(Clock, {key: timestamp[key] for key in Clock.__annotations__}),
-                        loader=self._loader.state_dict(),
-                        stability=self._guard_memory,
-                    ),
-                    average=[],
-                ),
-                config_yaml=to_yaml(self._config),
+        saved = SavedState(
+            step=step,
+            tokens=tokens,
+            phase=phase,
+            data=self._fingerprint,
+            training=TrainingState(
+                seconds=state.timestamp.total_wct.total_seconds(),
+                timestamp=as_type(Clock, {key: timestamp[key] for key in Clock.__annotations__}),
+                loader={**self._loader.state_dict(), "phase": phase},
+                stability=self._guard_memory,
+            ),
+            average=[],
+        )
+        self._saver.start(
+            Snapshot(
+                step=step,
+                share=share,
+                copied=self._copier.wait,
+                total_bytes=total_bytes,
+                state=saved.as_json(),
+                config_yaml=self._config_yaml,
                 phase_end=phase_end,
                 milestone=milestone,
             )
-            checkpoint.clean(self._folder.checkpoints, self._config.checkpoint.keep)
-
-        on_rank_zero(write)
+        )
         self._requests.saved()
+        blocked = time.perf_counter() - began
+        if waited > _LONG_SECONDS:
+            self._progress.line(
+                f"step {step}: waited {waited:.1f} s for the checkpoint before, which was still being written. "
+                "Checkpoints are due more often than the disk takes them."
+            )
+        self._taken = {"step": step, "phase": phase, "tokens": tokens}
+        self._taken |= {"blocked_seconds": round(blocked, 6), "waited_seconds": round(waited, 6)}
+
+    def finish(self, logger: Logger) -> None:
+        """Wait for the last checkpoint; every rank calls this at the end of the run.
+
+        Raises:
+            RunError: it could not be written.
+        """
+        self._saver.wait()
+        self._tell(logger)
+
+    def settle(self) -> None:
+        """Before the run ends with an error: let the checkpoint be completed that is being written."""
+        self._saver.settle()
+
+    def _tell(self, logger: Logger) -> None:
+        """Record the last checkpoint, once it is written."""
+        saved = self._saver.take_saved()
+        if saved is None:
+            return
+        cost = {"write_seconds": round(saved.seconds, 3), "bytes": saved.bytes}
+        self._record.write({"kind": "checkpoint", **self._taken, **cost})
+        blocked = {key: self._taken[key] for key in ("blocked_seconds", "waited_seconds")}
+        logger.log_metrics({f"checkpoint/{key}": value for key, value in (blocked | cost).items()})

@@ -22,7 +22,8 @@ from modernbert_train.copies.second_home import SecondHome, bring_back, refuse_f
 from modernbert_train.data.check import check_data
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
-from modernbert_train.errors import StoppedEarly, StorageError
+from modernbert_train.effective import LAST_SIGN, spent
+from modernbert_train.errors import RunError, StoppedEarly, StorageError
 from modernbert_train.preflight import preflight
 from modernbert_train.ranks.fail_together import tell_others
 from modernbert_train.ranks.group import (
@@ -38,8 +39,10 @@ from modernbert_train.ranks.group import (
 from modernbert_train.ranks.same_run import code_hash, require_agreement
 from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.ranks.transport import warn_of_slow_network
+from modernbert_train.read_json import number
 from modernbert_train.run.banner import banner
 from modernbert_train.run.before_after import before_and_after
+from modernbert_train.run.checkpoint import tell_choice
 from modernbert_train.run.closing import closing_text, next_commands
 from modernbert_train.run.energy import EnergyMeter, total
 from modernbert_train.run.progress import stage
@@ -140,7 +143,7 @@ def _train(
         )
         print(lines, flush=True)
     _fill(config, built, start, origin)
-    on_rank_zero(lambda: _record_start(folder, start, origin, words, compute.device))
+    built.save.restarted = on_rank_zero(lambda: _record_start(folder, start, origin, words, compute.device))
     meter = EnergyMeter(_gpu(compute.device), packages=local_rank() == 0)
     built.trainer.logger.log_hyperparameters(flat(config))
     requests.listen()
@@ -149,7 +152,10 @@ def _train(
     )
     try:
         built.trainer.fit()
+        built.save.finish(built.trainer.logger)
     except Exception as error:
+        if isinstance(error, RunError):  # else another rank may be what the checkpoint waits for
+            built.save.settle()
         tell_others(error)  # before the loggers are closed, which can take its time
         if this_rank() == 0:
             taken = total([meter.stop()]) if num_ranks() == 1 else {}
@@ -157,6 +163,8 @@ def _train(
                 folder.record_start({"kind": "end", "outcome": "failed", "error": _first_line(error), **taken})
         raise
     finally:
+        if num_ranks() == 1:
+            built.save.settle()
         requests.trained = True
         composer_internals.close(built.trainer)
     energy = total(gather_from_all(meter.stop()))
@@ -173,7 +181,16 @@ def _train(
         loss = built.progress.loss
         compared = before_and_after(config, folder.read_metrics())
         tokens, steps = at.token.value, at.batch.value
-        print(closing_text(config, tokens=tokens, steps=steps, loss=loss, held_out=held_out, compared=compared))
+        text = closing_text(
+            config,
+            tokens=tokens,
+            steps=steps,
+            loss=loss,
+            held_out=held_out,
+            compared=compared,
+            spent=str(spent(folder.path)),
+        )
+        print(text)
 
 
 def _fill(config: RunConfig, built: Built, start: Start, origin: Origin | None) -> None:
@@ -192,23 +209,26 @@ def _fill(config: RunConfig, built: Built, start: Start, origin: Origin | None) 
 
 def _record_start(
     folder: RunFolder, start: Start, origin: Origin | None, words: dict[str, Effect], device: torch.device
-) -> None:
-    for text in start.passed_over:
-        print(f"warning: passed over a damaged checkpoint: {text}")
+) -> bool:
+    """Returns whether another process has trained this run before."""
+    if start.checkpoint is not None:
+        tell_choice(start.checkpoint, start.passed_over)
     step = start.step
     entry: dict[str, Any] = {"kind": "start", "step": step, "tokens": start.tokens}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     machine = {"device": name, "ranks": num_ranks(), "nodes": -(-num_ranks() // ranks_per_node())}
     here = provenance.here() | {"code": code_hash(), **machine}
-    folder.record_start(entry | here)
+    last = max((number(each.get("time")) or 0.0 for each in folder.read_metrics()), default=0.0)
+    folder.record_start(entry | here | ({LAST_SIGN: last} if last else {}))
     entry["program"] = provenance.program(here)
     if start.checkpoint is None or start.branch is not None:
         folder.rewind_metrics(-1)
         entry["from"] = origin_text(start, origin)
         folder.record(entry | ({"vocabulary": {name: asdict(each) for name, each in words.items()}} if words else {}))
-        return
+        return last > 0
     folder.rewind_metrics(step)
     folder.record(entry | {"kind": "resume", "checkpoint": start.checkpoint.folder.name})
+    return last > 0
 
 
 def _gpu(device: torch.device) -> str | None:

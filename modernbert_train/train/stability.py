@@ -47,6 +47,7 @@ class Guard(Callback):
         progress: shows what happens.
         reseed: puts dropout to the start of a step, given the number of steps before it.
         step: has the numbers of the present batch, and is told what becomes of it.
+        settle: waits for the checkpoint that is being written, which may be the one to go back to.
 
     Attributes:
         memory: what a checkpoint keeps: the losses that the next one is compared with, and every range of tokens left
@@ -61,8 +62,10 @@ class Guard(Callback):
         progress: Progress,
         reseed: Callable[[int], None],
         step: CurrentStep,
+        settle: Callable[[], None],
     ) -> None:
         self._config = config
+        self._settle = settle
         self._settings = config.stability
         self._streams = streams
         self._folder = folder
@@ -189,6 +192,7 @@ class Guard(Callback):
     def _find_target(self, entry: dict[str, Any], name: str | None = None) -> Checkpoint | None:
         """The checkpoint to go back to: one by name, else the newest of this phase that is old enough."""
         config, checkpoints, tokens = self._config, self._folder.checkpoints, entry["tokens_before"]
+        self._settle()
         if name is not None:
             return on_rank_zero(lambda: find_target_again(config, checkpoints, name=name, tokens_before=tokens))
         fault, step = entry["fault"], entry["step"]
@@ -200,10 +204,10 @@ class Guard(Callback):
         model, optimizer = inner_model(state.model), state.optimizers[0]
         there, phase = self._target.state, state.batch.plan.phase
         assert there.training is not None
-        load_weights(model, self._target.weights())
+        load_weights(model, self._target.stored_weights())
         optimizer.state.clear()
         if there.phase == phase or not self._config.phases[phase].reset_moments:  # else it closed the phase before
-            load_optimizer(model, optimizer, self._target.optimizer())
+            load_optimizer(model, optimizer, self._target.stored_optimizer())
         remembered = there.training.stability
         self.memory["phase"], self.memory["losses"] = remembered["phase"], remembered["losses"]
         self._step.rolled_back = True

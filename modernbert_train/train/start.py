@@ -190,9 +190,9 @@ def restore(trainer: Trainer, loader: PackedLoader, start: Start) -> None:
     assert start.checkpoint is not None and start.checkpoint.state.training is not None
     state, branch = start.checkpoint.state.training, start.branch
     model = inner_model(trainer.state.model)
-    load_weights(model, start.checkpoint.weights())
+    load_weights(model, start.checkpoint.stored_weights())
     if branch is None or branch.moments == "keep":
-        load_optimizer(model, trainer.state.optimizers[0], start.checkpoint.optimizer())
+        load_optimizer(model, trainer.state.optimizers[0], start.checkpoint.stored_optimizer())
     if start.keeps_clock:
         elapsed = datetime.timedelta(seconds=state.seconds)
         trainer.state.timestamp = Timestamp(**state.timestamp, total_wct=elapsed, epoch_wct=elapsed)

@@ -50,6 +50,7 @@ class StepNumbers:
         squared_gradient: float,
         ranks_that_stop: float,
         ranks_overdue: float,
+        ranks_failed: float = 0.0,
     ) -> StepNumbers:
         """Out of sums over the ranks, those of the terms in their order. One rank that asks is enough."""
         losses = {term: each / max(1.0, count) for term, each, count in zip(terms, sums, counts, strict=True)}
@@ -58,7 +59,7 @@ class StepNumbers:
             counts={term: round(count) for term, count in zip(terms, counts, strict=True)},
             loss=sum(weight * losses[term] for term, weight in terms.items()),
             grad_norm=math.sqrt(squared_gradient),
-            asked=SaveRequest(stop=ranks_that_stop > 0, overdue=ranks_overdue > 0),
+            asked=SaveRequest(stop=ranks_that_stop > 0, overdue=ranks_overdue > 0, failed=ranks_failed > 0),
         )
 
     @property
@@ -115,13 +116,13 @@ class CurrentStep(Callback):
         found = [torch.stack([sums[term].double() for sums, _ in self._sums]).sum() for term in self._terms]
         request = self._requests.of_this_rank()
         counts = [sum(each[term] for _, each in self._sums) for term in self._terms]
-        known = [*counts, float(request.stop), float(request.overdue)]
+        known = [*counts, float(request.stop), float(request.overdue), float(request.failed)]
         squared = squared_gradient(state.model.parameters(), dist.get_world_size())
         told = torch.stack([*found, squared, *(torch.full_like(squared, number) for number in known)])
         dist.all_reduce(told)
         numbers, split = told.tolist(), len(self._terms)
         self._numbers = StepNumbers.of(
-            self._terms, numbers[:split], numbers[split + 1 : 2 * split + 1], numbers[split], *numbers[-2:]
+            self._terms, numbers[:split], numbers[split + 1 : 2 * split + 1], numbers[split], *numbers[-3:]
         )
         state.total_loss_dict = {"loss/train/total": self._numbers.loss}
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from modernbert_train.config.knob import phased_keys
@@ -23,7 +21,7 @@ from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.files import write_whole
 from modernbert_train.run.checkpoint import Checkpoint, commit, verify
-from modernbert_train.run.manifest import CONFIG_YAML, WEIGHTS
+from modernbert_train.run.manifest import CONFIG_YAML
 from modernbert_train.run.saved_state import Averaged
 from modernbert_train.weights.source import Source, open_source, other_architecture
 
@@ -101,22 +99,21 @@ def average_each(parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
     Raises:
         ConfigError: a parameter is missing from one of them, or has another shape there.
     """
-    with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(part.checkpoint.folder / WEIGHTS, framework="pt")) for part in parts]
-        names = [set(file.keys()) for file in files]
-        for part, found in zip(parts, names, strict=True):
-            if odd := sorted(found ^ names[0]):
-                raise ConfigError(
-                    f"{part.checkpoint.folder} and {parts[0].checkpoint.folder}: only one of them has {odd[0]}. "
-                    "Average checkpoints of one model."
-                )
-        for name in sorted(names[0]):
-            total: Tensor | None = None
-            for part, file in zip(parts, files, strict=True):
-                tensor = file.get_tensor(name).double().mul_(part.weight)
-                total = tensor if total is None else total.add_(tensor)
-            assert total is not None
-            yield name, total.float()
+    stored = [part.checkpoint.stored_weights() for part in parts]
+    names = [set(tensors) for tensors in stored]
+    for part, found in zip(parts, names, strict=True):
+        if odd := sorted(found ^ names[0]):
+            raise ConfigError(
+                f"{part.checkpoint.folder} and {parts[0].checkpoint.folder}: only one of them has {odd[0]}. "
+                "Average checkpoints of one model."
+            )
+    for name in sorted(names[0]):
+        total: Tensor | None = None
+        for part, tensors in zip(parts, stored, strict=True):
+            tensor = tensors[name].double().mul_(part.weight)
+            total = tensor if total is None else total.add_(tensor)
+        assert total is not None
+        yield name, total.float()
 
 
 def _check_free(out: Path) -> None:

@@ -102,6 +102,7 @@ def export_run(
     for head in left_out:
         print(f"left out: {head}, for which transformers' {source.model.name} has no place")
     if not quiet:
+        print(f"of {found.folder.name}, {found.state.tokens:,} tokens:")
         print(folder)
     return folder
 

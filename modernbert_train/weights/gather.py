@@ -1,12 +1,12 @@
-"""The state of a training run as whole tensors: out of a Composer Trainer, and back into one.
+"""The state of a training run: out of a Composer Trainer as whole tensors, and back into one.
 
-Tensors are gathered whole, so a checkpoint does not know how many ranks wrote it, nor whether weights were sharded:
-it can go on under another strategy and another number of ranks.
+A checkpoint may have been written by any number of ranks, sharded or not: what goes back is asked for by rows, and of a
+sharded model each rank reads its own alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +14,19 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.sharding import like
+from modernbert_train.models.sharding import held_rows, like, with_rows
+from modernbert_train.tensor_files import StoredTensors
+from modernbert_train.weights.shares import moments_of, weights_of
 
 
 def gather_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """Every parameter by name, whole and on the CPU, tied ones once. A collective; only ranks that keep get tensors."""
-    return _gather(model.named_parameters(), keep)
+    return _gather(weights_of(model), keep)
 
 
 def gather_optimizer(model: nn.Module, optimizer: Optimizer, *, keep: bool) -> dict[str, Tensor]:
     """Optimizer state as `<key>/<parameter name>`, moments whole, step counts as scalars. A collective, as above."""
-    entries = (
-        (f"{key}/{name}", value if isinstance(value, Tensor) else torch.tensor(value))
-        for name, parameter in model.named_parameters()
-        for key, value in sorted(optimizer.state.get(parameter, {}).items())
-    )
-    return _gather(entries, keep)
+    return _gather(moments_of(model, optimizer), keep)
 
 
 def _gather(entries: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Tensor]:
@@ -44,42 +41,60 @@ def _gather(entries: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Tens
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Fill a model, sharded or not, from whole tensors.
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Fill a model, sharded or not, from whole tensors; of stored ones this rank reads the rows that it holds.
 
     Raises:
         ConfigError: names or shapes differ; the model is then unchanged.
     """
     targets = dict(model.named_parameters())
+    shapes = _shapes_of(weights)
     wrong = [f"{name}: in the checkpoint only" for name in weights.keys() - targets.keys()]
     wrong += [f"{name}: in the model only" for name in targets.keys() - weights.keys()]
     wrong += [
-        f"{name}: {list(weights[name].shape)} in the checkpoint, {list(target.shape)} in the model"
+        f"{name}: {list(shapes[name])} in the checkpoint, {list(target.shape)} in the model"
         for name, target in targets.items()
-        if name in weights and weights[name].shape != target.shape
+        if name in shapes and shapes[name] != tuple(target.shape)
     ]
     if wrong:
         raise ConfigError(
             "the checkpoint is of another model:\n  " + "\n  ".join(sorted(wrong)) + "\nUse the model: section it had."
         )
     for name, target in targets.items():
-        target.copy_(like(weights[name], target))
+        target.copy_(_read(weights, name, target))
 
 
 @torch.no_grad()
-def load_optimizer(model: nn.Module, optimizer: Optimizer, state: dict[str, Tensor]) -> None:
-    """Fill an optimizer from whole tensors; parameters without state in the checkpoint stay fresh."""
+def load_optimizer(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
+    """Fill an optimizer from whole or stored tensors; parameters without state in the checkpoint stay fresh."""
+    shapes = _shapes_of(state)
     for name, parameter, keys in _states(model, state):
-        optimizer.state[parameter] = {key: _restored(state[f"{key}/{name}"], parameter) for key in keys}
+        optimizer.state[parameter] = {
+            key: _read(state, f"{key}/{name}", parameter)
+            if shapes[f"{key}/{name}"]
+            else _number(state[f"{key}/{name}"])
+            for key in keys
+        }
 
 
-def _restored(value: Tensor, parameter: Tensor) -> Tensor | int:
-    if value.ndim:
-        return like(value, parameter)
+def _shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    if isinstance(tensors, StoredTensors):
+        return tensors.shapes
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _read(tensors: Mapping[str, Tensor], name: str, target: Tensor) -> Tensor:
+    """A tensor, placed and sharded as a parameter is, and of its dtype."""
+    if isinstance(tensors, StoredTensors) and isinstance(target, DTensor):
+        return with_rows(tensors.rows(name, *held_rows(target)), target)
+    return like(tensors[name], target)
+
+
+def _number(value: Tensor) -> Tensor | int:
     return value if value.is_floating_point() else int(value)  # torch counts steps in a float tensor, we in an int
 
 
-def _states(model: nn.Module, state: dict[str, Tensor]) -> Iterator[tuple[str, nn.Parameter, list[str]]]:
+def _states(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[str, nn.Parameter, list[str]]]:
     kinds: dict[str, list[str]] = {}
     for entry in sorted(state):
         key, _, name = entry.partition("/")

@@ -26,7 +26,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
 from modernbert_train.models.tiling import GROWING, check_growth, grow_each
-from modernbert_train.run.checkpoint import Checkpoint, newest_valid, verify
+from modernbert_train.run.checkpoint import Checkpoint, newest_valid, tell_choice, verify
 from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST
 from modernbert_train.vocabulary import read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
@@ -112,10 +112,9 @@ def open_source(name: str | Path) -> Source:
         return source_of(verify(folder))
     if (folder / CONFIG_YAML).is_file():
         found, passed_over = newest_valid(folder / "checkpoints")
-        for text in passed_over:
-            print(f"warning: passed over a damaged checkpoint: {text}")
         if found is None:
             raise StorageError(f"{folder}: a run without a checkpoint. Train it first, or name another.")
+        tell_choice(found, passed_over)
         return source_of(found)
     if folder.is_file():
         return _from_composer(open_composer(folder))

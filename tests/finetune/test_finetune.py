@@ -117,6 +117,7 @@ def dies(self, state, logger):
     batch_end(self, state, logger)
     steps.append(1)
     if len(steps) == {steps}:
+        self.settle()  # what is being written, so that it is known where the next start begins
         os.kill(os.getpid(), signal.SIGKILL)
 checkpointing.Save.batch_end = dies
 from modernbert_train.__main__ import program

@@ -15,7 +15,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.run import manifest
 from modernbert_train.run.checkpoint import commit
-from modernbert_train.run.manifest import FILES, MANIFEST, FileHash
+from modernbert_train.run.manifest import MANIFEST, FileHash
 from modernbert_train.run.saved_state import Clock, SavedState, TrainingState
 
 CONFIG = load_run(
@@ -96,7 +96,10 @@ def sign(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda content:
         change: what else to do to the content of its manifest.
     """
     content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    content["files"] = {name: vars(FileHash.of(folder / name)) for name in FILES}
+    content["files"] = {
+        name: vars(FileHash.of(folder / name))
+        for name in sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
+    }
     change(content)
     content.pop("xxh3_128", None)
     (folder / MANIFEST).write_text(json.dumps(content | {"xxh3_128": manifest._hash(content)}), encoding="utf-8")

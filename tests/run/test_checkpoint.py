@@ -7,7 +7,9 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,12 +38,12 @@ def test_a_checkpoint_of_another_schema_says_what_to_do(tmp_path: Path) -> None:
     """Of an older version, which had no hash in the manifest, and of a newer one, which has; not "damaged"."""
     write(tmp_path, 6)
     folder = write(tmp_path, 7)
-    sign(folder, lambda content: content.update(schema=5))
-    with pytest.raises(StorageError, match=r"step-00000007: of schema 5, this version reads 4\. Go on with"):
+    sign(folder, lambda content: content.update(schema=6))
+    with pytest.raises(StorageError, match=r"step-00000007: of schema 6, this version reads 4 and 5\. Go on with"):
         verify(folder)
     old = {"schema": 1, "step": 7, "phase_end": False, "milestone": False, "files": {}}
     (folder / MANIFEST).write_text(json.dumps(old))
-    with pytest.raises(StorageError, match=r"step-00000007: of schema 1, this version reads 4\. Go on .* export it"):
+    with pytest.raises(StorageError, match=r"step-00000007: of schema 1, this version reads 4 and 5\. .* export it"):
         verify(folder)
     found, passed_over = newest_valid(tmp_path)
     assert found is not None and found.step == 6 and "of schema 1" in passed_over[0]
@@ -96,7 +98,7 @@ def test_files_are_readable_by_whom_the_umask_says(tmp_path: Path, mask: int, mo
     finally:
         os.umask(before)
     assert {path.name: oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == dict.fromkeys(
-        (*checkpoint.FILES, MANIFEST), oct(mode)
+        (*manifest.FILES, MANIFEST), oct(mode)
     )
 
 
@@ -105,22 +107,26 @@ def test_a_crash_while_writing_leaves_nothing_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_written: int
 ) -> None:
     write(tmp_path, 1)
-    real, calls = FileHash.of, 0
+    calls = 0
 
     class Killed(BaseException):
         pass
 
-    def die(path: Path) -> FileHash:
-        nonlocal calls
-        calls += 1
-        if calls > files_written:
-            raise Killed
-        return real(path)
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def or_die(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > files_written:
+                raise Killed
+            return call(*args)
 
-    monkeypatch.setattr(FileHash, "of", die)
-    with pytest.raises(Killed):
-        write(tmp_path, 2)
-    monkeypatch.setattr(FileHash, "of", real)
+        return or_die
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "write_hashed", dying(checkpoint.write_hashed))
+        patched.setattr(FileHash, "of", dying(FileHash.of))
+        with pytest.raises(Killed):
+            write(tmp_path, 2)
     found, _ = newest_valid(tmp_path)
     assert found is not None and found.step == 1
     clean(tmp_path, keep=3)

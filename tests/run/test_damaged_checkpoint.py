@@ -19,7 +19,7 @@ from modernbert_train.data.packing import PackerState
 from modernbert_train.data.place import PlannerState
 from modernbert_train.data.shuffle import CursorState
 from modernbert_train.errors import StorageError
-from modernbert_train.run import checkpoint, manifest
+from modernbert_train.run import manifest
 from modernbert_train.run.checkpoint import newest_valid, verify
 from modernbert_train.run.manifest import MANIFEST, read_manifest
 from modernbert_train.run.saved_state import Clock, GuardState, read_state
@@ -79,7 +79,7 @@ def test_every_edited_field_of_a_manifest_means_the_checkpoint_before(tmp_path: 
 
     for field, value in MANIFEST_EDITS:
         assert "step-00000003" in edited(lambda content: content.update({field: value})), (field, value)  # noqa: B023
-    for name in checkpoint.FILES:
+    for name in manifest.FILES:
         said = edited(lambda content: content["files"].pop(name, None))  # noqa: B023
         assert not signed or f"does not list {name}" in said
     for name in ("step", "phase_end", "milestone", "files", "schema"):

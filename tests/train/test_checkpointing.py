@@ -5,8 +5,11 @@ One that is missed is up to a phase of work lost, one too many in each step is a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from modernbert_train.clock import is_pythia
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.ranks.save_requests import SaveRequest
@@ -65,6 +68,21 @@ def test_when_a_checkpoint_is_due(
     config: RunConfig, asked: SaveRequest, step: int, before: int, after: int, rolled_back: bool, due: Due | None
 ) -> None:
     assert save_due(config, asked, step, before, after, rolled_back=rolled_back) == due
+
+
+def test_the_milestones_of_pythia_are_those_of_its_paper() -> None:
+    """Step 0 is written before the first; 154 checkpoints of 143,000 steps."""
+    assert [step for step in range(4000) if is_pythia(step)] == [
+        *(0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+        *(1000, 2000, 3000),
+    ]
+    assert sum(map(is_pythia, range(143_001))) == 154
+
+
+def test_milestones_are_kept_for_good(config: RunConfig) -> None:
+    asked = replace(config, checkpoint=replace(config.checkpoint, interval_steps=None, milestones="pythia"))
+    due = {step: save_due(asked, NOBODY, step, 41, 42, rolled_back=False) for step in (1, 2, 3, 512, 1000)}
+    assert due == {1: MILESTONE, 2: MILESTONE, 3: None, 512: MILESTONE, 1000: MILESTONE}
 
 
 @pytest.mark.parametrize("step", [1, 4, 8])

@@ -100,6 +100,29 @@ def test_a_run_killed_again_and_again_equals_one_that_never_stopped(tiny_run: Ti
 
 @pytest.mark.runs
 @pytest.mark.timeout(200)
+def test_a_run_goes_on_from_before_its_first_step(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Step 0 is a checkpoint like all others: what begins there ends as the run did, and eval and export take it."""
+    whole, again = tmp_path / "runs/whole", tmp_path / "runs/again"
+    words = ("checkpoint.milestones=pythia", "checkpoint.keep=1")
+    code, output = finish(tiny_run(*words, "name=whole"))
+    assert code == 0 and "effective training time" in output, output
+    steps = sorted(int(path.name.removeprefix("step-")) for path in (whole / "checkpoints").iterdir())
+    assert steps[:5] == [0, 1, 2, 4, 8]
+    saved = records(whole, "checkpoint")
+    assert {entry["step"] for entry in saved} >= set(steps) and all(entry["bytes"] > 0 for entry in saved)
+    for verb in ("eval", "export"):
+        command = [*TRAIN[:-1], verb, str(whole / "checkpoints/step-00000000")]
+        done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (again / "checkpoints").mkdir(parents=True)
+    shutil.copytree(whole / "checkpoints/step-00000000", again / "checkpoints/step-00000000")
+    code, output = finish(tiny_run(*words, "name=again"))
+    assert code == 0 and "step-00000000" in output, output
+    assert records(again) == records(whole)
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(200)
 def test_starting_a_finished_damaged_or_foreign_run_again(tiny_run: TinyRun, tmp_path: Path) -> None:
     """The second start of a run folder: each case must end in the right code and say what to do."""
     folder = tmp_path / "runs/tiny"

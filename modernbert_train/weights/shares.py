@@ -1,0 +1,158 @@
+"""What each rank writes of a checkpoint: a pure function of shapes and ranks, so that every row has one writer.
+
+Of a sharded tensor a rank writes the rows that it holds, and nothing is gathered. Rows that several ranks hold (all of
+them under DDP, one in each copy under HSDP) are cut among those, unless they are few: then one of them writes all, in
+turn. So the bytes are even, and each rank needs host memory for its share alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from modernbert_train.errors import ConfigError
+from modernbert_train.models.sharding import held_rows, holders
+from modernbert_train.run.checkpoint import Share
+
+_LEAST_BYTES = 1 << 16  # of a slice; less is not worth being cut
+
+
+class Rows(NamedTuple):
+    """Of a tensor's rows: the first one, how many, and how many of those that this rank holds lie before them."""
+
+    first: int
+    rows: int
+    held_before: int
+
+
+def share_of(tensor: Tensor, turn: int, rank: int, writers: Sequence[int], num_ranks: int) -> Rows | None:
+    """The rows of a tensor that a rank writes.
+
+    Args:
+        tensor: whole or a DTensor.
+        turn: number of the tensor among all, by which small ones go round.
+        rank: this one.
+        writers: ranks that write.
+        num_ranks: of the run.
+
+    Returns:
+        None where others write all that this rank holds, or it holds nothing.
+    """
+    first, held = held_rows(tensor)
+    able = [each for each in holders(tensor, num_ranks) if each in set(writers)]
+    if held == 0 or rank not in able:
+        return None
+    size = tensor.element_size() * held * math.prod(tensor.shape[1:])
+    parts = max(1, min(len(able), held, -(-size // _LEAST_BYTES)))
+    part = (able.index(rank) - turn) % len(able)
+    each = -(-held // parts)
+    before = each * part
+    return Rows(first + before, min(each, held - before), before) if before < held and part < parts else None
+
+
+def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter by name, as this rank has it; tied ones once."""
+    for name, parameter in model.named_parameters():
+        yield name, parameter.detach()
+
+
+def moments_of(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """Optimizer state as `<key>/<parameter name>`, as this rank has it; step counts as single numbers."""
+    for name, parameter in model.named_parameters():
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            yield f"{key}/{name}", value.detach() if isinstance(value, Tensor) else torch.tensor(value)
+
+
+@dataclass
+class _Group:
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    slices: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class Copier:
+    """Copies this rank's share into host memory, the same memory each time; pinned where it comes from a GPU.
+
+    Args:
+        rank, writers, num_ranks: see `share_of`.
+    """
+
+    def __init__(self, rank: int, writers: Sequence[int], num_ranks: int) -> None:
+        self._rank, self._writers, self._num_ranks = rank, list(writers), num_ranks
+        self._memory: dict[str, Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
+        self._done: torch.cuda.Event | None = None
+
+    def check(self, model: nn.Module) -> None:
+        """Raises ConfigError if no rank that writes holds what this one does."""
+        for name, parameter in model.named_parameters():
+            able = holders(parameter, self._num_ranks)
+            if not set(able) & set(self._writers):
+                raise ConfigError(
+                    f"rank {self._rank} holds rows of {name}, and neither it nor another rank that holds them sees the "
+                    "run's folder of rank 0, so no checkpoint would be whole. Put runs_folder on a file system that "
+                    "all machines share; or set distributed.strategy=hsdp with distributed.shard_ranks of one machine, "
+                    "or ddp."
+                )
+
+    @torch.no_grad()
+    def copy(self, model: nn.Module, optimizer: Optimizer) -> tuple[Share | None, int]:
+        """This rank's share, and the bytes of all ranks' together. On a GPU the copies are under way; see `wait`."""
+        self._follow_device(next(model.parameters()).device)
+        weights, moments = _Group(), _Group()
+        total, turn, memory = 0, 0, dict[str, Tensor]()
+        for group, entries in ((weights, weights_of(model)), (moments, moments_of(model, optimizer))):
+            for name, tensor in entries:
+                total += tensor.numel() * tensor.element_size()
+                mine = share_of(tensor, turn, self._rank, self._writers, self._num_ranks)
+                turn += 1
+                if mine is None:
+                    continue
+                held = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                rows = held[mine.held_before : mine.held_before + mine.rows] if held.ndim else held
+                memory[name] = group.tensors[name] = self._copied(name, rows)
+                if tensor.ndim and mine.rows < tensor.shape[0]:
+                    group.slices[name] = (mine.first, tensor.shape[0])
+        self._memory = memory
+        if self._stream is not None:
+            self._done = torch.cuda.Event()
+            self._done.record(self._stream)
+        if self._rank not in self._writers:
+            return None, total
+        suffix = f"-{self._rank:05d}" if len(self._writers) > 1 else ""
+        return Share(weights.tensors, moments.tensors, weights.slices, moments.slices, suffix), total
+
+    def _follow_device(self, device: torch.device) -> None:
+        """The copies of a GPU go beside its work, behind what it has been asked for by now."""
+        if device.type == "cuda":
+            self._stream = self._stream or torch.cuda.Stream(device)
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def _copied(self, name: str, rows: Tensor) -> Tensor:
+        there = self._memory.get(name)
+        on_gpu = rows.device.type == "cuda"
+        if there is None or there.shape != rows.shape or there.dtype != rows.dtype:
+            there = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=on_gpu)
+        if not on_gpu:
+            return there.copy_(rows)
+        assert self._stream is not None
+        with torch.cuda.stream(self._stream):
+            there.copy_(rows, non_blocking=True)
+        rows.record_stream(self._stream)  # it may be freed before it is copied: a new phase drops the moments
+        return there
+
+    def wait(self) -> None:
+        """Until the copies are there; for the thread that writes them."""
+        if self._done is not None:
+            self._done.synchronize()
+
+    def before_update(self) -> None:
+        """Have the device, not the host, wait with what comes next for the copies; then weights may change."""
+        if self._done is not None and self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_event(self._done)
