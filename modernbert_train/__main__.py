@@ -32,6 +32,7 @@ from modernbert_train.installed import YAMLS
 from modernbert_train.lasting_output import lasting_output
 from modernbert_train.ranks import orphans, scratch
 from modernbert_train.ranks.launched import speaks_for_all
+from modernbert_train.redact import redact
 
 if TYPE_CHECKING:
     from modernbert_train.data.facts import DataFacts
@@ -116,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except Exception:
-        traceback.print_exc()
+        print(redact(traceback.format_exc()), end="", file=sys.stderr)
         print("error: this is a bug. Report it with the lines above and the output of `doctor`.", file=sys.stderr)
         return RunError.exit_code
     return 0

@@ -20,7 +20,8 @@ PACKAGES = ("modernbert_train", "data_prep", "launch")
 # module or package -> what of the project it may import, besides itself; a package stands for everything in it
 PROJECT: dict[str, tuple[str, ...]] = {
     # the ground floor: what everybody may stand on
-    "modernbert_train.errors": (),
+    "modernbert_train.redact": (),
+    "modernbert_train.errors": ("redact",),
     "modernbert_train.files": (),
     "modernbert_train.text": (),
     "modernbert_train.read_json": (),
@@ -30,7 +31,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.import_stubs": (),
     "modernbert_train.installed": (),
     "modernbert_train.lasting_output": (),
-    "modernbert_train.provenance": ("installed", "read_json", "text"),
+    "modernbert_train.provenance": ("installed", "read_json", "redact", "text"),
     "modernbert_train.results": ("files", "read_json", "text"),
     "modernbert_train.torch_internals": (),
     "modernbert_train.tokenizer_threads": (),
@@ -39,7 +40,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.import_hook": ("import_stubs", "ranks.stop_signals"),
     "modernbert_train.vocabulary": ("errors", "own_files", "read_json", "read_once"),
     # rooms
-    "modernbert_train.config": ("errors", "text"),
+    "modernbert_train.config": ("errors", "redact", "text"),
     "modernbert_train.clock": ("config",),
     "modernbert_train.compute": ("config", "errors"),
     "modernbert_train.ranks": ("config", "errors", "files", "installed", "text", "torch_internals"),
@@ -59,7 +60,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.run": (
         "clock", "compute", "config", "data", "errors", "files", "models", "plan", "provenance", "ranks", "read_json",
-        "tensor_files", "text",
+        "redact", "tensor_files", "text",
     ),
     "modernbert_train.weights": (
         "config", "data", "errors", "files", "models", "own_files", "provenance", "read_json", "results", "run",
@@ -96,7 +97,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "installed", "models", "trials"),
     "modernbert_train.__main__": (
         "config", "data.check", "data.facts", "data.labelled", "doctor", "downstream", "errors", "evals", "inspection",
-        "finetune", "installed", "lasting_output", "plan", "preflight", "ranks", "report", "run", "train", "weights",
+        "finetune", "installed", "lasting_output", "plan", "preflight", "ranks", "redact", "report", "run", "train",
+        "weights",
     ),
     "data_prep": (
         "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans", "read_json", "text",

@@ -122,13 +122,12 @@ def anywhere(run: Run, trainer: Trainer, draw: random.Random) -> str | None:
 
 def inside_save(run: Run, trainer: Trainer, draw: random.Random) -> str | None:
     """Wait for a moment while a checkpoint is being written."""
-    before, saves = partial_of(run), 1 + draw.randrange(3)
-    wait, deadline = 0.15 * draw.random(), 0.0
-    for _ in range(saves):
-        trainer.until(lambda: partial_of(run) - before)
-        if saves > 1:
-            before |= partial_of(run)
-        deadline = time.monotonic() + wait
+    seen, wait = partial_of(run), 0.15 * draw.random()
+    for _ in range(1 + draw.randrange(3)):
+        before = frozenset(seen)
+        trainer.until(lambda before=before: partial_of(run) - before)  # type: ignore[misc]
+        seen |= partial_of(run)
+    deadline = time.monotonic() + wait
     trainer.until(lambda: time.monotonic() > deadline)
     return f"{wait:.3f} s into a save" if trainer.running() else None
 
@@ -163,7 +162,7 @@ def kill_at(moment: Strike, victim: str) -> Strike:
 def kills(moment: Strike, victim: str, ranks: int) -> Round:
     words = (WORKERS,) if victim == "worker" else ()
     hook = hooks(slow_steps, slow_saves) if moment is inside_save else slow_steps
-    codes = (-9,) if victim == "launcher" or ranks == 1 and victim == "rank" else (70,)
+    codes = (-9,) if victim == "launcher" or (ranks == 1 and victim == "rank") else (70,)
     if victim == "worker":
         codes = (70, 0)  # the last ones have nothing to deliver any more
 

@@ -33,8 +33,6 @@ _NEW_MOUNTS, _NEW_NAMES = 0x00020000, 0x04000000  # CLONE_NEWNS, CLONE_NEWUTS of
 
 def prepare() -> None:
     """Import what a run needs, and adopt orphans; to be called once, before the first start."""
-    import launch.ranks
-    import launch.run
     import modernbert_train.train.session
     import modernbert_train.weights.export  # noqa: F401
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.errors import DataError
-from modernbert_train.read_json import number, parse_object, read_lines
+from modernbert_train.read_json import lines_of, number, parse_object, read_lines
 from modernbert_train.text import shorten
 
 NAN = math.nan
@@ -143,10 +143,8 @@ def read_history(path: Path) -> History:
     """
     history = History()
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.strip():
-                    _add_line(history, line)
+        for line in filter(bytes.strip, lines_of(path)):
+            _add_line(history, line.decode("utf-8", "replace"))
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}). Give the folder of a run that has begun training."
@@ -167,9 +165,8 @@ def _add_watched(history: History, file: Path) -> None:
     if not file.is_file():
         return
     found = History()
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for line in filter(str.strip, lines):
-            _add_line(found, line)
+    for line in filter(bytes.strip, lines_of(file)):
+        _add_line(found, line.decode("utf-8", "replace"))
     history.evaluations = sorted([*history.evaluations, *found.evaluations], key=lambda each: each.tokens)
 
 

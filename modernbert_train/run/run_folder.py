@@ -29,6 +29,7 @@ from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.files import append_line, lock_now, write_whole
 from modernbert_train.provenance import STARTS
 from modernbert_train.read_json import Count, as_type, is_count, read_lines
+from modernbert_train.redact import redact, redacted
 
 _RECORDS = ("config.yaml", "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
 
@@ -130,7 +131,7 @@ class RunFolder:
                 "one another name=."
             )
         lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.write(redact(f"process {os.getpid()} on {socket.gethostname()}"))
         lock.flush()
         self._lock = lock
         for left in [left for name in _RECORDS for left in self.path.glob(f".{name}.*.partial")]:  # by a killed writer
@@ -179,14 +180,14 @@ class RunFolder:
             raise self._refused(self.metrics, error) from error
 
     def record_start(self, entry: dict[str, Any]) -> None:
-        """Add one line to starts.jsonl, of a start or of its end.
+        """Add one line to starts.jsonl, of a start or of its end; secrets in it are hidden.
 
         Raises:
             StorageError: the disk refuses it.
         """
         path = self.path / STARTS
         try:
-            append_line(path, json.dumps(entry | {"time": round(time.time(), 3)}))
+            append_line(path, json.dumps(redacted(entry) | {"time": round(time.time(), 3)}))
         except OSError as error:
             raise self._refused(path, error) from error
 
