@@ -47,8 +47,8 @@ class Event:
 SCHEDULE = (
     *(Event((2 * n + 1) * HOURS, "preemption") for n in range(12)),
     *(Event((4 * n + 2.3) * HOURS, "kill -9") for n in range(6)),
-    Event(7.6 * HOURS, "damaged shard", 300),
-    Event(13.4 * HOURS, "full disk", 300),
+    Event(7.6 * HOURS, "damaged shard", 600),
+    Event(13.4 * HOURS, "full disk", 600),
     Event(17.5 * HOURS, "slow store", 3600),
 )
 

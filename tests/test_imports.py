@@ -59,8 +59,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "data.packing", "data.path", "errors", "optim.schedules", "read_json", "report", "text",
     ),
     "modernbert_train.run": (
-        "clock", "compute", "config", "data", "errors", "files", "models", "plan", "provenance", "ranks", "read_json",
-        "redact", "tensor_files", "text",
+        "clock", "compute", "config", "data", "errors", "files", "models", "own_files", "plan", "provenance", "ranks",
+        "read_json", "redact", "tensor_files", "text",
     ),
     "modernbert_train.weights": (
         "config", "data", "errors", "files", "models", "own_files", "provenance", "read_json", "results", "run",

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from modernbert_train.errors import DataError
+from modernbert_train.own_files import require_own_files
 from modernbert_train.read_json import content_of, is_count, parse_json
 from modernbert_train.read_once import read_once
 
@@ -90,6 +91,7 @@ def read_card(folder: str | Path) -> DatasetCard:
         DataError: the folder or the card is missing, the card is not one, or a file does not have its hash.
     """
     path = Path(folder) / CARD
+    require_own_files(path.parent)
     try:
         content = content_of(path, _MOST_BYTES)
     except FileNotFoundError:

@@ -27,6 +27,7 @@ from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.files import append_line, lock_now, write_whole
+from modernbert_train.own_files import require_own_files
 from modernbert_train.provenance import STARTS
 from modernbert_train.read_json import Count, as_type, is_count, read_lines
 from modernbert_train.redact import redact, redacted
@@ -60,8 +61,10 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder belongs to a run that would have trained something else, or is in use.
+            DataError: a file in it is a link to elsewhere, or no file.
             StorageError: it cannot be written.
         """
+        require_own_files(self.path)  # a link would be written through
         try:
             self._take_lock()
             if fresh:
