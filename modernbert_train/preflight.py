@@ -13,6 +13,7 @@ from modernbert_train.config.check import check
 from modernbert_train.config.load import load_run
 from modernbert_train.config.packages import missing_packages
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.copies.store import problem_of
 from modernbert_train.data.check import check_data
 from modernbert_train.data.labelled import describe_labelled
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
@@ -60,8 +61,14 @@ def _mistakes(looks: Iterator[Look]) -> Iterator[RunError]:
 def _of_itself(config: RunConfig, num_ranks: int) -> Iterator[Look]:
     yield lambda: check(config, num_ranks)
     yield lambda: check_data(config)
+    yield lambda: _check_second_home(config)
     if importlib.util.find_spec("torch") is not None:  # else this is not the environment that trains
         yield lambda: _refuse(missing_packages(config))
+
+
+def _check_second_home(config: RunConfig) -> None:
+    if config.checkpoint.copy_to is not None and (problem := problem_of(config.checkpoint.copy_to)) is not None:
+        raise ConfigError(problem)
 
 
 def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:

@@ -62,6 +62,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "clock", "compute", "config", "data", "errors", "files", "models", "own_files", "plan", "provenance", "ranks",
         "read_json", "redact", "tensor_files", "text",
     ),
+    "modernbert_train.copies": ("config", "errors", "files", "ranks.orphans", "run.manifest"),
     "modernbert_train.weights": (
         "config", "data", "errors", "files", "models", "own_files", "provenance", "read_json", "results", "run",
         "tensor_files", "text", "vocabulary",
@@ -79,11 +80,13 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "keyed_random", "own_files", "ranks.stop_signals", "read_json", "tensor_files", "text",
         "tokenizer_threads", "weights",
     ),
-    "modernbert_train.preflight": ("config", "data.check", "data.labelled", "errors", "run", "weights.named_source"),
+    "modernbert_train.preflight": (
+        "config", "copies.store", "data.check", "data.labelled", "errors", "run", "weights.named_source",
+    ),
     "modernbert_train.train": (
-        "batch", "clock", "compute", "config", "data", "errors", "evals", "import_hook", "keyed_random", "models",
-        "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report", "run", "text", "vocabulary",
-        "weights",
+        "batch", "clock", "compute", "config", "copies", "data", "errors", "evals", "import_hook", "keyed_random",
+        "models", "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report", "run", "text",
+        "vocabulary", "weights",
     ),
     # beside training
     "modernbert_train.collate": ("data.packing",),
@@ -151,6 +154,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.run.checkpoint": ("torch",),
     "modernbert_train.run.manifest": ("xxhash",),
     "modernbert_train.run.throughput": ("torch",),
+    "modernbert_train.copies.store": ("fsspec", "xxhash"),
     "modernbert_train.weights": ("torch",),
     "modernbert_train.weights.average": ("safetensors", "torch"),
     "modernbert_train.weights.fill": ("torch", "transformers"),

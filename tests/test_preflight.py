@@ -218,3 +218,7 @@ def test_the_launcher_refuses_the_same_before_it_starts_ranks(
     by_check = refusal(again("seed=6"), capsys)
     assert launch([*again("seed=6"), "--ranks", "2"]) == 78
     assert capsys.readouterr().err == by_check
+
+
+def test_a_second_home_that_cannot_be(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "checkpoint.copy_to=/mnt/other: not a URL" in refusal(tiny_run("checkpoint.copy_to=/mnt/other"), capsys)

@@ -288,6 +288,12 @@ class CheckpointConfig:
     keep: int = knob(
         3, above=0
     )  # newest checkpoints kept; those at the end of a phase or of interval_tokens are always kept
+    # a second home: s3://BUCKET/FOLDER or any URL that fsspec knows. Checkpoints are copied there behind the run and
+    # verified, and the run resumes from there when its folder is gone
+    copy_to: str | None = None
+    copy_keep: int | None = knob(None, above=0)  # newest checkpoints kept there; None: as many as here
+    # a store where nothing moves for so long has failed: it is tried again, and not waited for at the end of the run
+    copy_timeout_seconds: float = knob(120.0, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -22,7 +24,7 @@ from modernbert_train.ranks.heartbeat import GRACE_SECONDS
 from modernbert_train.ranks.rendezvous import wait_for_store
 
 T = TypeVar("T")
-
+_MEET_SECONDS = 5.0  # between two meetings while rank 0 is at work
 
 # what a launcher tells its ranks; Composer's Trainer asks for all of them, also of a process that is alone
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
@@ -126,6 +128,23 @@ def on_rank_zero(do: Callable[[], T]) -> T:
     if isinstance(answer[0], RunError):
         raise answer[0]
     return answer[0]
+
+
+def on_rank_zero_slowly(do: Callable[[], T]) -> T:
+    """As `on_rank_zero`, for what may take longer than the ranks wait for each other: they meet again and again."""
+    done: Future[T] = Future()
+    if this_rank() == 0:
+
+        def work() -> None:
+            try:
+                done.set_result(do())
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+    while not on_rank_zero(lambda: bool(wait([done], _MEET_SECONDS).done)):
+        pass
+    return on_rank_zero(done.result)
 
 
 def gather_from_all(value: T) -> list[T]:

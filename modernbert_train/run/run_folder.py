@@ -7,6 +7,7 @@ runs/NAME/evaluations.jsonl what `eval` and `finetune` measured of its checkpoin
 runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or ended the run at; never rewound
 runs/NAME/checkpoints/     see checkpoint.py
 runs/NAME/watch.jsonl      what `finetune --watch`, another process, measured of the checkpoints; watch/ is its folder
+runs/NAME/copies.jsonl     what was copied to checkpoint.copy_to, or why not; see copies/
 runs/NAME/report.html      drawn from metrics.jsonl
 runs/NAME/profile/         traces and tables of the steps that profile: asks for
 """

@@ -18,6 +18,7 @@ from modernbert_train.compute import Compute, keep_freed_memory
 from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.copies.second_home import SecondHome, bring_back, refuse_fresh
 from modernbert_train.data.check import check_data
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
@@ -30,6 +31,7 @@ from modernbert_train.ranks.group import (
     local_rank,
     num_ranks,
     on_rank_zero,
+    on_rank_zero_slowly,
     ranks_per_node,
     this_rank,
 )
@@ -73,7 +75,11 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
     if compute.device.type == "cpu":
         keep_freed_memory()
     requests = Requests(config.checkpoint.interval_seconds)
-    with closing(requests), joined(compute.device, config.distributed.timeout_seconds):
+    with (
+        closing(requests),
+        SecondHome(config, _say) as second_home,
+        joined(compute.device, config.distributed.timeout_seconds),
+    ):
         check(config, num_ranks())
         if num_ranks() > 1:
             require_agreement(config, data_fingerprint(read_facts(config)))
@@ -84,6 +90,7 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         check_loggers(config)
         folder = RunFolder(config)
         # before the folder is made, so that a mistake in it can be fixed under the same name
+        on_rank_zero_slowly(lambda: refuse_fresh(config) if fresh else bring_back(config, _say))
         first = on_rank_zero(lambda: fresh or not any_checkpoint(folder))
         origin = on_rank_zero(lambda: find_origin(config) if first else None)
         branch = on_rank_zero(lambda: find_branch(config) if first else None)
@@ -92,6 +99,8 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
             print("changed since the last start:", *changed, sep="\n  ")
         try:
             start = branch or on_rank_zero(lambda: find_start(folder))
+            if this_rank() == 0:
+                second_home.start()
             if start.tokens < config.total_tokens:
                 _train(config, folder, compute, origin, start, plugins, requests)
                 return
@@ -205,6 +214,10 @@ def _record_start(
 def _gpu(device: torch.device) -> str | None:
     """The identifier of the GPU that a rank computes on."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _first_line(error: Exception) -> str:

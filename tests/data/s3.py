@@ -21,6 +21,7 @@ class Store:
         downloads: times that each object was asked for, by key.
         fault: None, or what is done with a GET of an object: "hang", "drop" (the connection, in the middle of the
             body), "busy" (503).
+        faulty_method: "GET", or "PUT" for "hang" and "busy" where objects are written.
         faults_left: requests that the fault is still done to.
     """
 
@@ -31,6 +32,7 @@ class Store:
         self._moto: Application = DomainDispatcherApplication(create_backend_app)
         self.downloads: Counter[str] = Counter()
         self.fault: str | None = None
+        self.faulty_method = "GET"
         self.faults_left = 0
         self._ended = threading.Event()
         self.start(0)
@@ -86,9 +88,11 @@ class Store:
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         bucket, _, key = environ["PATH_INFO"].strip("/").partition("/")
-        if environ["REQUEST_METHOD"] != "GET" or bucket != BUCKET or not key:
+        if bucket != BUCKET or not key:
             return self._moto(environ, start_response)
-        self.downloads[key] += 1
+        self.downloads[key] += environ["REQUEST_METHOD"] == "GET"
+        if environ["REQUEST_METHOD"] != self.faulty_method:
+            return self._moto(environ, start_response)
         if self.fault is None or self.faults_left <= 0:
             return self._moto(environ, start_response)
         self.faults_left -= 1

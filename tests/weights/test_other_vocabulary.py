@@ -26,6 +26,7 @@ from modernbert_train.weights.source import Origin, Source
 from modernbert_train.weights.token_rows import TokenRows, token_rows
 from tests.conftest import TINY_YAML, TinyRun
 from tests.data.make_shards import make_shards, make_texts, make_tokenizer
+from tests.distributed.test_train_ranks import launch
 from tests.weights.test_source import records
 
 SIZES = {"few": 320, "many": 448}  # entries; both are trained on one text, so the second has all tokens of the first
@@ -118,6 +119,16 @@ def test_the_first_loss_is_far_below_that_of_drawn_rows(
     assert told == [
         [name, figure] for name in ("data.validation", "evals.general") for figure in ("loss", "perplexity", "accuracy")
     ]
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(120)
+def test_two_sharded_ranks_take_over_the_same_rows(made: Path, extended: Path) -> None:
+    same = ("weights.vocabulary=extend", "checkpoint.interval_steps=2", general(made))
+    launch(go_on(made, "sharded", *same, "distributed.strategy=fsdp2")[1:], ranks=2)
+    assert first_losses(made / "runs/sharded") == pytest.approx(first_losses(extended), rel=1e-4)
+    losses = [[step["loss"] for step in records(folder, "step")] for folder in (made / "runs/sharded", extended)]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-4)
 
 
 @pytest.mark.runs
