@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.files import free_bytes, lock_now, publish, unlock, write_whole
+from modernbert_train.files import append_line, free_bytes, lock_now, publish, unlock, write_whole
 
 
 def _full(*_: object) -> None:

@@ -152,9 +152,9 @@ def kill_at(moment: Strike, victim: str) -> Strike:
             found = trainer.workers() if victim == "worker" else trainer.ranks()
         if not found or not kill(draw.choice(found)):
             return None
-        if moment is inside_save and not (partial_of(run) or not trainer.running()):
-            return None
-        return f"kill -9 of a {victim}, {when}"
+        trainer.wait()
+        over = ", which was over by then" if moment is inside_save and not partial_of(run) else ""
+        return f"kill -9 of a {victim}, {when}{over}"
 
     return strike
 

@@ -55,6 +55,7 @@ def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
         lines += [text, "    " + "   ".join(guesses)]
     return "\n".join(lines)
 
+
 _LARGEST = {
     "num_hidden_layers": 1000, "n_layer": 1000, "hidden_size": 1 << 16, "d_model": 1 << 16,
     "intermediate_size": 1 << 18, "d_inner": 1 << 18, "vocab_size": 1 << 25,

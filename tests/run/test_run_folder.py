@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.run.run_folder import RunFolder
 from tests.conftest import TinyRun
 
