@@ -69,7 +69,7 @@ def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
         OSError: the file cannot be read, or is a pipe or a device, which might never end.
         ValueError: it has more than `most_bytes`.
     """
-    with _open(path) as file:
+    with open_file(path) as file:
         if os.fstat(file.fileno()).st_size <= most_bytes and len(content := file.read(most_bytes + 1)) <= most_bytes:
             return content
     raise ValueError(f"larger than {most_bytes:,} bytes")
@@ -81,12 +81,13 @@ def lines_of(path: Path) -> Iterator[bytes]:
     Raises:
         OSError: as `content_of`.
     """
-    with _open(path) as file:
+    with open_file(path) as file:
         while line := file.readline(_MOST_LINE_BYTES):
             yield line
 
 
-def _open(path: Path) -> IO[bytes]:
+def open_file(path: Path) -> IO[bytes]:
+    """A file to be read. Raises OSError as `content_of`."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):

@@ -123,6 +123,16 @@ def link(name: str, target: str) -> Plant:
     return plant
 
 
+def called(name: str) -> Plant:
+    """The good configuration with another name, as YAML has it."""
+
+    def plant(case: Path) -> None:
+        text = (case / "run.yaml").read_text()
+        write("run.yaml", text.replace("name: run\n", f"name: {name}\n", 1))(case)
+
+    return plant
+
+
 def sparse(name: str, start: str = "") -> Plant:
     """A gigabyte that takes no disk."""
 
@@ -358,15 +368,15 @@ HOSTILE: dict[str, tuple[str, Plant]] = {
     "yaml: a thousand million laughs": ("yaml", write("run.yaml", LAUGHS)),
     "yaml: deep": ("yaml", write("run.yaml", "a: " + "[" * DEEP)),
     "yaml: a gigabyte": ("yaml", sparse("run.yaml", "name: a\n# ")),
-    "yaml: an interpolation of the environment": ("yaml", write("run.yaml", "name: x-${oc.env:PLANTED_SECRET}\n")),
+    "yaml: an interpolation of the environment": ("yaml", called("x-${oc.env:PLANTED_SECRET}")),
     "yaml: an interpolation that runs code": ("yaml", write("run.yaml", "name: ${oc.decode:'x'}\n")),
     "yaml: a circle of interpolations": ("yaml", write("run.yaml", "name: ${seed}\nseed: ${name}\n")),
-    "yaml: a name that is a path": ("yaml", write("run.yaml", "name: ../../escaped\nruns_folder: runs\n")),
-    "yaml: a name with a line break": ("yaml", write("run.yaml", 'name: "a\\nb"\n')),
+    "yaml: a name that is a path": ("yaml", called("../../escaped")),
+    "yaml: a name with a line break": ("yaml", called('"a\\nb"')),
     "yaml: the configuration of a run": (
         "run", write(f"{RUN}/config.yaml", "name: !!python/object/apply:os.system ['touch ../ran']\n")),
     # HTML and terminals
-    "html: a name": ("yaml", write("run.yaml", f"name: {json.dumps(SCRIPT)}\n")),
+    "html: a name": ("yaml", called(json.dumps(SCRIPT))),
     "html: a phase on record": ("page", add_line(f"{RUN}/metrics.jsonl", {
         "kind": "step", "step": 9999, "phase": SCRIPT, "loss": 1.0, "tokens": 10**6, "lr": 0.1, SCRIPT: 1})),
     "html: a start on record": ("page", add_line(f"{RUN}/starts.jsonl", {

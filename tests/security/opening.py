@@ -13,6 +13,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 
 from benchmarks.drill import lab
 from benchmarks.drill.warm import _print_to, prepare
+from modernbert_train.data.dataset_card import CARD, LENGTHS, file_sha256
 
 SECRET = "pl4nted-s3cret-value"
 VICTIM = "what stands here must stay\n"
@@ -47,10 +49,26 @@ def make_good(folder: Path) -> None:
     (folder / "text").mkdir()
     (folder / "text/good.jsonl").write_text("".join(f'{{"text": "w{i} w7 w9"}}\n' for i in range(10, 60)))
     (folder / "text/good.txt").write_text("w11 w12")
+    # by another process: pyarrow starts threads, and a process with threads must not be forked
+    code = "import sys, pyarrow as a, pyarrow.parquet as p; p.write_table(a.table({'text': ['w13 w14', 'w15']}), sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(folder / "text/good.parquet")], check=True)
     for words in (["train", "run.yaml"], ["export", "runs/run", "--out", "hf"]):
         found = open_in(folder, words, folder.parent / "good.txt")
         if found["code"] != 0:
             raise RuntimeError(found["said"])
+
+
+def sign(folder: Path) -> None:
+    """Have the card say the hashes of the files as they are now, as whoever means harm would."""
+    path = folder / CARD
+    if path.is_symlink() or path.stat().st_size > 1 << 20:
+        return
+    content = json.loads(path.read_text())
+    for key, name in {"index_sha256": "index.json", "lengths_sha256": LENGTHS}.items():
+        file = folder / name
+        if key in content and file.is_file() and file.resolve().is_relative_to(folder.resolve()):
+            content[key] = file_sha256(file)
+    path.write_text(json.dumps(content))
 
 
 def open_in(
@@ -111,6 +129,8 @@ def main(arguments: Sequence[str]) -> None:
             (folder / "victim").write_text(VICTIM)
             before = {path.name for path in folder.iterdir()} | {"output.txt"}
             plant(case)
+            if kind == "data":
+                sign(case / "data/train")
             found = open_in(case, words, folder / "output.txt")
             found["beside"] = sorted({path.name for path in folder.iterdir()} - before)
             found["victim"] = (folder / "victim").read_text() == VICTIM
