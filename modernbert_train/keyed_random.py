@@ -56,4 +56,8 @@ def uniform(bits: Keys) -> NDArray[np.float64]:
 def permutation(size: int, key: int) -> NDArray[np.int64]:
     """A keyed permutation of range(size)."""
     draws = hash64(np.asarray(np.uint64(key)), np.arange(size, dtype=np.uint64))
-    return np.argsort(draws, kind="stable")
+    order = np.argsort(draws)
+    ranked = draws[order]
+    if (ranked[1:] == ranked[:-1]).any():  # of two that are equal the first comes first; once in a thousand lifetimes
+        return np.argsort(draws, kind="stable")
+    return order

@@ -126,6 +126,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.vocabulary": ("numpy",),
     "modernbert_train.data": ("numpy",),
     "modernbert_train.data.check": (),
+    "modernbert_train.data.pack_kernel": ("numba", "numpy"),
     "modernbert_train.data.dataset_card": (),
     "modernbert_train.data.facts": (),
     "modernbert_train.data.fingerprint": (),

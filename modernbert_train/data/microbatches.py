@@ -53,12 +53,12 @@ class MicrobatchMaker:
         self._objectives: dict[ObjectiveConfig, Objective] = {}
         self._vocabulary = vocabulary
 
-    def microbatches(self, rows: tuple[Row, ...], plan: BatchPlan) -> Iterator[Batch]:
+    def microbatches(self, rows: Sequence[Row], plan: BatchPlan) -> Iterator[Batch]:
         """The given rows in order, plan.microbatch_rows at a time."""
         for first in range(0, len(rows), plan.microbatch_rows):
             yield self._make(rows[first : first + plan.microbatch_rows], plan.row_tokens, plan.objective)
 
-    def _make(self, rows: tuple[Row, ...], row_tokens: int, settings: ObjectiveConfig) -> Batch:
+    def _make(self, rows: Sequence[Row], row_tokens: int, settings: ObjectiveConfig) -> Batch:
         total, closing = len(rows) * row_tokens, settings.special_tokens - 1
         ids = np.full(total, self._vocabulary.pad_id, dtype=np.int64)
         ends = [0]
@@ -126,7 +126,7 @@ def _next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def share_of_rank(rows: tuple[Row, ...], rank: int, num_ranks: int, microbatch_rows: int) -> tuple[Row, ...]:
+def share_of_rank(rows: Sequence[Row], rank: int, num_ranks: int, microbatch_rows: int) -> tuple[Row, ...]:
     """One rank's rows of a global batch: every num_ranks-th microbatch of it.
 
     So microbatches are the same for any number of ranks, and dropout keyed by them is too. Where they cannot be shared

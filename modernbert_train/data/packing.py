@@ -8,10 +8,12 @@ leaves 6 % of a row of 1,024 empty where documents are all about a third of it, 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypedDict
+from functools import partial
+from typing import Any, NamedTuple, TypedDict, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from modernbert_train.read_json import Count
 
@@ -57,7 +59,60 @@ class PackerState(TypedDict):
 SPECIAL_TOKENS = 2  # of most objectives: [CLS] before and [SEP] after each sequence
 WINDOW = 128  # chunks that wait, unless the configuration says otherwise
 _BULK = 3  # a row is filled in order of arrival while it has room for more than this many average chunks
-_SERIALS = 1 << 40  # lengths and arrival numbers share an integer, so that sorting by it sorts by length, then age
+_as_chunk = partial(tuple.__new__, Chunk)  # Chunk(*values), three times as fast
+Row = tuple[Chunk, ...]
+Ints = NDArray[np.int64]
+
+
+class Rows(Sequence[Row]):
+    """Rows of chunks as arrays; they become tuples of `Chunk` where they are looked at.
+
+    Args:
+        chunks_C4: of all rows, one after the other: epoch, document, start, length.
+        ends_R: how many of them there are at the end of each row.
+    """
+
+    def __init__(self, chunks_C4: Ints, ends_R: Ints) -> None:
+        self.chunks_C4 = chunks_C4
+        self.ends_R = ends_R
+
+    def count_streams(self, firsts: Ints) -> tuple[Ints, Ints]:
+        """Tokens of each stream, and documents that begin; the streams by the numbers of their first documents."""
+        from modernbert_train.data import pack_kernel
+
+        tokens, documents = np.zeros((2, len(firsts)), dtype=np.int64)
+        pack_kernel.count(self.chunks_C4, firsts, tokens, documents)
+        return tokens, documents
+
+    def __len__(self) -> int:
+        return len(self.ends_R)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
+    def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
+        if isinstance(index, slice):
+            return tuple(self[at] for at in range(*index.indices(len(self))))
+        at = range(len(self))[index]
+        first = int(self.ends_R[at - 1]) if at else 0
+        return tuple(map(_as_chunk, self.chunks_C4[first : int(self.ends_R[at])].tolist()))
+
+    def __iter__(self) -> Iterator[Row]:
+        chunks, first = list(map(_as_chunk, self.chunks_C4.tolist())), 0
+        for end in self.ends_R.tolist():
+            yield tuple(chunks[first:end])
+            first = end
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Rows):
+            return np.array_equal(self.ends_R, other.ends_R) and np.array_equal(self.chunks_C4, other.chunks_C4)
+        return tuple(self) == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 def pack_greedy(lengths: Sequence[int], row_tokens: int, window: int = WINDOW) -> list[list[int]]:
@@ -85,7 +140,7 @@ def pack_greedy(lengths: Sequence[int], row_tokens: int, window: int = WINDOW) -
 
 
 class GreedyPacker:
-    """Packs chunks one after the other; finished rows wait in `ready`.
+    """Packs chunks one after the other; finished rows wait until they are taken.
 
     From the moment a chunk is placed until its row is finished, at most `max_wait + window` other rows are: every row
     that is made of waiting chunks takes the oldest, and no chunk is passed over once max_wait rows were finished.
@@ -99,19 +154,63 @@ class GreedyPacker:
     """
 
     def __init__(self, row_tokens: int, window: int, max_wait: int, special_tokens: int = SPECIAL_TOKENS) -> None:
+        from modernbert_train.data import pack_kernel  # numba, which takes a third of a second to import
+
+        self._kernel: Any = pack_kernel
         self.row_tokens = row_tokens
         self._special = special_tokens
-        self._smallest = 1 + special_tokens  # sequence
-        self.ready: deque[tuple[Chunk, ...]] = deque()
         self._window = window
         self._max_wait = max_wait
-        self._tolerance = row_tokens // 256  # room at the end of a row that is not worth a longer search
-        # code -> waiting chunk and the rows finished before it came, oldest first; a code is its length and a number
-        self._waiting: dict[int, tuple[Chunk, int]] = {}
-        self._by_length: list[int] = []  # codes, sorted
-        self._tokens = 0  # of the waiting chunks, special tokens included
-        self._next_serial = 0
-        self._num_finished = 0
+        tolerance = row_tokens // 256  # room at the end of a row that is not worth a longer search
+        rule = (row_tokens, window, min(max_wait, 1 << 62), special_tokens, tolerance, _BULK, 0, 0)
+        self._rule = np.array(rule, dtype=np.int64)
+        self._state = np.zeros(4, dtype=np.int64)
+        self._make_slots(window + 2)
+        self._done = np.zeros(2, dtype=np.int64)  # chunks and rows that are finished and not taken
+        self._out = np.empty((0, 4), dtype=np.int64)
+        self._ends = np.empty(0, dtype=np.int64)
+
+    def _make_slots(self, number: int) -> None:
+        """Room for so many waiting chunks."""
+        self._waiting = np.zeros((number, 6), dtype=np.int64)
+        self._order = np.concatenate([np.arange(number), np.zeros(number, dtype=np.int64)])
+        self._by_length = np.zeros(number, dtype=np.int64)
+        self._rule[self._kernel.SLOT_BITS] = number.bit_length()
+        self._rule[self._kernel.LOW_BITS] = (
+            62 - self.row_tokens.bit_length()
+        )  # 38 bits count chunks, if 512 of them wait
+
+    @property
+    def _memory(self) -> tuple[Any, ...]:
+        return (self._out, self._ends, self._done, self._state, self._waiting, self._order, self._by_length, self._rule)
+
+    def _make_room(self, chunks: int) -> None:
+        """Have room for the rows that so many more chunks may finish."""
+        needed = int(self._done[0] + self._state[self._kernel.N]) + chunks
+        if needed > len(self._out):
+            out, ends = np.empty((2 * needed, 4), dtype=np.int64), np.empty(2 * needed, dtype=np.int64)
+            out[: self._done[0]], ends[: self._done[1]] = self._out[: self._done[0]], self._ends[: self._done[1]]
+            self._out, self._ends = out, ends
+
+    @property
+    def ready(self) -> Rows:
+        """Finished rows that were not taken, in the order in which they were made."""
+        return Rows(self._out[: self._done[0]], self._ends[: self._done[1]])
+
+    @property
+    def num_ready(self) -> int:
+        """Their number."""
+        return int(self._done[1])
+
+    def take_rows(self, number: int) -> Rows:
+        """Take the first of the finished rows."""
+        chunks = int(self._ends[number - 1]) if number else 0
+        taken = Rows(self._out[:chunks].copy(), self._ends[:number].copy())
+        left_chunks, left_rows = int(self._done[0]) - chunks, int(self._done[1]) - number
+        self._out[:left_chunks] = self._out[chunks : chunks + left_chunks].copy()
+        self._ends[:left_rows] = self._ends[number : number + left_rows] - chunks
+        self._done[:] = left_chunks, left_rows
+        return taken
 
     def add(self, epoch: int, document: int, length: int) -> None:
         """Cut the first `length` tokens of a document into chunks that fit a row, and place them."""
@@ -120,105 +219,61 @@ class GreedyPacker:
 
     def place(self, chunk: Chunk) -> None:
         """Take one chunk, no longer than a row; finish rows as they fall due."""
-        if chunk.length + self._special + self._smallest > self.row_tokens:
-            self.ready.append((chunk,))
-            self._num_finished += 1
-        else:
-            self._wait(chunk, self._num_finished)
-            if len(self._waiting) <= self._window:
-                return  # no row was finished, so none has become overdue
-        while len(self._waiting) > self._window or self._overdue():
-            self._finish_row()
+        self._make_room(1)
+        self._kernel.place(np.array(chunk, dtype=np.int64), *self._memory)
+
+    def place_many(self, chunks_C3: Ints, epoch: int, first_document: int, wanted: int) -> int:
+        """Take chunks until so many rows are ready.
+
+        Args:
+            chunks_C3: document, first token, number of tokens.
+            epoch: of all of them.
+            first_document: is added to their documents.
+            wanted: rows.
+
+        Returns:
+            How many were taken.
+        """
+        self._make_room(len(chunks_C3))
+        taken: int = self._kernel.place_many(chunks_C3, epoch, first_document, wanted, *self._memory)
+        return taken
+
+    def mix_many(self, chunks_C3: Ints, queue: tuple[Any, ...], wanted: int) -> None:
+        """Take chunks of several streams in turn; see `pack_kernel.mix_many`."""
+        self._make_room(len(chunks_C3))
+        self._kernel.mix_many(chunks_C3, *queue, wanted, *self._memory)
 
     def flush(self) -> None:
         """Make rows of all that waits."""
-        while self._waiting:
-            self._finish_row()
+        self._make_room(0)
+        while self._state[self._kernel.N]:
+            self._done[0] = self._kernel.finish_row(self._out, self._done[0], *self._memory[3:])
+            self._ends[self._done[1]] = self._done[0]
+            self._done[1] += 1
 
     def waiting(self) -> list[Chunk]:
         """Chunks placed and not given out, in the order in which they would be packed anew."""
-        return [chunk for row in self.ready for chunk in row] + [chunk for chunk, _ in self._waiting.values()]
+        in_order = self._waiting[self._order[: self._state[self._kernel.N]], :4]
+        return [_as_chunk(chunk) for chunk in [*self._out[: self._done[0]].tolist(), *in_order.tolist()]]
 
     def state_dict(self) -> PackerState:
         """Everything the next rows depend on, as JSON."""
+        in_order = self._waiting[self._order[: self._state[self._kernel.N]]]
+        ages = (self._state[self._kernel.FINISHED] - in_order[:, 4]).tolist()
         return {
             "row_tokens": self.row_tokens,
             "ready": [list(row) for row in self.ready],
-            "waiting": [(self._num_finished - born, chunk) for chunk, born in self._waiting.values()],
+            "waiting": [(age, _as_chunk(chunk)) for age, chunk in zip(ages, in_order[:, :4].tolist(), strict=True)],
         }
 
     def load_state_dict(self, state: PackerState) -> None:
         """Take over a state made with the same settings."""
         self.__init__(state["row_tokens"], self._window, self._max_wait, self._special)  # type: ignore[misc]
-        self.ready.extend(tuple(Chunk(*chunk) for chunk in row) for row in state["ready"])
+        self._make_slots(max(self._window, len(state["waiting"])) + 2)
+        chunks = [chunk for row in state["ready"] for chunk in row]
+        self._make_room(len(chunks) + len(state["waiting"]))
+        self._done[:] = len(chunks), len(state["ready"])
+        self._out[: len(chunks)] = np.array(chunks, dtype=np.int64).reshape(-1, 4)
+        self._ends[: len(state["ready"])] = np.cumsum([len(row) for row in state["ready"]])
         for age, chunk in state["waiting"]:
-            self._wait(Chunk(*chunk), -age)
-
-    def _wait(self, chunk: Chunk, born: int) -> None:
-        need = chunk.length + self._special
-        code = need * _SERIALS + self._next_serial
-        self._next_serial += 1
-        self._waiting[code] = (chunk, born)
-        insort(self._by_length, code)
-        self._tokens += need
-
-    def _overdue(self) -> bool:
-        if not self._waiting:
-            return False
-        _, born = next(iter(self._waiting.values()))
-        return self._num_finished - born >= self._max_wait
-
-    def _finish_row(self) -> None:
-        """Make one row of waiting chunks, the oldest first."""
-        row: list[Chunk] = []
-        room = self._take(self._in_order(), row, self.row_tokens)
-        while room >= self._smallest and (found := self._best_fit(room)):
-            room = self._take(found, row, room)
-        self.ready.append(tuple(row))
-        self._num_finished += 1
-
-    def _in_order(self) -> list[int]:
-        """The oldest chunk, and those after it that fit as long as much room is left."""
-        found: list[int] = []
-        room, tokens, number = self.row_tokens, self._tokens, len(self._waiting)
-        for code in self._waiting:
-            if found and room * number <= _BULK * tokens:
-                break
-            need = code // _SERIALS
-            if need <= room:
-                found.append(code)
-                room, tokens, number = room - need, tokens - need, number - 1
-        return found
-
-    def _take(self, codes: Sequence[int], row: list[Chunk], room: int) -> int:
-        """Move chunks into a row; returns the room that is left."""
-        for code in codes:
-            row.append(self._waiting.pop(code)[0])
-            del self._by_length[bisect_left(self._by_length, code)]
-            need = code // _SERIALS
-            self._tokens -= need
-            room -= need
-        return room
-
-    def _best_fit(self, room: int) -> tuple[int, ...]:
-        """The one or two waiting chunks that leave the least room, or at most the tolerance; none if none fits.
-
-        Long chunks are tried first: what is short is easier to place later.
-        """
-        lengths = self._by_length
-        best: tuple[int, ...] = ()
-        least = room
-        at = bisect_left(lengths, (room + 1) * _SERIALS) - 1
-        while at >= 0 and least > self._tolerance:
-            long = lengths[at]
-            need = long // _SERIALS
-            if 2 * need < room - least:
-                break  # two of this length or less leave more room
-            left = room - need
-            if left < least:
-                best, least = (long,), left
-            other = bisect_right(lengths, (left + 1) * _SERIALS, 0, at) - 1
-            if other >= 0 and left - lengths[other] // _SERIALS < least:
-                best, least = (long, lengths[other]), left - lengths[other] // _SERIALS
-            at -= 1
-        return best
+            self._kernel.wait(np.array(chunk, dtype=np.int64), -age, *self._memory[3:])

@@ -2,7 +2,7 @@
 
 This is what makes a run exact. The planner sees no ranks, no workers and no tokens: it walks the shuffled chunks of
 each stream, takes the next from the stream whose turn it is, packs their lengths into rows, and cuts the sequence of
-rows into global batches by the clock. Every rank runs the same planner (more than 100 million tokens a second) and
+rows into global batches by the clock. Every rank runs the same planner (hundreds of millions of tokens a second) and
 reads only its own rows of each batch, so the sequence of batches is the same for any number of ranks and workers, and
 the tokens of a batch are known everywhere without asking.
 
@@ -21,11 +21,13 @@ from modernbert_train.clock import Position, position_at
 from modernbert_train.config.schema import ObjectiveConfig, RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.mixing import FairQueue, phase_weights
-from modernbert_train.data.packing import Chunk, GreedyPacker
+from modernbert_train.data.packing import GreedyPacker, Ints, Row, Rows
 from modernbert_train.data.place import PlannerState, check_place
 from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
 
-Row = tuple[Chunk, ...]
+__all__ = ["BatchPlan", "BatchPlanner", "Row", "StreamCount"]
+_AT_ONCE = 4096  # chunks that are handed to the compiled loop
+_MOST = 1 << 62  # products of the queue up to here are exact in the compiled loop
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class BatchPlan:
     phase: str
     tokens_before: int
     tokens: int
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     num_rows: int
     row_tokens: int
     microbatch_rows: int
@@ -90,13 +92,14 @@ class BatchPlanner:
         self._special = config.objective.special_tokens  # the same in all phases
         self._names = list(streams)
         self._chunks = streams
-        self._first: list[int] = []  # each stream's first document
         self._cursors: list[ChunkCursor] = []
-        documents = 0
+        documents, firsts = 0, []
         for chunks in streams.values():
-            self._first.append(documents)
+            firsts.append(documents)
             self._cursors.append(ChunkCursor(chunks, documents))
             documents += chunks.num_documents
+        self._first_documents = np.array(firsts, dtype=np.int64)  # of each stream
+        self._drawn: _Drawn | None = None  # out of the cursors, which do not count them before they are given out
         self._by_documents = config.data.mix_by == "documents"
         own = {n: p.num_documents if self._by_documents else p.num_tokens for n, p in streams.items()}
         self._weights = [list(phase_weights(config, phase, own).values()) for phase in config.phases.values()]
@@ -116,10 +119,9 @@ class BatchPlanner:
         self._enter(position)
         wanted = batch_rows_at(phase, position.tokens)
         self._fill(wanted)
-        rows = tuple(self._packer.ready.popleft() for _ in range(wanted))
-        chunks = [chunk for row in rows for chunk in row]
-        streams = self._count(chunks)
-        tokens = sum(stream.tokens for stream in streams) + self._special * len(chunks)
+        rows = self._packer.take_rows(wanted)
+        streams = self._count(rows)
+        tokens = sum(stream.tokens for stream in streams) + self._special * len(rows.chunks_C4)
         last = self.tokens + tokens >= self._config.total_tokens
         plan = BatchPlan(
             phase=position.name,
@@ -154,7 +156,7 @@ class BatchPlanner:
             ValueError: there is no such place in the data; names the field.
         """
         check_place(state, self._chunks, self._special)
-        self.tokens, self._phase = state["tokens"], state["phase"]
+        self.tokens, self._phase, self._drawn = state["tokens"], state["phase"], None
         for name, cursor in zip(self._names, self._cursors, strict=True):
             cursor.load_state_dict(state["streams"][name])
         self._queue = FairQueue(state["weights"])
@@ -173,7 +175,7 @@ class BatchPlanner:
             if phase.restart_data and self._phase is not None:
                 for cursor in self._cursors:
                     cursor.begin_epoch()
-            self._phase = position.name
+            self._phase, self._drawn = position.name, None
         if self._weights[position.index] != self._queue.weights:
             self._queue = FairQueue(self._weights[position.index])
         most = phase.row_tokens - self._special
@@ -188,26 +190,77 @@ class BatchPlanner:
 
     def _fill(self, wanted: int) -> None:
         """Draw chunks until so many rows are ready."""
-        packer, cursors, queue = self._packer, self._cursors, self._queue
-        used = [index for index, weight in enumerate(queue.weights) if weight]
+        used = [index for index, weight in enumerate(self._queue.weights) if weight]
         if len(used) == 1:
-            take, place, ready = cursors[used[0]].take, packer.place, packer.ready
-            while len(ready) < wanted:
-                place(take())
-            return
-        unit = int(self._by_documents)  # what next_size tells: tokens, documents
-        sizes = [cursors[index].next_size()[unit] if index in used else 0 for index in range(len(cursors))]
-        while len(packer.ready) < wanted:
-            chosen = queue.give(sizes)
-            packer.place(cursors[chosen].take())
-            sizes[chosen] = cursors[chosen].next_size()[unit]
+            self._fill_from(self._cursors[used[0]], wanted)
+        else:
+            self._fill_in_turn(used, wanted)
 
-    def _count(self, chunks: Sequence[Chunk]) -> tuple[StreamCount, ...]:
-        _, documents, starts, lengths = zip(*chunks, strict=True)
-        if len(self._names) == 1:
-            return (StreamCount(self._names[0], self._cursors[0].epoch, sum(lengths), starts.count(0)),)
-        streams = np.searchsorted(self._first, documents, side="right") - 1
-        tokens = np.bincount(streams, lengths, len(self._names)).astype(int).tolist()
-        begun = np.bincount(streams, np.equal(starts, 0), len(self._names)).astype(int).tolist()
-        columns = zip(self._names, self._cursors, tokens, begun, strict=True)
+    def _fill_from(self, cursor: ChunkCursor, wanted: int) -> None:
+        packer = self._packer
+        while packer.num_ready < wanted:
+            chunks_C3 = cursor.whole_chunks()
+            if len(chunks_C3):
+                some_C3 = chunks_C3[:_AT_ONCE]
+                cursor.skip(packer.place_many(some_C3, cursor.epoch, cursor.first_document, wanted))
+            else:
+                packer.place(cursor.take())
+
+    def _fill_in_turn(self, used: list[int], wanted: int) -> None:
+        packer, cursors, queue = self._packer, [self._cursors[index] for index in used], self._queue
+        exact = sum(queue.weights) * packer.row_tokens < _MOST
+        while packer.num_ready < wanted:
+            drawn = self._drawn = self._drawn or _draw(cursors)
+            if exact and drawn is not None:
+                lag, before = np.array([queue.lag[index] for index in used]), drawn.at.copy()
+                weights = np.array([queue.weights[index] for index in used])
+                packer.mix_many(drawn.chunks_C3, (*drawn.columns, self._by_documents, weights, lag), wanted)
+                for cursor, number in zip(cursors, (drawn.at - before).tolist(), strict=True):
+                    cursor.skip(number)
+                for index, new in zip(used, lag.tolist(), strict=True):
+                    queue.lag[index] = new
+                if (drawn.at == drawn.ends).any():
+                    self._drawn = None
+            else:  # a chunk must be cut
+                unit = int(self._by_documents)  # what next_size says: tokens, documents
+                sizes = [0] * len(queue.weights)
+                for index, cursor in zip(used, cursors, strict=True):
+                    sizes[index] = cursor.next_size()[unit]
+                packer.place(self._cursors[queue.give(sizes)].take())
+        for cursor in cursors:
+            cursor.look()
+
+    def _count(self, rows: Rows) -> tuple[StreamCount, ...]:
+        tokens, documents = rows.count_streams(self._first_documents)
+        columns = zip(self._names, self._cursors, tokens.tolist(), documents.tolist(), strict=True)
         return tuple(StreamCount(name, cursor.epoch, *counts) for name, cursor, *counts in columns)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Chunks of several streams that can be given out as they are.
+
+    Attributes:
+        chunks_C3: of all streams, one stream after the other.
+        at: the next one of each stream; changed as they are given out.
+        ends: where those of each stream end.
+        columns: these two, then each stream's epoch and first document.
+    """
+
+    chunks_C3: Ints
+    at: Ints
+    ends: Ints
+    columns: tuple[Ints, ...]
+
+
+def _draw(cursors: Sequence[ChunkCursor]) -> _Drawn | None:
+    """Some of the next chunks of each stream; None where one must be cut first."""
+    upcoming = [cursor.whole_chunks()[:_AT_ONCE] for cursor in cursors]
+    sizes = np.array(list(map(len, upcoming)))
+    if not sizes.all():
+        return None
+    ends = np.cumsum(sizes)
+    at = ends - sizes
+    epochs = np.array([cursor.epoch for cursor in cursors])
+    firsts = np.array([cursor.first_document for cursor in cursors])
+    return _Drawn(np.concatenate(upcoming), at, ends, (at, ends, epochs, firsts))

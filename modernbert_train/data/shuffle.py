@@ -8,20 +8,16 @@ any epoch is found in the time it takes to lay out one block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from itertools import repeat
 from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.data.packing import Chunk
+from modernbert_train.data.packing import Chunk, Ints
 from modernbert_train.keyed_random import derive, permutation
 from modernbert_train.read_json import Count
 
 _SHARDS, _CHUNKS = 1, 2
-_SLICE = 4096  # chunks taken from a block's layout at a time
-_as_chunk = partial(tuple.__new__, Chunk)  # Chunk(*values), three times as fast
 
 
 class ShuffledChunks:
@@ -94,11 +90,15 @@ class ChunkCursor:
     Args:
         chunks: of the stream.
         first_document: number of the stream's first document among those of all streams.
+
+    Attributes:
+        epoch: pass over the stream.
+        first_document: as given.
     """
 
     def __init__(self, chunks: ShuffledChunks, first_document: int) -> None:
         self._chunks = chunks
-        self._first_document = first_document
+        self.first_document = first_document
         self._most = 0  # longest chunk allowed now
         self._begin(0)
 
@@ -107,11 +107,7 @@ class ChunkCursor:
         self._laid_out_for = 0  # longest chunk in the block; 0: not laid out yet
         self._taken = 0  # chunks of the block given out whole
         self._offset = 0  # tokens given out of the chunk after these
-        self._forget_layout()
-
-    def _forget_layout(self) -> None:
-        self._layout: NDArray[np.int64] | None = None
-        self._next: list[Chunk] = []  # a slice of the layout, last first
+        self._layout: Ints | None = None
 
     def allow(self, chunk_tokens: int) -> None:
         """Give out chunks of at most so many tokens from now on."""
@@ -119,35 +115,47 @@ class ChunkCursor:
 
     def next_size(self) -> tuple[int, int]:
         """Size of the chunk that `take` will give: its tokens, and 1 if a document begins in it, else 0."""
-        while not self._next:
-            self._refill()
-        _, _, start, length = self._next[-1]
+        _, start, length = self._upcoming()[0].tolist()
         return min(length - self._offset, self._most), int(start + self._offset == 0)
 
     def take(self) -> Chunk:
         """The next chunk."""
-        while not self._next:
-            self._refill()
-        chunk = self._next[-1]
-        if self._offset or chunk.length > self._most:
-            rest = chunk._replace(start=chunk.start + self._offset, length=chunk.length - self._offset)
+        document, start, length = self._upcoming()[0].tolist()
+        chunk = Chunk(self.epoch, self.first_document + document, start, length)
+        if self._offset or length > self._most:
+            rest = chunk._replace(start=start + self._offset, length=length - self._offset)
             if rest.length > self._most:
                 self._offset += self._most
                 return rest._replace(length=self._most)
             self._offset = 0
             chunk = rest
-        self._next.pop()
         self._taken += 1
         return chunk
 
-    def _refill(self) -> None:
-        if self._layout is None:
-            self._laid_out_for = self._laid_out_for or self._most
-            self._layout = self._chunks.block(self.epoch, self._block, self._laid_out_for)
-        some = self._layout[self._taken : self._taken + _SLICE][::-1]
-        columns = ((some[:, 0] + self._first_document).tolist(), some[:, 1].tolist(), some[:, 2].tolist())
-        self._next = list(map(_as_chunk, zip(repeat(self.epoch), *columns, strict=False)))
-        if not self._next:
+    def whole_chunks(self) -> Ints:
+        """int64 [chunks, 3]: what `take` will give next without cutting, as `ShuffledChunks.block` has it.
+
+        At least one, all of one epoch; none where the next chunk must be cut first. `skip` takes them.
+        """
+        upcoming = self._upcoming()
+        return upcoming[:0] if self._offset or self._laid_out_for > self._most else upcoming
+
+    def look(self) -> None:
+        """Stand before the next chunk: where a block has been given out, at the beginning of the next."""
+        self._upcoming()
+
+    def skip(self, number: int) -> None:
+        """Take so many of `whole_chunks`."""
+        self._taken += number
+
+    def _upcoming(self) -> Ints:
+        """The rest of the block; where there is none, the next block's."""
+        while True:
+            if self._layout is None:
+                self._laid_out_for = self._laid_out_for or self._most
+                self._layout = self._chunks.block(self.epoch, self._block, self._laid_out_for)
+            if self._taken < len(self._layout):
+                return self._layout[self._taken :]
             last = self._block + 1 == self._chunks.num_blocks
             self._begin(*((self.epoch + 1, 0) if last else (self.epoch, self._block + 1)))
 

@@ -193,7 +193,7 @@ class Validation:
         plan, device = self.plan(phase, objective), compute.device
         _, *others = plan.objective.terms
         ranks = num_ranks()
-        rows: tuple[Row, ...] = plan.rows + ((),) * (-len(plan.rows) % ranks)  # the same number on every rank
+        rows: tuple[Row, ...] = tuple(plan.rows) + ((),) * (-len(plan.rows) % ranks)  # the same number on every rank
         log_probability_V = torch.from_numpy(self._unigram.log_probability_V).to(device, torch.float32)
         # unigram loss and hits; then of each term loss, hits and count
         sums = torch.zeros(2 + 3 * len(plan.objective.terms), dtype=torch.float64)

@@ -199,7 +199,7 @@ def _fill(
     for index, length in enumerate(rng.permutation(drawn).tolist()):
         if length > special:
             packer.place(Chunk(0, index, 0, length - special))
-    if not packer.ready:
+    if not packer.num_ready:
         packer.flush()
-    tokens = sum(chunk.length + special for row in packer.ready for chunk in row)
-    return tokens / (len(packer.ready) * row_tokens)
+    chunks_C4 = packer.ready.chunks_C4
+    return (int(chunks_C4[:, 3].sum()) + special * len(chunks_C4)) / (packer.num_ready * row_tokens)

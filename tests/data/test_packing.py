@@ -200,7 +200,7 @@ def test_what_waits_is_what_was_not_given_out(stream: tuple[tuple[int, list[int]
     chunks = [Chunk(0, document, 0, length) for document, length in enumerate(lengths)]
     for chunk in chunks:
         packer.place(chunk)
-    rows = [packer.ready.popleft() for _ in range(min(given, len(packer.ready)))]
+    rows = list(packer.take_rows(min(given, packer.num_ready)))
     assert sorted(packer.waiting() + [chunk for row in rows for chunk in row]) == chunks
 
 

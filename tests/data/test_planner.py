@@ -6,9 +6,11 @@ streams are in test_mixture.py.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -23,15 +25,18 @@ from modernbert_train.config.schema import (
     PhaseConfig,
     RunConfig,
     StableAdamWConfig,
+    StreamConfig,
 )
-from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
+from modernbert_train.data.mixing import FairQueue
+from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk, GreedyPacker
 from modernbert_train.data.planner import BatchPlan, BatchPlanner
 from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
+from modernbert_train.keyed_random import hash64
 
 Shards = st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=8), min_size=1, max_size=6)
 
 
-def run(*row_tokens: int, tokens: int = 1500, **data: int) -> RunConfig:
+def run(*row_tokens: int, tokens: int = 1500, **data: Any) -> RunConfig:
     """A run with one phase for each row length; the first has a growing batch."""
     phases = {}
     for index, row in enumerate(row_tokens):
@@ -42,7 +47,7 @@ def run(*row_tokens: int, tokens: int = 1500, **data: int) -> RunConfig:
     settings = {"packing_window": 5, "max_wait_rows": 6, "shuffle_block_shards": 2, **data}
     return RunConfig(
         name="t",
-        data=DataConfig(train="train", tokenizer="tokenizer", **settings),
+        data=DataConfig(**{"train": "train", "tokenizer": "tokenizer", **settings}),
         optim=StableAdamWConfig(lr=1e-3),
         phases=phases,
     )
@@ -263,3 +268,50 @@ def test_the_state_does_not_grow_with_the_position(batches: int) -> None:
     for _ in range(batches):
         next(plan)
     assert len(json.dumps(plan.state_dict())) < 2000
+
+
+@pytest.mark.parametrize(
+    ("streams", "mix_by", "expected"),
+    [
+        (1, "tokens", "ba33f424d0e02a83"),
+        (3, "tokens", "db69a9c8a475d720"),
+        (3, "documents", "89f0a78c493d5a04"),
+        (10, "tokens", "77834984cbb0b244"),
+    ],
+)
+def test_plans_are_those_of_earlier_versions(streams: int, mix_by: str, expected: str) -> None:
+    """A run that began under an earlier version goes on with the batches it would have had: rows of 64, 256, 64."""
+    names = [f"s{number}" for number in range(streams)]
+    shares = {name: StreamConfig(path="", proportion=1 / (1 + number)) for number, name in enumerate(names)}
+    config = run(64, 256, 64, tokens=20_000, train=None, streams=shares, mix_by=mix_by)
+    order = {}
+    for number, name in enumerate(names):
+        draws = hash64(np.asarray(np.uint64(number)), np.arange(60 + 20 * number, dtype=np.uint64))
+        lengths = (1 + draws % np.uint64(500)).astype(np.uint32)
+        order[name] = ShuffledChunks([20] * (3 + number), lengths, 2, number)
+    digest = hashlib.sha256()
+    for plan in BatchPlanner(config, order):
+        rows = [[list(chunk) for chunk in row] for row in plan.rows]
+        counts = [[stream.name, stream.epoch, stream.tokens, stream.documents] for stream in plan.streams]
+        digest.update(json.dumps([plan.phase, plan.tokens, rows, counts]).encode())
+    assert digest.hexdigest()[:16] == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 10**13), min_size=2, max_size=6), st.randoms(use_true_random=False))
+def test_the_compiled_queue_is_the_queue(weights: list[int], draw: Random) -> None:
+    """Also where shares are counts of tokens of a corpus, whose products have more than 64 bits."""
+    chunks = [[[number, 0, draw.randint(1, 1000)] for number in range(40)] for _ in weights]
+    queue, at = FairQueue(weights), [0] * len(weights)
+    expected = []
+    while max(at) < 40:
+        chosen = queue.give([chunks[stream][at[stream]][2] for stream in range(len(weights))])
+        expected.append((chosen, at[chosen]))
+        at[chosen] += 1
+    packer = GreedyPacker(row_tokens=4096, window=1 << 10, max_wait=1 << 20)
+    firsts, zeros = np.arange(len(weights)) * 40, np.zeros(len(weights), dtype=np.int64)
+    lag = zeros.copy()
+    columns = (firsts.copy(), firsts + 40, np.arange(len(weights)), zeros, False, np.array(weights), lag)
+    packer.mix_many(np.array(chunks).reshape(-1, 3), columns, wanted=1 << 20)
+    assert [(chunk.epoch, chunk.document) for chunk in packer.waiting()] == expected
+    assert lag.tolist() == queue.lag

@@ -112,9 +112,12 @@ LARGE = [
 
 @pytest.mark.runs
 def test_no_step_is_shorter_than_the_planning_of_its_batch() -> None:
-    """Each rank plans the whole batch: a thousand GPUs make a step of base shorter than that, and would wait."""
-    plan = base("compute.compile=true")
-    for ranks, waits in ((8, False), (64, False), (1024, True)):
+    """Each rank plans the whole batch. A thousand GPUs need longer for a step of base than that takes; with a model of
+    17 million parameters they would wait, and 64 would not."""
+    sizes = {"hidden_size": 256, "num_layers": 7, "num_heads": 4, "intermediate_size": 384}
+    small = base("compute.compile=true", *(f"model.{key}={value}" for key, value in sizes.items()))
+    large = base("compute.compile=true")
+    for plan, ranks, waits in ((large, 8, False), (large, 1024, False), (small, 64, False), (small, 1024, True)):
         step = settings(plan, plan.phases[0], "h100", ranks)[0].step
         assert step.planning == pytest.approx(step.tokens / PLANNED_TOKENS_PER_SECOND)
         assert (step.seconds == step.planning > step.compute + step.sent.exposed) is waits

@@ -50,7 +50,7 @@ def make_good(folder: Path) -> None:
     (folder / "text/good.jsonl").write_text("".join(f'{{"text": "w{i} w7 w9"}}\n' for i in range(10, 60)))
     (folder / "text/good.txt").write_text("w11 w12")
     # by another process: pyarrow starts threads, and a process with threads must not be forked
-    code = "import sys, pyarrow as a, pyarrow.parquet as p; p.write_table(a.table({'text': ['w13 w14', 'w15']}), sys.argv[1])"
+    code = "import sys, pyarrow as a, pyarrow.parquet as p\np.write_table(a.table({'text': ['w13 w14']}), sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, str(folder / "text/good.parquet")], check=True)
     for words in (["train", "run.yaml"], ["export", "runs/run", "--out", "hf"]):
         found = open_in(folder, words, folder.parent / "good.txt")
