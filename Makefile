@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart format lint test test-quick test-wheel test-gpu coverage docs clean
+.PHONY: help venv quickstart format lint test test-quick test-wheel test-gpu drill coverage docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test-wheel: venv ## the wheel in a fresh environment, from text to a model; minu
 
 test-gpu: venv ## the tests that need a GPU, on this machine's; minutes
 	$(PYTHON_IN_VENV) -m pytest -m gpu tests/gpu --durations=15
+
+drill: venv ## runs killed, damaged and starved a thousand times, into ./drill; an hour, and goes on where it was
+	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m benchmarks.drill --out drill
 
 docs: venv ## the documentation as a site, in .site
 	$(PYTHON_IN_VENV) -m mkdocs build --strict -f .mkdocs.yml

@@ -76,7 +76,13 @@ def dataset_stats(folder: Path) -> dict[str, Any]:
 
 def _split_stats(folder: Path) -> dict[str, Any]:
     card = read_card(folder)
-    lengths: NDArray[np.uint32] = np.load(folder / LENGTHS, mmap_mode="r")
+    try:
+        lengths: NDArray[np.uint32] = np.load(folder / LENGTHS, mmap_mode="r", allow_pickle=False)
+        if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not len(lengths):
+            raise ValueError(f"{lengths.dtype} of shape {lengths.shape}")
+    except (OSError, ValueError, EOFError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise DataError(f"{folder / LENGTHS}: holds no lengths ({reason}). Restore it from a copy.") from None
     edges = [*_EDGES, max(_EDGES[-1], int(lengths.max())) + 1]
     documents, _ = np.histogram(lengths, edges)
     tokens, _ = np.histogram(lengths, edges, weights=lengths)

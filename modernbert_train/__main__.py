@@ -26,6 +26,7 @@ from modernbert_train.errors import RunError, StoppedEarly
 from modernbert_train.lasting_output import lasting_output
 from modernbert_train.ranks import orphans, scratch
 from modernbert_train.ranks.launched import speaks_for_all
+from modernbert_train.redact import redact
 
 __all__ = ["main", "program", "read_run"]
 
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except Exception:
-        traceback.print_exc()
+        print(redact(traceback.format_exc()), end="", file=sys.stderr)
         print("error: this is a bug. Report it with the lines above and the output of `doctor`.", file=sys.stderr)
         return RunError.exit_code
     return 0

@@ -5,11 +5,16 @@ Schedulers act on the codes: 75 means "stopped, start me again", 65 and 78 mean 
 finished run and 64 wrong arguments; docs/faults.md has the whole table.
 """
 
+from modernbert_train.redact import redact
+
 
 class RunError(Exception):
-    """Base of the errors that end a run with a message instead of a traceback."""
+    """Base of the errors that end a run with a message instead of a traceback; no secret stands in the message."""
 
     exit_code = 70
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class ConfigError(RunError):

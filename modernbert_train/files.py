@@ -74,9 +74,9 @@ def append_line(path: Path, line: str) -> None:
     What a crash left there of a line is ended first, so that the new one is read.
 
     Raises:
-        OSError: the disk refuses it; the file is then as it was.
+        OSError: the disk refuses it; the file is then as it was. Or it is a link, which is not followed.
     """
-    with path.open("a+b") as file:
+    with open(path, "a+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
         lock(file)
         end = file.seek(0, os.SEEK_END)
         if end:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
-import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,13 +21,11 @@ from typing import Any
 from modernbert_train import __version__
 from modernbert_train.installed import commit, library_version
 from modernbert_train.read_json import is_count, number, read_lines
+from modernbert_train.redact import HIDDEN, is_secret_name, redact
 from modernbert_train.text import date, plural, shorten
 
 STARTS = "starts.jsonl"
-HIDDEN = "***"
 _LIBRARIES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", "tokenizers", "numpy")
-_SECRET = re.compile(r"(^|[._-])(api_?key|access_?key|secret|token|password|passwd|credentials?)$", re.IGNORECASE)
-_IN_URL = re.compile(r"(://[^/@\s:]*:)[^/@\s]+@")
 _LETTERS = 200  # of a text on a page; the file has all
 _COMMIT = 7
 _KILOWATT_HOUR = 3.6e6  # joules
@@ -62,11 +59,11 @@ def command_line(words: Sequence[str]) -> list[str]:
         key, equals, _ = word.partition("=")
         if hide and not word.startswith("-"):
             shown.append(HIDDEN)
-        elif equals and _SECRET.search(key):
+        elif equals and is_secret_name(key):
             shown.append(f"{key}={HIDDEN}")
         else:
-            shown.append(_IN_URL.sub(rf"\1{HIDDEN}@", word))
-        hide = word.startswith("--") and not equals and _SECRET.search(word) is not None
+            shown.append(redact(word))
+        hide = word.startswith("--") and not equals and is_secret_name(word)
     return shown
 
 

@@ -7,15 +7,20 @@ file has a limit. `as_type` then makes sure of what is in it, so that nothing be
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import stat
 import typing
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeGuard
+from typing import IO, Annotated, Any, TypeGuard
 
 MOST_BYTES = 1 << 28  # of a file, unless its reader says otherwise
+_MOST_LINE_BYTES = 1 << 24
 Count = Annotated[int, "count"]  # a whole number that counts something; see `is_count`
 
 
@@ -54,11 +59,43 @@ def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
         OSError: the file cannot be read.
         ValueError: see `parse_json`; or it has more than `most_bytes`.
     """
-    with path.open("rb") as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise ValueError(f"larger than {most_bytes:,} bytes")
-    return parse_json(content)
+    return parse_json(content_of(path, most_bytes))
+
+
+def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """The bytes of a file that is held in memory as a whole.
+
+    Raises:
+        OSError: the file cannot be read, or is a pipe or a device, which might never end.
+        ValueError: it has more than `most_bytes`.
+    """
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size <= most_bytes and len(content := file.read(most_bytes + 1)) <= most_bytes:
+            return content
+    raise ValueError(f"larger than {most_bytes:,} bytes")
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a file, however long it is; one of more than 16 MB comes in parts, which are no JSON.
+
+    Raises:
+        OSError: as `content_of`.
+    """
+    with open_file(path) as file:
+        while line := file.readline(_MOST_LINE_BYTES):
+            yield line
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """A file to be read. Raises OSError as `content_of`."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "a pipe or a device and not a file", str(path))
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
@@ -72,15 +109,14 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     found: list[dict[str, Any]] = []
     wrong: list[int] = []
     try:
-        lines = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines_of(path), start=1):
+            entry = parse_object(line)
+            if entry is not None:
+                found.append(entry)
+            elif line.strip():
+                wrong.append(number)
     except FileNotFoundError:
         return [], []
-    for number, line in enumerate(lines, start=1):
-        entry = parse_object(line)
-        if entry is not None:
-            found.append(entry)
-        elif line.strip():
-            wrong.append(number)
     return found, wrong
 
 

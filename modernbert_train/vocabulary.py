@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_files
-from modernbert_train.read_json import parse_json
+from modernbert_train.read_json import content_of, parse_json
 from modernbert_train.read_once import read_once
 
 # as texts of tokens; Ċ is a line break, and the last three are full-width marks, in byte-level vocabularies
@@ -158,7 +158,7 @@ def _inside_words(ids: Mapping[str, int]) -> set[int]:
 
 def _parse(path: Path) -> _Tokenizer:
     try:
-        content = path.read_bytes()
+        content = content_of(path)
         tokenizer = parse_json(content)
         listed = tokenizer["model"]["vocab"]
         if isinstance(listed, list):  # Unigram: [token, score] in the order of the ids

@@ -20,7 +20,8 @@ PACKAGES = ("modernbert_train", "data_prep", "launch")
 # module or package -> what of the project it may import, besides itself; a package stands for everything in it
 PROJECT: dict[str, tuple[str, ...]] = {
     # the ground floor: what everybody may stand on
-    "modernbert_train.errors": (),
+    "modernbert_train.redact": (),
+    "modernbert_train.errors": ("redact",),
     "modernbert_train.files": (),
     "modernbert_train.text": (),
     "modernbert_train.read_json": (),
@@ -31,7 +32,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.installed": (),
     "modernbert_train.lasting_output": (),
     "modernbert_train.effective": ("provenance", "read_json", "text"),
-    "modernbert_train.provenance": ("installed", "read_json", "text"),
+    "modernbert_train.provenance": ("installed", "read_json", "redact", "text"),
     "modernbert_train.results": ("files", "read_json", "text"),
     "modernbert_train.torch_internals": (),
     "modernbert_train.tokenizer_threads": (),
@@ -42,7 +43,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.cli.parser": (),
     "modernbert_train.cli.verbs": ("cli.parser", "text"),
     # rooms
-    "modernbert_train.config": ("errors", "text"),
+    "modernbert_train.config": ("errors", "redact", "text"),
     "modernbert_train.clock": ("config",),
     "modernbert_train.compute": ("config", "errors"),
     "modernbert_train.ranks": ("config", "errors", "files", "installed", "text", "torch_internals"),
@@ -61,8 +62,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "data.packing", "data.path", "errors", "optim.schedules", "read_json", "report", "text",
     ),
     "modernbert_train.run": (
-        "clock", "compute", "config", "data", "errors", "files", "models", "plan", "provenance", "ranks", "read_json",
-        "tensor_files", "text",
+        "clock", "compute", "config", "data", "errors", "files", "models", "own_files", "plan", "provenance", "ranks",
+        "read_json", "redact", "tensor_files", "text",
     ),
     "modernbert_train.copies": ("config", "errors", "files", "ranks.orphans", "run.manifest"),
     "modernbert_train.weights": (
@@ -105,7 +106,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals", "inspection", "finetune",
         "installed", "plan", "preflight", "report", "run", "train", "weights",
     ),
-    "modernbert_train.__main__": ("cli", "errors", "lasting_output", "ranks"),
+    "modernbert_train.__main__": ("cli", "errors", "lasting_output", "ranks", "redact"),
     "data_prep": (
         "cli.parser", "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans",
         "read_json", "text", "tokenizer_threads",

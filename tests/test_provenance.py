@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from modernbert_train import installed, provenance
-from modernbert_train.provenance import HIDDEN, STARTS, command_line, energy, in_words, read_starts
+from modernbert_train.provenance import STARTS, command_line, energy, in_words, read_starts
+from modernbert_train.redact import HIDDEN
 
 
 def start(time: float, **more: Any) -> dict[str, Any]:

@@ -5,13 +5,15 @@ If this breaks, a torn file ends a run with a traceback where it should have gon
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
 
-from modernbert_train.read_json import Count, as_type, parse_json, read_json, read_lines
+from modernbert_train.read_json import Count, as_type, content_of, lines_of, parse_json, read_json, read_lines
 
 BAD = {
     "nothing": b"",
@@ -38,6 +40,26 @@ def test_a_file_beyond_its_limit_is_not_read_into_memory(tmp_path: Path) -> None
         file.truncate(1 << 40)  # takes no room on the disk
     with pytest.raises(ValueError, match="larger than 1,000 bytes"):
         read_json(tmp_path / "x", most_bytes=1000)
+    with pytest.raises(ValueError, match="larger than"):
+        content_of(tmp_path / "x")
+
+
+def test_a_line_without_an_end_comes_in_parts(tmp_path: Path) -> None:
+    """A gigabyte of zeros in a record must cost neither its memory nor the lines before it."""
+    (tmp_path / "x").write_bytes(b'{"step": 1}\n' + b"a" * (1 << 25) + b'\n{"step": 2}\n')
+    assert max(map(len, lines_of(tmp_path / "x"))) == 1 << 24
+    assert read_lines(tmp_path / "x")[0] == [{"step": 1}, {"step": 2}]
+
+
+@pytest.mark.parametrize("read", [read_json, read_lines])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("pipe", "endless"):
+        with pytest.raises(OSError, match="a pipe or a device and not a file"):
+            read(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        read(tmp_path)
 
 
 def test_lines_of_a_record_are_read_around_what_is_damaged(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from modernbert_train.config.read import Origins, merge, read_override, read_yam
 from modernbert_train.config.renamed import new_name, own_word
 from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
+from modernbert_train.redact import has_secret, is_secret_name
 
 T = TypeVar("T")
 
@@ -51,6 +52,10 @@ class WrongKeys(ConfigError):
 
 
 _NO_RESOLVERS = "a value, or another key as ${section.key}; resolvers are not run"
+_NO_SECRETS = (
+    "holds what looks like a key, a token or a password, and a configuration is saved with the run and printed. Put it "
+    "into the environment, where the libraries look for it, and leave it out here. See docs/security.md."
+)
 
 
 def load_run(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
@@ -336,6 +341,10 @@ def _variant(
 def _set_leaf(
     config: Any, key: str, value: Any, hint: Any, here: tuple[str, ...], origins: Origins, errors: list[str]
 ) -> None:
+    named = [str(name) for name in value if is_secret_name(str(name))] if isinstance(value, Mapping) else []
+    if named or any(has_secret(text) for text in _texts(value)):
+        errors.append(f"{'.'.join([*here, *named[:1]])} ({_origin(here, origins)}): {_NO_SECRETS}")
+        return
     interpolations = [text for text in _texts(value) if "${" in text]
     if any(":" in text for text in interpolations):
         # a resolver such as oc.env would copy secrets of the environment into the saved configuration

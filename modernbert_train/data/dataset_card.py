@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from modernbert_train.errors import DataError
-from modernbert_train.read_json import is_count, parse_json
+from modernbert_train.own_files import require_own_files
+from modernbert_train.read_json import content_of, is_count, parse_json
 from modernbert_train.read_once import read_once
 
 CARD = "dataset.json"
@@ -21,6 +22,7 @@ LENGTHS = "lengths.npy"
 TOKEN_COUNTS = "token_counts.npy"
 LABELS = "labels.npy"
 SCHEMA = 1
+_MOST_BYTES = 1 << 20
 _KINDS: dict[str, type] = {"int": int, "str": str, "str | None": str}
 _REMEDY = "Run data_prep/prepare.py again, or copy the whole folder again."
 
@@ -89,8 +91,9 @@ def read_card(folder: str | Path) -> DatasetCard:
         DataError: the folder or the card is missing, the card is not one, or a file does not have its hash.
     """
     path = Path(folder) / CARD
+    require_own_files(path.parent)
     try:
-        content = path.read_bytes()
+        content = content_of(path, _MOST_BYTES)
     except FileNotFoundError:
         raise DataError(
             f"{folder}: no {CARD}, so this is not a folder of shards written by data_prep/prepare.py. "
@@ -98,6 +101,8 @@ def read_card(folder: str | Path) -> DatasetCard:
         ) from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}). {_REMEDY}") from None
+    except ValueError as error:
+        raise DataError(f"{path}: {error}, and so no dataset card. {_REMEDY}") from None
     card = parse_card(content, str(path))
     for name, expected in card.hashes().items():
         _require_hash(path.with_name(name), expected)

@@ -31,7 +31,7 @@ from streaming.base.format import reader_from_json  # noqa: E402
 from streaming.base.hashing import get_hash  # noqa: E402
 
 REMEDY = "Restore it from a copy, or prepare the data again with data_prep/prepare.py --overwrite."
-_MOST_INDEX_BYTES = 1 << 31  # 700 bytes for a shard
+_MOST_INDEX_BYTES = 1 << 29  # 700 bytes for a shard
 
 
 class _OpenShard(NamedTuple):

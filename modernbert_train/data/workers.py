@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
+from torch.autograd.profiler import record_function
 from torch.utils.data import DataLoader
 
 from modernbert_train.errors import RunError
@@ -39,6 +40,8 @@ def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]
         yield from batches
         return
     watch_workers(batches, False)
+    with record_function("data"):
+        pass  # torch imports at its first use, and an import that the handler breaks would be told as a traceback
     for number in count():
         item = _wait(batches, number, timeout_seconds)
         if item is _END:

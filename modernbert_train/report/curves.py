@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.errors import DataError
-from modernbert_train.read_json import number, parse_object, read_lines
+from modernbert_train.read_json import lines_of, number, open_file, parse_object, read_lines
 from modernbert_train.report.steps import NAN, NUMBERS, StepRecord, Steps
 from modernbert_train.text import shorten
 
@@ -138,7 +138,7 @@ class Tail:
         Raises:
             OSError: it cannot be read.
         """
-        with self._path.open("rb") as file:
+        with open_file(self._path) as file:
             there = os.fstat(file.fileno())
             file.seek(max(0, self._offset - len(self._before)))
             anew = there.st_ino != self._inode or there.st_size < self._offset
@@ -228,9 +228,8 @@ class Following:
         self._stops = [_fault(entry) for entry in entries if entry.get("action") == "stop"]
         found = History()
         if watched.is_file():
-            with watched.open(encoding="utf-8", errors="replace") as lines:
-                for line in filter(str.strip, lines):
-                    _add_line(found, line)
+            for line in filter(bytes.strip, lines_of(watched)):
+                _add_line(found, line.decode("utf-8", "replace"))
         self._watched = found.evaluations
         return True
 

@@ -20,7 +20,7 @@ from modernbert_train.config.load import load_run
 from modernbert_train.errors import ConfigError
 from modernbert_train.files import lock_now
 from modernbert_train.provenance import read_starts
-from modernbert_train.read_json import number, parse_object
+from modernbert_train.read_json import number, open_file, parse_object
 from modernbert_train.text import duration, percent, table, tokens_text, whole
 
 _SMOOTHED = 20  # steps that a loss and a speed are means of
@@ -146,7 +146,7 @@ def last_entries(path: Path, *, held_out: bool) -> list[dict[str, Any]]:
     size = _FIRST_BYTES
     while True:
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 end = file.seek(0, os.SEEK_END)
                 first = max(0, end - size)
                 file.seek(first)

@@ -29,8 +29,10 @@ from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.files import append_line, lock_now, write_whole
+from modernbert_train.own_files import require_own_files
 from modernbert_train.provenance import STARTS
 from modernbert_train.read_json import Count, as_type, is_count, read_lines
+from modernbert_train.redact import redact, redacted
 
 SAMPLES = "samples.jsonl"
 _RECORDS = ("config.yaml", "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
@@ -62,8 +64,10 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder belongs to a run that would have trained something else, or is in use.
+            DataError: a file in it is a link to elsewhere, or no file.
             StorageError: it cannot be written.
         """
+        require_own_files(self.path)  # a link would be written through
         try:
             self._take_lock()
             if fresh:
@@ -133,7 +137,7 @@ class RunFolder:
                 "one another name=."
             )
         lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.write(redact(f"process {os.getpid()} on {socket.gethostname()}"))
         lock.flush()
         self._lock = lock
         for left in [left for name in _RECORDS for left in self.path.glob(f".{name}.*.partial")]:  # by a killed writer
@@ -194,14 +198,14 @@ class RunFolder:
             raise self._refused(path, error) from error
 
     def record_start(self, entry: dict[str, Any]) -> None:
-        """Add one line to starts.jsonl, of a start or of its end.
+        """Add one line to starts.jsonl, of a start or of its end; secrets in it are hidden.
 
         Raises:
             StorageError: the disk refuses it.
         """
         path = self.path / STARTS
         try:
-            append_line(path, json.dumps(entry | {"time": round(time.time(), 3)}))
+            append_line(path, json.dumps(redacted(entry) | {"time": round(time.time(), 3)}))
         except OSError as error:
             raise self._refused(path, error) from error
 

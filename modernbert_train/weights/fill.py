@@ -58,6 +58,12 @@ def fill(model_folder: str | Path, texts: Sequence[str], top: int = 5) -> str:
     return "\n".join(lines)
 
 
+_LARGEST = {
+    "num_hidden_layers": 1000, "n_layer": 1000, "hidden_size": 1 << 16, "d_model": 1 << 16,
+    "intermediate_size": 1 << 18, "d_inner": 1 << 18, "vocab_size": 1 << 25,
+}  # fmt: skip
+
+
 def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     """Tokenizer, model, whether it is a decoder, and whether query tokens predict; nothing in the folder is run, and
     nothing is fetched."""
@@ -75,6 +81,9 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
             f"{folder / CONFIG_JSON}: model_type={str(kind)[:80]}, which transformers does not know. Name the folder "
             "of an exported model; it says model_type=modernbert."
         )
+    for key, most in _LARGEST.items():
+        if isinstance(raw.get(key), int) and raw[key] > most:  # transformers would build it before it reads the weights
+            raise DataError(f"{folder / CONFIG_JSON}: {key}={str(raw[key])[:30]}, and a model has {most:,} at most.")
     generates = isinstance(named, list) and any(str(each).endswith(_DECODERS) for each in named)
     opener = AutoModelForCausalLM if generates else AutoModelForMaskedLM
     sees_all = kind == xlnet.MODEL_TYPE and raw.get("attn_type") != "uni"  # one class of theirs for both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -50,3 +51,17 @@ def test_folder_without_a_dataset(tmp_path: Path, capsys: Any) -> None:
     """Names it."""
     assert main([str(tmp_path)]) == 65
     assert f"{tmp_path}: no dataset of data_prep/prepare.py" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00\x10\x00{'descr': f()}  \n", b"lengths"])
+def test_lengths_that_are_none_are_named(command: Command, tmp_path: Path, capsys: Any, content: bytes) -> None:
+    """With the right hash on the card, as whoever means harm would have it."""
+    assert command() == 0
+    folder = tmp_path / "out/train"
+    (folder / "lengths.npy").write_bytes(content)
+    card = json.loads((folder / "dataset.json").read_text())
+    card["lengths_sha256"] = hashlib.sha256(content).hexdigest()
+    (folder / "dataset.json").write_text(json.dumps(card))
+    assert main([str(folder)]) == 65
+    assert "lengths.npy: holds no lengths" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.run.run_folder import RunFolder
 from tests.conftest import TinyRun
 
@@ -152,4 +152,26 @@ def test_a_damaged_record_of_faults_ends_the_start_with_its_name(tiny_run: TinyR
         file.write(line + b"\n")
     with pytest.raises(StorageError, match=rf"faults\.jsonl: damaged; .*{message}"):
         folder.read_faults()
+    folder.close()
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "starts.jsonl"])
+def test_a_link_in_the_folder_is_not_written_through(tiny_run: TinyRun, tmp_path: Path, name: str) -> None:
+    """A run's folder out of an archive: its lock would be emptied, and with it whatever file the link names."""
+    folder, victim = RunFolder(read_run(tiny_run())), tmp_path / "victim"
+    victim.write_text("stays")
+    folder.path.mkdir(parents=True)
+    (folder.path / name).symlink_to(victim)
+    with pytest.raises(DataError, match="outside its folder, which is not followed"):
+        folder.open()
+    assert victim.read_text() == "stays"
+
+
+def test_a_record_of_a_start_and_a_lock_hide_secrets(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    folder = RunFolder(read_run(tiny_run()))
+    folder.open()
+    folder.record_start({"kind": "end", "error": "401: 0123456789abcdef is refused", "command": ["--api-key=1234567"]})
+    said = (folder.path / "starts.jsonl").read_text()
+    assert "0123456789abcdef" not in said and "401: *** is refused" in said
     folder.close()

@@ -77,6 +77,8 @@ def test_fill_fills_what_is_whole(exported: Path, capsys: pytest.CaptureFixture[
         lambda folder: (folder / "model.safetensors").unlink(),
         lambda folder: (folder / "tokenizer.json").write_text("[" * 100_000),
         lambda folder: edit(folder, vocab_size=5),
+        lambda folder: edit(folder, num_hidden_layers=10**9),
+        lambda folder: edit(folder, vocab_size=10**12),
         lambda folder: edit(folder, hidden_size="wide"),
         lambda folder: edit(folder, rope_parameters=3),
         lambda folder: edit(folder, layer_types=[[]]),

@@ -1,0 +1,74 @@
+"""What looks like a secret is not written down: one place that knows how secrets look, for all that is said and kept.
+
+Keys, tokens and passwords reach a program by its environment, its command line, a YAML file, a URL, and come back in
+the errors of libraries. What the program writes goes to logs, run folders, reports and model cards, which are copied
+and published. So a configuration with a secret in it is refused, and errors and records pass through `redact`. Known
+are the values of environment variables that are named like secrets, the shapes of the usual services' keys, and the
+places of secrets in URLs and headers; a secret of another shape, under another name, is not recognised.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+HIDDEN = "***"
+_NAME = re.compile(
+    r"(^|[._-])((api|access|secret|private|auth|signing)_?key|secret|token|password|passwd|pwd|credentials?)$",
+    re.IGNORECASE,
+)
+_SHAPES = re.compile(
+    r"\bhf_[A-Za-z0-9]{20,}"
+    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
+    r"|\bsk-[\w-]{20,}|\bxox[abeprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\bya29\.[\w-]{20,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)",
+    re.DOTALL,
+)
+_PLACES = (
+    re.compile(r"(://[^/@\s:]*:)[^/@\s]+(?=@)"),  # user:password@ of a URL
+    re.compile(r"([?&](?:X-Amz-\w+|sig|signature|\w*token|\w*key|password|AWSAccessKeyId)=)[^&\s\"']+", re.IGNORECASE),
+    re.compile(r"(\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)?\s*)[^\s'\"]{6,}", re.IGNORECASE),
+    re.compile(
+        r"((?:secret_access_key|session_token|password|passwd|api_key)['\"]?\s*[:=]\s*['\"]?)[^\s'\",;]{6,}",
+        re.IGNORECASE,
+    ),
+)
+_SHORTEST = 8  # of a value in the environment that is looked for
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a key or a variable of this name holds a secret."""
+    return _NAME.search(name) is not None
+
+
+def redact(text: str) -> str:
+    """The text, with `***` in place of every secret in it."""
+    for value in sorted(_in_environment(), key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    text = _SHAPES.sub(HIDDEN, text)
+    for place in _PLACES:
+        text = place.sub(rf"\g<1>{HIDDEN}", text)
+    return text
+
+
+def has_secret(text: str) -> bool:
+    return redact(text) != text
+
+
+def redacted(value: Any) -> Any:
+    """A value of JSON with every text in it redacted, those under the name of a secret whole."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        hide = {key for key, each in value.items() if isinstance(each, str) and each and is_secret_name(str(key))}
+        return {key: HIDDEN if key in hide else redacted(each) for key, each in value.items()}
+    return [redacted(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _in_environment() -> set[str]:
+    values = {value for name, value in os.environ.items() if is_secret_name(name)}
+    return {value for value in values if len(value) >= _SHORTEST and not value.isalpha()}

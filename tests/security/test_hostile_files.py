@@ -1,0 +1,82 @@
+"""Files that mean harm, opened by every verb that could: nothing runs, nothing leaves its folder, memory stays bounded.
+
+If this breaks, a checkpoint or a dataset from a stranger costs more than its own run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.drill.lab import DOCUMENTED
+from tests.security.hostile import HOSTILE, VERBS
+from tests.security.opening import SECRET
+
+ROOT = Path(__file__).resolve().parents[2]
+MEMORY = 2_000_000_000  # imports take 0.4 GB of it
+# the harm is nothing to a verb that does not read it
+MAY_SUCCEED = (0, *DOCUMENTED)
+# checkpoints are hashed before anybody asks whether their files are files
+OPEN = ("link: a file of a checkpoint", "pipe: a file of a checkpoint")
+
+
+def opened(folder: Path, which: str) -> list[dict[str, Any]]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.security.opening", str(folder), which]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def harm_of(found: dict[str, Any]) -> list[str]:
+    """What a file has done that it must not do."""
+    harm = []
+    if found["beside"]:
+        harm.append(f"ran, or left its folder: {found['beside']}")
+    if not found["victim"]:
+        harm.append("wrote through a link")
+    if found["memory"] > MEMORY:
+        harm.append(f"took {found['memory'] / 1e9:.1f} GB")
+    if "Traceback (most recent" in found["said"] or "this is a bug" in found["said"]:
+        harm.append(f"a traceback: {found['said'][-500:]}")
+    elif found["code"] not in MAY_SUCCEED:
+        harm.append(f"code {found['code']}: {found['said'][-500:]}")
+    if found["script"]:
+        harm.append("a script in a page")
+    if SECRET in found["said"] or found["leaked"]:
+        harm.append(f"told a secret: {found['leaked']}")
+    if found["escapes"] or found["length"] > 100_000:
+        harm.append(f"printed {found['escapes']} commands to the terminal, {found['length']} characters")
+    return harm
+
+
+def require_harmless(all_found: list[dict[str, Any]]) -> None:
+    judged = [found for found in all_found if found["name"] not in OPEN]
+    harmful = {f"{found['name']}, by {found['verb']}": harm for found in judged if (harm := harm_of(found))}
+    assert not harmful, "\n".join(f"{name}: {'; '.join(harm)}" for name, harm in harmful.items())
+
+
+def test_there_are_enough() -> None:
+    assert len(HOSTILE) >= 60 and all(kind in VERBS for kind, _ in HOSTILE.values())
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(600)
+def test_each_file_by_one_verb(tmp_path: Path) -> None:
+    found = opened(tmp_path, "first")
+    assert len(found) == len(HOSTILE)
+    require_harmless(found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_each_file_by_every_verb(tmp_path: Path) -> None:
+    found = opened(tmp_path, "all")
+    assert len(found) == sum(len(VERBS[kind]) for kind, _ in HOSTILE.values())
+    require_harmless(found)

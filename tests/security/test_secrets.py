@@ -1,0 +1,71 @@
+"""Secrets in the environment, on the command line, in URLs, errors and names: found in nothing that is said or kept.
+
+If this breaks, a key is copied with a run folder, published with a model card, or read out of a log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.config.load import load_run
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.redact import HIDDEN, has_secret, redact, redacted
+from tests.conftest import TinyRun
+from tests.security.telling import SHAPES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.raised])
+def test_each_shape_is_known_in_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = SHAPES[name]
+    if shape.variable:
+        monkeypatch.setenv(shape.variable, shape.secret)
+    text = str(shape.raised)
+    assert shape.secret not in str(DataError(text)) and HIDDEN in redact(text)
+    assert shape.secret not in str(redacted({"error": [text], "api_token": shape.secret, "step": 3}))
+
+
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.word])
+def test_a_configuration_with_a_secret_is_refused_without_showing_it(name: str, tiny_run: TinyRun) -> None:
+    shape = SHAPES[name]
+    with pytest.raises(ConfigError) as refused:
+        load_run(tiny_run()[:1], [str(shape.word)])
+    assert shape.secret not in str(refused.value) and str(shape.word).split("=")[0] in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://bucket/folder/shard.00001.mds.zstd", "https://huggingface.co/answerdotai/ModernBERT-base", "token=5",
+        "data.tokenizer=data/tokenizer: lacks [MASK]", "sftp://me@host/shards", "hash 1f816445c36c", "sk-learn",
+        "tokens 1,527 to 2,030: not finite, loss nan; rank 1, documents 55", "answerdotai/ModernBERT-base@8949b909ec",
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_stays(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short and plain words in a variable for a token hide nothing."""
+    monkeypatch.setenv("HF_TOKEN", "short")
+    monkeypatch.setenv("DB_PASSWORD", "tokenizer")
+    assert not has_secret(text)
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(600)
+def test_no_secret_is_said_or_kept(tmp_path: Path) -> None:
+    """By check, train, export, report and runs, in logs, run folders, records, pages and model cards."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.security.telling", str(tmp_path)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = {entry["name"]: entry for entry in map(json.loads, done.stdout.splitlines())}
+    assert found.keys() == SHAPES.keys() and len(SHAPES) >= 12
+    assert {name: entry["told"] for name, entry in found.items() if entry["told"]} == {}
+    for name, shape in SHAPES.items():  # what was looked at has really run, failed or been refused
+        codes = found[name]["codes"]
+        assert codes == [78, 78] if shape.word else codes[1] == 70 if shape.raised else set(codes) == {0}, name
