@@ -16,9 +16,9 @@ import numpy as np
 
 from modernbert_train.config.evals import BASELINE
 from modernbert_train.config.read import read_yaml
+from modernbert_train.effective import spent
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.files import lock_now
-from modernbert_train.effective import spent
 from modernbert_train.provenance import STARTS, Start, read_starts
 from modernbert_train.report.curves import Following, History, state_of
 from modernbert_train.report.evaluations import MOST, by_figure, evaluation_table
