@@ -164,6 +164,40 @@ def test_berts_are_trained_as_published(name: str) -> None:
     assert lr_at(config, last) == pytest.approx(0.02 * 5e-4 if name == "mosaicbert" else 0, abs=1e-9)
 
 
+# parameters as counted by hand from the published shapes, peak rate, decay, tokens of the batch's warmup
+ETTIN = {
+    "17m": (16_913_600, 3e-3, 3e-4, 125 * G),
+    "32m": (32_081_344, 3e-3, 3e-4, 100 * G),
+    "68m": (68_457_664, 3e-3, 3e-4, 75 * G),
+    "150m": (149_655_232, 8e-4, 1e-5, 50 * G),
+    "400m": (395_881_664, 5e-4, 1e-5, 10 * G),
+    "1b": (1_031_314_112, 5e-4, 5e-5, 3 * G),
+}
+
+
+@pytest.mark.parametrize("size", ETTIN)
+def test_ettin_is_trained_as_published(size: str) -> None:
+    config = load_run([RECIPES / f"ettin-{size}.yaml"])
+    check(config, num_ranks=4)
+    parameters, rate, decay, warmup = ETTIN[size]
+    assert count_parameters(config.model).total == parameters
+    assert config.model.head_size == 64 and config.total_tokens == 2000 * G
+    first = config.phases["stable"].batch_warmup
+    assert first is not None and first.tokens == warmup
+    for tokens, share, theta, masked in (
+        (1000 * G, 1.0, 10_000, 0.3),
+        (1700 * G, 1.0, 160_000, 0.3),
+        (1950 * G - 1, 0.5, 160_000, 0.3),
+        (1950 * G, 0.5, 160_000, 0.15),
+        (2000 * G - 1, 0.5 * 0.04, 160_000, 0.15),
+    ):
+        now = at(config, tokens)
+        assert lr_at(config, tokens) == pytest.approx(share * rate, rel=1e-3), f"{tokens:,} tokens"
+        assert weight_decay_at(config, tokens) == pytest.approx(decay)
+        assert (now.model.global_rope_theta, now.model.local_rope_theta) == (theta, theta)
+        assert now.objective.mask_rate == masked
+
+
 def test_the_rate_of_bert_is_one_line_over_both_lengths() -> None:
     """It falls to a tenth in the phase of 128 tokens and goes on from there; a jump would show in the loss."""
     config = load_run([RECIPES / "bert-base.yaml"])
