@@ -90,7 +90,7 @@ def dcp(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> Sav
         state: dict[str, Any] = dict(model.named_parameters())
         for name, parameter in model.named_parameters():
             state |= {f"{key}/{name}": value for key, value in optimizer.state[parameter].items()}
-        future = library.async_save(state, checkpoint_id=str(folder / str(step)))
+        future = library.async_save(state, checkpoint_id=str(folder / str(step)))  # type: ignore[attr-defined]
         return future.result  # type: ignore[union-attr]
 
     return save
@@ -105,7 +105,7 @@ def one_step(left: torch.Tensor, right: torch.Tensor) -> float:
 
 def measure(rank: int, ranks: int, port: int, size: str, out: str, repeats: int, result: Any) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     model: nn.Module = ModernBertForMaskedLM(SIZES[size])
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -179,7 +179,7 @@ def main() -> None:
         for ranks in options.ranks:
             options.out.mkdir(parents=True, exist_ok=True)
             folder = tempfile.mkdtemp(dir=options.out)
-            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
             receiver, sender = context.Pipe(duplex=False)
             work = (ranks, store.port, size, folder, options.repeats, sender)
             processes = [context.Process(target=measure, args=(rank, *work)) for rank in range(ranks)]

@@ -162,7 +162,7 @@ def kill_at(moment: Strike, victim: str) -> Strike:
 def kills(moment: Strike, victim: str, ranks: int) -> Round:
     words = (WORKERS,) if victim == "worker" else ()
     hook = hooks(slow_steps, slow_saves) if moment is inside_save else slow_steps
-    codes = (-9,) if victim == "launcher" or (ranks == 1 and victim == "rank") else (70,)
+    codes: tuple[int, ...] = (-9,) if victim == "launcher" or (ranks == 1 and victim == "rank") else (70,)
     if victim == "worker":
         codes = (70, 0)  # the last ones have nothing to deliver any more
 
@@ -280,7 +280,7 @@ HARDLY_JSON = {
     "a list": "[]",
     "a huge number": '{"step": ' + "9" * 10_000 + "}",
 }
-VALUES = [None, True, -1, 1e308, 10**30, "", "../../../../etc/passwd", "/etc/passwd", "\0", [], {}]
+VALUES: list[Any] = [None, True, -1, 1e308, 10**30, "", "../../../../etc/passwd", "/etc/passwd", "\0", [], {}]
 
 
 def edit_json(path: Path, draw: random.Random) -> str:

@@ -363,7 +363,7 @@ def slow_steps(seconds: float = 0.05) -> None:
         time.sleep(seconds)
         real(self, *given)
 
-    Measure.batch_end = batch_end  # type: ignore[method-assign]
+    Measure.batch_end = batch_end  # type: ignore[method-assign, assignment]
 
 
 def slow_disk(seconds: float = 0.02) -> None:
@@ -374,7 +374,7 @@ def slow_disk(seconds: float = 0.02) -> None:
         time.sleep(seconds)
         real(handle)
 
-    os.fsync = fsync
+    os.fsync = fsync  # type: ignore[assignment]
 
 
 def clock_off(seconds: float, after: float = 0.0) -> None:

@@ -278,11 +278,11 @@ def _add_line(history: History, line: str) -> None:
         terms = {key: _number(record, key) for key in record if key.startswith(_TERM) and len(key) < _LETTERS}
         history.steps.append(StepRecord(step, shorten(phase, _MOST_LETTERS), tokens, **found), terms)
     elif kind == "validation":
-        rest = [_number(record, key) for key in ValidationRecord._fields[3:-1]]
+        rest = {key: _number(record, key) for key in ValidationRecord._fields[3:-1]}
         history.validations = [v for v in history.validations if (v.step, v.phase) != (step, phase)]
         more = {key: _number(record, key) for key in record if "/" in key and len(key) < _LETTERS}
         more = dict(list(more.items())[:_MOST_FIGURES])
-        history.validations.append(ValidationRecord(step, phase, tokens, *rest, figures=more))
+        history.validations.append(ValidationRecord(step, phase, tokens, **rest, figures=more))
     elif kind == "evaluation":
         name, figures = shorten(str(record.get("name", "")), _LETTERS), record.get("figures")
         figures = figures if isinstance(figures, dict) else {}

@@ -256,7 +256,7 @@ def _events(history: History) -> list[list[Any]]:
         ["fault", f.step, f.tokens, f"step {f.step:,}: {what_happened(f)}, {what_was_done(f)}"] for f in history.faults
     ]
     return [
-        [kind, step, tokens, shorten(what, _NAME)]
+        [kind, step, tokens, shorten(str(what), _NAME)]
         for kind, step, tokens, what in restarts[-_EVENTS:] + faults[-_EVENTS:]
     ]
 

@@ -71,8 +71,9 @@ class Steps(Sequence[StepRecord]):
 
     def pop(self) -> None:
         """Take the last step away."""
-        for column in (*self._columns.values(), *self._terms.values(), self._phases):
+        for column in (*self._columns.values(), *self._terms.values()):
             column.pop()
+        self._phases.pop()
         self.dropped += 1
 
     def column(self, name: str) -> NDArray[np.float64]:
