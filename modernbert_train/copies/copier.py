@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.copies.store import RECORD, Store
-from modernbert_train.errors import DataError, RunError, StorageError
+from modernbert_train.errors import RunError, StorageError
 from modernbert_train.ranks.orphans import die_with
 from modernbert_train.run.manifest import MANIFEST, MOST_BYTES, Manifest, read_manifest
 
@@ -205,8 +205,7 @@ def manifest_of(store: Store, name: str, folder: Path | None = None) -> Manifest
         folder: where it is left; None: nowhere.
 
     Raises:
-        DataError: a file that it lists would lie outside the checkpoint's folder.
-        StorageError: it is damaged.
+        StorageError: it is damaged, or lists what is no file of a checkpoint.
     """
     import tempfile
 
@@ -218,8 +217,6 @@ def manifest_of(store: Store, name: str, folder: Path | None = None) -> Manifest
             manifest = read_manifest(place)
         except StorageError as error:
             raise StorageError(f"{store.url}/{name}: {error}") from None
-    if wrong := [each for each in manifest.files if Path(each).name != each or each in ("", ".", "..", MANIFEST)]:
-        raise DataError(f"{store.url}/{name}/{MANIFEST}: lists {wrong[0]!r}, which is no file of a checkpoint.")
     return manifest
 
 

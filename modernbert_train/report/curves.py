@@ -26,6 +26,7 @@ _MOST_FIGURES = 100  # of an evaluation
 _LETTERS = 60  # of the names of an evaluation and its figures
 _MOST_LETTERS = 1000  # of the name of a phase
 _CHUNK = 1 << 22  # bytes read at once
+_LONGEST = 1 << 24  # bytes of a line; a longer one is damaged
 _REMEMBERED = 4096  # bytes before what is new, by which a file is known again
 _TERM = "loss/"  # before the name of a loss term
 
@@ -149,7 +150,11 @@ class Tail:
             new = file.read(_CHUNK)
         self._offset += len(new)
         self._before = (self._before + new)[-_REMEMBERED:]
-        *lines, self._rest = (self._rest + new).split(b"\n")
+        *lines, rest = new.split(b"\n")
+        if lines:
+            lines[0], self._rest = self._rest + lines[0], b""
+        if len(self._rest) < _LONGEST:  # of what is longer the beginning is enough: it is damaged
+            self._rest += rest
         return [line.decode("utf-8", "replace") for line in lines], anew, len(new) == _CHUNK
 
     def unfinished(self) -> str:

@@ -28,9 +28,10 @@ from torch import Tensor
 
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.files import publish
 from modernbert_train.models.build import shapes_of
+from modernbert_train.own_files import require_own_files
 from modernbert_train.run.manifest import (
     CONFIG_YAML,
     OPTIMIZER,
@@ -307,6 +308,10 @@ def verify(folder: Path) -> Checkpoint:
     Raises:
         StorageError: names the file and what is wrong with it.
     """
+    try:
+        require_own_files(folder)  # a pipe would be waited for, and a device read without end
+    except DataError as error:
+        raise StorageError(str(error)) from None
     manifest = read_manifest(folder)
 
     def check_hash(name: str) -> None:

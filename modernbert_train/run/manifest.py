@@ -19,7 +19,7 @@ from typing import Any
 import xxhash
 
 from modernbert_train.errors import StorageError
-from modernbert_train.read_json import Count, as_type, parse_json
+from modernbert_train.read_json import Count, as_type, open_file, parse_json
 
 MANIFEST = "MANIFEST.json"
 WEIGHTS = "model.safetensors"
@@ -102,7 +102,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = parse_json(file.read(MOST_BYTES))
         manifest = _verified(content, path)
         if not (manifest.weights and manifest.optimizer):

@@ -28,7 +28,8 @@ from modernbert_train.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 # a file with phases is a run; others hold a model, or tell data preparation what to read
-RUNS = [path for path in sorted((ROOT / "yamls").rglob("*.yaml")) if "\nphases:" in path.read_text(encoding="utf-8")]
+YAMLS = sorted((ROOT / "yamls").rglob("*.yaml"))
+RUNS = [path for path in YAMLS if "\nphases:" in path.read_text(encoding="utf-8") and path.name != "common.yaml"]
 GOOD = """\
 name: good
 data: {train: shards/train, validation: shards/validation, tokenizer: shards/tokenizer}
@@ -218,7 +219,7 @@ BROKEN_STREAMS = {
     "data.streams={web: {proportion: 1.5}, books: {proportion: -0.5}}": "data.streams.books.proportion=-0.5: must be",
     "data.streams={web: {repeat: 0}, books: {tokens: 0}}": "data.streams: every stream weighs 0,",
     "data={mix_by: documents, streams: {web: {tokens: 5}}}": "data.streams.web.tokens=5 with data.mix_by=documents:",
-    "data.streams={'a b': {path: c}}": "data.streams.a b: a name of a stream",
+    "data.streams={'a b': {path: c}}": "data.streams.a b: a stream's name is used in keys and records.",
     "phases.one.streams={book: {proportion: 1}}": "phases.one.streams.book: no stream of data.streams. Did you mean "
     "phases.one.streams.books?",
     "phases.one.streams={xyz: {proportion: 1}}": "phases.one.streams.xyz: no stream of data.streams. Known: web, books",

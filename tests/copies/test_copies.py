@@ -18,9 +18,9 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.copies.copier import Copier, Order
 from modernbert_train.copies.second_home import bring_back, refuse_fresh
 from modernbert_train.copies.store import RECORD, Store, problem_of
-from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
+from modernbert_train.errors import ConfigError, RunError, StorageError
 from modernbert_train.run.checkpoint import clean, newest_valid
-from modernbert_train.run.manifest import MANIFEST, FileHash, Manifest
+from modernbert_train.run.manifest import MANIFEST, FileHash, read_manifest
 from tests.run.small_checkpoint import CONFIG, write
 
 
@@ -202,10 +202,11 @@ def test_fresh_is_refused_while_the_next_start_would_resume_from_there(home: Hom
 def test_a_manifest_cannot_name_a_file_elsewhere(home: Home, tmp_path: Path, name: str) -> None:
     folder = write(home.checkpoints, 3)
     home.copy_all()
-    files = {path.name: FileHash.of(path) for path in folder.iterdir() if path.name != MANIFEST}
-    Manifest(3, False, False, files | {name: FileHash(0, "")}).write(home.there / "step-00000003")
+    manifest = read_manifest(folder)
+    files = manifest.files | {name: FileHash(0, "")}
+    replace(manifest, files=files).write(home.there / "step-00000003")
     shutil.rmtree(home.folder)
-    with pytest.raises(DataError, match="lists"):
+    with pytest.raises(StorageError, match="no checkpoint there is whole"):
         bring_back(home.config, print)
     assert not (tmp_path / "outside").exists()
 
