@@ -38,7 +38,7 @@ test-wheel: venv ## the wheel in a fresh environment, from text to a model; minu
 test-gpu: venv ## the tests that need a GPU, on this machine's; minutes
 	$(PYTHON_IN_VENV) -m pytest -m gpu tests/gpu --durations=15
 
-drill: venv ## runs killed, damaged and starved a thousand times, into ./drill; an hour, and goes on where it was
+drill: venv ## runs killed, damaged and starved a thousand times, into ./drill; an hour; it resumes where it was stopped
 	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m benchmarks.drill --out drill
 
 docs: venv ## the documentation as a site, in .site

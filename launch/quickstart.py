@@ -1,8 +1,8 @@
 """`make quickstart`, `modernbert-train quickstart`: from Python's standard library to a small pretrained ModernBERT.
 
 Every step is one of the documented commands, printed before it runs, so that what happened here can be done again by
-hand on other text. Each step leaves finished work alone and goes on with unfinished work, so running this again after
-Ctrl-C or a crash goes on where it stopped.
+hand on other text. Each step leaves finished work alone and continues with unfinished work, so running this again after
+Ctrl-C or a crash resumes where it stopped.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Many runs from one YAML, and the best of them: python launch/sweep.py SWEEP.yaml [key=value ...]
 
-    python launch/sweep.py yamls/sweeps/mask_rate.yaml                  # run it, or go on with it
+    python launch/sweep.py yamls/sweeps/mask_rate.yaml                  # run it, or resume it
     python launch/sweep.py yamls/sweeps/mask_rate.yaml --results        # table, importance, page, best YAML
     python launch/sweep.py yamls/sweeps/mask_rate.yaml --wandb-sweep    # the same as a W&B sweep file
 
 Every such process is a worker; start as many as you like, on as many machines as share the folder and the storage,
-and stop them as you like. Trials that are stopped or lost go on from their checkpoints. docs/sweeps.md says more.
+and stop them as you like. Trials that are stopped or lost resume from their checkpoints. docs/sweeps.md says more.
 
 Exit codes are those of a run: 0 all trials are over, 75 stopped and saved, 78 configuration, 65 data, 74 disk or
 database.
