@@ -189,7 +189,7 @@ def begin(final: Path, needed: int) -> Path:
         if free < needed:
             raise StorageError(
                 f"{final}: the checkpoint needs {needed:,} bytes, {free:,} are free. Free some space or lower "
-                "checkpoint.keep; the checkpoints already there are untouched and the same command goes on from them."
+                "checkpoint.keep; the checkpoints already there are untouched and the same command resumes from them."
             )
         staging = final.with_name(f"{final.name}{_PARTIAL}-{os.getpid()}")
         staging.mkdir()

@@ -128,11 +128,11 @@ def _verified(content: Any, path: Path) -> Manifest:
         raise ValueError("not an object")
     rest = {key: value for key, value in content.items() if key != "xxh3_128"}
     if "xxh3_128" in content and content["xxh3_128"] != _hash(rest):
-        raise ValueError("its content does not have the hash that stands in it")
+        raise ValueError("its content does not have the hash that is in it")
     schema = content.get("schema")
     if schema not in (_WITHOUT_SLICES, SCHEMA) and type(schema) is int:
         raise StorageError(
-            f"{path.parent}: of schema {schema}, this version reads {_WITHOUT_SLICES} and {SCHEMA}. Go on with the "
+            f"{path.parent}: of schema {schema}, this version reads {_WITHOUT_SLICES} and {SCHEMA}. Continue with the "
             "version that wrote it, or export it there and start from its weights with weights.init_from."
         )
     if "xxh3_128" not in content:

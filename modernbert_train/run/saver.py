@@ -284,6 +284,6 @@ def _refuse_not_finite(step: int, parts: Sequence[Part]) -> None:
     if damaged := list(dict.fromkeys(name for part in parts for name in part.not_finite)):
         raise UnstableRun(
             f"step {step}: {len(damaged)} weights or moments are not finite, {damaged[0]} first, so no checkpoint is "
-            "written; those there are untouched and the same command goes on from them. Lower optim.lr if this comes "
+            "written; those there are untouched and the same command resumes from them. Lower optim.lr if this comes "
             "again."
         )
