@@ -86,8 +86,9 @@ def spent(run_folder: Path) -> Spent:
 
 def spent_by(entries: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]) -> Spent:
     """The same of the lines themselves, those of metrics.jsonl and those of starts.jsonl."""
-    steps = {entry.get("step"): _seconds(entry, "seconds") for entry in entries if entry.get("kind") == "step"}
-    saved = {entry.get("step"): entry for entry in entries if entry.get("kind") == "checkpoint"}
+    counted = [(entry["step"], entry) for entry in entries if is_count(entry.get("step"))]  # the file may hold anything
+    steps = {step: _seconds(entry, "seconds") for step, entry in counted if entry.get("kind") == "step"}
+    saved = {step: entry for step, entry in counted if entry.get("kind") == "checkpoint"}
     times = [time for entry in entries if (time := _seconds(entry, "time")) > 0]
     begun = [time for entry in starts if entry.get("kind") == "start" and (time := _seconds(entry, "time")) > 0]
     first = min(begun or times, default=math.nan)
@@ -104,7 +105,7 @@ def spent_by(entries: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str,
         blocked=tuple(_seconds(entry, "blocked_seconds") for entry in saved.values()),
         writing=tuple(_seconds(entry, "write_seconds") for entry in saved.values()),
         restarts=tuple(restarts),
-        last_saved=max((step for step in saved if is_count(step)), default=None),
+        last_saved=max(saved, default=None),
     )
 
 

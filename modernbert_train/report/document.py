@@ -185,7 +185,7 @@ class WatchedRun:
             "state": self._state(starts) if self.live else "",
             "last": date(history.last_time),
             "total": len(history.steps),
-            "tiles": tiles(history, spent(self.folder)),
+            "tiles": tiles(history, None if self.live else spent(self.folder)),
             "figures": {head: [_plain(figure.value), figure.text] for head, figure in figures(history).items()},
             "warnings": warnings(history),
             "tables": [table._asdict() for table in tables if table is not None],

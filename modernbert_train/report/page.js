@@ -484,6 +484,7 @@ function linePaths(plot, series, first, last) {
 }
 
 function logTicks([low, high]) {
+  if (!(low > 0 && high > low && Number.isFinite(high / low)) || low + (high - low) / 1000 === low) return [];
   const found = [], decades = Math.log10(high / low);
   if (decades < 0.4) { // so little of a decade is as good as linear
     const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((m) => m >= rough);

@@ -62,7 +62,9 @@ def test_mistakes_of_every_kind_and_place_are_told_together(refused: Callable[..
 
 def test_a_key_like_no_other_lists_the_known_ones(refused: Callable[..., list[str]]) -> None:
     (line,) = refused("checkpoint: {zzz: 1}")
-    known = "interval_seconds, interval_steps, interval_tokens, milestones, keep, copy_to, copy_keep, copy_timeout_seconds"
+    known = (
+        "interval_seconds, interval_steps, interval_tokens, milestones, keep, copy_to, copy_keep, copy_timeout_seconds"
+    )
     assert line == f"checkpoint.zzz (extra.yaml:1): unknown key. Known here: {known}."
 
 
