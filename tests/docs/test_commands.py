@@ -51,6 +51,9 @@ ELSEWHERE = {
     "python -m tests.curves.record": (
         "tests/curves/test_curves.py::test_the_command_shows_old_beside_new_and_writes_only_when_told", ("record.main",)
     ),
+    "python -m modernbert_train report --serve runs": (
+        "tests/report/test_serve.py::test_ctrl_c_ends_it_with_a_code_and_without_a_traceback", ("report", "--serve")
+    ),
     "python -m benchmarks.drill --out drill --scale quick": (
         "tests/benchmarks/test_drill.py::test_injuries_of_every_kind_are_survived", ("--scale", "quick")
     ),

@@ -20,8 +20,9 @@ def test_the_commands_at_the_end_are_those_to_type(
     assert main(["train", *tiny_run()]) == 0
     said = capsys.readouterr().out.splitlines()
     at = next(number for number, line in enumerate(said) if line.startswith("done: "))
-    assert "tokens in 14 steps, loss " in said[at] and "held-out loss " in said[at] and said[at + 1] == "next:"
-    commands = [shlex.split(line) for line in said[at + 2 :]]
+    assert "tokens in 14 steps, loss " in said[at] and "held-out loss " in said[at] and "effective" in said[at + 1]
+    assert said[at + 2] == "next:"
+    commands = [shlex.split(line) for line in said[at + 3 :]]
     assert [words[3] for words in commands] == ["eval", "export", "report"]
     for words in commands:
         assert words[:3] == ["python", "-m", "modernbert_train"]
@@ -29,7 +30,7 @@ def test_the_commands_at_the_end_are_those_to_type(
     assert (tmp_path / "runs/tiny/hf/config.json").is_file()
     capsys.readouterr()
     assert main(["train", *tiny_run()]) == 0
-    assert capsys.readouterr().out.splitlines()[-4:] == said[at + 1 :]  # also when there is nothing left to train
+    assert capsys.readouterr().out.splitlines()[-4:] == said[at + 2 :]  # also when there is nothing left to train
 
 
 def test_a_run_without_held_out_text_is_not_told_to_measure_it(tiny_run: TinyRun) -> None:
