@@ -8,16 +8,19 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import xxhash
 
 from modernbert_train.errors import StorageError
 from modernbert_train.run import checkpoint, manifest
 from modernbert_train.run.checkpoint import clean, newest_valid, verify
 from modernbert_train.run.manifest import MANIFEST, FileHash
+from modernbert_train.tensor_files import write_tensors
 from tests.run.small_checkpoint import CONFIG, WEIGHT, sign, state_of, write
 
 
@@ -39,7 +42,7 @@ def test_a_checkpoint_of_another_schema_says_what_to_do(tmp_path: Path) -> None:
     write(tmp_path, 6)
     folder = write(tmp_path, 7)
     sign(folder, lambda content: content.update(schema=6))
-    with pytest.raises(StorageError, match=r"step-00000007: of schema 6, this version reads 4 and 5\. Go on with"):
+    with pytest.raises(StorageError, match=r"step-00000007: of schema 6, this version reads 4 and 5\. Continue with"):
         verify(folder)
     old = {"schema": 1, "step": 7, "phase_end": False, "milestone": False, "files": {}}
     (folder / MANIFEST).write_text(json.dumps(old))
@@ -254,3 +257,22 @@ def test_steps_are_numbers_also_beyond_eight_digits(tmp_path: Path) -> None:
     assert found is not None and found.step == 100_000_000
     clean(tmp_path, keep=1)
     assert steps(tmp_path) == [100_000_000]
+
+
+def test_a_checkpoint_of_the_schema_before_is_read(tmp_path: Path) -> None:
+    """Whole tensors in two files, as earlier versions wrote them: a run that began under one resumes."""
+    folder = write(tmp_path, 3)
+    now = verify(folder)
+    weights, optimizer = now.weights(), now.optimizer()
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    write_tensors(folder / "model.safetensors", weights)
+    write_tensors(folder / "optimizer.safetensors", optimizer)
+    names = ("model.safetensors", "optimizer.safetensors", "state.json", "config.yaml")
+    files = {name: asdict(FileHash.of(folder / name)) for name in names}
+    content = {"step": 3, "phase_end": False, "milestone": False, "files": files, "schema": 4}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    (folder / MANIFEST).write_text(json.dumps(content | {"xxh3_128": xxhash.xxh3_128_hexdigest(text.encode())}))
+    then = verify(folder)
+    for found, expected in ((then.weights(), weights), (then.optimizer(), optimizer)):
+        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
