@@ -1,9 +1,9 @@
 """How long a report of many runs takes to appear and to answer, in a browser without a window; its pictures in docs/.
 
     python -m benchmarks.pages                  # 100 runs of 2,000 points
-    python -m benchmarks.pages --pictures docs  # and docs/comparison.png, docs/live.png
+    python -m benchmarks.pages --pictures out   # and out/comparison.png, out/live.png
 
-The runs are made up, by formulas that look like training. Needs chromium and its chromedriver.
+The runs are made up, by formulas that look like training: no figure on the pictures was measured. Needs chromium and its chromedriver.
 """
 
 from __future__ import annotations
