@@ -3,7 +3,8 @@
     python -m benchmarks.pages                  # 100 runs of 2,000 points
     python -m benchmarks.pages --pictures out   # and out/comparison.png, out/live.png
 
-The runs are made up, by formulas that look like training: no figure on the pictures was measured. Needs chromium and its chromedriver.
+The runs are made up, by formulas that look like training: no figure on the pictures was measured. Needs
+chromium and its chromedriver.
 """
 
 from __future__ import annotations
