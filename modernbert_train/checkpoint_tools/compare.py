@@ -146,8 +146,8 @@ def _tensors(what: str, found: Sequence[Difference], shown: int | None) -> list[
         return [f"{what}: the same to the bit, {plural(len(found), 'tensor')}"]
     share = percent(3)(distance / norm) if norm else "-"
     lines = [
-        f"{what}: {len(differ):,} of {plural(len(both), 'tensor')} differ; norm of the difference {short(distance)}, "
-        f"{share} of A's {short(norm)}"
+        f"{what}: {len(differ):,} of {plural(len(both), 'tensor')} differ; norm of the difference {_norm(distance)}, "
+        f"{share} of A's {_norm(norm)}"
     ]
     lines += [f"  {one_line(each.name)}: in {side} only" for each, side in alone]
     lines += [f"  {one_line(each.name)}: {list(each.shapes[0] or ())} in A, {list(each.shapes[1] or ())} in B"
@@ -155,11 +155,15 @@ def _tensors(what: str, found: Sequence[Difference], shown: int | None) -> list[
     listed = differ if shown is None else differ[:shown]
     if listed:
         rows = [("tensor", "|A - B|", "by |A|", "largest")]
-        rows += [(one_line(d.name), short(d.distance), percent(3)(d.relative), short(d.largest)) for d in listed]
+        rows += [(one_line(d.name), _norm(d.distance), percent(3)(d.relative), _norm(d.largest)) for d in listed]
         lines.append(table(rows, indent=2, numbers=True))
     if len(listed) < len(differ):
         lines.append(f"  and {len(differ) - len(listed):,} more that differ less; --all shows them")
     return lines
+
+
+def _norm(value: float) -> str:
+    return short(value) if math.isfinite(value) else "not a number"
 
 
 def _by_size(each: Difference) -> tuple[float, str]:

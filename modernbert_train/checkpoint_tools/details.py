@@ -5,7 +5,9 @@ resume with. Without torch; every hash is compared before anything is believed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
 
 from modernbert_train.checkpoint_tools.listing import kept_for, one_line
 from modernbert_train.checkpoint_tools.places import Place
@@ -18,21 +20,27 @@ from modernbert_train.provenance import Start, read_starts
 from modernbert_train.run.manifest import MANIFEST, OPTIMIZER, WEIGHTS, Manifest, Slices, read_manifest
 from modernbert_train.run.saved_state import TrainingState
 from modernbert_train.run.trained_phases import past_changes
-from modernbert_train.run.verified import Verified, newest_of, step_folders, tell_choice, verify_files
+from modernbert_train.run.verified import Opened, Verified, newest_of, step_folders, tell_choice
 from modernbert_train.text import date, duration, plural, rate, table
 
+Found = TypeVar("Found", bound=Opened)
 _MOST_FILES, _MOST_CHANGES = 16, 40
 
 
-def find(place: Place, step: int | None) -> Verified:
+def find(place: Place, step: int | None, opened: Callable[[Path], Found]) -> Found:
     """The checkpoint of a step; without one, the newest that is valid, with a word on those passed over.
+
+    Args:
+        place: the run.
+        step: of the checkpoint.
+        opened: opens one, or raises StorageError.
 
     Raises:
         StorageError: there is none, or it is damaged.
     """
     if step is not None:
-        return verify_files(place.folder(step))
-    found, passed_over = newest_of(place.checkpoints, verify_files)
+        return opened(place.folder(step))
+    found, passed_over = newest_of(place.checkpoints, opened)
     if found is None:
         raise StorageError(f"{place.checkpoints}: no checkpoint yet. Train the run first.")
     tell_choice(found, passed_over)
@@ -64,7 +72,7 @@ def _config_now(place: Place) -> tuple[RunConfig | None, str | None]:
 def _on_disk(found: Verified, place: Place, now: RunConfig | None) -> Iterator[tuple[str, str]]:
     manifest = found.manifest
     total = sum(file.bytes for file in manifest.files.values())
-    yield "state", "valid: every file has its hash, and all of them say the same"
+    yield "state", "every file has its hash, and configuration and state make sense"
     others = {step: each for step, each in _manifests(place).items()} | {manifest.step: manifest}
     kept = kept_for(others, now)[manifest.step]
     yield "kept as", ", ".join(kept) or "nothing: removed when newer ones take its place"

@@ -122,11 +122,16 @@ def _move(
     pairs: list[tuple[str, str]] = []
     try:
         if newer:
-            keep_record(run, checkpoints / into)
+            keep_record(run / METRICS, checkpoints / into)
             pairs += [(folder.name, f"{into}/{folder.name}") for folder in newer]
         if target.aside is not None:
-            back = [folder for folder in step_folders(target.aside) if step_of(folder) <= step]
+            inside = step_folders(target.aside)
+            back = [folder for folder in inside if step_of(folder) <= step]
             pairs += [(str(folder.relative_to(checkpoints)), folder.name) for folder in back]
+            if len(back) < len(inside):  # of the same line, and from now on newer than where the run is
+                rest = new_set(checkpoints, step)
+                keep_record(target.aside / METRICS, checkpoints / rest)
+                pairs += [(str(each.relative_to(checkpoints)), f"{rest}/{each.name}") for each in inside[len(back) :]]
     except OSError as error:
         raise StorageError(f"{checkpoints}: cannot be written ({error.strerror}). Fix the disk.") from None
     record = None if target.aside is None else str((target.aside / METRICS).relative_to(checkpoints))
@@ -135,4 +140,4 @@ def _move(
         names = ", ".join(folder.name for folder in newer)
         say(f"set aside in {checkpoints / into}: {names}. Nothing was removed; `checkpoints restore` takes them back")
     if target.aside is not None:
-        say(f"taken back from {target.aside}: {', '.join(name for _, name in pairs[len(newer) :])}")
+        say(f"taken back from {target.aside}: {', '.join(folder.name for folder in back)}")

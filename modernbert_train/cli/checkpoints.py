@@ -6,15 +6,11 @@ import argparse
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from modernbert_train.checkpoint_tools.places import Place, find_place, second_home, step_from
 from modernbert_train.cli.parser import Call, Parser
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, StorageError
-
-if TYPE_CHECKING:
-    from modernbert_train.run.checkpoint import Checkpoint
 
 _RUN = "a run's folder, or the folder of one of its checkpoints"
 _STEP = "a step, such as 500, or step-00000500"
@@ -120,14 +116,17 @@ def _verify(options: argparse.Namespace) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    from modernbert_train.checkpoint_tools import details
+    from modernbert_train.checkpoint_tools.details import describe, find
+    from modernbert_train.run.verified import verify_files
 
     place = find_place(options.folder)
-    print(details.describe(details.find(place, _one_step(place, options.step)), place))
+    print(describe(find(place, _one_step(place, options.step), verify_files), place))
 
 
 def _compare(options: argparse.Namespace) -> None:
     from modernbert_train.checkpoint_tools.compare import SHOWN, compare
+    from modernbert_train.checkpoint_tools.details import find
+    from modernbert_train.run.checkpoint import verify
 
     place, step = find_place(options.folder), None
     if not Path(options.other).is_dir():
@@ -135,23 +134,16 @@ def _compare(options: argparse.Namespace) -> None:
             step = step_from(options.other)
     other = place if step is not None else find_place(Path(options.other))
     step = other.step if step is None else step
-    one, second = _opened(place, place.step), _opened(other, step)
+    one, second = find(place, place.step, verify), find(other, step, verify)
     if one.folder.resolve() == second.folder.resolve():
         raise ConfigError(f"{one.folder} and {options.other}: one checkpoint. Name two.")
     print(compare(one, second, shown=None if options.all else SHOWN))
 
 
-def _opened(place: Place, step: int | None) -> Checkpoint:
-    """The checkpoint of a step; without one, the newest that is valid, with a word on those passed over."""
-    from modernbert_train.checkpoint_tools.details import find
-    from modernbert_train.run.checkpoint import open_named
-
-    return open_named(find(place, step).folder)
-
-
 def _copy(options: argparse.Namespace) -> None:
-    from modernbert_train.checkpoint_tools import details
     from modernbert_train.checkpoint_tools.copying import copy_checkpoints, url_of
+    from modernbert_train.checkpoint_tools.details import find
+    from modernbert_train.run.checkpoint import verify
     from modernbert_train.run.verified import step_folders
 
     place = find_place(options.folder)
@@ -159,7 +151,7 @@ def _copy(options: argparse.Namespace) -> None:
     if options.all and step is not None:
         raise ConfigError(f"checkpoints copy {place.name}: step {step:,} and --all. Leave one out.")
     url_of(options.to)
-    folders = step_folders(place.checkpoints) if options.all else [details.find(place, step).folder]
+    folders = step_folders(place.checkpoints) if options.all else [find(place, step, verify).folder]
     assert place.run is not None
     where = copy_checkpoints(place.run, config, folders, options.to, print)
     url = where.removesuffix(f"/{config.name}")

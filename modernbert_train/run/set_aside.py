@@ -121,15 +121,14 @@ def complete(checkpoints: Path) -> bool:
     return True
 
 
-def keep_record(run: Path, into: Path) -> None:
-    """Leave a copy of the run's record beside what is set aside.
+def keep_record(record: Path, into: Path) -> None:
+    """Leave a copy of a record in a set that is about to be filled.
 
     Raises:
         OSError: the disk refuses it.
     """
     into.mkdir(parents=True, exist_ok=True)
-    if (run / METRICS).is_file():
-        _replace(run / METRICS, into / METRICS)
+    _replace(record, into / METRICS)
 
 
 def _replace(source: Path, target: Path) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from modernbert_train.config.load import load_run
+from modernbert_train.config.read import INCLUDE
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.own_files import require_own_files
+from modernbert_train.read_json import content_of
 from modernbert_train.run.manifest import CONFIG_YAML, STATE, FileHash, Manifest, read_manifest
 from modernbert_train.run.saved_state import SavedState, read_state
 
@@ -23,6 +25,7 @@ T = TypeVar("T")
 NAME = re.compile(r"step-(\d{8,})")
 PARTIAL = ".partial"  # in the name of a folder that is being written, brought back or removed
 _HASHING_THREADS = 4
+_configs: dict[FileHash, RunConfig] = {}  # by the hash of their text
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,19 @@ def read_texts(folder: Path, manifest: Manifest) -> Verified:
     Raises:
         StorageError: one of them makes no sense.
     """
-    config = checked(folder / CONFIG_YAML, lambda path: load_run([path]))
+    config = checked(folder / CONFIG_YAML, lambda path: _config(path, manifest.files[CONFIG_YAML]))
     state = checked(folder / STATE, lambda path: read_state(path, config, manifest.step))
     return Verified(folder, manifest, state, config)
+
+
+def _config(path: Path, content: FileHash) -> RunConfig:
+    """A configuration; most checkpoints of a run have the same, and reading one takes a twentieth of a second."""
+    if (known := _configs.get(content)) is not None:
+        return known
+    found = load_run([path])
+    if INCLUDE.encode() not in content_of(path):  # else its place matters
+        _configs[content] = found
+    return found
 
 
 def step_folders(folder: Path) -> list[Path]:
