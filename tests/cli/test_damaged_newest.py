@@ -27,7 +27,8 @@ def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("trained")
     (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder / "runs", data=tiny_data), encoding="utf-8")
-    words = ("checkpoint.interval_steps=3", "checkpoint.keep=9")
+    decay = "phases.short={tokens: 2500, batch_warmup: null, schedule: {warmup_tokens: 300, decay_tokens: 1500}}"
+    words = ("phases.long=null", decay, "checkpoint.interval_steps=1", "checkpoint.keep=9")
     assert main(["train", str(folder / "tiny.yaml"), *words]) == 0
     return folder / "runs/tiny"
 
