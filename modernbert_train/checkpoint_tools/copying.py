@@ -13,6 +13,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.copies.copier import Copier, Order, manifest_of
 from modernbert_train.copies.store import Store, problem_of
 from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.own_files import require_own_files
 from modernbert_train.run.manifest import Manifest
 from modernbert_train.run.verified import require_files, step_of
 
@@ -45,8 +46,10 @@ def copy_checkpoints(run: Path, config: RunConfig, folders: Sequence[Path], to: 
         Where they are.
 
     Raises:
+        DataError: a file of the run is a link to elsewhere, which would be copied with it.
         StorageError: one is damaged here, or came out damaged there, or a disk or store refuses.
     """
+    require_own_files(run)
     url, seconds = url_of(to), config.checkpoint.copy_timeout_seconds
     store = Store(url, config.name, seconds, key=_KEY)
     order = Order(str(run), url, config.name, config.checkpoint.keep, seconds, os.getpid())
