@@ -113,6 +113,7 @@ def list_checkpoints(
     place: Place,
     config: RunConfig | None,
     store: Store | None = None,
+    there: Mapping[int, str] | None = None,
     verify: Callable[[Path], object] | None = None,
     only: int | None = None,
 ) -> list[Listed]:
@@ -122,19 +123,20 @@ def list_checkpoints(
         place: the run.
         config: of it; None where it cannot be read.
         store: its second home, where that is to be looked at.
+        there: names of the checkpoints in it, by step.
         verify: reads a whole checkpoint, or raises StorageError; None only looks.
         only: the one step that is wanted.
     """
     here = [folder for folder in step_folders(place.checkpoints) if only is None or step_of(folder) == only]
     manifests = {step_of(each): manifest for each in here if (manifest := _manifest(each)) is not None}
     kept = kept_for(manifests if only is None else _all_manifests(place), config)
-    there = None if store is None else {step: name for step, name in store.steps().items() if only in (None, step)}
+    there = {step: name for step, name in (there or {}).items() if only in (None, step)}
     found = [
         _listed(folder, kept.get(step_of(folder), ()), _copied(store, there, folder, manifests), verify)
         for folder in here
     ]
     steps = {each.step for each in found}
-    for step, name in (there or {}).items():
+    for step, name in there.items():
         if step not in steps and store is not None:
             found.append(_listed_there(store, step, name))
     if only is None:
@@ -164,10 +166,10 @@ def _manifest(folder: Path) -> Manifest | None:
 
 
 def _copied(
-    store: Store | None, there: Mapping[int, str] | None, folder: Path, manifests: Mapping[int, Manifest]
+    store: Store | None, there: Mapping[int, str], folder: Path, manifests: Mapping[int, Manifest]
 ) -> bool | None:
     """Whether a copy of exactly this checkpoint is in the second home."""
-    if store is None or there is None:
+    if store is None:
         return None
     step = step_of(folder)
     if step not in there or step not in manifests:

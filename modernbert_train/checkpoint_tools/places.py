@@ -90,12 +90,15 @@ def step_from(text: str) -> int:
     return int(name)
 
 
-def second_home(config: RunConfig) -> tuple[Store | None, str | None]:
-    """The store that a run copies its checkpoints to, if it answers; and why it does not."""
+def second_home(config: RunConfig) -> tuple[Store | None, dict[int, str], str | None]:
+    """The store that a run copies its checkpoints to, if it answers.
+
+    Returns:
+        The store, None if there is none or it does not answer; the names of the checkpoints in it, by step; and why it
+        does not answer.
+    """
     try:
         store = store_of(config)
-        if store is not None:
-            store.steps()
+        return store, {} if store is None else store.steps(), None
     except RunError as error:
-        return None, f"the second home {config.checkpoint.copy_to} cannot be asked: {error}"
-    return store, None
+        return None, {}, f"the second home {config.checkpoint.copy_to} cannot be asked: {error}"

@@ -83,10 +83,10 @@ def _list(options: argparse.Namespace) -> None:
 
     place = find_place(options.folder)
     config = _config(place, warn=True)
-    store, problem = (None, None) if options.local or config is None else second_home(config)
+    store, there, problem = (None, {}, None) if options.local or config is None else second_home(config)
     if problem is not None:
         _warn(problem)
-    found = listing.list_checkpoints(place, config, store, only=place.step)
+    found = listing.list_checkpoints(place, config, store, there, only=place.step)
     print(listing.as_json(found) if options.json else listing.as_text(found, place))
 
 
@@ -104,7 +104,7 @@ def _verify(options: argparse.Namespace) -> None:
     print(listing.as_json(found) if options.json else listing.as_text(found, place))
     wrong = [f"{place.checkpoints / each.name}: {each.problem}" for each in found if each.state == listing.DAMAGED]
     if options.copies:
-        store, problem = second_home(place.config())
+        store, _, problem = second_home(place.config())
         if store is None:
             raise StorageError(problem or f"{place.name}: checkpoint.copy_to is not set, so there are no copies.")
         wrong += verify_copies(store, step, _warn if options.json else print)
@@ -163,7 +163,7 @@ def _restore(options: argparse.Namespace) -> None:
 
     place = find_place(options.folder)
     config = _config(place, warn=False)
-    store, problem = (None, None) if options.local or config is None else second_home(config)
+    store, _, problem = (None, {}, None) if options.local or config is None else second_home(config)
     if problem is not None:
         raise StorageError(
             f"{problem} It may hold newer checkpoints, which the next start would bring back, so nothing was changed. "

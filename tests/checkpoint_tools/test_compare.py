@@ -18,6 +18,8 @@ from modernbert_train.tensor_files import StoredTensors
 from tests.checkpoint_tools.small_run import SmallRun, write_sharded
 from tests.run.small_checkpoint import CONFIG, WEIGHT, edit_state
 
+pytestmark = pytest.mark.runs
+
 
 def test_the_same_numbers_are_the_same_however_they_were_written(run: SmallRun) -> None:
     """By one rank or by two: the one checkpoint has whole tensors, the other halves."""

@@ -19,6 +19,8 @@ from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.run.manifest import FileHash
 from tests.checkpoint_tools.small_run import SmallRun
 
+pytestmark = pytest.mark.runs
+
 
 def test_the_newest_valid_one_or_all_are_copied_bit_for_bit(run: SmallRun, tmp_path: Path) -> None:
     run.flip(500)

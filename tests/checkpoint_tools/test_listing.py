@@ -20,6 +20,8 @@ from modernbert_train.run.run_folder import take_lock
 from tests.checkpoint_tools.small_run import SmallRun, as_schema_4, write_sharded
 from tests.run.small_checkpoint import BAD_TENSORS, edit_state, sign
 
+pytestmark = pytest.mark.runs
+
 
 def state_of(text: str, step: int) -> str:
     (line,) = [line for line in text.splitlines() if line.startswith(f"{step} ")]
@@ -105,7 +107,6 @@ HOSTILE_MANIFESTS = (
 )  # fmt: skip
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize("text", HOSTILE_MANIFESTS, ids=lambda text: text[:20])
 def test_no_manifest_crashes_any_action(run: SmallRun, tmp_path: Path, text: str) -> None:
     """With right hashes or without: each action says what is wrong, or takes the checkpoint before."""
@@ -113,7 +114,6 @@ def test_no_manifest_crashes_any_action(run: SmallRun, tmp_path: Path, text: str
     _every_action(run, tmp_path)
 
 
-@pytest.mark.runs
 def test_no_content_of_files_crashes_any_action(run: SmallRun, tmp_path: Path) -> None:
     original = {path.name: path.read_bytes() for path in run.at(500).iterdir()}
     bad = [("model.safetensors", content) for content in list(BAD_TENSORS.values())[::5]]
@@ -229,7 +229,6 @@ def test_show_tells_where_it_is_and_what_it_would_resume_with(run: SmallRun) -> 
     assert "passed over a damaged checkpoint" in said and "taken instead: step-00000400" in said
 
 
-@pytest.mark.runs
 def test_list_and_show_need_no_torch(run: SmallRun) -> None:
     """Seconds on a login node."""
     root = Path(__file__).parents[2]

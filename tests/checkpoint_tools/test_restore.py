@@ -23,6 +23,8 @@ from modernbert_train.run.set_aside import JOURNAL, Move, complete
 from tests.checkpoint_tools.small_run import SmallRun
 from tests.conftest import TIMES, TinyRun
 
+pytestmark = pytest.mark.runs
+
 
 def newest(run: SmallRun) -> int:
     found, passed_over = newest_valid(run.checkpoints)
@@ -201,7 +203,6 @@ def test_what_is_damaged_or_gone_here_comes_from_the_second_home(copied: SmallRu
     assert newest(copied) == 300
 
 
-@pytest.mark.runs
 @pytest.mark.timeout(200)
 def test_a_run_that_was_rolled_back_ends_as_it_did(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Trained, rolled back, trained again: the same record, the same weights, and the report counts the lost steps."""
