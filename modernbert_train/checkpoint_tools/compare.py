@@ -21,7 +21,7 @@ from modernbert_train.run.checkpoint import Checkpoint
 from modernbert_train.tensor_files import StoredTensors
 from modernbert_train.text import percent, plural, short, table
 
-_MOST_NUMBERS = 1 << 21  # of a tensor, in memory at a time; in fp64 16 MB of each of the two
+_MOST_NUMBERS = 1 << 20  # of a tensor, in memory at a time; in fp64 8 MB of each of the two
 SHOWN = 20  # tensors, those that differ most first
 
 
@@ -63,15 +63,17 @@ def compare_tensors(one: StoredTensors, other: StoredTensors) -> Iterator[Differ
         yield Difference(name, shapes, False) if shapes[0] != shapes[1] else _difference(name, one, other)
 
 
+@torch.no_grad()
 def _difference(name: str, one: StoredTensors, other: StoredTensors) -> Difference:
     equal, squares, norm, largest = True, 0.0, 0.0, 0.0
     for first, second in zip(_slices(name, one), _slices(name, other), strict=True):
         equal = equal and torch.equal(first, second)
-        difference = first.double() - second.double()
-        squares += float(difference.square().sum())
-        norm += float(first.double().square().sum())
+        numbers, difference = first.double().flatten(), second.to(torch.float64, copy=True).flatten()
+        norm += float(numbers.dot(numbers))
+        difference.sub_(numbers)
+        squares += float(difference.dot(difference))
         if difference.numel():
-            largest = max(largest, float(difference.abs().max()))
+            largest = max(largest, float(difference.abs_().max()))
     shape = one.shapes[name]
     return Difference(name, (shape, shape), equal, math.sqrt(squares), math.sqrt(norm), largest)
 

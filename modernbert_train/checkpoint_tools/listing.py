@@ -135,6 +135,9 @@ def list_checkpoints(
         _listed(folder, kept.get(step_of(folder), ()), _copied(store, there, folder, manifests), verify)
         for folder in here
     ]
+    found = [
+        each for each in found if each.state != DAMAGED or (place.checkpoints / each.name).is_dir()
+    ]  # just removed
     steps = {each.step for each in found}
     for step, name in there.items():
         if step not in steps and store is not None:

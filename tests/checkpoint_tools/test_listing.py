@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from modernbert_train.checkpoint_tools import listing
 from modernbert_train.run.manifest import MANIFEST
 from modernbert_train.run.run_folder import take_lock
 from tests.checkpoint_tools.small_run import SmallRun, as_schema_4, write_sharded
@@ -201,6 +202,19 @@ def test_a_run_that_is_trained_may_be_looked_at(run: SmallRun) -> None:
         run.says("verify", run.folder)
         run.says("show", run.folder)
         run.says("prune", run.folder)
+
+
+def test_one_that_the_run_removes_meanwhile_is_no_damage(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else whoever watches a run by `verify` is called at night by its retention."""
+    real = listing.look
+
+    def look(folder: Path) -> object:
+        if folder == run.at(300):
+            shutil.rmtree(folder)
+        return real(folder)
+
+    monkeypatch.setattr(listing, "look", look)
+    assert "4 valid checkpoints" in run.says("verify", run.folder)
 
 
 def test_both_schemas_whole_and_in_slices_are_understood(run: SmallRun) -> None:
