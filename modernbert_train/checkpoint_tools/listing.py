@@ -266,8 +266,7 @@ def as_text(found: Sequence[Listed], place: Place) -> str:
         rows.append((*cells, ", ".join(each.kept) or nothing))
     lines = [table(rows)]
     lines += [f"{each.name}: {each.state}: {each.problem}" for each in found if each.problem is not None]
-    if aside := sorted({each.name.rpartition("/")[0] for each in found if "/" in each.name}):
-        lines += [f"set aside by `checkpoints restore`: {place.checkpoints / name}" for name in aside]
+    lines += [f"set aside by `checkpoints restore`: {each.name}" for each in found if each.state == SET_ASIDE]
     total = sum(each.bytes or 0 for each in found if each.state != ELSEWHERE)
     lines.append(f"{plural(sum(each.state in (VALID, WHOLE) for each in found), f'{_word(found)} checkpoint')}, "
                  f"{total / 1e6:,.1f} MB here")  # fmt: skip

@@ -11,6 +11,7 @@ from modernbert_train.copies.second_home import store_of
 from modernbert_train.copies.store import Store
 from modernbert_train.errors import ConfigError, RunError, StorageError
 from modernbert_train.run.manifest import CONFIG_YAML
+from modernbert_train.run.set_aside import SUPERSEDED
 from modernbert_train.run.verified import NAME, step_folders, step_of
 
 
@@ -88,6 +89,12 @@ def step_from(text: str) -> int:
     if not name.isascii() or not name.isdecimal() or len(name) > 18:
         raise ValueError(text)
     return int(name)
+
+
+def set_from(text: str) -> str | None:
+    """The set that a path of a checkpoint that was set aside is in; None of any other word."""
+    parts = text.rstrip("/").split("/")
+    return parts[-2] if len(parts) > 2 and parts[-3] == SUPERSEDED else None
 
 
 def second_home(config: RunConfig) -> tuple[Store | None, dict[int, str], str | None]:

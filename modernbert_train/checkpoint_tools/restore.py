@@ -18,7 +18,17 @@ from modernbert_train.errors import ConfigError, RunError, StorageError
 from modernbert_train.own_files import require_own_files
 from modernbert_train.run.checkpoint import Checkpoint, folder_of, verify
 from modernbert_train.run.run_folder import take_lock
-from modernbert_train.run.set_aside import METRICS, Move, base_of, complete, find, keep_record, move, new_set
+from modernbert_train.run.set_aside import (
+    METRICS,
+    SUPERSEDED,
+    Move,
+    base_of,
+    complete,
+    find,
+    keep_record,
+    move,
+    new_set,
+)
 from modernbert_train.run.trained_phases import refuse_average
 from modernbert_train.run.verified import step_folders, step_of
 from modernbert_train.text import plural
@@ -35,7 +45,9 @@ class _Target:
     aside: Path | None  # the set that it lies in
 
 
-def restore(place: Place, step: int, store: Store | None, say: Callable[[str], None]) -> None:
+def restore(
+    place: Place, step: int, store: Store | None, say: Callable[[str], None], of_set: str | None = None
+) -> None:
     """Make a checkpoint the newest of its run.
 
     Args:
@@ -43,6 +55,7 @@ def restore(place: Place, step: int, store: Store | None, say: Callable[[str], N
         step: of the checkpoint: among those of the run, those that were set aside, or those of the second home.
         store: the second home; None if there is none, or it is to be left alone.
         say: prints a line.
+        of_set: name of the set that it was set aside in; None looks first among those of the run.
 
     Raises:
         ConfigError: the run is in use, or has nothing to go on from.
@@ -62,7 +75,7 @@ def restore(place: Place, step: int, store: Store | None, say: Callable[[str], N
                 say("completed a restore that was interrupted")
         except OSError as error:
             raise StorageError(f"{place.checkpoints}: cannot be written ({error.strerror}). Fix the disk.") from None
-        target = _find(place, step, store, say)
+        target = _find(place, step, of_set, store, say)
         if target.checkpoint.is_average:
             refuse_average(run)
         into = new_set(place.checkpoints, target.base)
@@ -80,17 +93,22 @@ def restore(place: Place, step: int, store: Store | None, say: Callable[[str], N
         )
 
 
-def _find(place: Place, step: int, store: Store | None, say: Callable[[str], None]) -> _Target:
+def _find(place: Place, step: int, of_set: str | None, store: Store | None, say: Callable[[str], None]) -> _Target:
     folder = folder_of(place.checkpoints, step)
-    aside = None if folder.is_dir() else find(place.checkpoints, folder.name)
+    look_aside = of_set is not None or not folder.is_dir()
+    aside = find(place.checkpoints, folder.name, of_set) if look_aside else None
     try:
         if aside is not None:
             return _Target(verify(aside), base_of(aside.parent), aside.parent)
-        if not folder.is_dir():
+        if of_set is not None:
+            raise StorageError(
+                f"{place.checkpoints / SUPERSEDED / of_set}: has no {folder.name}; see `checkpoints list`."
+            )
+        if look_aside:
             raise place.unknown(step)
         return _Target(verify(folder), step, None)
     except StorageError as error:
-        if store is not None and fetch(store, step, place.checkpoints, say):
+        if of_set is None and store is not None and fetch(store, step, place.checkpoints, say):
             say(f"{folder.name} was brought back from {store.url}: {error}")
             return _Target(verify(folder), step, None)
         raise StorageError(f"{error} Nothing was changed; name one that `checkpoints verify` finds valid.") from None

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from modernbert_train.checkpoint_tools.places import Place, find_place, second_home, step_from
+from modernbert_train.checkpoint_tools.places import Place, find_place, second_home, set_from, step_from
 from modernbert_train.cli.parser import Call, Parser
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, StorageError
@@ -34,7 +34,8 @@ def checkpoints(parser: argparse.ArgumentParser) -> Call:
     }
     for name in ("verify", "show", "copy"):
         found[name].add_argument("step", nargs="?", type=_step, metavar="STEP", help=_STEP)
-    found["restore"].add_argument("step", type=_step, metavar="STEP", help=_STEP)
+    words = f"{_STEP}; or superseded/SET/step-00000500, of one that was set aside, as `list` shows it"
+    found["restore"].add_argument("step", type=_restored, metavar="STEP", help=words)
     for name in ("list", "verify"):
         found[name].add_argument("--json", action="store_true", help="as JSON, with exact numbers")
     words = "leave the second home (checkpoint.copy_to) out"
@@ -72,6 +73,10 @@ def _step(text: str) -> int:
         return step_from(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text}: {_STEP} is expected") from None
+
+
+def _restored(text: str) -> tuple[int, str | None]:
+    return _step(text), set_from(text)
 
 
 def _call(options: argparse.Namespace) -> None:
@@ -170,7 +175,8 @@ def _restore(options: argparse.Namespace) -> None:
             "Give the same command again when it answers; or leave it out with --local, and start the run with "
             "checkpoint.copy_to=null."
         )
-    restore(place, options.step, store, print)
+    step, of_set = options.step
+    restore(place, step, store, print, of_set)
 
 
 def _prune(options: argparse.Namespace) -> None:

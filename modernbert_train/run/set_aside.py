@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -149,7 +148,14 @@ def folders_of(checkpoints: Path) -> list[tuple[Path, list[Path]]]:
     return [(each, step_folders(each)) for each in sets(checkpoints)]
 
 
-def find(checkpoints: Path, name: str) -> Path | None:
-    """A checkpoint of a name among those that were set aside; the one that was set aside last."""
-    found: Sequence[Path] = [path for _, inside in folders_of(checkpoints) for path in inside if path.name == name]
+def find(checkpoints: Path, name: str, of_set: str | None = None) -> Path | None:
+    """A checkpoint of a name among those that were set aside.
+
+    Args:
+        checkpoints: the run's folder of them.
+        name: of its folder.
+        of_set: name of the set; None means the one that was set aside last.
+    """
+    found = [path for each, inside in folders_of(checkpoints) for path in inside
+             if path.name == name and of_set in (None, each.name)]  # fmt: skip
     return found[-1] if found else None

@@ -47,7 +47,8 @@ def test_newer_ones_are_set_aside_and_nothing_else_is_touched(run: SmallRun) -> 
     record = (run.folder / "metrics.jsonl").read_bytes()
     assert after == before | {"metrics.jsonl": record}, "every file is as it was, at its place or in the set"
     said = run.says("list", run.folder)
-    assert "3 whole checkpoints" in said and said.count("set aside  ") == 2 and str(folder) in said
+    assert "3 whole checkpoints" in said and said.count("set aside  ") == 2
+    assert f"set aside by `checkpoints restore`: superseded/{folder.name}/step-00000400" in said
 
 
 def test_the_same_command_goes_forth_again(run: SmallRun) -> None:
@@ -67,6 +68,20 @@ def test_the_same_command_goes_forth_again(run: SmallRun) -> None:
     assert len({path.parent for path in aside(run)}) == 2, "each by itself"
     run.says("restore", run.folder, "500")
     assert newest(run) == 500 and run.steps() == [100, 200, 300, 400, 500]
+
+
+def test_of_two_that_were_set_aside_each_can_be_named(run: SmallRun) -> None:
+    run.says("restore", run.folder, "200")
+    (first,) = {path.parent for path in aside(run)}
+    original = (first / "step-00000300/MANIFEST.json").read_bytes()
+    run.write(300, milestone=True)
+    run.says("restore", run.folder, f"superseded/{first.name}/step-00000300")
+    assert newest(run) == 300 and (run.at(300) / "MANIFEST.json").read_bytes() == original
+    (other,) = [path for path in aside(run) if path.name == "step-00000300"]
+    run.says("restore", run.folder, other)
+    assert newest(run) == 300 and (run.at(300) / "MANIFEST.json").read_bytes() != original
+    said = run.says("restore", run.folder, "superseded/20200101-000000-back-to-step-00000001/step-00000300", code=74)
+    assert "has no step-00000300; see `checkpoints list`" in said
 
 
 def test_the_newest_needs_nothing(run: SmallRun) -> None:
