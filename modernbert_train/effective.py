@@ -87,29 +87,57 @@ def spent(run_folder: Path) -> Spent:
 def spent_by(entries: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]) -> Spent:
     """The same of the lines themselves, those of metrics.jsonl and those of starts.jsonl."""
     counted = [(entry["step"], entry) for entry in entries if is_count(entry.get("step"))]  # the file may hold anything
-    steps = {step: _seconds(entry, "seconds") for step, entry in counted if entry.get("kind") == "step"}
-    saved = {step: entry for step, entry in counted if entry.get("kind") == "checkpoint"}
-    times = [time for entry in entries if (time := _seconds(entry, "time")) > 0]
-    begun = [time for entry in starts if entry.get("kind") == "start" and (time := _seconds(entry, "time")) > 0]
-    first = min(begun or times, default=math.nan)
+    steps = {step: seconds_of(entry, "seconds") for step, entry in counted if entry.get("kind") == "step"}
+    times = [time for entry in entries if (time := seconds_of(entry, "time")) > 0]
+    return spent_of(
+        steps=sum(steps.values()),
+        saved={step: cost_of(entry) for step, entry in counted if entry.get("kind") == "checkpoint"},
+        first=min(times, default=math.nan),
+        last=max(times, default=math.nan),
+        starts=starts,
+    )
+
+
+def spent_of(
+    *,
+    steps: float,
+    saved: Mapping[int, tuple[float, float]],
+    first: float,
+    last: float,
+    starts: Sequence[Mapping[str, Any]],
+) -> Spent:
+    """The same of what was added up while the lines came.
+
+    Args:
+        steps: seconds of the steps that count.
+        saved: of each checkpoint what `cost_of` says, by step.
+        first, last: unix time of the record's earliest and latest line.
+        starts: lines of starts.jsonl.
+    """
+    begun = [time for entry in starts if entry.get("kind") == "start" and (time := seconds_of(entry, "time")) > 0]
     restarts, last_sign = [], 0.0
     for entry in starts:
         if entry.get("kind") == "start":
-            last_sign = _seconds(entry, LAST_SIGN)
+            last_sign = seconds_of(entry, LAST_SIGN)
         elif entry.get("kind") == FIRST_STEP and last_sign > 0:
-            restarts.append(max(0.0, _seconds(entry, "time") - last_sign))
+            restarts.append(max(0.0, seconds_of(entry, "time") - last_sign))
             last_sign = 0.0
     return Spent(
-        steps=sum(steps.values()),
-        since_start=max(times, default=math.nan) - first,
-        blocked=tuple(_seconds(entry, "blocked_seconds") for entry in saved.values()),
-        writing=tuple(_seconds(entry, "write_seconds") for entry in saved.values()),
+        steps=steps,
+        since_start=last - min(begun, default=first),
+        blocked=tuple(blocked for blocked, _ in saved.values()),
+        writing=tuple(writing for _, writing in saved.values()),
         restarts=tuple(restarts),
         last_saved=max(saved, default=None),
     )
 
 
-def _seconds(entry: Mapping[str, Any], key: str) -> float:
+def cost_of(entry: Mapping[str, Any]) -> tuple[float, float]:
+    """Of the line of a checkpoint: seconds that it held a step up, and that it took behind the run."""
+    return seconds_of(entry, "blocked_seconds"), seconds_of(entry, "write_seconds")
+
+
+def seconds_of(entry: Mapping[str, Any], key: str) -> float:
     """A number of a line; 0 for what is none: the file may hold anything."""
     found = number(entry.get(key))
     return found if found is not None and math.isfinite(found) and found > 0 else 0.0

@@ -37,6 +37,7 @@ _PLACES = (
         re.IGNORECASE,
     ),
 )
+_NO_PASSWORD = "PWD"  # of the environment: the folder that the shell is in
 _SHORTEST = 8  # of a value in the environment that is looked for
 
 
@@ -70,5 +71,5 @@ def redacted(value: Any) -> Any:
 
 
 def _in_environment() -> set[str]:
-    values = {value for name, value in os.environ.items() if is_secret_name(name)}
+    values = {value for name, value in os.environ.items() if is_secret_name(name) and name != _NO_PASSWORD}
     return {value for value in values if len(value) >= _SHORTEST and not value.isalpha()}

@@ -66,6 +66,10 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "read_json", "redact", "tensor_files", "text",
     ),
     "modernbert_train.copies": ("config", "errors", "files", "ranks.orphans", "run.manifest"),
+    "modernbert_train.checkpoint_tools": (
+        "clock", "config", "copies", "errors", "optim.schedules", "own_files", "provenance", "run", "tensor_files",
+        "text",
+    ),
     "modernbert_train.weights": (
         "config", "data", "errors", "files", "models", "own_files", "provenance", "read_json", "results", "run",
         "tensor_files", "text", "vocabulary",
@@ -103,8 +107,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
     "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "installed", "models", "trials"),
     "modernbert_train.cli": (
-        "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals", "inspection", "finetune",
-        "installed", "plan", "preflight", "report", "run", "train", "weights",
+        "checkpoint_tools", "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals",
+        "inspection", "finetune", "installed", "plan", "preflight", "report", "run", "text", "train", "weights",
     ),
     "modernbert_train.__main__": ("cli", "errors", "lasting_output", "ranks", "redact"),
     "data_prep": (
@@ -141,6 +145,8 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.data.shard_writer": ("numpy", "streaming"),
     "modernbert_train.data.workers": ("torch",),
     "modernbert_train.data.download": ("streaming",),
+    "modernbert_train.checkpoint_tools": (),
+    "modernbert_train.checkpoint_tools.compare": ("torch",),
     "modernbert_train.collate": ("torch",),
     "modernbert_train.inspection": ("numpy", "tokenizers"),
     "modernbert_train.objectives": ("numpy",),

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from modernbert_train.cli.before import STARTING_POINTS, starting_points
+from modernbert_train.cli.parser import Parser
 from modernbert_train.cli.verbs import VERBS, make_parser
 from modernbert_train.config.tools.reference import ROOTS, keys_of
 from modernbert_train.installed import YAMLS
@@ -57,6 +58,8 @@ def _of_parser(path: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str
         f"options {path}",
         [max(action.option_strings, key=len) for action in parser._actions if action.option_strings],
     )
+    if isinstance(parser, Parser) and parser.implied is not None:
+        yield f"implied {path}", [parser.implied]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             yield f"words {path}", [*action.choices]
@@ -146,7 +149,7 @@ _modernbert_train_candidates() {
   if [ "$verb" = finetune ]; then  # a task may stand anywhere
     _modernbert_train_list "words $verb"
   elif [ $# -eq 1 ] && _modernbert_train_list "words $verb"; then
-    return
+    _modernbert_train_list "implied $verb" > /dev/null || return
   elif [ $# -eq 2 ] && _modernbert_train_list "words $verb $2"; then
     return
   fi

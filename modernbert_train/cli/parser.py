@@ -12,12 +12,26 @@ Call = Callable[[argparse.Namespace], None]
 
 
 class Parser(argparse.ArgumentParser):
-    """Help keeps its line breaks, an option is never guessed from its first letters, and a mistake ends with 64."""
+    """Help keeps its line breaks, an option is never guessed from its first letters, and a mistake ends with 64.
+
+    Attributes:
+        implied: of a verb with actions, the one that is meant where none is named.
+    """
+
+    implied: str | None = None
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         settings.setdefault("allow_abbrev", False)
         super().__init__(**settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, with the action that is implied."""
+        words = list(sys.argv[1:] if args is None else args)
+        if self.implied is not None and words[:1] not in ([], ["-h"], ["--help"]):
+            actions = next(each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction))
+            words = words if words[0] in actions else [self.implied, *words]
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> None:  # type: ignore[override]
         """Print the usage and what is wrong, and end the process."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from modernbert_train.cli.arguments import many_imports, read_run, with_run
 from modernbert_train.cli.parser import Call
 from modernbert_train.config.check import check
-from modernbert_train.errors import ConfigError
+from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.text import plural
 
 
 def train(parser: argparse.ArgumentParser) -> Call:
@@ -75,7 +76,7 @@ def _report(options: argparse.Namespace) -> None:
             raise ConfigError(f"report {' '.join(options.run)}: several runs are compared by their folders alone.")
         from modernbert_train.report import write_comparison
 
-        print(write_comparison(folders, options.out or folders[0].parent / "comparison.html"))
+        print(write_comparison(folders, options.out or folders[0].parent / "comparison.html", newest_valid))
         return
     from modernbert_train.report import is_table, write_report, write_table_page
 
@@ -83,7 +84,23 @@ def _report(options: argparse.Namespace) -> None:
         print(write_table_page(folders[0], options.out))
         return
     config = read_run(options.run)
-    print(write_report(Path(config.folder), options.out))
+    print(write_report(Path(config.folder), options.out, newest_valid))
+
+
+def newest_valid(run: Path) -> tuple[str, str]:
+    """For the report of a run: the checkpoint that training would resume from, with a word on those passed over."""
+    from modernbert_train.run.verified import newest_of, tell_choice, verify_files
+
+    try:
+        found, passed_over = newest_of(run / "checkpoints", verify_files)
+    except StorageError as error:
+        print(f"warning: {error}")
+        return "none", "not one of those there is valid"
+    if found is None:
+        return "none", "no checkpoint in the run's folder"
+    tell_choice(found, passed_over)
+    damaged = f"; {plural(len(passed_over), 'newer one')} damaged" if passed_over else ""
+    return f"step {found.step:,}", f"{found.state.tokens:,} tokens{damaged}"
 
 
 def runs(parser: argparse.ArgumentParser) -> Call:

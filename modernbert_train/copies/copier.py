@@ -26,7 +26,7 @@ from typing import Any
 from modernbert_train.copies.store import RECORD, Store
 from modernbert_train.errors import RunError, StorageError
 from modernbert_train.ranks.orphans import die_with
-from modernbert_train.run.manifest import MANIFEST, MOST_BYTES, Manifest, read_manifest
+from modernbert_train.run.manifest import MANIFEST, MOST_BYTES, Manifest, kept_steps, read_manifest
 
 RECORDS = ("config.yaml", "metrics.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl")
 STOOD_STILL = 76  # exit code: the store took nothing for too long, and cannot be interrupted
@@ -95,10 +95,10 @@ class Copier:
         if first is None:
             return None
         started = time.monotonic()
-        if not self._copy(first, here[first]):  # the run has removed it, or begun to
+        if not self.copy(first, here[first]):  # the run has removed it, or begun to
             return None
         self._there[first] = here[first]
-        self._copy_records()
+        self.copy_records()
         removed = self._prune()
         size = sum(file.bytes for file in here[first].files.values())
         return {
@@ -119,8 +119,19 @@ class Copier:
                 continue
         return found
 
-    def _copy(self, step: int, manifest: Manifest) -> bool:
-        """Whether it was still there to be copied: the run removes what it does not keep."""
+    def copy(self, step: int, manifest: Manifest) -> bool:
+        """Copy a checkpoint.
+
+        Args:
+            step: of it.
+            manifest: of it, as it is here.
+
+        Returns:
+            Whether it was still there to be copied: the run removes what it does not keep.
+
+        Raises:
+            RunError: the store or the disk refuses, or what the store gives back is not what is here.
+        """
         name = step_name(step)
         with ExitStack() as stack:
             try:  # open, they stay whole even when the run removes them
@@ -155,7 +166,8 @@ class Copier:
                 raise StorageError(f"{self._store.url}/{name}/{MANIFEST}: the store gives back other bytes.")
         return True
 
-    def _copy_records(self) -> None:
+    def copy_records(self) -> None:
+        """Copy the run's small files, as they are now."""
         for name in RECORDS:
             try:
                 content = (self._folder / name).read_bytes()
@@ -166,13 +178,11 @@ class Copier:
     def _prune(self) -> list[int]:
         """Remove what is kept for nothing, and what a copy left that broke off; returns the steps removed."""
         assert self._there is not None
-        ranked = sorted(self._there, reverse=True)
-        kept = {step for step in ranked if self._there[step].phase_end or self._there[step].milestone}
-        kept |= set(ranked[: self._order.keep])
+        newest, kept = max(self._there), kept_steps(self._there.values(), self._order.keep)
         removed = []
         for name in sorted(self._store.folders()):
             step = int(name.removeprefix("step-"))
-            if step not in kept and step <= ranked[0]:
+            if step not in kept and step <= newest:
                 self._store.remove_folder(name)
                 self._there.pop(step, None)
                 removed.append(step)

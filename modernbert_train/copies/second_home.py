@@ -177,12 +177,11 @@ def bring_back(config: RunConfig, say: Callable[[str], None]) -> None:
             disk refuses what comes.
         ConfigError: the store refuses the credentials, and nothing is here.
     """
-    if config.checkpoint.copy_to is None:
-        return
     checkpoints = Path(config.folder) / "checkpoints"
     newest = max(local_manifests(checkpoints), default=None)
     try:
-        store = Store(config.checkpoint.copy_to, config.name, config.checkpoint.copy_timeout_seconds)
+        if (store := store_of(config)) is None:
+            return
         there = store.steps()
     except RunError as error:
         if newest is None:
@@ -215,14 +214,41 @@ def refuse_fresh(config: RunConfig) -> None:
     Raises:
         ConfigError: it holds checkpoints of the run.
     """
-    if config.checkpoint.copy_to is None:
-        return
-    store = Store(config.checkpoint.copy_to, config.name, config.checkpoint.copy_timeout_seconds)
-    if there := store.steps():
+    if (store := store_of(config)) is not None and (there := store.steps()):
         raise ConfigError(
             f"--fresh: {store.url} holds checkpoints of this run up to step {max(there):,}, from which the next start "
             "would resume. Move that folder away, or give this run another name=."
         )
+
+
+def fetch(store: Store, step: int, checkpoints: Path, say: Callable[[str], None]) -> bool:
+    """Bring one checkpoint back from a second home, in place of what is here of it.
+
+    Args:
+        store: the run's folder there.
+        step: of the checkpoint.
+        checkpoints: the run's folder of them.
+        say: prints a line.
+
+    Returns:
+        Whether it came; not if there is none of that step, or it is damaged.
+
+    Raises:
+        RunError: the store cannot be asked, or this disk refuses it.
+    """
+    name = store.steps().get(step)
+    return name is not None and _fetched(store, name, checkpoints, say)
+
+
+def store_of(config: RunConfig) -> Store | None:
+    """The second home of a run; None if it has none.
+
+    Raises:
+        RunError: it cannot be reached.
+    """
+    if config.checkpoint.copy_to is None:
+        return None
+    return Store(config.checkpoint.copy_to, config.name, config.checkpoint.copy_timeout_seconds)
 
 
 def _fetched(store: Store, name: str, checkpoints: Path, say: Callable[[str], None]) -> bool:

@@ -2,6 +2,7 @@
 
     URL/RUN/step-00000012/    the files of a checkpoint; MANIFEST.json is written last, and makes it one
     URL/RUN/record/           the run's small files, as they were with the newest checkpoint
+    URL/RUN/superseded/       checkpoints that `checkpoints restore` has set aside
 
 A store has no rename. What has no manifest is not there: it was left by a copy that broke off.
 """
@@ -21,19 +22,25 @@ from modernbert_train.errors import ConfigError, DataError, RunError, StorageErr
 from modernbert_train.run.manifest import MANIFEST, FileHash
 
 RECORD = "record"
+KEY = "checkpoint.copy_to"
 _CHUNK = 1 << 22
 _STEP = re.compile(r"step-(\d{8,})")
 _WITH_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 Moved = Callable[[int], None]  # is told of the bytes that have moved
 
 
-def problem_of(url: str) -> str | None:
-    """What is wrong with a URL, found without asking the store; None if nothing is."""
+def problem_of(url: str, key: str = KEY) -> str | None:
+    """What is wrong with a URL, found without asking the store; None if nothing is.
+
+    Args:
+        url: of the store.
+        key: where it was set.
+    """
     if "://" not in url:
-        return f"checkpoint.copy_to={url}: not a URL. Write s3://BUCKET/FOLDER, gs://... or file:///OTHER/DISK."
+        return f"{key}={url}: not a URL. Write s3://BUCKET/FOLDER, gs://... or file:///OTHER/DISK."
     if _WITH_PASSWORD.search(url):
         return (
-            "checkpoint.copy_to: has a password in it, and is saved with the run. Leave it out, and give credentials "
+            f"{key}: has a password in it, and is saved with the run. Leave it out, and give credentials "
             "as the store's library takes them (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile)."
         )
     from fsspec import available_protocols, get_filesystem_class
@@ -42,10 +49,10 @@ def problem_of(url: str) -> str | None:
     try:
         get_filesystem_class(protocol)
     except ValueError:
-        return f"checkpoint.copy_to={url}: no such kind of store. There are {', '.join(sorted(available_protocols()))}."
+        return f"{key}={url}: no such kind of store. There are {', '.join(sorted(available_protocols()))}."
     except ImportError as error:
         remedy = "pip install 'modernbert-train[s3]'" if protocol == "s3" else "Install the package it names"
-        return f"checkpoint.copy_to={url}: cannot be used here ({error}). {remedy}."
+        return f"{key}={url}: cannot be used here ({error}). {remedy}."
     return None
 
 
@@ -57,12 +64,16 @@ class Store:
         run: name of the run.
         timeout_seconds: an answer that takes longer is an error, where the store's library can be told so.
         moved: is told of the bytes that have moved, as they move.
+        key: where the URL was set, for errors.
     """
 
-    def __init__(self, url: str, run: str, timeout_seconds: float, moved: Moved = lambda count: None) -> None:
+    def __init__(
+        self, url: str, run: str, timeout_seconds: float, moved: Moved = lambda count: None, key: str = KEY
+    ) -> None:
         from fsspec.core import url_to_fs
 
         self.url = f"{url.rstrip('/')}/{run}"
+        self._key = key
         self._moved = moved
         with self._errors(""):
             self._fs, self._root = url_to_fs(self.url, **_options(url, timeout_seconds))
@@ -145,6 +156,22 @@ class Store:
             if self._fs.exists(self._path(name)):
                 self._fs.rm(self._path(name), recursive=True)
 
+    def move_folder(self, name: str, to: str) -> None:
+        """Give a checkpoint another place; it is there as a whole before it is gone from here.
+
+        Raises:
+            StorageError: what is there is of another size.
+        """
+        with self._errors(name):
+            inside = [str(path)[len(self._path(name)) + 1 :] for path in self._fs.find(self._path(name))]
+            for each in sorted(inside, key=lambda each: each == MANIFEST):
+                target = self._path(f"{to}/{each}")
+                self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+                self._fs.copy(self._path(f"{name}/{each}"), target)
+                if self._fs.size(target) != self._fs.size(self._path(f"{name}/{each}")):
+                    raise StorageError(f"{self.url}/{to}/{each}: the store has not copied it whole. Try again.")
+        self.remove_folder(name)
+
     def _chunks(self, name: str) -> Iterator[bytes]:
         with self._errors(name):
             file = self._fs.open(self._path(name), "rb", cache_type="readahead", block_size=_CHUNK * 4)
@@ -175,7 +202,7 @@ class Store:
         except RunError:
             raise
         except FileNotFoundError:
-            raise DataError(f"{where}: no such object, or no such bucket. Correct checkpoint.copy_to.") from None
+            raise DataError(f"{where}: no such object, or no such bucket. Correct {self._key}.") from None
         except PermissionError as error:
             raise ConfigError(
                 f"{where}: access refused ({error}). Give this machine credentials that may read, write and delete "

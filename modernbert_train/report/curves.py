@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from modernbert_train.effective import cost_of
 from modernbert_train.errors import DataError
 from modernbert_train.read_json import lines_of, number, open_file, parse_object, read_lines
 from modernbert_train.report.steps import NAN, NUMBERS, StepRecord, Steps
@@ -94,6 +95,8 @@ class History:
         unreadable_lines: lines that are not whole JSON objects.
         running_seconds: time between the first and last line of each process, summed.
         first_time, last_time: unix time of the first and last line; NaN in an empty file.
+        earliest, latest: the same of all lines, whatever was done to the clock.
+        saved: what each checkpoint cost, by step; see `effective.cost_of`.
     """
 
     steps: Steps = field(default_factory=Steps)
@@ -106,6 +109,9 @@ class History:
     running_seconds: float = 0.0
     first_time: float = NAN
     last_time: float = NAN
+    earliest: float = NAN
+    latest: float = NAN
+    saved: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def phases(self) -> list[PhaseSteps]:
         """Split the steps where the phase's name changes. A batch belongs to the phase in which it starts."""
@@ -121,6 +127,7 @@ class History:
         self.validations = [v for v in self.validations if v.step <= step]
         self.evaluations = [e for e in self.evaluations if e.step <= step]
         self.faults = [fault for fault in self.faults if fault.step <= step]
+        self.saved = {each: cost for each, cost in self.saved.items() if each <= step}
 
 
 class Tail:
@@ -279,7 +286,10 @@ def _add_line(history: History, line: str) -> None:
     elif kind == "step":
         if history.steps and history.steps[-1].step >= step:  # the line that told of the resume was lost
             history.forget_after(step - 1)
-        found = {key: _number(record, key) for key in NUMBERS[2:]} | {"seconds": history.running_seconds}
+        found = {key: _number(record, key) for key in NUMBERS[2:]} | {
+            "seconds": history.running_seconds,
+            "own_seconds": _number(record, "seconds"),
+        }
         terms = {key: _number(record, key) for key in record if key.startswith(_TERM) and len(key) < _LETTERS}
         history.steps.append(StepRecord(step, shorten(phase, _MOST_LETTERS), tokens, **found), terms)
     elif kind == "validation":
@@ -296,6 +306,8 @@ def _add_line(history: History, line: str) -> None:
         history.evaluations.append(EvaluationRecord(step, phase, tokens, name, numbers))
     elif kind == "fault":
         history.faults.append(_fault(record))
+    elif kind == "checkpoint":
+        history.saved[step] = cost_of(record)
 
 
 def _fault(record: dict[str, Any]) -> Fault:
@@ -313,6 +325,8 @@ def _fault(record: dict[str, Any]) -> Fault:
 def _add_time(history: History, time: float, new_process: bool) -> None:
     if not math.isfinite(time):
         return
+    if time > 0:
+        history.earliest, history.latest = min(time, history.earliest), max(time, history.latest)
     if math.isnan(history.first_time):
         history.first_time = time
     elif not new_process:

@@ -16,16 +16,17 @@ import numpy as np
 
 from modernbert_train.config.evals import BASELINE
 from modernbert_train.config.read import read_yaml
-from modernbert_train.effective import spent
+from modernbert_train.effective import Spent
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.files import lock_now
 from modernbert_train.provenance import STARTS, Start, read_starts
+from modernbert_train.read_json import read_lines
 from modernbert_train.report.curves import Following, History, state_of
 from modernbert_train.report.evaluations import MOST, by_figure, evaluation_table
 from modernbert_train.report.events import event_table, what_happened, what_was_done
 from modernbert_train.report.samples import read_samples
 from modernbert_train.report.steps import NAN, ROUGH, as_json, means, thin
-from modernbert_train.report.summary import figures, phase_table, tiles, warnings
+from modernbert_train.report.summary import Newest, figures, phase_table, spent_in, tiles, warnings
 from modernbert_train.report.trained_by import result_table, start_table
 from modernbert_train.results import read_results
 from modernbert_train.text import date, shorten
@@ -93,10 +94,14 @@ class WatchedRun:
         name: that tells it from the others.
         points: of its steps that are drawn.
         live: whether it may grow yet; else it is read once, and a record that cannot be read is an error.
+        newest: looks for the newest checkpoint that is valid, of a run that is not live.
     """
 
-    def __init__(self, folder: Path, name: str, points: int = POINTS, *, live: bool = False) -> None:
+    def __init__(
+        self, folder: Path, name: str, points: int = POINTS, *, live: bool = False, newest: Newest | None = None
+    ) -> None:
         self.folder, self.name, self.points, self.live = folder, name, points, live
+        self._newest = newest
         self._following = Following(folder / "metrics.jsonl")
         self._chosen = np.arange(0)
         self._read = 0  # steps of the history that were chosen from
@@ -185,7 +190,7 @@ class WatchedRun:
             "state": self._state(starts) if self.live else "",
             "last": date(history.last_time),
             "total": len(history.steps),
-            "tiles": tiles(history, None if self.live else spent(self.folder)),
+            "tiles": tiles(history, self._spent(history), self._newest(self.folder) if self._newest else None),
             "figures": {head: [_plain(figure.value), figure.text] for head, figure in figures(history).items()},
             "warnings": warnings(history),
             "tables": [table._asdict() for table in tables if table is not None],
@@ -199,6 +204,13 @@ class WatchedRun:
             "curves": _curves(history),
             "samples": read_samples(self.folder),
         }
+
+    def _spent(self, history: History) -> Spent:
+        try:
+            lines, _ = read_lines(self.folder / STARTS)
+        except OSError:
+            lines = []
+        return spent_in(history, lines)
 
     def _settings(self, config: Path) -> dict[str, str]:
         if self._config is None or self._config[0] != state_of(config):  # reading YAML takes a while
@@ -320,8 +332,12 @@ def document(runs: Sequence[dict[str, Any]], *, title: str, points: int, live: b
     return {"title": title, "points": points, "live": live, "charts": charts, "runs": list(runs)}
 
 
-def read_runs(folders: Sequence[Path]) -> dict[str, Any]:
+def read_runs(folders: Sequence[Path], newest: Newest | None = None) -> dict[str, Any]:
     """The document of runs as they are now.
+
+    Args:
+        folders: of the runs.
+        newest: see `WatchedRun`.
 
     Raises:
         DataError: a folder has no metrics.jsonl.
@@ -329,7 +345,7 @@ def read_runs(folders: Sequence[Path]) -> dict[str, Any]:
     points = points_of(len(folders))
     found = []
     for folder, name in zip(folders, names_of(folders), strict=True):
-        run = WatchedRun(folder, name, points)
+        run = WatchedRun(folder, name, points, newest=newest)
         run.refresh()
         changes = run.changes()
         assert changes is not None

@@ -16,12 +16,13 @@ from typing import Any
 from modernbert_train.errors import StorageError
 from modernbert_train.files import write_whole
 from modernbert_train.report.document import read_runs
+from modernbert_train.report.summary import Newest
 
 NO_REQUESTS = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 ONLY_OURS = f"{NO_REQUESTS}; connect-src 'self'"
 
 
-def write_report(run_folder: Path, out: Path | None = None) -> Path:
+def write_report(run_folder: Path, out: Path | None = None, newest: Newest | None = None) -> Path:
     """Draw a run from the records and the configuration in its folder.
 
     The page is a function of them alone (no clock, nothing of the machine that draws it), so the same run gives the
@@ -30,6 +31,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     Args:
         run_folder: of the run.
         out: the page; None is <run_folder>/report.html.
+        newest: looks for the newest checkpoint that is valid; None names the last one of the record.
 
     Returns:
         The page's path. An older page is replaced whole or not at all.
@@ -38,20 +40,21 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
         DataError: the folder has no metrics.jsonl.
         StorageError: the page cannot be written.
     """
-    return write_comparison([run_folder], out or run_folder / "report.html")
+    return write_comparison([run_folder], out or run_folder / "report.html", newest)
 
 
-def write_comparison(folders: Sequence[Path], out: Path) -> Path:
+def write_comparison(folders: Sequence[Path], out: Path, newest: Newest | None = None) -> Path:
     """Draw several runs into one page; see `write_report`.
 
     Args:
         folders: of the runs.
         out: the page; an older one is replaced whole or not at all.
+        newest: see `write_report`.
 
     Returns:
         `out`.
     """
-    return write(out, render(read_runs(folders)))
+    return write(out, render(read_runs(folders, newest)))
 
 
 def render(document: Mapping[str, Any]) -> str:

@@ -37,6 +37,7 @@ class StepRecord(NamedTuple):
     peak_memory_bytes: float = NAN
     rank_flops_per_second: float = NAN
     seconds: float = NAN  # of training so far, without the pauses between two processes
+    own_seconds: float = NAN  # of the step alone
 
 
 NUMBERS = tuple(name for name in StepRecord._fields if name != "phase")

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.effective import FORMULA, Spent
+from modernbert_train.effective import FORMULA, Spent, spent_of
 from modernbert_train.report.curves import History, ValidationRecord
 from modernbert_train.report.evaluations import NUMBER, last_figures
 from modernbert_train.report.table import Table
 from modernbert_train.text import duration, fixed, percent, plural, rate, tokens_text, whole
 
+Newest = Callable[[Path], tuple[str, str]]  # of a run's folder: which checkpoint is the newest valid one, and a note
 LOSS, ACCURACY = fixed(3), percent(2)
 MOST_PHASES = 100  # lines of the table
 
 
-def tiles(history: History, spent: Spent | None = None) -> list[tuple[str, str, str]]:
-    """The whole run as named numbers: what, how much, and what to say of it."""
+def spent_in(history: History, starts: Sequence[Mapping[str, Any]]) -> Spent:
+    """What the time of a run went into, as far as its record is read."""
+    seconds = _finite(history.steps.column("own_seconds"))
+    return spent_of(
+        steps=float(seconds[seconds > 0].sum()),
+        saved=history.saved,
+        first=history.earliest,
+        last=history.latest,
+        starts=starts,
+    )
+
+
+def tiles(
+    history: History, spent: Spent | None = None, newest: tuple[str, str] | None = None
+) -> list[tuple[str, str, str]]:
+    """The whole run as named numbers: what, how much, and what to say of it.
+
+    Args:
+        history: the record.
+        spent: what its time went into.
+        newest: which checkpoint is the newest valid one, and what to say of it; None where nobody has looked.
+    """
     steps, last = history.steps, history.validations[-1] if history.validations else None
     pause = history.last_time - history.first_time - history.running_seconds
     facts = [
@@ -44,7 +66,9 @@ def tiles(history: History, spent: Spent | None = None) -> list[tuple[str, str, 
         facts += [
             ("Effective training time", _shown(spent.effective, percent(1)), FORMULA),
             ("Blocked by checkpoints", f"{blocked:.3g} s", f"by {len(spent.blocked)}, at most {most:.2g} s by one"),
-            ("Last checkpoint", "none" if spent.last_saved is None else f"step {spent.last_saved:,}", "in the record"),
+            ("Last checkpoint", "none" if spent.last_saved is None else f"step {spent.last_saved:,}", "in the record")
+            if newest is None
+            else ("Newest valid checkpoint", *newest),
             ("Restart time", spent.restart_text, "from the last line of a process to the next one's first step"),
         ]
     return facts

@@ -14,24 +14,19 @@ Several processes may write one: `begin` makes the folder, each writes its share
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from torch import Tensor
 
-from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.errors import StorageError
 from modernbert_train.files import publish
 from modernbert_train.models.build import shapes_of
-from modernbert_train.own_files import require_own_files
 from modernbert_train.run.manifest import (
     CONFIG_YAML,
     OPTIMIZER,
@@ -40,16 +35,23 @@ from modernbert_train.run.manifest import (
     FileHash,
     Manifest,
     Slices,
+    kept_steps,
     read_manifest,
 )
-from modernbert_train.run.saved_state import SavedState, read_state
+from modernbert_train.run.saved_state import SavedState
+from modernbert_train.run.verified import (
+    NAME,
+    PARTIAL,
+    checked,
+    newest_of,
+    partial_folders,
+    step_folders,
+    tell_choice,
+    verify_files,
+)
 from modernbert_train.tensor_files import StoredTensors, read_shapes, write_hashed
 
 Shapes = Mapping[str, tuple[int, ...]]
-T = TypeVar("T")
-_NAME = re.compile(r"step-(\d{8,})")
-_PARTIAL = ".partial"
-_HASHING_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ def begin(final: Path, needed: int) -> Path:
                 f"{final}: the checkpoint needs {needed:,} bytes, {free:,} are free. Free some space or lower "
                 "checkpoint.keep; the checkpoints already there are untouched and the same command resumes from them."
             )
-        staging = final.with_name(f"{final.name}{_PARTIAL}-{os.getpid()}")
+        staging = final.with_name(f"{final.name}{PARTIAL}-{os.getpid()}")
         staging.mkdir()
     return staging
 
@@ -308,44 +310,19 @@ def verify(folder: Path) -> Checkpoint:
     Raises:
         StorageError: names the file and what is wrong with it.
     """
-    try:
-        require_own_files(folder)  # a pipe would be waited for, and a device read without end
-    except DataError as error:
-        raise StorageError(str(error)) from None
-    manifest = read_manifest(folder)
-
-    def check_hash(name: str) -> None:
-        expected = manifest.files[name]
-        try:
-            found = FileHash.of(folder / name)
-        except OSError as error:
-            raise StorageError(f"{folder / name}: cannot be read ({error.strerror})") from None
-        if found != expected:
-            raise StorageError(f"{folder / name}: damaged; found {found}, the manifest says {expected}")
-
-    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
-        list(threads.map(check_hash, manifest.files))
-    config = _checked(folder / CONFIG_YAML, lambda path: load_run([path]))
-    state = _checked(folder / STATE, lambda path: read_state(path, config, manifest.step))
+    found = verify_files(folder)
+    manifest, config = found.manifest, found.config
     weights = _shapes(folder, manifest.weights, floating=True)
     moments = _shapes(folder, manifest.optimizer, floating=False)
     weights_file, optimizer_file = (folder / next(iter(files)) for files in (manifest.weights, manifest.optimizer))
     _check_shapes(weights_file, optimizer_file, config, weights, moments)
-    return Checkpoint(folder, state, config, manifest.phase_end, manifest.weights, manifest.optimizer)
+    return Checkpoint(folder, found.state, config, manifest.phase_end, manifest.weights, manifest.optimizer)
 
 
 def _shapes(folder: Path, files: Slices, *, floating: bool) -> Shapes:
     for name in files:
-        _checked(folder / name, partial(read_shapes, floating=floating))
-    return _checked(folder, lambda path: StoredTensors(path, files, floating=floating)).shapes
-
-
-def _checked(path: Path, read: Callable[[Path], T]) -> T:
-    """What a file of a checkpoint holds; its hash is right, and its content may still be wrong."""
-    try:
-        return read(path)
-    except (OSError, ValueError, ConfigError) as error:
-        raise StorageError(f"{path}: damaged, though its hash is right; {error}") from None
+        checked(folder / name, partial(read_shapes, floating=floating))
+    return checked(folder, lambda path: StoredTensors(path, files, floating=floating)).shapes
 
 
 def _check_shapes(
@@ -372,7 +349,7 @@ def open_named(folder: Path) -> Checkpoint:
     Raises:
         StorageError: it is not there or is damaged; names the others beside it.
     """
-    beside = [path.name for path in folder.parent.glob("step-*") if _NAME.fullmatch(path.name) and path != folder]
+    beside = [path.name for path in folder.parent.glob("step-*") if NAME.fullmatch(path.name) and path != folder]
     others = f"one of those in {folder.parent}: {', '.join(sorted(beside))}" if beside else "another"
     instead = f"Name {others}, or the run."
     if not folder.is_dir():
@@ -384,41 +361,8 @@ def open_named(folder: Path) -> Checkpoint:
 
 
 def newest_valid(folder: Path, last_step: int | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """Find the newest checkpoint that is whole.
-
-    Args:
-        folder: the run's checkpoint folder.
-        last_step: leave out those of later steps.
-
-    Returns:
-        The checkpoint, or None if there is none at all; and why each newer one was passed over.
-
-    Raises:
-        StorageError: there are checkpoints but not one is whole; starting from zero would hide that.
-    """
-    if not folder.is_dir():
-        return None, []
-    steps = {path: int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
-    found = [path for path, step in steps.items() if last_step is None or step <= last_step]
-    passed_over: list[str] = []
-    for path in sorted(found, key=steps.__getitem__, reverse=True):
-        try:
-            return verify(path), passed_over
-        except StorageError as error:
-            passed_over.append(str(error))
-    if passed_over:
-        raise StorageError(
-            f"{folder}: no checkpoint is whole.\n  "
-            + "\n  ".join(passed_over)
-            + "\nRestore one from a copy, or train from the start with --fresh."
-        )
-    return None, []
-
-
-def step_folders(folder: Path) -> list[Path]:
-    """Folders of checkpoints, whole or not, in order of steps."""
-    found = {path: int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
-    return sorted(found, key=found.__getitem__)
+    """The newest checkpoint that is whole, and why each newer one was passed over; see `newest_of`."""
+    return newest_of(folder, verify, last_step)
 
 
 def newest_checkpoint(config: RunConfig) -> Checkpoint:
@@ -435,14 +379,6 @@ def newest_checkpoint(config: RunConfig) -> Checkpoint:
     return found
 
 
-def tell_choice(found: Checkpoint, passed_over: Sequence[str]) -> None:
-    """Say which checkpoint was taken for a run, and why, where it is not its newest."""
-    for text in passed_over:
-        print(f"warning: passed over a damaged checkpoint: {text}")
-    if passed_over:
-        print(f"taken instead: {found.folder.name}, {found.state.tokens:,} tokens, the newest that is whole")
-
-
 def clean(folder: Path, keep: int) -> None:
     """Remove what crashed writes left, and all but the newest `keep` checkpoints, ends of phases and milestones.
 
@@ -452,19 +388,18 @@ def clean(folder: Path, keep: int) -> None:
     if not folder.is_dir():
         return
     _remove_partial(folder)
-    found: list[tuple[Manifest, Path]] = []
-    for path in folder.iterdir():
-        if _NAME.fullmatch(path.name):
-            with suppress(StorageError):
-                found.append((read_manifest(path), path))
-    for manifest, path in sorted(found, key=lambda each: each[0].step, reverse=True)[keep:]:
-        if not (manifest.phase_end or manifest.milestone):
+    found: dict[Path, Manifest] = {}
+    for path in step_folders(folder):
+        with suppress(StorageError):
+            found[path] = read_manifest(path)
+    kept = kept_steps(found.values(), keep)
+    for path, manifest in found.items():
+        if manifest.step not in kept:
             with suppress(OSError):
-                path.rename(path.with_name(f"{path.name}{_PARTIAL}-removed"))
+                path.rename(path.with_name(f"{path.name}{PARTIAL}-removed"))
     _remove_partial(folder)
 
 
 def _remove_partial(folder: Path) -> None:
-    for path in folder.iterdir():
-        if _NAME.match(path.name) and _PARTIAL in path.name:
-            shutil.rmtree(path, ignore_errors=True)
+    for path in partial_folders(folder):
+        shutil.rmtree(path, ignore_errors=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,13 @@ def read_manifest(folder: Path) -> Manifest:
     if named is not None and int(named[1]) != manifest.step:
         raise StorageError(f"{folder}: its {MANIFEST} is that of step {manifest.step}; it was copied or renamed")
     return manifest
+
+
+def kept_steps(manifests: Iterable[Manifest], keep: int) -> set[int]:
+    """Of some checkpoints those that stay: the newest `keep`, ends of phases and milestones."""
+    found = {manifest.step: manifest for manifest in manifests}
+    for_good = {step for step, manifest in found.items() if manifest.phase_end or manifest.milestone}
+    return for_good | set(sorted(found, reverse=True)[:keep])
 
 
 def _verified(content: Any, path: Path) -> Manifest:

@@ -6,7 +6,7 @@ runs/NAME/starts.jsonl     what trained it, a line where a start begins and one 
 runs/NAME/evaluations.jsonl what `eval` and `finetune` measured of its checkpoints; see results.py
 runs/NAME/samples.jsonl    what the model filled in at each validation; lines of steps that were trained again are void
 runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or ended the run at; never rewound
-runs/NAME/checkpoints/     see checkpoint.py
+runs/NAME/checkpoints/     see checkpoint.py; what is in superseded/ there was set aside, see set_aside.py
 runs/NAME/watch.jsonl      what `finetune --watch`, another process, measured of the checkpoints; watch/ is its folder
 runs/NAME/copies.jsonl     what was copied to checkpoint.copy_to, or why not; see copies/
 runs/NAME/report.html      drawn from metrics.jsonl
@@ -33,6 +33,7 @@ from modernbert_train.own_files import require_own_files
 from modernbert_train.provenance import STARTS
 from modernbert_train.read_json import Count, as_type, is_count, read_lines
 from modernbert_train.redact import redact, redacted
+from modernbert_train.run.set_aside import complete
 
 SAMPLES = "samples.jsonl"
 _RECORDS = ("config.yaml", "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
@@ -77,10 +78,15 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from error
         try:
+            if complete(self.checkpoints):
+                print(f"{self.path}: completed a `checkpoints restore` that was interrupted", flush=True)
             return self.compare()
-        except ConfigError:
+        except (ConfigError, StorageError):
             self.close()
             raise
+        except OSError as error:
+            self.close()
+            raise self._unwritable(error) from error
 
     def check_writable(self) -> None:
         """Find out whether `open` could write here, without writing.
@@ -127,19 +133,9 @@ class RunFolder:
 
     def _take_lock(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / ".lock").open("a+", encoding="utf-8")
-        if not (lock_now(lock) or _free_by_now(lock)):
-            lock.seek(0)
-            owner = lock.read().strip() or "another process"
-            lock.close()
-            raise ConfigError(
-                f"{self.path}: in use by {owner}. Two jobs must not write one run: wait for it, stop it, or give this "
-                "one another name=."
-            )
-        lock.truncate(0)
-        lock.write(redact(f"process {os.getpid()} on {socket.gethostname()}"))
-        lock.flush()
-        self._lock = lock
+        self._lock = take_lock(
+            self.path, "Two jobs must not write one run: wait for it, stop it, or give this one another name=."
+        )
         for left in [left for name in _RECORDS for left in self.path.glob(f".{name}.*.partial")]:  # by a killed writer
             left.unlink()
 
@@ -268,6 +264,29 @@ class RunFolder:
             write_whole(self.metrics, "".join(json.dumps(entry) + "\n" for entry in kept))
         except OSError as error:
             raise self._refused(self.metrics, error) from error
+
+
+def take_lock(folder: Path, instead: str) -> IO[str]:
+    """Hold the lock of a run until the file is closed.
+
+    Args:
+        folder: of the run.
+        instead: what else to do where another process has it.
+
+    Raises:
+        ConfigError: another process has it.
+        OSError: the disk refuses it.
+    """
+    lock = (folder / ".lock").open("a+", encoding="utf-8")
+    if not (lock_now(lock) or _free_by_now(lock)):
+        lock.seek(0)
+        owner = lock.read().strip() or "another process"
+        lock.close()
+        raise ConfigError(f"{folder}: in use by {owner}. {instead}")
+    lock.truncate(0)
+    lock.write(redact(f"process {os.getpid()} on {socket.gethostname()}"))
+    lock.flush()
+    return lock
 
 
 def _free_by_now(lock: IO[str]) -> bool:

@@ -42,11 +42,11 @@ from modernbert_train.ranks.transport import warn_of_slow_network
 from modernbert_train.read_json import number
 from modernbert_train.run.banner import banner
 from modernbert_train.run.before_after import before_and_after
-from modernbert_train.run.checkpoint import tell_choice
 from modernbert_train.run.closing import closing_text, next_commands
 from modernbert_train.run.energy import EnergyMeter, total
 from modernbert_train.run.progress import stage
 from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.run.verified import tell_choice
 from modernbert_train.train import composer_internals
 from modernbert_train.train.build import Built, build
 from modernbert_train.train.plugins import build_callbacks, check_loggers

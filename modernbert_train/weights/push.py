@@ -23,10 +23,11 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StorageError
 from modernbert_train.models.build import build_model
 from modernbert_train.read_json import read_json
-from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint, step_folders, verify
+from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint, verify
 from modernbert_train.run.manifest import WEIGHTS
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.saved_state import SavedState
+from modernbert_train.run.verified import step_folders
 from modernbert_train.tensor_files import write_tensors
 from modernbert_train.weights.export import export_run
 from modernbert_train.weights.gather import gather_weights

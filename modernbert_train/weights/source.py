@@ -26,8 +26,9 @@ from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
 from modernbert_train.models.tiling import GROWING, check_growth, grow_each
-from modernbert_train.run.checkpoint import Checkpoint, newest_valid, tell_choice, verify
+from modernbert_train.run.checkpoint import Checkpoint, newest_valid, verify
 from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST
+from modernbert_train.run.verified import tell_choice
 from modernbert_train.vocabulary import read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
 from modernbert_train.weights.formats import read_folder

@@ -72,6 +72,8 @@ SMALLER = {
     "--to yamls/model/large.yaml": f"--to yamls/model/large.yaml {LARGER}",
     "gliner train my/names.yaml": "gliner train my/names.yaml max_steps=3 hidden_size=16",
     "setfit train my/intents.yaml": "setfit train my/intents.yaml max_steps=2",
+    "compare runs/large 500": "compare runs/large 12",
+    "--to /mnt/backup": "--to backup",
     "train yamls/model/large.yaml mine.yaml": f"train yamls/model/large.yaml mine.yaml {LARGER}",
 }  # fmt: skip
 
@@ -171,6 +173,13 @@ def downstream(home: Path) -> Iterator[None]:
 
 
 @contextmanager
+def faults(home: Path) -> Iterator[None]:
+    shutil.copytree(home / "runs/quickstart", home / "runs/large")
+    as_step(max((home / "runs/large/checkpoints").iterdir()), 1000)
+    yield
+
+
+@contextmanager
 def finetuning(home: Path) -> Iterator[None]:
     (task, *_) = blocks(ROOT / "docs/finetuning.md", "yaml")
     (home / "my/tone.yaml").write_text(task, encoding="utf-8")
@@ -251,6 +260,7 @@ PREPARED = {
     "clusters.md": clusters,
     "data.md": data,
     "downstream.md": downstream,
+    "faults.md": faults,
     "finetuning.md": finetuning,
     "mixtures.md": mixtures,
     "moving.md": moving,

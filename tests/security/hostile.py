@@ -436,7 +436,17 @@ VERBS: dict[str, list[list[str]]] = {
         ["eval", RUN],
         ["average", RUN, "--last", "2", "--out", "mean"],
         ["train", "run.yaml", "name=other", f"start.checkpoint={RUN}"],
+        ["checkpoints", "list", RUN],
+        ["checkpoints", "verify", RUN],
+        ["checkpoints", "show", RUN],
+        ["checkpoints", "copy", RUN, "--all", "--to", "copies"],
+        ["checkpoints", "prune", RUN, "--yes", "--damaged"],
     ],
-    "page": [["report", RUN], ["runs", "runs"], ["train", "run.yaml"]],
+    "page": [
+        ["report", RUN],
+        ["runs", "runs"],
+        ["train", "run.yaml"],
+        ["checkpoints", "copy", RUN, "--all", "--to", "copies"],
+    ],
     "text": [["prepare", "prepare.yaml"]],
 }

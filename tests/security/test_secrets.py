@@ -55,6 +55,15 @@ def test_what_is_no_secret_stays(text: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert not has_secret(text)
 
 
+def test_the_folder_that_a_shell_is_in_is_no_password(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variable is called PWD; a run with that folder in a path would be refused, and messages would hide it."""
+    monkeypatch.setenv("PWD", "/home/me/encoders-2")
+    monkeypatch.setenv("DB_PWD", "/home/me/encoders-3")
+    assert load_run(tiny_run()[:1], ["runs_folder=/home/me/encoders-2/runs"]).runs_folder == "/home/me/encoders-2/runs"
+    assert str(DataError("/home/me/encoders-2/x: damaged")).startswith("/home/me/encoders-2/x")
+    assert has_secret("/home/me/encoders-3")
+
+
 @pytest.mark.runs
 @pytest.mark.timeout(600)
 def test_no_secret_is_said_or_kept(tmp_path: Path) -> None:

@@ -1,0 +1,224 @@
+"""The verb about a run's checkpoints: list, verify, show, compare, copy, restore, prune."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from modernbert_train.checkpoint_tools.places import Place, find_place, second_home, set_from, step_from
+from modernbert_train.cli.parser import Call, Parser
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.errors import ConfigError, StorageError
+
+_RUN = "a run's folder, or the folder of one of its checkpoints"
+_STEP = "a step, such as 500, or step-00000500"
+
+
+def checkpoints(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `checkpoints`; without an action it lists."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    if isinstance(parser, Parser):
+        parser.implied = "list"
+    found = {
+        name: _add(actions, name, summary)
+        for name, summary in (
+            ("list", "every checkpoint: step, tokens, time, size, what keeps it, and its state"),
+            ("verify", "read every byte of all checkpoints, or of one; exit code 74 if one is damaged"),
+            ("show", "one checkpoint in full, and what training would resume with; default: the newest valid one"),
+            ("copy", "copy the newest valid checkpoint, one, or all, to a folder or a store, verified there"),
+            ("restore", "go back to an older checkpoint; newer ones are set aside, and the next start resumes from it"),
+            ("prune", "what the run's own rules do not keep; removed with --yes alone"),
+        )
+    }
+    for name in ("verify", "show", "copy"):
+        found[name].add_argument("step", nargs="?", type=_step, metavar="STEP", help=_STEP)
+    words = f"{_STEP}; or superseded/SET/step-00000500, of one that was set aside, as `list` shows it"
+    found["restore"].add_argument("step", type=_restored, metavar="STEP", help=words)
+    for name in ("list", "verify"):
+        found[name].add_argument("--json", action="store_true", help="as JSON, with exact numbers")
+    words = "leave the second home (checkpoint.copy_to) out"
+    for name in ("list", "restore"):
+        found[name].add_argument("--local", action="store_true", help=words)
+    found["verify"].add_argument("--copies", action="store_true", help="read those in the second home too")
+    words = "a folder, or s3://BUCKET/FOLDER or any URL that fsspec knows; they come into a folder of the run's name"
+    found["copy"].add_argument("--to", required=True, metavar="FOLDER|URL", help=words)
+    found["copy"].add_argument("--all", action="store_true", help="every checkpoint")
+    found["prune"].add_argument("--yes", action="store_true", help="remove it; else it is only listed")
+    found["prune"].add_argument("--damaged", action="store_true", help="those that are damaged too")
+    found["prune"].add_argument("--superseded", action="store_true", help="what `restore` has set aside too")
+    _add_compare(actions)
+    return _call
+
+
+def _add(actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str) -> Parser:
+    action = actions.add_parser(name, help=summary, description=f"{summary}.")
+    action.add_argument("folder", type=Path, metavar="RUN", help=_RUN)
+    assert isinstance(action, Parser)
+    return action
+
+
+def _add_compare(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    summary = "what differs between two: configuration, clock, place in the data, every tensor; read by slices"
+    action = actions.add_parser("compare", help=summary, description=f"{summary}.")
+    words = "a checkpoint's folder, or a run's, whose newest valid one counts"
+    action.add_argument("folder", type=Path, metavar="A", help=words)
+    action.add_argument("other", metavar="B", help="the same; or a step of A's run, such as 500")
+    action.add_argument("--all", action="store_true", help="every tensor that differs, not only those that differ most")
+
+
+def _step(text: str) -> int:
+    try:
+        return step_from(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: {_STEP} is expected") from None
+
+
+def _restored(text: str) -> tuple[int, str | None]:
+    return _step(text), set_from(text)
+
+
+def _call(options: argparse.Namespace) -> None:
+    _ACTIONS[options.action](options)
+
+
+def _list(options: argparse.Namespace) -> None:
+    from modernbert_train.checkpoint_tools import listing
+
+    place = find_place(options.folder)
+    config = _config(place, warn=True)
+    store, there, problem = (None, {}, None) if options.local or config is None else second_home(config)
+    if problem is not None:
+        _warn(problem)
+    found = listing.list_checkpoints(place, config, store, there, only=place.step)
+    print(listing.as_json(found) if options.json else listing.as_text(found, place))
+
+
+def _verify(options: argparse.Namespace) -> None:
+    from modernbert_train.checkpoint_tools import listing
+    from modernbert_train.checkpoint_tools.copying import verify_copies
+    from modernbert_train.run.checkpoint import verify
+
+    place = find_place(options.folder)
+    step = _one_step(place, options.step)
+    if step is not None and not options.copies:
+        place.folder(step)
+    config = _config(place, warn=True)
+    found = listing.list_checkpoints(place, config, verify=verify, only=step)
+    print(listing.as_json(found) if options.json else listing.as_text(found, place))
+    wrong = [f"{place.checkpoints / each.name}: {each.problem}" for each in found if each.state == listing.DAMAGED]
+    if options.copies:
+        store, _, problem = second_home(place.config())
+        if store is None:
+            raise StorageError(problem or f"{place.name}: checkpoint.copy_to is not set, so there are no copies.")
+        wrong += verify_copies(store, step, _warn if options.json else print)
+    if wrong:
+        raise StorageError(
+            f"{len(wrong)} damaged:\n  " + "\n  ".join(wrong) + "\nTraining passes them over; `checkpoints restore` of "
+            "a step brings a whole copy of it back from the second home, if there is one."
+        )
+
+
+def _show(options: argparse.Namespace) -> None:
+    from modernbert_train.checkpoint_tools.details import describe, find
+    from modernbert_train.run.verified import verify_files
+
+    place = find_place(options.folder)
+    print(describe(find(place, _one_step(place, options.step), verify_files), place))
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from modernbert_train.checkpoint_tools.compare import SHOWN, compare
+    from modernbert_train.checkpoint_tools.details import find
+    from modernbert_train.run.checkpoint import verify
+
+    place, step = find_place(options.folder), None
+    if not Path(options.other).is_dir():
+        with suppress(ValueError):
+            step = step_from(options.other)
+    other = place if step is not None else find_place(Path(options.other))
+    step = other.step if step is None else step
+    one, second = find(place, place.step, verify), find(other, step, verify)
+    if one.folder.resolve() == second.folder.resolve():
+        raise ConfigError(f"{one.folder} and {options.other}: one checkpoint. Name two.")
+    print(compare(one, second, shown=None if options.all else SHOWN))
+
+
+def _copy(options: argparse.Namespace) -> None:
+    from modernbert_train.checkpoint_tools.copying import copy_checkpoints, url_of
+    from modernbert_train.checkpoint_tools.details import find
+    from modernbert_train.run.checkpoint import verify
+    from modernbert_train.run.verified import step_folders
+
+    place = find_place(options.folder)
+    step, config = _one_step(place, options.step), place.config()
+    if options.all and step is not None:
+        raise ConfigError(f"checkpoints copy {place.name}: step {step:,} and --all. Leave one out.")
+    url_of(options.to)
+    folders = step_folders(place.checkpoints) if options.all else [find(place, step, verify).folder]
+    assert place.run is not None
+    where = copy_checkpoints(place.run, config, folders, options.to, print)
+    url = where.removesuffix(f"/{config.name}")
+    print(f"a run named {config.name} resumes from there with checkpoint.copy_to={url}")
+
+
+def _restore(options: argparse.Namespace) -> None:
+    from modernbert_train.checkpoint_tools.restore import restore
+
+    place = find_place(options.folder)
+    config = _config(place, warn=False)
+    store, _, problem = (None, {}, None) if options.local or config is None else second_home(config)
+    if problem is not None:
+        raise StorageError(
+            f"{problem} It may hold newer checkpoints, which the next start would bring back, so nothing was changed. "
+            "Give the same command again when it answers; or leave it out with --local, and start the run with "
+            "checkpoint.copy_to=null."
+        )
+    step, of_set = options.step
+    restore(place, step, store, print, of_set)
+
+
+def _prune(options: argparse.Namespace) -> None:
+    from modernbert_train.checkpoint_tools.prune import prune
+    from modernbert_train.run.checkpoint import verify
+
+    place = find_place(options.folder)
+    if place.step is not None:
+        raise ConfigError(f"checkpoints prune {options.folder}: one checkpoint. Name its run.")
+    keep = place.config().checkpoint.keep
+    prune(place, keep, verify, print, damaged=options.damaged, superseded=options.superseded, really=options.yes)
+
+
+_ACTIONS = {
+    "list": _list,
+    "verify": _verify,
+    "show": _show,
+    "compare": _compare,
+    "copy": _copy,
+    "restore": _restore,
+    "prune": _prune,
+}
+
+
+def _one_step(place: Place, step: int | None) -> int | None:
+    if step is not None and place.step is not None and step != place.step:
+        raise ConfigError(f"{place.checkpoints}: steps {place.step:,} and {step:,}. Name one.")
+    return place.step if step is None else step
+
+
+def _config(place: Place, *, warn: bool) -> RunConfig | None:
+    """Of the run; None where it cannot be read, and what does not need it is still done."""
+    if place.run is None:
+        return None
+    try:
+        return place.config()
+    except ConfigError as error:
+        if not warn:
+            raise
+        _warn(f"what keeps checkpoints is known in part: {str(error).splitlines()[0]}")
+        return None
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint_tools.small_run import SmallRun
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> SmallRun:
+    return SmallRun(tmp_path, capsys)
+
+
+@pytest.fixture
+def copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> SmallRun:
+    """The same with a second home, in which 300 and 500 are."""
+    run = SmallRun(tmp_path, capsys, copies=True)
+    run.says("copy", run.folder, "300", "--to", run.url)
+    run.says("copy", run.folder, "--to", run.url)
+    return run
