@@ -34,7 +34,7 @@ def open_shards(folder: FolderFacts, data: DataConfig, vocabulary: Vocabulary) -
         folder.card.column,
         vocabulary.num_entries,
         max_open_shards=2 * data.shuffle_block_shards,  # a block is finished while the next is begun
-        remote=remote_folder(folder.path, data),
+        remote=remote_folder(folder.shards, data),
         card=folder.card,
     )
 

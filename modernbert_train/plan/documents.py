@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.check import check_data
-from modernbert_train.data.dataset_card import INDEX, LENGTHS
+from modernbert_train.data.dataset_card import LENGTHS
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mixing import phase_weights
 from modernbert_train.data.packing import Chunk, GreedyPacker
@@ -111,7 +111,7 @@ def read_documents(config: RunConfig, median: int | None, facts: DataFacts | Non
         if missing is not None:
             return Documents(f"assumed, since {missing} is not here: every row one sequence, which costs most")
         facts = check_data(config)
-    streams = {name: _read(folder.local) for name, folder in facts.streams.items()}
+    streams = {name: _read(folder.local, folder.card.index_file) for name, folder in facts.streams.items()}
     parts = (
         f"{facts.streams[name].path} with {stream.documents:,} documents of median "
         f"{np.median(stream.lengths):,.0f} tokens"
@@ -120,13 +120,13 @@ def read_documents(config: RunConfig, median: int | None, facts: DataFacts | Non
     return Documents(", ".join(parts), streams)
 
 
-def _read(folder: Path) -> StreamLengths:
+def _read(folder: Path, index: str) -> StreamLengths:
     try:
         lengths = np.load(folder / LENGTHS, mmap_mode="r", allow_pickle=False)
-        shards = read_json(folder / INDEX)["shards"]
+        shards = read_json(folder / index)["shards"]
         shard_documents = tuple(int(shard["samples"]) for shard in shards)
     except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder}: {LENGTHS} or {INDEX} cannot be read ({error}). Prepare the data again.") from None
+        raise DataError(f"{folder}: {LENGTHS} or {index} cannot be read ({error}). Prepare the data again.") from None
     stride = -(-len(lengths) // _SAMPLE)
     return StreamLengths(np.asarray(lengths[::stride]), len(lengths), shard_documents)
 

@@ -1,0 +1,148 @@
+"""The bytes of one MDS shard: whether they are its own, where its documents lie, and the token ids in one of them.
+
+A sample is the sizes of those columns that have no fixed one, as uint32, and then the columns one after the other. Only
+the column of ids is decoded: others may be there (an attention mask, a name), and whoever wrote them is not trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train import import_stubs
+
+import_stubs.install()
+
+from streaming.base.compression import decompress  # noqa: E402
+from streaming.base.format.mds.encodings import NDArray as StoredArray  # noqa: E402
+from streaming.base.hashing import get_hash  # noqa: E402
+
+BYTES = "bytes"  # encoding of ids without their type
+
+
+class ShardData(NamedTuple):
+    """A shard in memory.
+
+    Attributes:
+        data: decompressed; a document is a view into it, so a chunk of a long one costs nothing more.
+        offsets: where each document begins, and the last one ends.
+    """
+
+    data: memoryview
+    offsets: NDArray[np.uint32]
+
+    def sample(self, number: int) -> memoryview:
+        """The bytes of a document."""
+        return self.data[self.offsets[number] : self.offsets[number + 1]]
+
+
+def stored(shard: Mapping[str, Any]) -> dict[str, Any]:
+    """What an index says of a shard's file: the compressed one if there is one."""
+    info: dict[str, Any] = shard["zip_data"] or shard["raw_data"]
+    return info
+
+
+def hash_of(algorithm: str, data: bytes) -> str:
+    """A hash by one of Streaming's names. Raises ValueError for another."""
+    found: str = get_hash(algorithm, data)
+    return found
+
+
+def fault_of(shard: Mapping[str, Any], data: bytes) -> str | None:
+    """What is wrong with the bytes of a shard's file by its size and its first hash, if it has one."""
+    info = stored(shard)
+    if len(data) != info["bytes"]:
+        return f"has {len(data)} bytes, index.json says {info['bytes']}"
+    for algorithm, expected in list(info["hashes"].items())[:1]:
+        try:
+            found = hash_of(algorithm, data)
+        except Exception as error:
+            return f"cannot be opened as index.json says ({error})"
+        if found != expected:
+            return f"is damaged: its {algorithm} is {found}, index.json says {expected}"
+    return None
+
+
+def unpack(shard: Mapping[str, Any], data: bytes) -> ShardData:
+    """The documents in the bytes of a shard's file.
+
+    Raises:
+        ValueError: it is not what the index says; says so.
+    """
+    try:
+        if shard["zip_data"]:
+            data = decompress(shard["compression"], data)
+        if len(data) != shard["raw_data"]["bytes"]:
+            raise ValueError(f"unpacks to {len(data)} bytes, index.json says {shard['raw_data']['bytes']}")
+        count = int(np.frombuffer(data, np.uint32, 1)[0])
+        if count != shard["samples"]:
+            raise ValueError(f"holds {count} documents, index.json says {shard['samples']}")
+        return ShardData(memoryview(data), np.frombuffer(data, np.uint32, count + 1, offset=4))
+    except ValueError as error:
+        if str(error).startswith(("unpacks to", "holds ")):
+            raise
+        raise ValueError(f"cannot be opened as index.json says ({error})") from None
+    except Exception as error:  # an index that does not tell the truth about the shard
+        raise ValueError(f"cannot be opened as index.json says ({error})") from None
+
+
+class IdColumn:
+    """Reads the ids of a document out of its bytes.
+
+    Args:
+        shard: its entry of the index.
+        name: of the column.
+        dtype: numpy name of the ids' type where the encoding does not say it.
+
+    Raises:
+        ValueError: the entry has no such column, or one that holds no ids; says so.
+    """
+
+    def __init__(self, shard: Mapping[str, Any], name: str, dtype: str | None) -> None:
+        columns = list(zip(shard["column_names"], shard["column_encodings"], shard["column_sizes"], strict=True))
+        place = [column for column, _, _ in columns].index(name)
+        self._sized = [size for _, _, size in columns]
+        self._variable = sum(size is None for size in self._sized)
+        self._place = place
+        encoding = columns[place][1]
+        kind, _, rest = encoding.partition(":")
+        self._array = StoredArray.from_str(rest) if kind == "ndarray" else None
+        if self._array is None and (encoding != BYTES or dtype is None):
+            raise ValueError(f"column {name} is {encoding}, and no array of token ids")
+        self._dtype = None if dtype is None else np.dtype(dtype)
+
+    def __call__(self, sample: memoryview) -> NDArray[Any]:
+        """As they are stored, of any shape; a view. Raises whatever numpy does where the bytes are something else."""
+        at, size = self._span(sample)
+        value = sample[at : at + size]
+        if len(value) != size:
+            raise ValueError(f"{size} bytes are wanted, {len(value)} are left")
+        if self._array is None:
+            return np.frombuffer(value, self._dtype)
+        ids: NDArray[Any] = self._array.decode(value)
+        return ids
+
+    def _span(self, sample: memoryview) -> tuple[int, int]:
+        if len(self._sized) == 1 and self._variable:
+            return 4, int.from_bytes(sample[:4], "little")
+        given = iter(np.frombuffer(sample, np.uint32, self._variable).tolist())
+        sizes = [next(given) if size is None else size for size in self._sized]
+        return 4 * self._variable + sum(sizes[: self._place]), sizes[self._place]
+
+
+def as_line(ids: NDArray[Any]) -> NDArray[Any]:
+    """Ids of any shape with one axis longer than 1, as a line; others as they are."""
+    return ids.reshape(-1) if ids.ndim != 1 and ids.size and max(ids.shape) == ids.size else ids
+
+
+def without_ends(ids: NDArray[Any], special: Collection[int]) -> NDArray[Any]:
+    """Ids without those special ones that stand at the beginning and the end; a view."""
+    start, end = 0, len(ids)
+    while start < end and int(ids[start]) in special:
+        start += 1
+    while start < end and int(ids[end - 1]) in special:
+        end -= 1
+    return ids[start:end]
