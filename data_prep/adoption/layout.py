@@ -19,7 +19,7 @@ from modernbert_train.data.dataset_card import INDEX
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.mds import MOST_INDEX_BYTES, is_inside
 from modernbert_train.data.remote import is_remote
-from modernbert_train.data.shard_file import BYTES, IdColumn, stored
+from modernbert_train.data.shard_file import BYTES, id_column, stored
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.own_files import require_own_file
 from modernbert_train.read_json import is_count, read_json
@@ -114,9 +114,9 @@ def find_layout(root: str, column: str | None, dtype: str | None) -> Layout:
     if encoding != BYTES and dtype is not None:
         raise ConfigError(f"--dtype={dtype}: column {name} is {encoding} and says its type itself. Leave it out.")
     try:
-        IdColumn(entries[0], name, dtype)
+        id_column(entries[0], name, dtype)
     except ValueError as error:
-        raise DataError(f"{root}: {error}. Name another column with --column.") from None
+        raise DataError(f"{root}/{INDEX}: {error}. Name another column with --column.") from None
     return Layout(root, entries, name, encoding, indexes, notes)
 
 

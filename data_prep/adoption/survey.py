@@ -21,7 +21,7 @@ from data_prep.adoption.findings import Counting, Findings
 from data_prep.adoption.layout import Entry
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote
-from modernbert_train.data.shard_file import IdColumn, as_line, fault_of, hash_of, stored, unpack
+from modernbert_train.data.shard_file import as_line, fault_of, hash_of, id_column, stored, unpack
 from modernbert_train.errors import DataError, StorageError
 from modernbert_train.files import write_whole
 from modernbert_train.own_files import require_own_file
@@ -115,8 +115,8 @@ class Survey:
     def _documents(self, entry: Entry, data: bytes) -> Iterator[NDArray[Any]]:
         try:
             shard = unpack(entry, data)
-            ids_of = IdColumn(entry, self.column, self.dtype)
-        except (ValueError, TypeError, KeyError) as error:
+            ids_of = id_column(entry, self.column, self.dtype)
+        except ValueError as error:
             raise self._broken(entry, str(error)) from None
         for number in range(len(shard.offsets) - 1):
             try:

@@ -19,7 +19,16 @@ from modernbert_train.data.dataset_card import INDEX, DatasetCard
 from modernbert_train.data.labels import read_labels
 from modernbert_train.data.remote import REMEDY as REMOTE_REMEDY
 from modernbert_train.data.remote import RemoteFolder
-from modernbert_train.data.shard_file import IdColumn, ShardData, as_line, fault_of, stored, unpack, without_ends
+from modernbert_train.data.shard_file import (
+    IdColumn,
+    ShardData,
+    as_line,
+    fault_of,
+    id_column,
+    stored,
+    unpack,
+    without_ends,
+)
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_file
 from modernbert_train.read_json import is_count, read_json
@@ -180,8 +189,8 @@ class TokenShards:
         data = self._read_file(shard)
         try:
             documents = unpack(self._shards[shard], data)
-            ids_of = IdColumn(self._shards[shard], self._column, self._dtype)
-        except (ValueError, TypeError, KeyError) as error:
+            ids_of = id_column(self._shards[shard], self._column, self._dtype)
+        except ValueError as error:
             raise self._broken(shard, str(error)) from None
         opened = _OpenShard(documents, ids_of, np.zeros(len(documents.offsets) - 1, np.bool_))
         self._open[shard] = opened

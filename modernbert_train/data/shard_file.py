@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train import import_stubs
+from modernbert_train.read_json import parse_json
 
 import_stubs.install()
 
@@ -89,6 +90,64 @@ def unpack(shard: Mapping[str, Any], data: bytes) -> ShardData:
         raise ValueError(f"cannot be opened as index.json says ({error})") from None
 
 
+def open_alone(name: str, data: bytes) -> tuple[ShardData, dict[str, Any]]:
+    """A shard without an index: what it says of itself has the keys of an entry there, but for names and sizes.
+
+    Args:
+        name: of its file; its end tells how it is compressed.
+        data: its bytes.
+
+    Raises:
+        ValueError: it is no MDS shard; says so. Others as decompressing raises them.
+    """
+    _, _, packed = name.rpartition(".mds")
+    if packed:
+        data = decompress(packed[1:], data)
+    count = int(np.frombuffer(data, np.uint32, 1)[0])
+    offsets = np.frombuffer(data, np.uint32, count + 1, offset=4)
+    header = parse_json(bytes(memoryview(data)[8 + 4 * count : offsets[0]]))
+    if not isinstance(header, dict) or header.get("format") != "mds" or offsets[-1] != len(data):
+        raise ValueError("not a whole MDS shard")
+    return ShardData(memoryview(data), offsets), header
+
+
+class ColumnPlace:
+    """Finds the bytes of one column in those of a document.
+
+    Args:
+        shard: its entry of the index.
+        name: of the column.
+
+    Attributes:
+        encoding: of the column.
+
+    Raises:
+        ValueError: the entry has no such column.
+    """
+
+    def __init__(self, shard: Mapping[str, Any], name: str) -> None:
+        columns = list(zip(shard["column_names"], shard["column_encodings"], shard["column_sizes"], strict=True))
+        self._place = [column for column, _, _ in columns].index(name)
+        self._sizes = [size for _, _, size in columns]
+        self._variable = sum(size is None for size in self._sizes)
+        self.encoding: str = columns[self._place][1]
+
+    def value(self, sample: memoryview) -> memoryview:
+        """The column's bytes. Raises ValueError where they are fewer than the document says."""
+        at, size = self._span(sample)
+        value = sample[at : at + size]
+        if len(value) != size:
+            raise ValueError(f"{size} bytes are wanted, {len(value)} are left")
+        return value
+
+    def _span(self, sample: memoryview) -> tuple[int, int]:
+        if len(self._sizes) == 1 and self._variable:
+            return 4, int.from_bytes(sample[:4], "little")
+        given = iter(np.frombuffer(sample, np.uint32, self._variable).tolist())
+        sizes = [next(given) if size is None else size for size in self._sizes]
+        return 4 * self._variable + sum(sizes[: self._place]), sizes[self._place]
+
+
 class IdColumn:
     """Reads the ids of a document out of its bytes.
 
@@ -102,35 +161,28 @@ class IdColumn:
     """
 
     def __init__(self, shard: Mapping[str, Any], name: str, dtype: str | None) -> None:
-        columns = list(zip(shard["column_names"], shard["column_encodings"], shard["column_sizes"], strict=True))
-        place = [column for column, _, _ in columns].index(name)
-        self._sized = [size for _, _, size in columns]
-        self._variable = sum(size is None for size in self._sized)
-        self._place = place
-        encoding = columns[place][1]
-        kind, _, rest = encoding.partition(":")
+        self._place = ColumnPlace(shard, name)
+        kind, _, rest = self._place.encoding.partition(":")
         self._array = StoredArray.from_str(rest) if kind == "ndarray" else None
-        if self._array is None and (encoding != BYTES or dtype is None):
-            raise ValueError(f"column {name} is {encoding}, and no array of token ids")
+        if self._array is None and (kind != BYTES or dtype is None):
+            raise ValueError(f"column {name} is {self._place.encoding}, and no array of token ids")
         self._dtype = None if dtype is None else np.dtype(dtype)
 
     def __call__(self, sample: memoryview) -> NDArray[Any]:
         """As they are stored, of any shape; a view. Raises whatever numpy does where the bytes are something else."""
-        at, size = self._span(sample)
-        value = sample[at : at + size]
-        if len(value) != size:
-            raise ValueError(f"{size} bytes are wanted, {len(value)} are left")
+        value = self._place.value(sample)
         if self._array is None:
             return np.frombuffer(value, self._dtype)
         ids: NDArray[Any] = self._array.decode(value)
         return ids
 
-    def _span(self, sample: memoryview) -> tuple[int, int]:
-        if len(self._sized) == 1 and self._variable:
-            return 4, int.from_bytes(sample[:4], "little")
-        given = iter(np.frombuffer(sample, np.uint32, self._variable).tolist())
-        sizes = [next(given) if size is None else size for size in self._sized]
-        return 4 * self._variable + sum(sizes[: self._place]), sizes[self._place]
+
+def id_column(shard: Mapping[str, Any], name: str, dtype: str | None) -> IdColumn:
+    """As `IdColumn`, of an index that may say anything. Raises ValueError alone."""
+    try:
+        return IdColumn(shard, name, dtype)
+    except Exception as error:
+        raise ValueError(f"cannot be opened as index.json says ({error})") from None
 
 
 def as_line(ids: NDArray[Any]) -> NDArray[Any]:

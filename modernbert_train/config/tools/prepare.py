@@ -20,12 +20,15 @@ LANGUAGE_FILTER = "LanguageFilter"
 class SourceConfig:
     """Where documents come from."""
 
-    kind: Literal["python_stdlib", "text", "jsonl", "parquet", "csv", "hub"] = MISSING
+    kind: Literal["python_stdlib", "text", "jsonl", "parquet", "csv", "mds", "hub"] = MISSING
     path: str | None = None  # a file, a folder, or a pattern such as in/*.jsonl.zst; for hub a name or a local folder
     glob: str | None = None  # files taken from a folder; None takes those the kind usually has, see GLOBS
     text_field: str | None = None  # column or key that holds the text; None is `text`
     subset: str | None = None  # hub: configuration of the dataset, where it has several
     split: str | None = None  # hub: split of the dataset; None is `train`
+    # text, jsonl, csv: `auto` takes what is not UTF-8 for UTF-16 or Windows-1252, where it looks so, and counts it;
+    # utf-8 guesses nothing
+    encoding: Literal["utf-8", "auto", "latin-1", "cp1252", "utf-16"] = "utf-8"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +99,11 @@ class PrepareConfig:
 # kind -> the keys of SourceConfig that it reads
 FIELDS: dict[str, tuple[str, ...]] = {
     "python_stdlib": (),
-    "text": ("path", "glob"),
-    "jsonl": ("path", "glob", "text_field"),
+    "text": ("path", "glob", "encoding"),
+    "jsonl": ("path", "glob", "text_field", "encoding"),
     "parquet": ("path", "glob", "text_field"),
-    "csv": ("path", "glob", "text_field"),
+    "csv": ("path", "glob", "text_field", "encoding"),
+    "mds": ("path", "glob", "text_field"),
     "hub": ("path", "subset", "split", "text_field"),
 }
 
@@ -109,6 +113,7 @@ GLOBS: dict[str, tuple[str, ...]] = {
     "jsonl": ("**/*.jsonl", "**/*.jsonl.gz", "**/*.jsonl.zst"),
     "parquet": ("**/*.parquet",),
     "csv": ("**/*.csv", "**/*.csv.gz"),
+    "mds": ("**/*.mds", *(f"**/*.mds.{end}" for end in ("zstd", "gz", "br", "bz2", "snappy"))),
 }
 
 
@@ -138,8 +143,8 @@ def _source_problems(config: PrepareConfig) -> Iterator[str]:
         reads = FIELDS[source.kind]
         if "path" in reads and not source.path:
             yield f"sources.{name}.path: missing. A source of kind {source.kind} needs one."
-        for key in ("path", "glob", "text_field", "subset", "split"):
-            if key not in reads and getattr(source, key) is not None:
+        for key in ("path", "glob", "text_field", "subset", "split", "encoding"):
+            if key not in reads and getattr(source, key) != getattr(SourceConfig, key):
                 yield (
                     f"sources.{name}.{key}={getattr(source, key)}: a source of kind {source.kind} does not read it. "
                     "Remove it."
