@@ -105,5 +105,5 @@ def write_index_of(
     for number in range(distinct):
         shutil.rmtree(folder / f"part-{number}")
     of_each = [cards[shard % distinct].tokens for shard in range(shards)]
-    hashes = {"index_sha256": file_sha256(train / INDEX), "lengths_sha256": file_sha256(train / LENGTHS)}
-    write_card(train, replace(cards[0], documents=shards * in_each, tokens=sum(of_each), **hashes))
+    card = replace(cards[0], documents=shards * in_each, tokens=sum(of_each), index_sha256=file_sha256(train / INDEX))
+    write_card(train, replace(card, lengths_sha256=file_sha256(train / LENGTHS)))

@@ -54,7 +54,8 @@ def own_mb(process, kind):
         return sum(int(line.split()[1]) for line in file if line.startswith(kind)) / 1024
 
 def mark(name):
-    marks.append((name, time.time(), time.process_time(), own_mb("self", "Anonymous:"), len(os.listdir("/proc/self/fd"))))
+    handles = len(os.listdir("/proc/self/fd"))
+    marks.append((name, time.time(), time.process_time(), own_mb("self", "Anonymous:"), handles))
 
 def marked(name, call):
     def marking(*args, **kwargs):

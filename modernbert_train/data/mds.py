@@ -25,16 +25,12 @@ from modernbert_train.data.shard_file import (
     as_line,
     fault_of,
     id_column,
-    stored,
     unpack,
     without_ends,
 )
+from modernbert_train.data.shard_index import REMEDY, ShardIndex, stored
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_file
-from modernbert_train.read_json import is_count, read_json
-
-REMEDY = "Restore it from a copy, or prepare the data again with data_prep/prepare.py --overwrite."
-MOST_INDEX_BYTES = 1 << 29  # 700 bytes for a shard
 
 
 class _OpenShard(NamedTuple):
@@ -55,10 +51,11 @@ class TokenShards:
         card: of the folder; None: one that data_prep/prepare.py wrote, and its labels are not wanted.
 
     Attributes:
-        shard_documents: number of documents in each shard; documents are numbered through all shards in order.
-        shard_bytes: size of each shard as stored.
+        shard_documents: int64 [shards], documents in each shard; documents are numbered through all shards in order.
+        shard_bytes: int64 [shards], size of each shard as stored.
         remote: as given.
         lengths: tokens of each document.
+        tokens: of all documents; what the card says, where there is one.
         labels: of each document; None: there are none.
 
     Raises:
@@ -80,16 +77,16 @@ class TokenShards:
         self._column = column
         self._vocab_size = vocab_size
         self._max_open = max_open_shards
-        self._index = INDEX if card is None else card.index_file
         self._adopted = card is not None and card.is_adopted
         self._home = self.folder if card is None else self.folder / (card.shards or "")
         self._dtype = None if card is None else card.dtype
         self._special = frozenset(() if card is None else card.stripped or ())
-        self._shards = self._read_index()
-        self.shard_documents = [int(shard["samples"]) for shard in self._shards]
-        self.shard_bytes = [int(stored(shard)["bytes"]) for shard in self._shards]
+        index = INDEX if card is None else card.index_file
+        self._shards = ShardIndex(self.folder / index, column, nested=self._adopted)
+        self.shard_documents, self.shard_bytes = self._shards.documents, self._shards.bytes
         self._first = np.concatenate([[0], np.cumsum(self.shard_documents)])
         self.lengths = self._read_lengths()
+        self.tokens = int(np.sum(self.lengths, dtype=np.int64)) if card is None else card.tokens
         self.labels = None if card is None else read_labels(self.folder, card, self.lengths)
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
 
@@ -118,7 +115,7 @@ class TokenShards:
     def fetch_ahead(self, shard: int) -> None:
         """Have a remote shard in the cache; nothing is done for local ones. Raises as `read`."""
         if self.remote is not None:
-            name, size = stored(self._shards[shard])["basename"], self.shard_bytes[shard]
+            name, size = stored(self._shards[shard])["basename"], int(self.shard_bytes[shard])
             self.remote.fetch_ahead(name, size, lambda data: self._fault(shard, data))
 
     def _shard_of(self, document: int) -> int:
@@ -136,29 +133,6 @@ class TokenShards:
                     f"{self._name(shard)}: document {at} holds token id {id}, the tokenizer has {self._vocab_size} "
                     "entries. The shards belong to another tokenizer; name theirs in data.tokenizer."
                 )
-
-    def _read_index(self) -> list[dict[str, Any]]:
-        path = self.folder / self._index
-        try:
-            shards = list(read_json(path, MOST_INDEX_BYTES)["shards"])
-            for shard in shards:
-                for info in (shard["raw_data"], shard["zip_data"]):
-                    if info is not None and not is_inside(info["basename"], nested=self._adopted):
-                        raise DataError(f"{path}: names a file outside its folder: {info['basename']!r}. {REMEDY}")
-                if shard["format"] != "mds" or self._column not in shard["column_names"]:
-                    raise DataError(f"{path}: no MDS column {self._column!r} in {shard['column_names']}. {REMEDY}")
-                file = stored(shard)
-                if not (is_count(shard["samples"]) and is_count(file["bytes"]) and dict(file["hashes"])):
-                    raise DataError(f"{path}: {file['basename']} has no size or no hash to be checked by. {REMEDY}")
-                if any(encoding == "pkl" for encoding in shard["column_encodings"]):
-                    raise DataError(f"{path}: a column is pickled, and unpickling runs code. {REMEDY}")
-        except FileNotFoundError:
-            raise DataError(f"{path}: no such file, so there are no shards in this folder. {REMEDY}") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}: not a readable MDS index ({type(error).__name__}: {error}). {REMEDY}") from None
-        if not shards:
-            raise DataError(f"{path}: lists no shards. {REMEDY}")
-        return shards
 
     def _read_lengths(self) -> NDArray[Any]:
         path = self.folder / "lengths.npy"
@@ -202,7 +176,7 @@ class TokenShards:
         """The bytes of a shard as stored, found to be those that the index was written for."""
         basename = stored(self._shards[shard])["basename"]
         if self.remote is not None:
-            return self.remote.read(basename, self.shard_bytes[shard], lambda data: self._fault(shard, data))
+            return self.remote.read(basename, int(self.shard_bytes[shard]), lambda data: self._fault(shard, data))
         try:
             if self._adopted:
                 require_own_file(self._home / basename, self._home)
@@ -217,11 +191,3 @@ class TokenShards:
     def _fault(self, shard: int, data: bytes) -> str | None:
         """What is wrong with the bytes of a shard, if anything."""
         return fault_of(self._shards[shard], data)
-
-
-def is_inside(name: object, *, nested: bool) -> bool:
-    """Whether an index names a file of its own folder by this, or `nested` of a folder below it."""
-    if not isinstance(name, str) or "\0" in name:
-        return False
-    parts = name.split("/")
-    return (nested or len(parts) == 1) and not set(parts) & {"", ".", ".."}

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train import import_stubs
+from modernbert_train.data.shard_index import stored
 from modernbert_train.read_json import parse_json
 
 import_stubs.install()
@@ -38,12 +39,6 @@ class ShardData(NamedTuple):
     def sample(self, number: int) -> memoryview:
         """The bytes of a document."""
         return self.data[self.offsets[number] : self.offsets[number + 1]]
-
-
-def stored(shard: Mapping[str, Any]) -> dict[str, Any]:
-    """What an index says of a shard's file: the compressed one if there is one."""
-    info: dict[str, Any] = shard["zip_data"] or shard["raw_data"]
-    return info
 
 
 def hash_of(algorithm: str, data: bytes) -> str:

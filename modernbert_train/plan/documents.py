@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.check import check_data
-from modernbert_train.data.dataset_card import LENGTHS
+from modernbert_train.data.dataset_card import LENGTHS, DatasetCard
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mixing import phase_weights
 from modernbert_train.data.packing import Chunk, GreedyPacker
+from modernbert_train.data.shard_index import ShardIndex
 from modernbert_train.errors import DataError
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, mean_spans
-from modernbert_train.read_json import read_json
 
 SPREAD = 0.8  # of assumed documents: standard deviation of the logarithm of their length
 _ASSUMED = 4096  # documents that stand for an assumed distribution
@@ -39,12 +39,12 @@ class StreamLengths:
     Attributes:
         lengths: tokens of each document, special tokens not included, or of an even sample of them.
         documents: how many there are.
-        shard_documents: in each shard.
+        shard_documents: int64 [shards], in each shard.
     """
 
     lengths: NDArray[np.integer]
     documents: int
-    shard_documents: tuple[int, ...]
+    shard_documents: NDArray[np.int64]
 
     @property
     def is_whole(self) -> bool:
@@ -111,7 +111,7 @@ def read_documents(config: RunConfig, median: int | None, facts: DataFacts | Non
         if missing is not None:
             return Documents(f"assumed, since {missing} is not here: every row one sequence, which costs most")
         facts = check_data(config)
-    streams = {name: _read(folder.local, folder.card.index_file) for name, folder in facts.streams.items()}
+    streams = {name: _read(folder.local, folder.card) for name, folder in facts.streams.items()}
     parts = (
         f"{facts.streams[name].path} with {stream.documents:,} documents of median "
         f"{np.median(stream.lengths):,.0f} tokens"
@@ -120,13 +120,12 @@ def read_documents(config: RunConfig, median: int | None, facts: DataFacts | Non
     return Documents(", ".join(parts), streams)
 
 
-def _read(folder: Path, index: str) -> StreamLengths:
+def _read(folder: Path, card: DatasetCard) -> StreamLengths:
     try:
         lengths = np.load(folder / LENGTHS, mmap_mode="r", allow_pickle=False)
-        shards = read_json(folder / index)["shards"]
-        shard_documents = tuple(int(shard["samples"]) for shard in shards)
-    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder}: {LENGTHS} or {index} cannot be read ({error}). Prepare the data again.") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{folder}: {LENGTHS} cannot be read ({error}). Prepare the data again.") from None
+    shard_documents = ShardIndex(folder / card.index_file, card.column, nested=card.is_adopted).documents
     stride = -(-len(lengths) // _SAMPLE)
     return StreamLengths(np.asarray(lengths[::stride]), len(lengths), shard_documents)
 
