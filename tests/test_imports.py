@@ -46,7 +46,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.config": ("errors", "redact", "text"),
     "modernbert_train.clock": ("config",),
     "modernbert_train.compute": ("config", "errors"),
-    "modernbert_train.ranks": ("config", "errors", "files", "installed", "text", "torch_internals"),
+    "modernbert_train.ranks": ("config", "errors", "files", "installed", "read_once", "text", "torch_internals"),
     "modernbert_train.data": (
         "batch", "clock", "config", "errors", "files", "import_stubs", "keyed_random", "own_files", "ranks.orphans",
         "read_json", "read_once", "text", "torch_internals", "vocabulary",
@@ -59,7 +59,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.plan": (
         "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.facts", "data.mixing",
-        "data.packing", "data.path", "errors", "optim.schedules", "read_json", "report", "text",
+        "data.packing", "data.path", "data.shard_index", "errors", "optim.schedules", "report", "text",
     ),
     "modernbert_train.run": (
         "clock", "compute", "config", "data", "errors", "files", "models", "own_files", "plan", "provenance", "ranks",
@@ -109,8 +109,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.__main__": ("cli", "errors", "lasting_output", "ranks", "redact"),
     "data_prep": (
         "cli.parser", "config", "data.dataset_card", "data.download", "data.mds", "data.remote", "data.shard_file",
-        "data.shard_writer", "errors", "files", "own_files", "ranks.orphans", "read_json", "text", "tokenizer_threads",
-        "vocabulary",
+        "data.shard_index", "data.shard_writer", "errors", "files", "own_files", "ranks.orphans", "read_json", "text",
+        "tokenizer_threads", "vocabulary",
     ),
     "launch": (
         "__main__", "cli.arguments", "cli.parser", "config", "data.check", "errors", "files", "installed",

@@ -28,7 +28,7 @@ from modernbert_train.data.shard_file import (
     unpack,
     without_ends,
 )
-from modernbert_train.data.shard_index import REMEDY, ShardIndex, stored
+from modernbert_train.data.shard_index import REMEDY, read_index, stored
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_file
 
@@ -82,7 +82,7 @@ class TokenShards:
         self._dtype = None if card is None else card.dtype
         self._special = frozenset(() if card is None else card.stripped or ())
         index = INDEX if card is None else card.index_file
-        self._shards = ShardIndex(self.folder / index, column, nested=self._adopted)
+        self._shards = read_index(self.folder / index, column, nested=self._adopted)
         self.shard_documents, self.shard_bytes = self._shards.documents, self._shards.bytes
         self._first = np.concatenate([[0], np.cumsum(self.shard_documents)])
         self.lengths = self._read_lengths()

@@ -17,6 +17,7 @@ import numpy as np
 
 from modernbert_train.errors import DataError
 from modernbert_train.read_json import array_in, is_count, open_file, parse_json
+from modernbert_train.read_once import read_once
 
 REMEDY = "Restore it from a copy, or prepare the data again with data_prep/prepare.py --overwrite."
 MOST_BYTES = 1 << 29  # 700 bytes for a shard
@@ -28,23 +29,39 @@ def stored(shard: Mapping[str, Any]) -> dict[str, Any]:
     return info
 
 
-class ShardIndex(Sequence[dict[str, Any]]):
-    """The entries of an index, in order.
+def read_index(path: Path, column: str, *, nested: bool = False) -> ShardIndex:
+    """The index of a folder of shards; one that is as it was is not read a second time.
 
     Args:
         path: of the file.
         column: that every shard must have.
         nested: it may also name files in folders below its own.
 
-    Attributes:
-        documents, bytes: int64 [shards], of each shard its documents, and its size as stored.
-
     Raises:
         DataError: it is missing or damaged, lists nothing, or is not to be trusted.
     """
+    index = read_once(path, ShardIndex)
+    if index.below is not None and not nested:
+        raise DataError(f"{path}: names a file outside its folder: {index.below!r}. {REMEDY}")
+    for columns in index.columns:
+        if column not in columns:
+            raise DataError(f"{path}: no MDS column {column!r} in {list(columns)}. {REMEDY}")
+    return index
 
-    def __init__(self, path: Path, column: str, *, nested: bool = False) -> None:
-        self._path, self._column, self._nested = path, column, nested
+
+class ShardIndex(Sequence[dict[str, Any]]):
+    """The entries of an index, in order. Raises as `read_index`, which asks for one.
+
+    Attributes:
+        documents, bytes: int64 [shards], of each shard its documents, and its size as stored.
+        columns: the names of the columns, as different shards have them.
+        below: a file that it names in a folder below its own; None: there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.columns: set[tuple[str, ...]] = set()
+        self.below: str | None = None
         try:
             with open_file(path) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -75,10 +92,13 @@ class ShardIndex(Sequence[dict[str, Any]]):
     def _row(self, begin: int, end: int, shard: dict[str, Any]) -> tuple[int, int, int, int]:
         """Where an entry stands, and its two numbers, once nothing is wrong with it."""
         for info in (shard["raw_data"], shard["zip_data"]):
-            if info is not None and not is_inside(info["basename"], nested=self._nested):
-                raise DataError(f"{self._path}: names a file outside its folder: {info['basename']!r}. {REMEDY}")
-        if shard["format"] != "mds" or self._column not in shard["column_names"]:
-            raise DataError(f"{self._path}: no MDS column {self._column!r} in {shard['column_names']}. {REMEDY}")
+            if info is not None and not is_inside(info["basename"], nested=False):
+                if not is_inside(info["basename"], nested=True):
+                    raise DataError(f"{self._path}: names a file outside its folder: {info['basename']!r}. {REMEDY}")
+                self.below = info["basename"]
+        if shard["format"] != "mds":
+            raise DataError(f"{self._path}: {shard['format']!r} and not mds is the format of a shard. {REMEDY}")
+        self.columns.add(tuple(shard["column_names"]))
         file = stored(shard)
         if not (is_count(shard["samples"]) and is_count(file["bytes"]) and dict(file["hashes"])):
             raise DataError(f"{self._path}: {file['basename']} has no size or no hash to be checked by. {REMEDY}")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +22,14 @@ from modernbert_train.data.dataset_card import LENGTHS, DatasetCard
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mixing import phase_weights
 from modernbert_train.data.packing import Chunk, GreedyPacker
-from modernbert_train.data.shard_index import ShardIndex
+from modernbert_train.data.shard_index import read_index
 from modernbert_train.errors import DataError
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, mean_spans
 
 SPREAD = 0.8  # of assumed documents: standard deviation of the logarithm of their length
 _ASSUMED = 4096  # documents that stand for an assumed distribution
-_SAMPLE = 1 << 22  # documents of a large stream that are looked at, evenly spaced
+_SAMPLE, _RUN = 1 << 22, 1 << 12  # documents of a large stream that are looked at, so many in a row
 _PACKED = 10_000  # chunks that are packed to see how full rows get
 
 
@@ -125,9 +126,16 @@ def _read(folder: Path, card: DatasetCard) -> StreamLengths:
         lengths = np.load(folder / LENGTHS, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{folder}: {LENGTHS} cannot be read ({error}). Prepare the data again.") from None
-    shard_documents = ShardIndex(folder / card.index_file, card.column, nested=card.is_adopted).documents
-    stride = -(-len(lengths) // _SAMPLE)
-    return StreamLengths(np.asarray(lengths[::stride]), len(lengths), shard_documents)
+    shard_documents = read_index(folder / card.index_file, card.column, nested=card.is_adopted).documents
+    return StreamLengths(_sample(lengths), len(lengths), shard_documents)
+
+
+def _sample(lengths: NDArray[Any]) -> NDArray[Any]:
+    """All of them, or so many in evenly spaced runs: a page of the file has a thousand, and reading is by pages."""
+    if len(lengths) <= _SAMPLE:
+        return np.asarray(lengths)
+    firsts = np.linspace(0, len(lengths) - _RUN, _SAMPLE // _RUN, dtype=np.int64)
+    return np.concatenate([lengths[first : first + _RUN] for first in firsts.tolist()])
 
 
 def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig, objective: ObjectiveConfig) -> RowText:
