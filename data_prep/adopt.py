@@ -117,7 +117,7 @@ def _adopt_shards(
     from data_prep.adoption.survey import Survey, write_parts
     from data_prep.adoption.tokenizer_fit import DOCUMENTS, end_tokens, require_fit, spread, take_sample
     from modernbert_train.data.remote import is_remote
-    from modernbert_train.data.shard_file import stored
+    from modernbert_train.data.shard_index import stored
     from modernbert_train.vocabulary import read_vocabulary
 
     if out is None and is_remote(source):

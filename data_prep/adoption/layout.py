@@ -17,9 +17,9 @@ from typing import Any
 from data_prep.write.workspace import require_space
 from modernbert_train.data.dataset_card import INDEX
 from modernbert_train.data.download import Downloader
-from modernbert_train.data.mds import MOST_INDEX_BYTES, is_inside
 from modernbert_train.data.remote import is_remote
-from modernbert_train.data.shard_file import BYTES, id_column, stored
+from modernbert_train.data.shard_file import BYTES, id_column
+from modernbert_train.data.shard_index import MOST_BYTES, is_inside, stored
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.own_files import require_own_file
 from modernbert_train.read_json import is_count, read_json
@@ -159,7 +159,7 @@ def _require_complete(folder: Path, indexes: Sequence[Path]) -> None:
 
 def _read_entries(path: Path, name: str) -> list[Entry]:
     try:
-        entries = list(read_json(path, MOST_INDEX_BYTES)["shards"])
+        entries = list(read_json(path, MOST_BYTES)["shards"])
         for entry in entries:
             if entry["format"] != "mds":
                 raise DataError(f"{name}: shards of format {entry['format']!r}; only MDS ones hold arrays of ids.")

@@ -21,7 +21,8 @@ from data_prep.adoption.findings import Counting, Findings
 from data_prep.adoption.layout import Entry
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote
-from modernbert_train.data.shard_file import as_line, fault_of, hash_of, id_column, stored, unpack
+from modernbert_train.data.shard_file import as_line, fault_of, hash_of, id_column, unpack
+from modernbert_train.data.shard_index import stored
 from modernbert_train.errors import DataError, StorageError
 from modernbert_train.files import write_whole
 from modernbert_train.own_files import require_own_file
