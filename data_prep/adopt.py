@@ -126,11 +126,14 @@ def _adopt_shards(
     folder = Path(source if out is None else out)
     vocabulary = read_vocabulary(tokenizer)
     asked = _fingerprint(layout.root, layout.column, dtype, vocabulary.sha256, layout.entries)
+    work = folder / WORK
     if is_finished(folder, asked, overwrite):
+        if work.exists():  # killed after the last file
+            with claimed(work, asked):
+                shutil.rmtree(work)
         return f"already adopted; --overwrite does it again\n{describe(folder)}"
     require_free(folder, own=out is None or folder.resolve() == Path(layout.root))
     names = end_tokens(tokenizer)
-    work = folder / WORK
     with claimed(work, asked):
         survey = Survey(work, layout.root, layout.column, dtype, vocabulary.num_entries, frozenset(names))
         chosen = [layout.entries[i] for i in spread(len(layout.entries), DOCUMENTS)]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.adoption.findings import Counting, Findings
-from data_prep.adoption.layout import Entry
+from data_prep.adoption.layout import TIMEOUT_SECONDS, Entry
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_file import as_line, fault_of, hash_of, id_column, stored, unpack
@@ -28,7 +28,6 @@ from modernbert_train.own_files import require_own_file
 
 PART_BYTES = 1 << 28  # of shards as stored; a part that was interrupted is done again
 _HASH = "xxh64"
-_TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ class Survey:
         basename = stored(entry)["basename"]
         if is_remote(self.root):
             with TemporaryDirectory(dir=self.work) as scratch:
-                downloader = Downloader(self.root, _TIMEOUT_SECONDS)
+                downloader = Downloader(self.root, TIMEOUT_SECONDS)
                 data = downloader.fetch(basename, Path(scratch), stored(entry)["bytes"]).read_bytes()
         else:
             path = Path(self.root, basename)
