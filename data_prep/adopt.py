@@ -2,7 +2,7 @@
 
 Ids in MDS shards of any layout stay where they are: one pass computes lengths and counts, verifies hashes or computes
 them, recognises special tokens, and a card is written beside the shards, or into --out where they cannot be written to.
-Parquet and Arrow files of ids are converted to shards of ours. After a kill the same command goes on.
+Parquet and Arrow files of ids are converted to shards of ours. After a kill the same command resumes.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _adopt_shards(
     with claimed(work, asked):
         survey = Survey(work, layout.root, layout.column, dtype, vocabulary.num_entries, frozenset(names))
         chosen = [layout.entries[i] for i in spread(len(layout.entries), DOCUMENTS)]
-        firsts = ((f"{layout.root}/{stored(each)['basename']}", next(survey.documents(each), None)) for each in chosen)
+        firsts = ((f"{layout.root}/{stored(each)['basename']}", survey.first(each)) for each in chosen)
         sample = take_sample([(place, ids) for place, ids in firsts if ids is not None], tokenizer, names)
         require_fit(sample, source, tokenizer, anyway)
         parts = write_parts(work, layout.entries)

@@ -28,6 +28,7 @@ from modernbert_train.own_files import require_own_file
 
 PART_BYTES = 1 << 28  # of shards as stored; a part that was interrupted is done again
 _HASH = "xxh64"
+_BEGINNING = 2048  # tokens
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,14 @@ class Survey:
         with np.load(self._file(rank, "npz"), allow_pickle=False) as arrays:
             return Findings.from_json(left["findings"]), left["entries"], arrays["lengths"], arrays["counts"]
 
-    def documents(self, entry: Entry) -> Iterator[NDArray[Any]]:
-        """The ids of a shard's documents as they are stored, each a line.
+    def first(self, entry: Entry) -> NDArray[Any] | None:
+        """The beginning of a shard's first document as it is stored; None where it has none.
 
         Raises:
             DataError: see `run_task`.
         """
-        yield from self._documents(entry, self._bytes(entry))
+        ids = next(self._documents(entry, self._bytes(entry)), None)
+        return None if ids is None else ids[:_BEGINNING].copy()  # a view would keep the shard in memory
 
     def _take(self, entry: Entry, counting: Counting) -> Entry:
         data = self._bytes(entry)
