@@ -2,7 +2,7 @@
 
 Ids in MDS shards of any layout stay where they are: one pass computes lengths and counts, verifies hashes or computes
 them, recognises special tokens, and a card is written beside the shards, or into --out where they cannot be written to.
-Parquet and Arrow files of ids are converted to shards of ours. After a kill the same command goes on.
+Parquet and Arrow files of ids are converted to shards of ours. After a kill the same command resumes.
 """
 
 from __future__ import annotations
@@ -126,15 +126,18 @@ def _adopt_shards(
     folder = Path(source if out is None else out)
     vocabulary = read_vocabulary(tokenizer)
     asked = _fingerprint(layout.root, layout.column, dtype, vocabulary.sha256, layout.entries)
+    work = folder / WORK
     if is_finished(folder, asked, overwrite):
+        if work.exists():  # killed after the last file
+            with claimed(work, asked):
+                shutil.rmtree(work)
         return f"already adopted; --overwrite does it again\n{describe(folder)}"
     require_free(folder, own=out is None or folder.resolve() == Path(layout.root))
     names = end_tokens(tokenizer)
-    work = folder / WORK
     with claimed(work, asked):
         survey = Survey(work, layout.root, layout.column, dtype, vocabulary.num_entries, frozenset(names))
         chosen = [layout.entries[i] for i in spread(len(layout.entries), DOCUMENTS)]
-        firsts = ((f"{layout.root}/{stored(each)['basename']}", next(survey.documents(each), None)) for each in chosen)
+        firsts = ((f"{layout.root}/{stored(each)['basename']}", survey.first(each)) for each in chosen)
         sample = take_sample([(place, ids) for place, ids in firsts if ids is not None], tokenizer, names)
         require_fit(sample, source, tokenizer, anyway)
         parts = write_parts(work, layout.entries)

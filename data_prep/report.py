@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from data_prep.clean.contamination import set_named
 from data_prep.clean.documents import SPLITS, SourceTally, Tally
 from data_prep.make_tokenizer import tokenizer_file
 from data_prep.read.encodings import UTF_8
@@ -30,7 +31,8 @@ Fingerprint = dict[str, Any]
 def fingerprint(config: PrepareConfig) -> Fingerprint:
     """The spec without what does not change the dataset, and a digest of the files it reads.
 
-    `encoding` is left out where it is the default: datasets that were made before there was the key stay what they are.
+    `encoding` and `decontaminate` are left out where they are the default: datasets that were made before there were
+    these keys stay what they are.
 
     Of a hub dataset that is not on this disk only the name is known.
 
@@ -39,10 +41,15 @@ def fingerprint(config: PrepareConfig) -> Fingerprint:
     """
     spec = dataclasses.asdict(config)
     del spec["out"], spec["executor"]
-    for each in spec["sources"].values():
+    for each in [*spec["sources"].values(), *spec["decontaminate"].values()]:
         if each["encoding"] == UTF_8:
             del each["encoding"]
+    if not config.decontaminate:
+        del spec["decontaminate"], spec["overlap_words"]
     files = [file for name, source in config.sources.items() for file in source_files(name, source)]
+    for name, source in config.decontaminate.items():
+        with set_named(name):
+            files += source_files(name, source)
     digest, total = hashlib.sha256(), 0
     for file in files:
         size, time = file_state(file)

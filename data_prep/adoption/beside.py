@@ -102,7 +102,6 @@ def write_beside(
     assert at == found.documents
     lengths.flush()
     np.save(work / TOKEN_COUNTS, counts)
-    stripped = sorted(found.first.keys() | found.last.keys())
     card = DatasetCard(
         column=survey.column,
         dtype=dtype,
@@ -116,11 +115,12 @@ def write_beside(
         created_by=f"modernbert-train {__version__}",
         index=ADOPTED_INDEX,
         shards=None if Path(layout.root) == folder.resolve() else layout.root,
-        stripped=stripped,
+        stripped=sorted(found.removed),
     )
+    indexes = "one index" if layout.indexes == 1 else f"{layout.indexes:,} indexes"
     lines = list(describe(found, counts, names))
     lines.append(
-        f"{len(layout.entries):,} shards of {layout.num_bytes:,} bytes by {layout.indexes:,} index files, column "
+        f"{len(layout.entries):,} shards of {layout.num_bytes:,} bytes by {indexes}, column "
         f"{layout.column} ({layout.encoding}, {dtype}); hashes: {found.verified:,} right, {found.hashed:,} computed"
     )
     report = facts | {

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.data.shard_file import without_ends
+from modernbert_train.data.shard_file import ends_of
 from modernbert_train.text import plural
 
 _LENGTHS_KEPT = 8  # most frequent lengths of a part; one that all documents have is among them
@@ -36,6 +36,7 @@ class Findings:
         lengths: length as stored -> documents; of each part its most frequent ones.
         longest: longest length as stored -> documents.
         first, last: special token that a document begins or ends with -> documents.
+        removed: special token -> times it is taken off the ends.
         joined: documents with a special token in their middle.
     """
 
@@ -49,12 +50,13 @@ class Findings:
     longest: Counter[int] = field(default_factory=Counter)
     first: Counter[int] = field(default_factory=Counter)
     last: Counter[int] = field(default_factory=Counter)
+    removed: Counter[int] = field(default_factory=Counter)
     joined: int = 0
 
     def add(self, other: Findings) -> None:
         for name in ("documents", "tokens", "empty", "hashed", "verified", "joined"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("lengths", "first", "last"):
+        for name in ("lengths", "first", "last", "removed"):
             getattr(self, name).update(getattr(other, name))
         for folder, dtype in other.dtypes.items():
             self.dtypes[folder] = _wider(self.dtypes.get(folder), dtype)
@@ -73,7 +75,7 @@ class Findings:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Findings:
         found = cls(**content)
-        for name in ("lengths", "longest", "first", "last"):
+        for name in ("lengths", "longest", "first", "last", "removed"):
             setattr(found, name, Counter({int(key): count for key, count in content[name].items()}))
         return found
 
@@ -105,6 +107,7 @@ class Counting:
         self._is_special = np.zeros(vocab_size, np.bool_)
         self._is_special[[id for id in special if id < vocab_size]] = True
         self._waiting: list[NDArray[Any]] = []
+        self._ends: list[NDArray[Any]] = []
         self._tokens = 0
 
     def take(self, ids: NDArray[Any]) -> NDArray[Any]:
@@ -128,7 +131,9 @@ class Counting:
                 if id in self._special:
                     counter[id] += 1
             found.lengths[len(ids)] += 1
-        left = without_ends(ids, self._special)
+        start, end = ends_of(ids, self._special)
+        left = ids[start:end]
+        self._ends += [each for each in (ids[:start], ids[end:]) if len(each)]
         self.lengths.append(len(left))
         found.documents += 1
         found.tokens += len(left)
@@ -136,6 +141,7 @@ class Counting:
         if len(left):
             self._waiting.append(left)
             self._tokens += len(left)
+        self._tokens += len(ids) - len(left)
         if self._tokens >= self._AT_ONCE:
             self._count()
         return left
@@ -149,6 +155,10 @@ class Counting:
         self.findings.shorten()
 
     def _count(self) -> None:
+        if self._ends:
+            removed, times = np.unique(np.concatenate(self._ends), return_counts=True)
+            self.findings.removed.update(dict(zip(removed.tolist(), times.tolist(), strict=True)))
+        self._ends, self._tokens = [], 0
         if not self._waiting:
             return
         ids = np.concatenate(self._waiting).astype(np.int64)
@@ -156,7 +166,7 @@ class Counting:
         places = np.flatnonzero(self._is_special[ids])
         ends = np.cumsum([len(each) for each in self._waiting])
         self.findings.joined += len(np.unique(np.searchsorted(ends, places, side="right")))
-        self._waiting, self._tokens = [], 0
+        self._waiting = []
 
 
 def describe(found: Findings, counts: NDArray[np.int64], names: Mapping[int, str]) -> Iterator[str]:
@@ -174,7 +184,9 @@ def describe(found: Findings, counts: NDArray[np.int64], names: Mapping[int, str
         for id, number in counter.most_common():
             share = number / found.documents
             yield f"{share:.1%} of the documents {words} with {names[id]} ({id}): taken off, the loader adds its own"
-    if not found.first and not found.last:
+    if found.removed:
+        yield f"taken off in all: {', '.join(f'{number:,} {names[id]}' for id, number in found.removed.most_common())}"
+    else:
         yield "no special tokens at the ends of documents: the loader adds them"
     yield from _cuts(found, counts, names)
 

@@ -32,6 +32,7 @@ SHARD_ENDS = (".mds", ".mds.zstd", ".mds.gz", ".mds.br", ".mds.bz2", ".mds.snapp
 HELD_OUT = ("validation", "valid", "val", "val_small", "val_xsmall", "eval", "test", "dev")
 _RAW_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 _LISTED = 5
+TIMEOUT_SECONDS = 60.0  # without a byte from a store
 
 Entry = dict[str, Any]
 
@@ -92,7 +93,7 @@ def find_layout(root: str, column: str | None, dtype: str | None) -> Layout:
     notes: list[str] = []
     if is_remote(root):
         root, indexes = root.rstrip("/"), 1
-        entries = _remote_entries(root)
+        entries = _as_stored(root, _remote_entries(root), notes)
     else:
         folder = Path(root).resolve()
         if not folder.is_dir():
@@ -187,6 +188,7 @@ def _read_entries(path: Path, name: str) -> list[Entry]:
 
 
 def _local_entries(root: Path, index: Path) -> Iterator[Entry]:
+    require_own_file(index, root)
     below = index.parent.relative_to(root)
     missing, number = [], 0
     for entry in _read_entries(index, str(index)):
@@ -238,13 +240,27 @@ def _remote_entries(url: str) -> list[Entry]:
     with TemporaryDirectory() as scratch:
         require_space(Path(scratch), 1 << 26)
         try:
-            file = Downloader(url, 60.0).fetch(INDEX, Path(scratch))
+            file = Downloader(url, TIMEOUT_SECONDS).fetch(INDEX, Path(scratch))
         except DataError as error:
             raise DataError(
                 f"{error} A folder in a store needs an {INDEX} of its own: merge those of the folders below with "
                 "Streaming's merge_index, or adopt them one by one."
             ) from None
         return _read_entries(file, f"{url}/{INDEX}")
+
+
+def _as_stored(url: str, entries: list[Entry], notes: list[str]) -> list[Entry]:
+    """The entries, of plain files where the first archive is not there: some unpack before they upload."""
+    if not entries or entries[0]["zip_data"] is None:
+        return entries
+    name, size = entries[0]["zip_data"]["basename"], entries[0]["zip_data"]["bytes"]
+    with TemporaryDirectory() as scratch:
+        try:
+            Downloader(url, TIMEOUT_SECONDS).fetch(name, Path(scratch), size)
+        except DataError:
+            notes.append(f"the index names archives such as {name}, which are not there; the plain files are read")
+            return [_plain(entry) for entry in entries]
+    return entries
 
 
 def _unnamed(root: Path, entries: Sequence[Entry]) -> Iterator[str]:

@@ -50,7 +50,7 @@ def is_finished(folder: Path, asked: Fingerprint, overwrite: bool) -> bool:
     if changed:
         raise ConfigError(
             f"{folder}: was adopted otherwise, or the shards have changed ({'; '.join(changed)}). --overwrite adopts "
-            "them anew; checkpoints of what is there now will not go on."
+            "them anew; runs on what is there now cannot resume then."
         )
     try:
         read_card(folder)

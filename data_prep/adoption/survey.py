@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.adoption.findings import Counting, Findings
-from data_prep.adoption.layout import Entry
+from data_prep.adoption.layout import TIMEOUT_SECONDS, Entry
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_file import as_line, fault_of, hash_of, id_column, unpack
@@ -29,7 +29,7 @@ from modernbert_train.own_files import require_own_file
 
 PART_BYTES = 1 << 28  # of shards as stored; a part that was interrupted is done again
 _HASH = "xxh64"
-_TIMEOUT_SECONDS = 60.0
+_BEGINNING = 2048  # tokens
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,14 @@ class Survey:
         with np.load(self._file(rank, "npz"), allow_pickle=False) as arrays:
             return Findings.from_json(left["findings"]), left["entries"], arrays["lengths"], arrays["counts"]
 
-    def documents(self, entry: Entry) -> Iterator[NDArray[Any]]:
-        """The ids of a shard's documents as they are stored, each a line.
+    def first(self, entry: Entry) -> NDArray[Any] | None:
+        """The beginning of a shard's first document as it is stored; None where it has none.
 
         Raises:
             DataError: see `run_task`.
         """
-        yield from self._documents(entry, self._bytes(entry))
+        ids = next(self._documents(entry, self._bytes(entry)), None)
+        return None if ids is None else ids[:_BEGINNING].copy()  # a view would keep the shard in memory
 
     def _take(self, entry: Entry, counting: Counting) -> Entry:
         data = self._bytes(entry)
@@ -134,7 +135,7 @@ class Survey:
         basename = stored(entry)["basename"]
         if is_remote(self.root):
             with TemporaryDirectory(dir=self.work) as scratch:
-                downloader = Downloader(self.root, _TIMEOUT_SECONDS)
+                downloader = Downloader(self.root, TIMEOUT_SECONDS)
                 data = downloader.fetch(basename, Path(scratch), stored(entry)["bytes"]).read_bytes()
         else:
             path = Path(self.root, basename)

@@ -185,11 +185,17 @@ def as_line(ids: NDArray[Any]) -> NDArray[Any]:
     return ids.reshape(-1) if ids.ndim != 1 and ids.size and max(ids.shape) == ids.size else ids
 
 
-def without_ends(ids: NDArray[Any], special: Collection[int]) -> NDArray[Any]:
-    """Ids without those special ones that stand at the beginning and the end; a view."""
+def ends_of(ids: NDArray[Any], special: Collection[int]) -> tuple[int, int]:
+    """Where a document begins and ends without those special ids that stand around it."""
     start, end = 0, len(ids)
     while start < end and int(ids[start]) in special:
         start += 1
     while start < end and int(ids[end - 1]) in special:
         end -= 1
+    return start, end
+
+
+def without_ends(ids: NDArray[Any], special: Collection[int]) -> NDArray[Any]:
+    """Ids without those special ones that stand at the beginning and the end; a view."""
+    start, end = ends_of(ids, special)
     return ids[start:end]

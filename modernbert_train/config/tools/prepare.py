@@ -86,6 +86,9 @@ class PrepareConfig:
     filters: dict[str, FilterConfig] = field(default_factory=dict)  # applied in this order
     duplicates: Literal["keep", "exact", "near"] = "exact"  # left out: none, equal texts, near duplicates as well
     near_duplicates: NearDuplicatesConfig = field(default_factory=NearDuplicatesConfig)  # how near, for `near`
+    # evaluation sets by name: documents that share overlap_words words in a row with one are left out
+    decontaminate: dict[str, SourceConfig] = field(default_factory=dict)
+    overlap_words: int = 13  # fewer find more, and leave more out by chance
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     validation_share: float = 0.05  # share of the documents, by hash of their text, that is held out; 0 holds out none
     min_characters: int = 1  # shorter documents are left out and counted
@@ -139,15 +142,16 @@ def prepare_problems(config: PrepareConfig) -> list[str]:
 def _source_problems(config: PrepareConfig) -> Iterator[str]:
     if not config.sources:
         yield "sources: empty. Add at least one, for example sources.mine={kind: text, path: folder}."
-    for name, source in config.sources.items():
+    every = [(f"sources.{name}", source) for name, source in config.sources.items()]
+    every += [(f"decontaminate.{name}", source) for name, source in config.decontaminate.items()]
+    for where, source in every:
         reads = FIELDS[source.kind]
         if "path" in reads and not source.path:
-            yield f"sources.{name}.path: missing. A source of kind {source.kind} needs one."
+            yield f"{where}.path: missing. A source of kind {source.kind} needs one."
         for key in ("path", "glob", "text_field", "subset", "split", "encoding"):
             if key not in reads and getattr(source, key) != getattr(SourceConfig, key):
                 yield (
-                    f"sources.{name}.{key}={getattr(source, key)}: a source of kind {source.kind} does not read it. "
-                    "Remove it."
+                    f"{where}.{key}={getattr(source, key)}: a source of kind {source.kind} does not read it. Remove it."
                 )
 
 
@@ -204,6 +208,8 @@ def _number_problems(config: PrepareConfig) -> Iterator[str]:
             f"shard_bytes={config.shard_bytes}: must be from 65536 (64 KiB) to 2147483648 (2 GiB). "
             "16777216 suits local disks, 67108864 object stores."
         )
+    if not 1 <= config.overlap_words <= 1000:
+        yield f"overlap_words={config.overlap_words}: must be from 1 to 1000. 13 is usual."
     if config.task_bytes < 1024:
         yield f"task_bytes={config.task_bytes}: must be at least 1024. 134217728 (128 MiB) suits most."
 

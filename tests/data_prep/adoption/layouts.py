@@ -64,7 +64,7 @@ def mmbert(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
 
 def answerdotai(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
     """One folder; arrays of a type that only the sample tells, an attention mask beside them, padded."""
-    longest = max(map(len, documents)) + 2
+    longest = max(map(len, documents)) + 5
     samples = []
     for i, document in enumerate(documents):
         ids = around(document, vocabulary)

@@ -73,6 +73,22 @@ def test_shards_in_a_store_are_adopted_and_read(store: Store, tiny_data: Path, t
         read_all(pointing, tokenizer, tmp_path / "cache")
 
 
+def test_archives_that_were_unpacked_before_the_upload(store: Store, tiny_data: Path, tmp_path: Path) -> None:
+    """Their index names archives; what was uploaded are the files out of them."""
+    from streaming.base.compression import decompress
+
+    tokenizer = tiny_data / "tokenizer"
+    documents = make_documents(tokenizer, [40] * 60, seed=12)
+    layouts.ettin(tmp_path / "theirs", documents, read_vocabulary(tokenizer))
+    for path in list((tmp_path / "theirs").rglob("*.zstd")):
+        path.with_suffix("").write_bytes(decompress("zstd", path.read_bytes()))
+        path.unlink()
+    url = upload(store, tmp_path / "theirs", f"{tmp_path.name}/theirs")
+    assert "which are not there; the plain files are read" in adopt(url, str(tokenizer), out=str(tmp_path / "out"))
+    found = read_all(str(tmp_path / "out"), tokenizer, tmp_path / "cache")
+    assert found == [document.tolist() for document in documents]
+
+
 def test_what_a_store_does_not_have(store: Store, tiny_data: Path, tmp_path: Path) -> None:
     tokenizer = tiny_data / "tokenizer"
     layouts.mmbert(tmp_path / "theirs", make_documents(tokenizer, [40] * 60, seed=12), read_vocabulary(tokenizer))
