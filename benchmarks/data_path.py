@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -110,7 +110,7 @@ def run_config(row_tokens: int) -> RunConfig:
     )
 
 
-def plans(lengths: np.ndarray, row_tokens: int, shard_documents: list[int]) -> BatchPlanner:
+def plans(lengths: np.ndarray, row_tokens: int, shard_documents: Sequence[int] | np.ndarray) -> BatchPlanner:
     return BatchPlanner(run_config(row_tokens), {"train": ShuffledChunks(shard_documents, lengths, 16, seed=17)})
 
 

@@ -82,6 +82,7 @@ def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1))
         raise ConfigError("\n".join(problems))
     if part != (1, 1) and config.executor.name != "local":
         raise ConfigError(f"--part: executor.name={config.executor.name} divides the work itself. Use one of the two.")
+    from data_prep.clean.contamination import evaluations_of
     from data_prep.clean.filters import make_screen
     from data_prep.make_tokenizer import adapt_tokenizer
     from data_prep.report import describe, fingerprint, is_finished
@@ -94,6 +95,7 @@ def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1))
         _remove_work(folder, asked)
         return f"already complete, made from the same spec and files; --overwrite makes it again\n{describe(out)}"
     make_screen(config.filters)
+    evaluations_of(config)
     if config.tokenizer.path is not None:
         adapt_tokenizer(config.tokenizer.path, config.tokenizer.extend, config.tokenizer.spare_entries)
     with _claimed(folder, part):

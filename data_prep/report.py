@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from data_prep.clean.contamination import set_named
 from data_prep.clean.documents import SPLITS, SourceTally, Tally
 from data_prep.make_tokenizer import tokenizer_file
+from data_prep.read.encodings import UTF_8
 from data_prep.read.sources import file_state, source_files
 from modernbert_train import __version__
 from modernbert_train.config.tools.prepare import PrepareConfig
@@ -29,6 +31,9 @@ Fingerprint = dict[str, Any]
 def fingerprint(config: PrepareConfig) -> Fingerprint:
     """The spec without what does not change the dataset, and a digest of the files it reads.
 
+    `encoding` and `decontaminate` are left out where they are the default: datasets that were made before there were
+    these keys stay what they are.
+
     Of a hub dataset that is not on this disk only the name is known.
 
     Raises:
@@ -36,7 +41,15 @@ def fingerprint(config: PrepareConfig) -> Fingerprint:
     """
     spec = dataclasses.asdict(config)
     del spec["out"], spec["executor"]
+    for each in [*spec["sources"].values(), *spec["decontaminate"].values()]:
+        if each["encoding"] == UTF_8:
+            del each["encoding"]
+    if not config.decontaminate:
+        del spec["decontaminate"], spec["overlap_words"]
     files = [file for name, source in config.sources.items() for file in source_files(name, source)]
+    for name, source in config.decontaminate.items():
+        with set_named(name):
+            files += source_files(name, source)
     digest, total = hashlib.sha256(), 0
     for file in files:
         size, time = file_state(file)
@@ -130,6 +143,8 @@ def describe(out: Path) -> str:
         altered = ", ".join(f"{count:,} by {what}" for what, count in report["altered"].items())
         lines.append(f"altered: {altered}")
     lines.append(f"left out of {report['documents_read']:,} documents read: {dropped} (listed in {out / REPORT})")
+    if report["dropped"].keys() & {"not_utf8", "nul_byte"}:
+        lines.append("for text in Latin-1, Windows-1252 or UTF-16: sources.NAME.encoding=auto, and another out")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 import typing
 from collections.abc import Iterator
@@ -50,6 +51,65 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:20]} is not a finite number")
     return number
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+_BLANK = re.compile(r"[ \t\n\r]*")
+
+
+def array_in(text: str, key: str) -> Iterator[tuple[int, int, Any]]:
+    """The elements of an array under a key of a JSON object, one at a time, so that they are never there together.
+
+    Args:
+        text: of the object. All of it is looked at.
+        key: of the object itself.
+
+    Yields:
+        Where an element begins and ends, and its value.
+
+    Raises:
+        ValueError: it is no JSON object, has no such array or two, or is nested too deeply.
+    """
+
+    def at_one_of(expected: str, at: int) -> int:
+        at = _after_blanks(text, at)
+        if not text.startswith(tuple(expected), at):
+            raise ValueError(f"not JSON: {text[at : at + 1]!r} at character {at:,}, where one of {expected} belongs")
+        return at
+
+    found = False
+    try:
+        at = at_one_of("{", 0)
+        while text[at] != "}":
+            name, at = _DECODER.raw_decode(text, at_one_of('"', at + 1))
+            at = _after_blanks(text, at_one_of(":", at) + 1)
+            if name != key:
+                _, at = _DECODER.raw_decode(text, at)
+            else:
+                if found:
+                    raise ValueError(f"{key!r} is there twice")
+                found, at = True, at_one_of("[", at)
+                empty = _after_blanks(text, at + 1)
+                at = empty if text.startswith("]", empty) else at
+                while text[at] != "]":
+                    begin = _after_blanks(text, at + 1)
+                    value, end = _DECODER.raw_decode(text, begin)
+                    yield begin, end, value
+                    at = at_one_of(",]", end)
+                at += 1
+            at = at_one_of(",}", at)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if _after_blanks(text, at + 1) != len(text):
+        raise ValueError("not JSON: there is more after its end")
+    if not found:
+        raise ValueError(f"no {key!r} in it")
+
+
+def _after_blanks(text: str, at: int) -> int:
+    match = _BLANK.match(text, at)
+    assert match is not None  # no blank at all matches
+    return match.end()
 
 
 def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:

@@ -8,7 +8,7 @@ a moment ago is not remembered, because its next change could carry the same tim
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -44,6 +44,18 @@ def read_once(path: Path, read: Callable[[Path], T]) -> T:
     if before is not None and before == _identity(path) and _is_settled(before):
         _known[key] = (before, value)
     return value
+
+
+def known(read: Callable[[Path], T]) -> list[tuple[str, tuple[int, ...], T]]:
+    """What has been read so far, for another process of this machine to `learn`."""
+    return [(str(path), tuple(identity), value) for (how, path), (identity, value) in _known.items() if how is read]
+
+
+def learn(read: Callable[[Path], T], others: Iterable[tuple[str, tuple[int, ...], T]]) -> None:
+    """Take over what another process of this machine has read; of files that are not the same here, nothing."""
+    for path, identity, value in others:
+        if _identity(Path(path)) == identity:
+            _known[read, Path(path)] = (_Identity(*identity), value)
 
 
 def _identity(path: Path) -> _Identity | None:

@@ -61,6 +61,7 @@ def test_yaml_that_is_shown_has_keys_and_values_that_are_taken(page: str, block:
     kinds = {
         "space": SweepConfig,
         "executor": PrepareConfig,
+        "decontaminate": PrepareConfig,
         "kind": TaskConfig,
         "zero_shot": GlinerConfig,
         "shots": SetfitConfig,

@@ -46,7 +46,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.config": ("errors", "redact", "text"),
     "modernbert_train.clock": ("config",),
     "modernbert_train.compute": ("config", "errors"),
-    "modernbert_train.ranks": ("config", "errors", "files", "installed", "text", "torch_internals"),
+    "modernbert_train.ranks": ("config", "errors", "files", "installed", "read_once", "text", "torch_internals"),
     "modernbert_train.data": (
         "batch", "clock", "config", "errors", "files", "import_stubs", "keyed_random", "own_files", "ranks.orphans",
         "read_json", "read_once", "text", "torch_internals", "vocabulary",
@@ -59,7 +59,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.plan": (
         "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.facts", "data.mixing",
-        "data.packing", "data.path", "errors", "optim.schedules", "read_json", "report", "text",
+        "data.packing", "data.path", "data.shard_index", "errors", "optim.schedules", "report", "text",
     ),
     "modernbert_train.run": (
         "clock", "compute", "config", "data", "errors", "files", "models", "own_files", "plan", "provenance", "ranks",
@@ -112,8 +112,9 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.__main__": ("cli", "errors", "lasting_output", "ranks", "redact"),
     "data_prep": (
-        "cli.parser", "config", "data.dataset_card", "data.shard_writer", "errors", "files", "ranks.orphans",
-        "read_json", "text", "tokenizer_threads",
+        "cli.parser", "config", "data.dataset_card", "data.download", "data.mds", "data.remote", "data.shard_file",
+        "data.shard_index", "data.shard_writer", "errors", "files", "own_files", "ranks.orphans", "read_json", "text",
+        "tokenizer_threads", "vocabulary",
     ),
     "launch": (
         "__main__", "cli.arguments", "cli.parser", "config", "data.check", "errors", "files", "installed",
@@ -141,7 +142,8 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.data.loader": ("torch",),
     "modernbert_train.data.microbatches": ("numpy", "torch"),
     "modernbert_train.data.mixing": (),
-    "modernbert_train.data.mds": ("numpy", "streaming"),
+    "modernbert_train.data.mds": ("numpy",),
+    "modernbert_train.data.shard_file": ("numpy", "streaming"),
     "modernbert_train.data.shard_writer": ("numpy", "streaming"),
     "modernbert_train.data.workers": ("torch",),
     "modernbert_train.data.download": ("streaming",),
@@ -205,6 +207,8 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.trials": ("torch",),
     "modernbert_train.doctor": ("torch",),
     "data_prep": ("datatrove", "numpy", "tokenizers", "tqdm"),
+    "data_prep.adoption": ("numpy", "tokenizers"),
+    "data_prep.adoption.convert": ("numpy", "pyarrow"),
     "data_prep.tasks.executors": ("datatrove",),
     "data_prep.read.lines": ("zstandard",),
     "data_prep.read.tables": ("datasets", "pyarrow"),

@@ -13,7 +13,7 @@ from datatrove.utils.lid import FastTextLID
 from datatrove.utils.word_tokenizers import WhitespaceTokenizer
 
 # a word; in scripts without spaces between words, each character
-_WORD = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_]+|_+")
+WORD = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_]+|_+")
 
 
 class PlainWords(WhitespaceTokenizer):
@@ -23,7 +23,7 @@ class PlainWords(WhitespaceTokenizer):
     """
 
     def word_tokenize(self, text: str) -> list[str]:
-        return _WORD.findall(text)
+        return WORD.findall(text)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PlainWords)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from data_prep.read.encodings import AUTO, UTF_8, codec_of, family, guess
+
 BYTE_ORDER_MARK = "byte_order_mark"
 
 
@@ -46,14 +48,23 @@ def unreadable(id: str, error: Exception) -> LeftOut:
     return LeftOut(id, "unreadable", f"cannot be read ({' '.join(str(words).split())})")
 
 
-def decode(id: str, raw: bytes, offset: int = 0) -> Document | LeftOut:
-    """UTF-8 without its byte order mark.
+def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8) -> Document | LeftOut:
+    """Bytes as text, without a byte order mark; what was assumed of another encoding than UTF-8 is said in `altered`.
 
     Args:
         id: of the document.
         raw: its bytes.
         offset: where they begin in the file.
+        encoding: as `SourceConfig.encoding`.
     """
+    codec = guess([raw]) if encoding == AUTO else codec_of(encoding, raw)
+    if codec not in (UTF_8, None):
+        try:
+            return Document(id, raw.decode(codec).removeprefix("\ufeff"), decoded_as(codec))
+        except UnicodeDecodeError as error:
+            name = family(codec)
+            found = f"not {name}: byte 0x{raw[error.start]:02x} at offset {offset + error.start}"
+            return LeftOut(id, f"not_{name.replace('-', '_')}", found)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -61,6 +72,11 @@ def decode(id: str, raw: bytes, offset: int = 0) -> Document | LeftOut:
     if text.startswith("\ufeff"):
         return Document(id, text[1:], BYTE_ORDER_MARK)
     return Document(id, text)
+
+
+def decoded_as(codec: str) -> str:
+    """What the report counts of text that was not UTF-8."""
+    return f"decoded_{family(codec).replace('-', '_')}"
 
 
 def take_text(id: str, row: dict[str, Any], text_field: str, altered: str | None = None) -> Document | LeftOut:

@@ -7,6 +7,7 @@ to the span in which it begins, so a file can be cut at any byte.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
@@ -14,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.read.items import Document, LeftOut, decode, take_text, unreadable
+from data_prep.read.encodings import AUTO, UTF_8, codec_of, has_utf_16_mark
+from data_prep.read.items import Document, LeftOut, decode, decoded_as, take_text, unreadable
 
 _BLOCK_BYTES = 1 << 17  # small, because a block of repetitions decompresses to thousands of times its size
 _ESCAPED_BYTES = 12  # JSON spells a character with at most so many bytes, as \ud83d\ude00
@@ -22,7 +24,12 @@ _OTHER_FIELDS_BYTES = 1 << 24  # room for whatever else stands in a line
 
 
 def read_jsonl(
-    file: Path, text_field: str, max_characters: int, begin: int = 0, end: int | None = None
+    file: Path,
+    text_field: str,
+    max_characters: int,
+    begin: int = 0,
+    end: int | None = None,
+    encoding: str = UTF_8,
 ) -> Iterator[Document | LeftOut]:
     """Yield the documents of the lines that begin in [begin, end).
 
@@ -31,6 +38,8 @@ def read_jsonl(
         text_field: key that holds the text.
         max_characters: a line that must hold more is not read into memory.
         begin, end: offsets in bytes; None is the end of the file.
+        encoding: as `SourceConfig.encoding`; `auto` is decided line by line, but for UTF-16, which a file's byte order
+            mark tells. Offsets of such a file are those of its text in UTF-8.
     """
     longest = _ESCAPED_BYTES * max_characters + _OTHER_FIELDS_BYTES
     number, offset = 0, begin
@@ -39,7 +48,11 @@ def read_jsonl(
         return f"{file}:{line}" if begin == 0 else f"{file} at byte {offset}"
 
     try:
-        with file.open("rb") as raw, _decompressed(file, raw) as lines:
+        with file.open("rb") as raw, _decompressed(file, raw) as unpacked:
+            lines, altered = unpacked, None
+            if begin == 0 and (codec := _utf_16(unpacked, encoding)) is not None:
+                lines, altered = io.BufferedReader(_Blocks(_recoded(unpacked, codec)), _BLOCK_BYTES), decoded_as(codec)
+                encoding = UTF_8
             if begin:
                 offset = _first_line(lines, begin)
             while end is None or offset < end:
@@ -52,7 +65,7 @@ def read_jsonl(
                     size += _skip_line(lines)
                     yield LeftOut(id, "too_long", f"a line of {size} bytes, max_characters={max_characters}")
                 elif line.strip():
-                    yield _parse_line(id, line, offset, text_field)
+                    yield _parse_line(id, line, offset, text_field, encoding, altered)
                 offset += size
     except (OSError, EOFError, ValueError) as error:  # what gzip and _Zstd raise on a damaged file
         number += 1
@@ -75,8 +88,10 @@ def _skip_line(lines: BinaryIO) -> int:
     return size
 
 
-def _parse_line(id: str, line: bytes, offset: int, text_field: str) -> Document | LeftOut:
-    decoded = decode(id, line, offset)
+def _parse_line(
+    id: str, line: bytes, offset: int, text_field: str, encoding: str, altered: str | None
+) -> Document | LeftOut:
+    decoded = decode(id, line, offset, encoding)
     if isinstance(decoded, LeftOut):
         return decoded
     try:
@@ -85,22 +100,57 @@ def _parse_line(id: str, line: bytes, offset: int, text_field: str) -> Document 
         return LeftOut(id, "not_json", f"not JSON ({error}), its line begins at offset {offset}")
     if not isinstance(row, dict):
         return LeftOut(id, "not_json", f"{type(row).__name__}, not an object, at offset {offset}")
-    return take_text(id, row, text_field, decoded.altered)
+    return take_text(id, row, text_field, altered or decoded.altered)
+
+
+def can_be_cut(file: Path, encoding: str) -> bool:
+    """Whether lines of a file are found from any byte of it: it is plain, and its bytes are not those of UTF-16."""
+    if file.suffix in (".gz", ".zst") or encoding == "utf-16":
+        return False
+    if encoding != AUTO:
+        return True
+    try:
+        with file.open("rb") as content:
+            return not has_utf_16_mark(content.read(2))
+    except OSError:
+        return False  # which reading will report
+
+
+def open_unpacked(file: Path) -> BinaryIO:
+    """The bytes of a file, decompressed; close it."""
+    raw = file.open("rb")
+    return _decompressed(file, raw)
+
+
+def _utf_16(content: BinaryIO, encoding: str) -> str | None:
+    """Python's name of the UTF-16 that content is in, if it is; nothing is read of it."""
+    if encoding not in (AUTO, "utf-16"):
+        return None
+    begin = content.peek(2)[:2]  # type: ignore[attr-defined]
+    return codec_of("utf-16", begin) if encoding == "utf-16" or has_utf_16_mark(begin) else None
+
+
+def _recoded(content: BinaryIO, codec: str) -> Iterator[bytes]:
+    """Content of another encoding as UTF-8. Raises UnicodeDecodeError, a ValueError, where it is not of it."""
+    decoder = codecs.getincrementaldecoder(codec)()
+    while block := content.read(_BLOCK_BYTES):
+        yield decoder.decode(block).encode(UTF_8)
+    yield decoder.decode(b"", final=True).encode(UTF_8)
 
 
 def _decompressed(file: Path, raw: BinaryIO) -> BinaryIO:
     if file.suffix == ".gz":
         return gzip.open(raw)  # type: ignore[return-value]
     if file.suffix == ".zst":
-        return io.BufferedReader(_Zstd(raw), _BLOCK_BYTES)
+        return io.BufferedReader(_Blocks(_zstd_blocks(raw)), _BLOCK_BYTES)
     return raw
 
 
-class _Zstd(io.RawIOBase):
-    """Decompresses frame after frame; zstandard's own reader ends quietly where a truncated file ends."""
+class _Blocks(io.RawIOBase):
+    """A file out of blocks that come one after the other."""
 
-    def __init__(self, raw: BinaryIO) -> None:
-        self._blocks = _zstd_blocks(raw)
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
@@ -119,6 +169,7 @@ class _Zstd(io.RawIOBase):
 
 
 def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
+    """Frame after frame; zstandard's own reader ends quietly where a truncated file ends."""
     import zstandard
 
     decoder = None

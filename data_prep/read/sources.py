@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.read.encodings import UTF_8
 from data_prep.read.items import Document, LeftOut, decode, unreadable
 from data_prep.read.lines import read_jsonl
+from data_prep.read.shards import read_mds, without_unpacked
 from data_prep.read.tables import hub_shards, read_csv, read_hub, read_parquet
 from modernbert_train.config.tools.prepare import GLOBS, SourceConfig
 from modernbert_train.errors import ConfigError, DataError
@@ -84,7 +86,7 @@ def source_files(name: str, source: SourceConfig) -> list[Path]:
             f"sources.{name}: no file in {root} matches {' or '.join(patterns)}. Correct sources.{name}.path, "
             f"or set sources.{name}.glob to a pattern of your files."
         )
-    return files
+    return without_unpacked(files) if source.kind == "mds" else files
 
 
 def file_state(path: Path) -> tuple[int, int]:
@@ -135,13 +137,15 @@ def read_span(span: Span, source: SourceConfig, max_characters: int) -> Iterator
 
         yield from (Document(f"pydoc_data.topics:{topic}", topics[topic]) for topic in sorted(topics))
     elif source.kind == "jsonl":
-        yield from read_jsonl(Path(span.path), text_field, max_characters, span.begin, span.end)
+        yield from read_jsonl(Path(span.path), text_field, max_characters, span.begin, span.end, source.encoding)
     elif source.kind == "parquet":
         yield from read_parquet(Path(span.path), text_field, span.begin, span.end)
     elif source.kind == "csv":
-        yield from read_csv(Path(span.path), text_field)
+        yield from read_csv(Path(span.path), text_field, source.encoding)
+    elif source.kind == "mds":
+        yield from read_mds(Path(span.path), text_field)
     else:
-        yield _read_text(Path(span.path), max_characters)
+        yield _read_text(Path(span.path), max_characters, source.encoding)
 
 
 def read_source(name: str, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
@@ -162,15 +166,15 @@ def _refuse_folder(error: OSError) -> None:
     raise DataError(f"{error.filename}: {error.strerror}. Make the folder readable, or leave it out of the glob.")
 
 
-def _read_text(file: Path, max_characters: int) -> Document | LeftOut:
+def _read_text(file: Path, max_characters: int, encoding: str) -> Document | LeftOut:
     id = str(file)
     try:
         size = file.stat().st_size
-        if size > 4 * max_characters:  # UTF-8 needs at most 4 bytes a character
+        if size > 4 * max_characters:  # no encoding needs more bytes a character
             return LeftOut(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
         raw = file.read_bytes()
     except OSError as error:
         return unreadable(id, error)
-    if b"\0" in raw:  # before decoding, because UTF-16 is both and this says it better
+    if encoding == UTF_8 and b"\0" in raw:  # before decoding, because UTF-16 is both and this says it better
         return LeftOut(id, "nul_byte", f"NUL byte at offset {raw.index(0)}, so this is not UTF-8 text")
-    return decode(id, raw)
+    return decode(id, raw, encoding=encoding)

@@ -15,7 +15,8 @@ from datatrove.data import Document as PipelineDocument
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
-from data_prep.clean.documents import SPLITS, Tally, examine
+from data_prep.clean.contamination import Evaluations, evaluations_of
+from data_prep.clean.documents import SPLITS, Kept, Tally, examine
 from data_prep.clean.filters import make_screen
 from data_prep.read.items import Document, LeftOut
 from data_prep.read.sources import read_span
@@ -60,12 +61,14 @@ class Survey(_Reader):
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         """Yield what is kept; when it is exhausted, the decisions and the tally are written."""
         started = time.monotonic()
-        screen = make_screen(self._config.filters)
+        screen, evaluations = make_screen(self._config.filters), evaluations_of(self._config)
         tally, codes = Tally(), bytearray()
         for source, item in self._items(rank):
             counts = tally.source(source)
             counts.read += 1
             result = examine(item, self._config, screen) if isinstance(item, Document) else item
+            if evaluations is not None and isinstance(result, Kept):
+                result = _uncontaminated(item.id, result, evaluations)
             if isinstance(result, LeftOut):
                 tally.leave_out(source, result, self._config.on_error)
                 codes.append(_LEFT_OUT)
@@ -118,6 +121,14 @@ def read_tallies(work: Work, stage: str) -> Tally:
     for rank in range(work.tasks):
         total.add(Tally.from_json(json.loads(work.tally(stage, rank).read_text(encoding="utf-8"))))
     return total
+
+
+def _uncontaminated(id: str, kept: Kept, evaluations: Evaluations) -> Kept | LeftOut:
+    """A document, unless it shares words with an evaluation set."""
+    shared = evaluations.overlap(kept.text)
+    if shared is None:
+        return kept
+    return LeftOut(id, f"contaminated: {shared.name}", f'shares "{shared.words}" with it', damaged=False)
 
 
 def _for_pipeline(source: str, id: str, text: str, split: str, rank: int) -> PipelineDocument:

@@ -6,11 +6,14 @@ groups, and a hub dataset where `datasets` itself cuts it; a CSV file cannot, be
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.read.items import Document, LeftOut, take_text, unreadable
+from data_prep.read.encodings import AUTO, UTF_8, codec_of, guess
+from data_prep.read.items import Document, LeftOut, decoded_as, take_text, unreadable
+from data_prep.read.lines import open_unpacked
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.errors import DataError
 
@@ -49,19 +52,31 @@ def read_parquet(file: Path, text_field: str, begin: int = 0, end: int | None = 
         yield unreadable(f"{file}:{number + 1} and all after it", error)
 
 
-def read_csv(file: Path, text_field: str) -> Iterator[Document | LeftOut]:
-    """Yield the rows of a CSV file, plain or .gz."""
+def read_csv(file: Path, text_field: str, encoding: str = UTF_8) -> Iterator[Document | LeftOut]:
+    """Yield the rows of a CSV file, plain or .gz; `auto` reads it once more, to look at all of it."""
     import datasets  # slow to import, and needed by few
 
     features = datasets.Features({text_field: datasets.Value("string")})
     options: dict[str, Any] = {"usecols": [text_field], "features": features, "keep_default_na": False}
-    number = 0
+    number, altered = 0, None
     try:
+        if encoding != UTF_8 and (codec := _codec(file, encoding)) != UTF_8:
+            altered, options["encoding"] = decoded_as(codec), codec
         rows = datasets.load_dataset("csv", data_files=[str(file)], split="train", streaming=True, **options)
         for number, row in enumerate(rows, start=1):
-            yield take_text(f"{file}:{number}", row, text_field)
+            yield take_text(f"{file}:{number}", row, text_field, altered)
     except Exception as error:  # whatever pandas raises; the rest of the file is lost with the row
         yield unreadable(f"{file}:{number + 1} and all after it", error)
+
+
+def _codec(file: Path, encoding: str) -> str:
+    """Python's name of a file's encoding, which takes the byte order mark off; UTF-8 where there is no guess."""
+    with open_unpacked(file) as content:
+        begin = content.read(_BUFFER_BYTES)
+        found = codec_of(encoding, begin)
+        if encoding == AUTO:
+            found = guess(itertools.chain([begin], iter(lambda: content.read(_BUFFER_BYTES), b""))) or UTF_8
+        return "utf-16" if found.startswith("utf-16") and begin[:2] in (b"\xff\xfe", b"\xfe\xff") else found
 
 
 def hub_shards(name: str, source: SourceConfig) -> int:

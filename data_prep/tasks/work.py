@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from data_prep.read.lines import can_be_cut
 from data_prep.read.sources import Span, file_state, whole_spans
 from data_prep.read.tables import parquet_groups
-from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
 from modernbert_train.errors import DataError
 from modernbert_train.files import write_whole
 
@@ -124,7 +125,7 @@ def cut(config: PrepareConfig) -> Iterator[list[Span]]:
     task: list[Span] = []
     size = 0
     for whole in wholes:
-        for span in _cut_file(whole, config.sources[whole.source].kind, limit):
+        for span in _cut_file(whole, config.sources[whole.source], limit):
             cost = span.size + _FILE_BYTES
             if task and size + cost > limit:
                 yield task
@@ -134,15 +135,15 @@ def cut(config: PrepareConfig) -> Iterator[list[Span]]:
     yield task
 
 
-def _cut_file(whole: Span, kind: str, limit: int) -> Iterator[Span]:
+def _cut_file(whole: Span, source: SourceConfig, limit: int) -> Iterator[Span]:
     if whole.path is None or whole.size <= limit:
         yield whole
-    elif kind == "jsonl" and not whole.path.endswith((".gz", ".zst")):
+    elif source.kind == "jsonl" and can_be_cut(Path(whole.path), source.encoding):
         parts = -(-whole.size // limit)
         ends = [whole.size * part // parts for part in range(parts + 1)]
         for begin, end in itertools.pairwise(ends):
             yield replace(whole, begin=begin, end=end, size=end - begin)
-    elif kind == "parquet" and len(groups := parquet_groups(Path(whole.path))) > 1:
+    elif source.kind == "parquet" and len(groups := parquet_groups(Path(whole.path))) > 1:
         stored = whole.size / max(1, sum(groups))  # bytes in the file for one decompressed
         for index, size in enumerate(groups):
             yield replace(whole, begin=index, end=index + 1, size=int(size * stored))

@@ -25,10 +25,16 @@ _PATIENCE_SECONDS = 5.0  # a worker that is told to end puts its semaphores away
 
 
 class Workers:
-    """At most `number` processes; leave the `with` block to end them, whatever they are doing."""
+    """At most `number` processes; leave the `with` block to end them, whatever they are doing.
 
-    def __init__(self, number: int) -> None:
+    Args:
+        number: of them.
+        remedy: what to do where memory ran out, for the message.
+    """
+
+    def __init__(self, number: int, remedy: str = "set executor.workers or max_characters lower") -> None:
         self._number = number
+        self._remedy = remedy
         self._running: dict[Connection, Any] = {}  # pipe -> process
 
     def __enter__(self) -> Workers:
@@ -95,10 +101,7 @@ class Workers:
         process.join()
         code = process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return RunError(
-            f"task {rank}: its process {how}. If memory ran out, set executor.workers or max_characters lower; the "
-            "same command resumes."
-        )
+        return RunError(f"task {rank}: its process {how}. If memory ran out, {self._remedy}; the same command resumes.")
 
 
 def _serve(connection: Connection, parent: int) -> None:

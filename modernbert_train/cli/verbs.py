@@ -52,6 +52,8 @@ VERBS = (
          "prepare yamls/data/quickstart.yaml", ("prepare",)),
     Verb("tokenizer", PREPARE, "train a tokenizer, or adapt one", "data_prep.tokenizer",
          "tokenizer train data/tokenizer my/texts --entries 32768"),
+    Verb("adopt", PREPARE, "make shards of ids that others wrote trainable as they are", "data_prep.adopt",
+         "adopt their/train --tokenizer data/tokenizer --out data/theirs"),
     Verb("stats", PREPARE, "what a dataset holds: documents, tokens, lengths, duplicates", "data_prep.stats",
          "stats data/quickstart"),
     Verb("init", BEFORE, "print a commented YAML file to start from: of a run, of data, of a task",

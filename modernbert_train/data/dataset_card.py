@@ -18,12 +18,13 @@ from modernbert_train.read_once import read_once
 
 CARD = "dataset.json"
 INDEX = "index.json"
+ADOPTED_INDEX = "adopted_index.json"
 LENGTHS = "lengths.npy"
 TOKEN_COUNTS = "token_counts.npy"
 LABELS = "labels.npy"
 SCHEMA = 1
 _MOST_BYTES = 1 << 20
-_KINDS: dict[str, type] = {"int": int, "str": str, "str | None": str}
+_KINDS: dict[str, type] = {"int": int, "str": str, "str | None": str, "list[int] | None": list}
 _REMEDY = "Run data_prep/prepare.py again, or copy the whole folder again."
 
 
@@ -32,18 +33,23 @@ class DatasetCard:
     """What one folder of shards holds.
 
     Attributes:
-        column: name of the only MDS column, a one-dimensional array of token ids per document.
+        column: name of the MDS column, a one-dimensional array of token ids per document.
         dtype: numpy name of the ids' type.
         documents: samples in the shards.
         tokens: ids over all documents; special tokens are not among them.
         vocab_size: one more than the tokenizer's largest id.
         tokenizer_sha256: of the bytes of tokenizer.json.
-        index_sha256: of the bytes of index.json, which itself carries the hash of every shard.
+        index_sha256: of the bytes of the index, which itself carries the hash of every shard.
         lengths_sha256: of the bytes of lengths.npy (uint32, tokens per document in shard order).
         special_tokens: who adds [CLS] and [SEP]; "loader" is the only value there is.
         created_by: name and version of the writer.
         schema: version of this card.
         labels_sha256: of the bytes of labels.npy; not in the file where the documents have no labels.
+        index: name of the index; None: index.json. Like the next two only of shards that others wrote, see
+            data_prep/adopt.py: theirs stays as it was, and this one names files in folders below as well.
+        shards: folder or URL of the shards; None: the card's own folder.
+        stripped: ids that are taken off the beginning and the end of every document when it is read, because the
+            loader adds its own.
     """
 
     column: str
@@ -58,10 +64,22 @@ class DatasetCard:
     created_by: str
     schema: int = SCHEMA
     labels_sha256: str | None = None
+    index: str | None = None
+    shards: str | None = None
+    stripped: list[int] | None = None
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether the shards were written by others."""
+        return self.index is not None
+
+    @property
+    def index_file(self) -> str:
+        return self.index or INDEX
 
     def hashes(self) -> dict[str, str]:
         """File -> sha256, of those beside the card that belong to it."""
-        found = {INDEX: self.index_sha256, LENGTHS: self.lengths_sha256, LABELS: self.labels_sha256}
+        found = {self.index_file: self.index_sha256, LENGTHS: self.lengths_sha256, LABELS: self.labels_sha256}
         return {name: sha256 for name, sha256 in found.items() if sha256 is not None}
 
 
@@ -136,12 +154,17 @@ def _require_fields(where: str, content: object) -> None:
             "Prepare the data with this version, or train with the version that wrote it."
         )
     kinds = {field.name: _KINDS[str(field.type)] for field in fields(DatasetCard)}
-    needed = {name: kind for name, kind in kinds.items() if name in content or name != "labels_sha256"}
+    optional = {field.name for field in fields(DatasetCard) if field.default is None}
+    needed = {name: kind for name, kind in kinds.items() if name in content or name not in optional}
     wrong = [name for name, kind in needed.items() if type(content.get(name)) is not kind]
     wrong += [
         name for name, kind in needed.items() if kind is int and name not in wrong and not is_count(content[name])
     ]
     wrong += [name for name in content if name not in kinds]
+    if not all(is_count(id) for id in content.get("stripped") or () if isinstance(content["stripped"], list)):
+        wrong.append("stripped")
+    if content.get("index", ADOPTED_INDEX) != ADOPTED_INDEX:
+        wrong.append("index")
     if wrong:
         raise DataError(f"{where}: missing, unknown or of the wrong type: {', '.join(wrong)}. {_REMEDY}")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from modernbert_train.config.schema import DataConfig, OtherTextConfig, RunConfig
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, DatasetCard, file_sha256, read_card
-from modernbert_train.data.remote import local_folder
+from modernbert_train.data.remote import is_remote, local_folder
 from modernbert_train.errors import DataError
 from modernbert_train.read_once import read_once
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
@@ -33,6 +33,11 @@ class FolderFacts:
     path: str
     local: Path
     card: DatasetCard
+
+    @property
+    def shards(self) -> str:
+        """The folder of the shards or its URL, which is another one where the card of others' shards lies apart."""
+        return self.path if self.card.shards is None else str(self.card.shards)
 
     def token_counts_sha256(self) -> str | None:
         """Hash of how often each token stands in it; None where there are no counts.
@@ -79,7 +84,13 @@ def read_facts(config: RunConfig) -> DataFacts:
 def read_folder(key: str, path: str, data: DataConfig) -> FolderFacts:
     """The facts of one folder. Raises as `read_facts`."""
     local = local_folder(path, data)
-    return FolderFacts(key, path, local, read_card(local))
+    card = read_card(local)
+    if card.shards is not None and is_remote(path):
+        raise DataError(
+            f"{key}={path}: its card points at shards elsewhere ({card.shards}), which only a local one may. Copy the "
+            "folder of the card to this machine, or adopt the shards anew with data_prep/adopt.py."
+        )
+    return FolderFacts(key, path, local, card)
 
 
 def further_folders(config: RunConfig) -> list[tuple[str, str]]:

@@ -9,35 +9,33 @@ is opened, and each fault has a name.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train import import_stubs
-from modernbert_train.data.dataset_card import DatasetCard
+from modernbert_train.data.dataset_card import INDEX, DatasetCard
 from modernbert_train.data.labels import read_labels
 from modernbert_train.data.remote import REMEDY as REMOTE_REMEDY
 from modernbert_train.data.remote import RemoteFolder
+from modernbert_train.data.shard_file import (
+    IdColumn,
+    ShardData,
+    as_line,
+    fault_of,
+    id_column,
+    unpack,
+    without_ends,
+)
+from modernbert_train.data.shard_index import REMEDY, read_index, stored
 from modernbert_train.errors import DataError
-from modernbert_train.read_json import is_count, read_json
-
-import_stubs.install()
-
-from streaming.base.compression import decompress  # noqa: E402
-from streaming.base.format import reader_from_json  # noqa: E402
-from streaming.base.hashing import get_hash  # noqa: E402
-
-REMEDY = "Restore it from a copy, or prepare the data again with data_prep/prepare.py --overwrite."
-_MOST_INDEX_BYTES = 1 << 29  # 700 bytes for a shard
+from modernbert_train.own_files import require_own_file
 
 
 class _OpenShard(NamedTuple):
-    data: memoryview  # decompressed; a document is a view into it, so a chunk of a long one costs nothing more
-    offsets: NDArray[np.uint32]  # where each document begins, and the last one ends
-    decode: Callable[[memoryview], dict[str, Any]]
+    documents: ShardData
+    ids_of: IdColumn
     sound: NDArray[np.bool_]  # documents that were found to be what they should be
 
 
@@ -50,13 +48,14 @@ class TokenShards:
         vocab_size: one more than the largest token id allowed.
         max_open_shards: decompressed shards kept in memory.
         remote: where the shards are fetched from; `folder` then has copies of the small files.
-        card: of the folder, if its labels are wanted too.
+        card: of the folder; None: one that data_prep/prepare.py wrote, and its labels are not wanted.
 
     Attributes:
-        shard_documents: number of documents in each shard; documents are numbered through all shards in order.
-        shard_bytes: size of each shard as stored.
+        shard_documents: int64 [shards], documents in each shard; documents are numbered through all shards in order.
+        shard_bytes: int64 [shards], size of each shard as stored.
         remote: as given.
         lengths: tokens of each document.
+        tokens: of all documents; what the card says, where there is one.
         labels: of each document; None: there are none.
 
     Raises:
@@ -78,11 +77,16 @@ class TokenShards:
         self._column = column
         self._vocab_size = vocab_size
         self._max_open = max_open_shards
-        self._shards = self._read_index()
-        self.shard_documents = [int(shard["samples"]) for shard in self._shards]
-        self.shard_bytes = [int(_stored(shard)["bytes"]) for shard in self._shards]
+        self._adopted = card is not None and card.is_adopted
+        self._home = self.folder if card is None else self.folder / (card.shards or "")
+        self._dtype = None if card is None else card.dtype
+        self._special = frozenset(() if card is None else card.stripped or ())
+        index = INDEX if card is None else card.index_file
+        self._shards = read_index(self.folder / index, column, nested=self._adopted)
+        self.shard_documents, self.shard_bytes = self._shards.documents, self._shards.bytes
         self._first = np.concatenate([[0], np.cumsum(self.shard_documents)])
         self.lengths = self._read_lengths()
+        self.tokens = int(np.sum(self.lengths, dtype=np.int64)) if card is None else card.tokens
         self.labels = None if card is None else read_labels(self.folder, card, self.lengths)
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
 
@@ -97,9 +101,12 @@ class TokenShards:
         shard = self._open_shard(number)
         at = document - int(self._first[number])
         try:
-            tokens = shard.decode(shard.data[shard.offsets[at] : shard.offsets[at + 1]])[self._column]
+            tokens = shard.ids_of(shard.documents.sample(at))
         except Exception as error:
             raise self._broken(number, f"document {at} cannot be decoded ({error})") from error
+        if self._adopted:
+            tokens = as_line(tokens)
+            tokens = without_ends(tokens, self._special) if tokens.ndim == 1 else tokens
         if not shard.sound[at]:
             self._require_sound(number, at, tokens)
             shard.sound[at] = True
@@ -108,7 +115,7 @@ class TokenShards:
     def fetch_ahead(self, shard: int) -> None:
         """Have a remote shard in the cache; nothing is done for local ones. Raises as `read`."""
         if self.remote is not None:
-            name, size = _stored(self._shards[shard])["basename"], self.shard_bytes[shard]
+            name, size = stored(self._shards[shard])["basename"], int(self.shard_bytes[shard])
             self.remote.fetch_ahead(name, size, lambda data: self._fault(shard, data))
 
     def _shard_of(self, document: int) -> int:
@@ -127,29 +134,6 @@ class TokenShards:
                     "entries. The shards belong to another tokenizer; name theirs in data.tokenizer."
                 )
 
-    def _read_index(self) -> list[dict[str, Any]]:
-        path = self.folder / "index.json"
-        try:
-            shards = list(read_json(path, _MOST_INDEX_BYTES)["shards"])
-            for shard in shards:
-                for info in (shard["raw_data"], shard["zip_data"]):
-                    if info is not None and not _is_file_name(info["basename"]):
-                        raise DataError(f"{path}: names a file outside its folder: {info['basename']!r}. {REMEDY}")
-                if shard["format"] != "mds" or self._column not in shard["column_names"]:
-                    raise DataError(f"{path}: no MDS column {self._column!r} in {shard['column_names']}. {REMEDY}")
-                stored = _stored(shard)
-                if not (is_count(shard["samples"]) and is_count(stored["bytes"]) and dict(stored["hashes"])):
-                    raise DataError(f"{path}: {stored['basename']} has no size or no hash to be checked by. {REMEDY}")
-                if any(encoding == "pkl" for encoding in shard["column_encodings"]):
-                    raise DataError(f"{path}: a column is pickled, and unpickling runs code. {REMEDY}")
-        except FileNotFoundError:
-            raise DataError(f"{path}: no such file, so there are no shards in this folder. {REMEDY}") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}: not a readable MDS index ({type(error).__name__}: {error}). {REMEDY}") from None
-        if not shards:
-            raise DataError(f"{path}: lists no shards. {REMEDY}")
-        return shards
-
     def _read_lengths(self) -> NDArray[Any]:
         path = self.folder / "lengths.npy"
         try:
@@ -166,8 +150,8 @@ class TokenShards:
 
     def _name(self, shard: int) -> str:
         """Path or URL of a shard, for messages."""
-        basename = _stored(self._shards[shard])["basename"]
-        return f"{self.folder if self.remote is None else self.remote.url}/{basename}"
+        basename = stored(self._shards[shard])["basename"]
+        return f"{self._home if self.remote is None else self.remote.url}/{basename}"
 
     def _broken(self, shard: int, found: str) -> DataError:
         return DataError(f"{self._name(shard)}: {found}. {REMEDY if self.remote is None else REMOTE_REMEDY}")
@@ -176,22 +160,13 @@ class TokenShards:
         if shard in self._open:
             self._open.move_to_end(shard)
             return self._open[shard]
-        info, data = self._shards[shard], self._read_file(shard)
+        data = self._read_file(shard)
         try:
-            if info["zip_data"]:
-                data = decompress(info["compression"], data)
-            if len(data) != info["raw_data"]["bytes"]:
-                raise self._broken(shard, f"unpacks to {len(data)} bytes, index.json says {info['raw_data']['bytes']}")
-            count = int(np.frombuffer(data, np.uint32, 1)[0])
-            if count != info["samples"]:
-                raise self._broken(shard, f"holds {count} documents, index.json says {info['samples']}")
-            reader = reader_from_json(str(self.folder), None, dict(info))
-            offsets = np.frombuffer(data, np.uint32, count + 1, offset=4)
-            opened = _OpenShard(memoryview(data), offsets, reader.decode_sample, np.zeros(count, np.bool_))
-        except DataError:
-            raise
-        except Exception as error:  # an index that does not tell the truth about the shard
-            raise self._broken(shard, f"cannot be opened as index.json says ({error})") from None
+            documents = unpack(self._shards[shard], data)
+            ids_of = id_column(self._shards[shard], self._column, self._dtype)
+        except ValueError as error:
+            raise self._broken(shard, str(error)) from None
+        opened = _OpenShard(documents, ids_of, np.zeros(len(documents.offsets) - 1, np.bool_))
         self._open[shard] = opened
         if len(self._open) > self._max_open:
             self._open.popitem(last=False)
@@ -199,11 +174,13 @@ class TokenShards:
 
     def _read_file(self, shard: int) -> bytes:
         """The bytes of a shard as stored, found to be those that the index was written for."""
-        basename = _stored(self._shards[shard])["basename"]
+        basename = stored(self._shards[shard])["basename"]
         if self.remote is not None:
-            return self.remote.read(basename, self.shard_bytes[shard], lambda data: self._fault(shard, data))
+            return self.remote.read(basename, int(self.shard_bytes[shard]), lambda data: self._fault(shard, data))
         try:
-            data = (self.folder / basename).read_bytes()
+            if self._adopted:
+                require_own_file(self._home / basename, self._home)
+            data = (self._home / basename).read_bytes()
         except OSError as error:
             raise self._broken(shard, f"cannot be read ({error.strerror})") from None
         fault = self._fault(shard, data)
@@ -213,21 +190,4 @@ class TokenShards:
 
     def _fault(self, shard: int, data: bytes) -> str | None:
         """What is wrong with the bytes of a shard, if anything."""
-        stored = _stored(self._shards[shard])
-        if len(data) != stored["bytes"]:
-            return f"has {len(data)} bytes, index.json says {stored['bytes']}"
-        algorithm, expected = next(iter(stored["hashes"].items()))
-        try:
-            found = get_hash(algorithm, data)
-        except Exception as error:
-            return f"cannot be opened as index.json says ({error})"
-        return None if found == expected else f"is damaged: its {algorithm} is {found}, index.json says {expected}"
-
-
-def _stored(shard: dict[str, Any]) -> dict[str, Any]:
-    """What the index says of a shard's file: the compressed one if there is one."""
-    return shard["zip_data"] or shard["raw_data"]
-
-
-def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & {"/", "\0"}
+        return fault_of(self._shards[shard], data)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from modernbert_train.config.schema import DataConfig, RunConfig
 from modernbert_train.data.check import require_tokenizer
 from modernbert_train.data.facts import DataFacts, FolderFacts
@@ -34,7 +36,7 @@ def open_shards(folder: FolderFacts, data: DataConfig, vocabulary: Vocabulary) -
         folder.card.column,
         vocabulary.num_entries,
         max_open_shards=2 * data.shuffle_block_shards,  # a block is finished while the next is begun
-        remote=remote_folder(folder.path, data),
+        remote=remote_folder(folder.shards, data),
         card=folder.card,
     )
 
@@ -60,7 +62,7 @@ def cache_holds_next_block(folders: Iterable[TokenShards], data: DataConfig) -> 
         ConfigError: not even the block being read fits: its shards would be fetched again and again. Names both sizes.
     """
     blocks = {
-        shards.remote.url: sum(sorted(shards.shard_bytes, reverse=True)[: data.shuffle_block_shards])
+        shards.remote.url: int(np.sort(shards.shard_bytes)[-data.shuffle_block_shards :].sum())
         for shards in folders
         if shards.remote is not None
     }
@@ -84,5 +86,5 @@ def shuffle_chunks(shards: TokenShards, block_shards: int, seed: int, *, next_bl
         next_block: fetch the next block too; what `cache_holds_next_block` said.
     """
     if shards.remote is None:
-        return ShuffledChunks(shards.shard_documents, shards.lengths, block_shards, seed)
+        return ShuffledChunks(shards.shard_documents, shards.lengths, block_shards, seed, shards.tokens)
     return PrefetchedChunks(shards, block_shards, seed, next_block=next_block)

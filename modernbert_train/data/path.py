@@ -6,11 +6,12 @@ alone (`plan_path`). torch and streaming are imported where text is read, becaus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import ObjectiveConfig, RunConfig
@@ -28,8 +29,12 @@ class DocumentLengths(Protocol):
     """What planning asks of a folder of shards."""
 
     @property
-    def shard_documents(self) -> Sequence[int]:
+    def shard_documents(self) -> NDArray[np.int64]:
         """Number of documents in each shard."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all documents."""
 
     @property
     def lengths(self) -> NDArray[Any]:
@@ -73,7 +78,7 @@ def plan_path(
 
 
 def _shuffle_lengths(folder: DocumentLengths, block_shards: int, seed: int) -> ShuffledChunks:
-    return ShuffledChunks(folder.shard_documents, folder.lengths, block_shards, seed)
+    return ShuffledChunks(folder.shard_documents, folder.lengths, block_shards, seed, folder.tokens)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class PrefetchedChunks(ShuffledChunks):
     """
 
     def __init__(self, shards: TokenShards, block_shards: int, seed: int, *, next_block: bool) -> None:
-        super().__init__(shards.shard_documents, shards.lengths, block_shards, seed)
+        super().__init__(shards.shard_documents, shards.lengths, block_shards, seed, shards.tokens)
         self._shards = shards
         self._next_block = next_block
         self._latest = 0  # blocks asked for

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from modernbert_train.config.schema import DataConfig
 from modernbert_train.data.dataset_card import CARD, TOKEN_COUNTS, file_sha256, parse_card
@@ -131,16 +132,20 @@ class RemoteFolder:
             DataError: it does not exist, or what was fetched is damaged, twice.
             ConfigError, StorageError: the store refuses, cannot be reached, or the cache cannot be written.
         """
-        return self._get(self.local / "shards" / name, size, fault)
+        return self._get(self._cached(name), size, fault)
 
     def fetch_ahead(self, name: str, size: int, fault: Fault) -> None:
         """Have a shard in the cache, unless another process is at it already. Raises as `read`."""
-        path = self.local / "shards" / name
+        path = self._cached(name)
         if touch(path):
             return
-        with self._file_lock(name, wait=False) as mine:
+        with self._file_lock(path.name, wait=False) as mine:
             if mine and not path.exists():
                 self._fetch(path, size, fault)
+
+    def _cached(self, name: str) -> Path:
+        """Where a shard is kept; all of them in one folder, those of folders below the remote one too."""
+        return self.local / "shards" / quote(name, safe="")
 
     def _get(self, path: Path, size: int | None, fault: Fault, *, fresh: bool = False) -> bytes:
         if not fresh and (data := _sound(path, fault)) is not None:
@@ -162,7 +167,7 @@ class RemoteFolder:
                 self._reserve(partial / _RESERVED, size, self.limit_bytes)
             found: str | None = None
             for _ in range(2):
-                file = self._downloader.fetch(path.name, partial, size)
+                file = self._downloader.fetch(unquote(path.name), partial, size)
                 data = file.read_bytes()
                 found = fault(data)
                 if found is None:
@@ -170,7 +175,7 @@ class RemoteFolder:
                         os.replace(file, path)
                     return data
                 file.unlink()
-            raise DataError(f"{self.url}/{path.name}: {found}; fetched twice. {REMEDY}")
+            raise DataError(f"{self.url}/{unquote(path.name)}: {found}; fetched twice. {REMEDY}")
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 

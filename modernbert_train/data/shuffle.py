@@ -28,20 +28,26 @@ class ShuffledChunks:
         lengths: tokens of each document.
         block_shards: shards shuffled together.
         seed: the stream's seed.
+        num_tokens: of all documents; None adds the lengths up, which reads all of them.
 
     Attributes:
         num_documents, num_tokens, num_blocks: of one epoch.
     """
 
     def __init__(
-        self, shard_documents: Sequence[int], lengths: NDArray[np.integer], block_shards: int, seed: int
+        self,
+        shard_documents: Sequence[int] | Ints,
+        lengths: NDArray[np.integer],
+        block_shards: int,
+        seed: int,
+        num_tokens: int | None = None,
     ) -> None:
         self._first = np.concatenate([[0], np.cumsum(np.asarray(shard_documents, dtype=np.int64))])
         self._lengths = lengths
         self._block_shards = block_shards
         self._seed = seed
         self.num_documents = len(lengths)
-        self.num_tokens = int(np.sum(lengths, dtype=np.int64))
+        self.num_tokens = int(np.sum(lengths, dtype=np.int64)) if num_tokens is None else num_tokens
         self.num_blocks = -(-len(shard_documents) // block_shards)
 
     def length_of(self, document: int) -> int:

@@ -11,24 +11,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.check import check_data
-from modernbert_train.data.dataset_card import INDEX, LENGTHS
+from modernbert_train.data.dataset_card import LENGTHS, DatasetCard
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mixing import phase_weights
 from modernbert_train.data.packing import Chunk, GreedyPacker
+from modernbert_train.data.shard_index import read_index
 from modernbert_train.errors import DataError
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, mean_spans
-from modernbert_train.read_json import read_json
 
 SPREAD = 0.8  # of assumed documents: standard deviation of the logarithm of their length
 _ASSUMED = 4096  # documents that stand for an assumed distribution
-_SAMPLE = 1 << 22  # documents of a large stream that are looked at, evenly spaced
+_SAMPLE, _RUN = 1 << 22, 1 << 12  # documents of a large stream that are looked at, so many in a row
 _PACKED = 10_000  # chunks that are packed to see how full rows get
 
 
@@ -39,12 +40,12 @@ class StreamLengths:
     Attributes:
         lengths: tokens of each document, special tokens not included, or of an even sample of them.
         documents: how many there are.
-        shard_documents: in each shard.
+        shard_documents: int64 [shards], in each shard.
     """
 
     lengths: NDArray[np.integer]
     documents: int
-    shard_documents: tuple[int, ...]
+    shard_documents: NDArray[np.int64]
 
     @property
     def is_whole(self) -> bool:
@@ -111,7 +112,7 @@ def read_documents(config: RunConfig, median: int | None, facts: DataFacts | Non
         if missing is not None:
             return Documents(f"assumed, since {missing} is not here: every row one sequence, which costs most")
         facts = check_data(config)
-    streams = {name: _read(folder.local) for name, folder in facts.streams.items()}
+    streams = {name: _read(folder.local, folder.card) for name, folder in facts.streams.items()}
     parts = (
         f"{facts.streams[name].path} with {stream.documents:,} documents of median "
         f"{np.median(stream.lengths):,.0f} tokens"
@@ -120,15 +121,21 @@ def read_documents(config: RunConfig, median: int | None, facts: DataFacts | Non
     return Documents(", ".join(parts), streams)
 
 
-def _read(folder: Path) -> StreamLengths:
+def _read(folder: Path, card: DatasetCard) -> StreamLengths:
     try:
         lengths = np.load(folder / LENGTHS, mmap_mode="r", allow_pickle=False)
-        shards = read_json(folder / INDEX)["shards"]
-        shard_documents = tuple(int(shard["samples"]) for shard in shards)
-    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder}: {LENGTHS} or {INDEX} cannot be read ({error}). Prepare the data again.") from None
-    stride = -(-len(lengths) // _SAMPLE)
-    return StreamLengths(np.asarray(lengths[::stride]), len(lengths), shard_documents)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{folder}: {LENGTHS} cannot be read ({error}). Prepare the data again.") from None
+    shard_documents = read_index(folder / card.index_file, card.column, nested=card.is_adopted).documents
+    return StreamLengths(_sample(lengths), len(lengths), shard_documents)
+
+
+def _sample(lengths: NDArray[Any]) -> NDArray[Any]:
+    """All of them, or so many in evenly spaced runs: a page of the file has a thousand, and reading is by pages."""
+    if len(lengths) <= _SAMPLE:
+        return np.asarray(lengths)
+    firsts = np.linspace(0, len(lengths) - _RUN, _SAMPLE // _RUN, dtype=np.int64)
+    return np.concatenate([lengths[first : first + _RUN] for first in firsts.tolist()])
 
 
 def rows_of(config: RunConfig, documents: Documents, phase: PhaseConfig, objective: ObjectiveConfig) -> RowText:

@@ -20,6 +20,7 @@ from modernbert_train.config.load import flat
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.copies.second_home import SecondHome, bring_back, refuse_fresh
 from modernbert_train.data.check import check_data
+from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.effective import LAST_SIGN, spent
@@ -36,6 +37,7 @@ from modernbert_train.ranks.group import (
     ranks_per_node,
     this_rank,
 )
+from modernbert_train.ranks.read_per_node import read_once_per_node
 from modernbert_train.ranks.same_run import code_hash, require_agreement
 from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.ranks.transport import warn_of_slow_network
@@ -85,7 +87,7 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
     ):
         check(config, num_ranks())
         if num_ranks() > 1:
-            require_agreement(config, data_fingerprint(read_facts(config)))
+            require_agreement(config, data_fingerprint(read_once_per_node(lambda: read_facts(config), file_sha256)))
             on_rank_zero(lambda: preflight(config, num_ranks(), fresh=fresh))
         if compute.device.type == "cuda" and num_ranks() > ranks_per_node() and local_rank() == 0:
             warn_of_slow_network()  # of each machine, since they may differ

@@ -68,7 +68,7 @@ def effect_on(shards: TokenShards, rows: TokenRows, old_folder: Path, new_folder
     Their text is what the new tokenizer makes of the ids; a long document counts with its beginning.
     """
     old, new, counts_V = open_tokenizer(old_folder), open_tokenizer(Path(new_folder)), rows.counts_V
-    total = len(shards.lengths) if shards.remote is None else shards.shard_documents[0]
+    total = len(shards.lengths) if shards.remote is None else int(shards.shard_documents[0])
     numbers = sorted({*np.linspace(0, total - 1, min(total, MOST_DOCUMENTS)).astype(int).tolist()})
     tokens = averaged = unknown = old_tokens = num_bytes = 0
     for number in numbers:

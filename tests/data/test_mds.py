@@ -175,7 +175,7 @@ def test_a_pickled_column_is_not_unpickled(folder: Path) -> None:
     ("change", "message"),
     [
         ({"column_names": ["text"]}, "index.json: no MDS column 'tokens' in ['text']."),
-        ({"format": "jsonl"}, "index.json: no MDS column 'tokens' in ['tokens']."),
+        ({"format": "jsonl"}, "index.json: 'jsonl' and not mds is the format of a shard."),
         ({"samples": -1}, "index.json: shard.00001.mds.zstd has no size or no hash to be checked by."),
         ({"samples": "many"}, "index.json: shard.00001.mds.zstd has no size or no hash to be checked by."),
         ({"zip_data": None, "raw_data": None}, "index.json: not a readable MDS index (TypeError"),

@@ -102,6 +102,7 @@ class Memory:
         self.shard_documents = [len(shard) for shard in shards]
         self.labels = None
         self.lengths = np.array([length for shard in shards for length in shard])
+        self.tokens = int(self.lengths.sum())
         self._salt = sum(name.encode())
 
     def read(self, document: int) -> NDArray[np.int64]:

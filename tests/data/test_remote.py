@@ -179,7 +179,7 @@ def test_a_download_under_way_takes_its_room_from_the_others(
 def test_a_limit_that_no_block_fits_into_is_refused(data: DataConfig, tiny_data: Path) -> None:
     """Else each shard would be fetched again for each of its chunks."""
     local = TokenShards(tiny_data / "train", "tokens", 512, 2)
-    two = sum(sorted(local.shard_bytes)[-2:])
+    two = int(sum(sorted(local.shard_bytes)[-2:]))
     small = replace(data, cache_limit_bytes=two - 1, shuffle_block_shards=2)
     with pytest.raises(ConfigError, match=rf"cache_limit_bytes={two - 1}: .* takes up to {two} bytes.* at least {two}"):
         cache_holds_next_block([open_url(small)], small)

@@ -21,6 +21,7 @@ from pathlib import Path
 import yaml
 from tokenizers import Tokenizer, models
 
+import data_prep.adopt
 import data_prep.prepare
 import data_prep.stats
 import data_prep.tokenizer
@@ -28,15 +29,18 @@ import launch.run
 import launch.sweep
 import modernbert_train.__main__
 from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.vocabulary import read_vocabulary
 from tests.config.tools.test_import_config import THEIRS
 from tests.conftest import RANK_VARIABLES
-from tests.data.make_shards import make_texts
+from tests.data.make_shards import make_documents, make_texts
+from tests.data_prep.adoption import layouts
 from tests.docs.pages import ROOT, blocks
 from tests.run.small_checkpoint import sign
 from tests.weights.reference_checkpoint import write_reference_checkpoint
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     "-m modernbert_train": modernbert_train.__main__.main,  # type: ignore[dict-item]
+    "data_prep/adopt.py": data_prep.adopt.main,
     "data_prep/prepare.py": data_prep.prepare.main,
     "data_prep/stats.py": data_prep.stats.main,
     "data_prep/tokenizer.py": data_prep.tokenizer.main,
@@ -128,6 +132,15 @@ def as_step(folder: Path, step: int) -> None:
     file.write_text(json.dumps(state), encoding="utf-8")
     sign(folder, lambda manifest: manifest.update(step=step))
     folder.rename(folder.with_name(f"step-{step:08d}"))
+
+
+@contextmanager
+def adopt(home: Path) -> Iterator[None]:
+    tokenizer = home / "data/quickstart/tokenizer"
+    documents = make_documents(tokenizer, [200] * 100)
+    layouts.ettin(home / "their/train", documents, read_vocabulary(tokenizer))
+    layouts.write_mds(home / "their/text", {"text": "str"}, [{"text": text} for text in make_texts(40)])
+    yield
 
 
 @contextmanager
@@ -256,6 +269,7 @@ def weights(home: Path) -> Iterator[None]:
 
 
 PREPARED = {
+    "adopt.md": adopt,
     "averaging.md": averaging,
     "clusters.md": clusters,
     "data.md": data,

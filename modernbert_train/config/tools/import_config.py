@@ -89,10 +89,20 @@ LEFT = {
     "model.model_config.use_sdpa_attn_mask": "compute.attention chooses the kernel",
     "optimizer.filter_bias_norm_wd": "norms and biases are never decayed",
     "optimizer.log_grad_norm": "gradient and update norms are always logged",
-    "train_loader": "data: prepare the text with data_prep/prepare.py, then data.train or data.streams",
-    "eval_loader": "data.validation",
+    "train_loader": "tokens are packed from shards: the keys of data, and packing_window",
+    "train_loader.name": "text is the only kind",
+    "train_loader.drop_last": "every token has its turn",
+    "train_loader.dataset.shuffle": "documents are always shuffled",
+    "train_loader.dataset.shuffle_seed": "seed keys the order too",
+    "train_loader.dataset.streaming": "shards are read where they are, and fetched if they are in a store",
+    "train_loader.dataset.tokenizer_name": "data.tokenizer",
+    "train_loader.dataset.mlm_probability": "objective.mask_rate",
+    "train_loader.dataset.max_seq_len": "row_tokens of the phase",
+    "train_loader.sequence_packing": "rows are always packed",
+    "train_loader.dataset.sequence_packing": "rows are always packed",
+    "eval_loader": "data.validation and eval",
     "data_local": "data.train",
-    "data_remote": "data.train takes s3:// and gs://",
+    "data_remote": "data.train",
     "count_padding_tokens": "padding is never counted",
     "callbacks": "speed, memory, norms and packing are always measured; Composer's own go into callbacks",
     "algorithms.gradient_clipping": "StableAdamW clips each tensor's update instead",
@@ -117,6 +127,7 @@ LEFT = {
     "device": "compute.device: auto",
 }
 _ABSENT = object()
+TOKENIZER = "data/my_text/tokenizer"
 
 
 def import_config(file: Path) -> tuple[str, list[str]]:
@@ -133,13 +144,12 @@ def import_config(file: Path) -> tuple[str, list[str]]:
     """
     theirs = _Keys(file)
     ours: dict[str, Any] = {"name": re.sub(r"[^A-Za-z0-9._-]", "-", str(theirs.take("run_name", file.stem)))}
+    theirs.settle("mlm_probability", "train_loader.dataset.mlm_probability")
     for old, new in SAME.items():
         value = theirs.take(old)
         if value is not _ABSENT and value is not None:
             _put(ours, new, value)
-    _put(ours, "data.train", "data/my_text/train")
-    _put(ours, "data.validation", "data/my_text/validation")
-    _put(ours, "data.tokenizer", "data/my_text/tokenizer")
+    _data(theirs, ours)
     _architecture(theirs)
     _optimizer(theirs, ours)
     _put(ours, "phases.main", _phase(theirs, ours))
@@ -147,12 +157,7 @@ def import_config(file: Path) -> tuple[str, list[str]]:
     _rest(theirs, ours)
     if theirs.problems:
         raise ConfigError("\n".join(theirs.problems))
-    notes = [
-        *theirs.notes,
-        "data: the folders are placeholders; prepare the text first, see docs/data.md",
-        *theirs.left(),
-    ]
-    return as_yaml(ours), notes
+    return as_yaml(ours), [*theirs.notes, *theirs.left()]
 
 
 def as_yaml(ours: dict[str, Any]) -> str:
@@ -187,6 +192,16 @@ class _Keys:
     def take(self, key: str, default: Any = _ABSENT) -> Any:
         return self._values.pop(key, default)
 
+    def settle(self, key: str, instead: str) -> None:
+        """Where a key is not there, another stands for it."""
+        if instead in self._values:
+            self._values.setdefault(key, self._values[instead])
+
+    def below(self, section: str) -> list[str]:
+        """Names of the sections in a section, in their order."""
+        inner = (key.removeprefix(f"{section}.").split(".")[0] for key in self._values if key.startswith(f"{section}."))
+        return list(dict.fromkeys(inner))
+
     def whole(self, key: str, unit: str, default: Any = _ABSENT) -> Any:
         """A number with a unit, such as `3_000_000_000tok`; without a unit, samples or rows."""
         value = self.take(key, default)
@@ -197,6 +212,22 @@ class _Keys:
             self.problems.append(f"{key}={value} ({self.file}): not a number of {unit}, the only unit read here.")
             return default
         return int(match[1].replace("_", ""))
+
+    def interval(self, key: str, tokens_per_step: int) -> tuple[int, str] | None:
+        """A number of `steps` or of `tokens`; None where there is none, or one that no run reaches."""
+        value = str(self._values.get(key))
+        tokens = value.endswith("tok")
+        number = self.whole(key, "tok" if tokens else "ba", None)
+        if number is not None and number * (1 if tokens else tokens_per_step) >= 1 << 50:
+            self.notes.append(f"{key}={value}: beyond the end of any run, so the default stands")
+            return None
+        return None if number is None else (number, "tokens" if tokens else "steps")
+
+    def either(self, key: str, unit: str) -> Any:
+        """As `whole`, of the train loader or of its dataset."""
+        of_loader = self.whole(f"train_loader.{key}", unit)
+        of_dataset = self.whole(f"train_loader.dataset.{key}", unit)
+        return of_dataset if of_loader is _ABSENT else of_loader
 
     def left(self) -> list[str]:
         """A note for each key that nothing took."""
@@ -220,6 +251,64 @@ def _put(tree: dict[str, Any], path: str, value: Any) -> None:
     tree[last] = value
 
 
+def _data(theirs: _Keys, ours: dict[str, Any]) -> None:
+    """Folders of shards, and the commands that make theirs trainable."""
+    theirs.take("data_local"), theirs.take("data_remote")  # written out where `${data_local}` stands
+    streams = _streams(theirs, "train_loader.dataset")
+    if streams:
+        _put(ours, "data.streams", streams)
+    else:
+        _put(ours, "data.train", _folder(theirs, "train_loader.dataset", "data.train", "data/my_text/train"))
+    validation = _folder(theirs, "eval_loader.dataset", "data.validation", "data/my_text/validation")
+    _put(ours, "data.validation", validation)
+    _put(ours, "data.tokenizer", TOKENIZER)
+    theirs.settle("tokenizer_name", "train_loader.dataset.tokenizer_name")
+    name = theirs.take("tokenizer_name", "TOKENIZER")
+    theirs.notes.append(
+        f"data.tokenizer: a folder. Fetch tokenizer.json of {name}, and then: python data_prep/tokenizer.py adapt "
+        f"{TOKENIZER} tokenizer.json --extend"
+    )
+
+
+def _folder(theirs: _Keys, section: str, key: str, placeholder: str) -> str:
+    """The folder of shards that a section names, as a value for one of our keys."""
+    local, remote = theirs.take(f"{section}.local", None), theirs.take(f"{section}.remote", None)
+    split = theirs.take(f"{section}.split", None)
+    if local is None and remote is None:
+        theirs.notes.append(f"{key}: a placeholder; prepare the text first, see docs/data.md")
+        return placeholder
+    below = f"/{split}" if split else ""
+    if remote is None:
+        folder = f"{str(local).rstrip('/')}{below}"
+        theirs.notes.append(f"{key}: first python data_prep/adopt.py {folder} --tokenizer {TOKENIZER}")
+        return folder
+    name = key.removeprefix("data.").removeprefix("streams.").removesuffix(".path")
+    url, out = f"{str(remote).rstrip('/')}{below}", f"data/adopted/{name}"
+    theirs.notes.append(f"{key}: first python data_prep/adopt.py {url} --tokenizer {TOKENIZER} --out {out}")
+    return out
+
+
+def _streams(theirs: _Keys, section: str) -> dict[str, dict[str, Any]]:
+    """Streaming's streams as ours: proportions that add up to 1, or repetitions."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in theirs.below(f"{section}.streams"):
+        here = f"{section}.streams.{name}"
+        found[name] = {"path": _folder(theirs, here, f"data.streams.{name}.path", f"data/{name}/train")}
+        for share in ("proportion", "repeat"):
+            value = theirs.take(f"{here}.{share}", None)
+            if value is not None:
+                found[name][share] = value
+        if (chosen := theirs.take(f"{here}.choose", None)) is not None:
+            theirs.notes.append(
+                f"{here}.choose={chosen}: samples of a pass; here data.streams.{name}.tokens counts tokens"
+            )
+    shares = [each["proportion"] for each in found.values() if "proportion" in each]
+    if shares and len(shares) == len(found):
+        for each in found.values():
+            each["proportion"] = each["proportion"] / sum(shares)
+    return found
+
+
 def _architecture(theirs: _Keys) -> None:
     for key, (needed, default) in FIXED.items():
         found = theirs.take(f"model.model_config.{key}", default)
@@ -239,7 +328,7 @@ def _optimizer(theirs: _Keys, ours: dict[str, Any]) -> None:
 
 
 def _phase(theirs: _Keys, ours: dict[str, Any]) -> dict[str, Any]:
-    row_tokens = theirs.take("max_seq_len", 1024)
+    row_tokens = theirs.take("max_seq_len", theirs.take("train_loader.dataset.max_seq_len", 1024))
     tokens = theirs.whole("max_duration", "tok")
     if tokens is _ABSENT:
         theirs.problems.append(f"max_duration ({theirs.file}): a phase here is counted in tokens. Give it as ...tok.")
@@ -254,8 +343,8 @@ def _phase(theirs: _Keys, ours: dict[str, Any]) -> dict[str, Any]:
         "batch_rows": theirs.take("global_train_batch_size", micro),
         "microbatch_tokens": micro * row_tokens,
     }
-    smallest = theirs.whole("train_loader.dataset.batch_size_warmup_min_size", "sp")
-    over = theirs.whole("train_loader.dataset.batch_size_warmup_tokens", "tok")
+    smallest = theirs.either("batch_size_warmup_min_size", "sp")
+    over = theirs.either("batch_size_warmup_tokens", "tok")
     if smallest is not _ABSENT and over is not _ABSENT:
         phase["batch_warmup"] = {"start_rows": smallest, "step_rows": smallest, "tokens": over}
         theirs.notes.append("batch_warmup.step_rows: there it was the microbatch times the GPUs; here it is start_rows")
@@ -313,12 +402,13 @@ def _rest(theirs: _Keys, ours: dict[str, Any]) -> None:
         theirs.problems.append(f"precision={precision} ({theirs.file}): amp_bf16 and fp32 exist here.")
     _put(ours, "compute.precision", {"amp_bf16": "auto", "fp32": "fp32"}.get(precision, "auto"))
     phase = ours["phases"]["main"]
-    steps = theirs.whole("save_interval", "ba", None)
-    if steps is not None:
-        _put(ours, "checkpoint.interval_steps", steps)
-    steps = theirs.whole("eval_interval", "ba", None)
-    if steps is not None:
-        _put(ours, "eval.interval_tokens", steps * phase["batch_rows"] * phase["row_tokens"])
+    tokens_per_step = phase["batch_rows"] * phase["row_tokens"]
+    if (every := theirs.interval("save_interval", tokens_per_step)) is not None:
+        number, unit = every
+        _put(ours, f"checkpoint.interval_{unit}", number)
+    if (every := theirs.interval("eval_interval", tokens_per_step)) is not None:
+        number, unit = every
+        _put(ours, "eval.interval_tokens", number if unit == "tokens" else number * tokens_per_step)
     wandb = {key: theirs.take(f"loggers.wandb.{key}", None) for key in ("project", "entity")}
     if wandb["project"] is not None:
         _put(ours, "loggers.wandb", {key: value for key, value in wandb.items() if value is not None})

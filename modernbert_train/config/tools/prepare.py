@@ -20,12 +20,15 @@ LANGUAGE_FILTER = "LanguageFilter"
 class SourceConfig:
     """Where documents come from."""
 
-    kind: Literal["python_stdlib", "text", "jsonl", "parquet", "csv", "hub"] = MISSING
+    kind: Literal["python_stdlib", "text", "jsonl", "parquet", "csv", "mds", "hub"] = MISSING
     path: str | None = None  # a file, a folder, or a pattern such as in/*.jsonl.zst; for hub a name or a local folder
     glob: str | None = None  # files taken from a folder; None takes those the kind usually has, see GLOBS
     text_field: str | None = None  # column or key that holds the text; None is `text`
     subset: str | None = None  # hub: configuration of the dataset, where it has several
     split: str | None = None  # hub: split of the dataset; None is `train`
+    # text, jsonl, csv: `auto` takes what is not UTF-8 for UTF-16 or Windows-1252, where it looks so, and counts it;
+    # utf-8 guesses nothing
+    encoding: Literal["utf-8", "auto", "latin-1", "cp1252", "utf-16"] = "utf-8"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,9 @@ class PrepareConfig:
     filters: dict[str, FilterConfig] = field(default_factory=dict)  # applied in this order
     duplicates: Literal["keep", "exact", "near"] = "exact"  # left out: none, equal texts, near duplicates as well
     near_duplicates: NearDuplicatesConfig = field(default_factory=NearDuplicatesConfig)  # how near, for `near`
+    # evaluation sets by name: documents that share overlap_words words in a row with one are left out
+    decontaminate: dict[str, SourceConfig] = field(default_factory=dict)
+    overlap_words: int = 13  # fewer find more, and leave more out by chance
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     validation_share: float = 0.05  # share of the documents, by hash of their text, that is held out; 0 holds out none
     min_characters: int = 1  # shorter documents are left out and counted
@@ -96,10 +102,11 @@ class PrepareConfig:
 # kind -> the keys of SourceConfig that it reads
 FIELDS: dict[str, tuple[str, ...]] = {
     "python_stdlib": (),
-    "text": ("path", "glob"),
-    "jsonl": ("path", "glob", "text_field"),
+    "text": ("path", "glob", "encoding"),
+    "jsonl": ("path", "glob", "text_field", "encoding"),
     "parquet": ("path", "glob", "text_field"),
-    "csv": ("path", "glob", "text_field"),
+    "csv": ("path", "glob", "text_field", "encoding"),
+    "mds": ("path", "glob", "text_field"),
     "hub": ("path", "subset", "split", "text_field"),
 }
 
@@ -109,6 +116,7 @@ GLOBS: dict[str, tuple[str, ...]] = {
     "jsonl": ("**/*.jsonl", "**/*.jsonl.gz", "**/*.jsonl.zst"),
     "parquet": ("**/*.parquet",),
     "csv": ("**/*.csv", "**/*.csv.gz"),
+    "mds": ("**/*.mds", *(f"**/*.mds.{end}" for end in ("zstd", "gz", "br", "bz2", "snappy"))),
 }
 
 
@@ -134,15 +142,16 @@ def prepare_problems(config: PrepareConfig) -> list[str]:
 def _source_problems(config: PrepareConfig) -> Iterator[str]:
     if not config.sources:
         yield "sources: empty. Add at least one, for example sources.mine={kind: text, path: folder}."
-    for name, source in config.sources.items():
+    every = [(f"sources.{name}", source) for name, source in config.sources.items()]
+    every += [(f"decontaminate.{name}", source) for name, source in config.decontaminate.items()]
+    for where, source in every:
         reads = FIELDS[source.kind]
         if "path" in reads and not source.path:
-            yield f"sources.{name}.path: missing. A source of kind {source.kind} needs one."
-        for key in ("path", "glob", "text_field", "subset", "split"):
-            if key not in reads and getattr(source, key) is not None:
+            yield f"{where}.path: missing. A source of kind {source.kind} needs one."
+        for key in ("path", "glob", "text_field", "subset", "split", "encoding"):
+            if key not in reads and getattr(source, key) != getattr(SourceConfig, key):
                 yield (
-                    f"sources.{name}.{key}={getattr(source, key)}: a source of kind {source.kind} does not read it. "
-                    "Remove it."
+                    f"{where}.{key}={getattr(source, key)}: a source of kind {source.kind} does not read it. Remove it."
                 )
 
 
@@ -199,6 +208,8 @@ def _number_problems(config: PrepareConfig) -> Iterator[str]:
             f"shard_bytes={config.shard_bytes}: must be from 65536 (64 KiB) to 2147483648 (2 GiB). "
             "16777216 suits local disks, 67108864 object stores."
         )
+    if not 1 <= config.overlap_words <= 1000:
+        yield f"overlap_words={config.overlap_words}: must be from 1 to 1000. 13 is usual."
     if config.task_bytes < 1024:
         yield f"task_bytes={config.task_bytes}: must be at least 1024. 134217728 (128 MiB) suits most."
 

@@ -15,6 +15,8 @@ from modernbert_train.errors import ConfigError
 ROOT = Path(__file__).parents[3]
 # the keys that their published files set, with the values of base's first phase
 THEIRS = """\
+data_local: /data
+data_remote:
 max_seq_len: 1024
 tokenizer_name: some/tokenizer
 mlm_probability: 0.3
@@ -59,7 +61,10 @@ train_loader:
   name: text
   num_workers: 6
   dataset:
-    local: /data
+    local: ${data_local}
+    remote: ${data_remote}
+    split: train
+    shuffle_seed: 21
     mlm_probability: ${mlm_probability}
     sequence_packing: true
     batch_size_warmup_min_size: 768
@@ -112,7 +117,10 @@ def test_base_pretraining_becomes_our_recipe(theirs: Path, tmp_path: Path, capsy
     notes = capsys.readouterr().err
     assert "made_up: not known here, not carried over" in notes
     assert "autoresume: the same command always resumes" in notes
-    assert "train_loader: data: prepare" in notes
+    assert config.data.train == "/data/train" and config.data.validation == "data/my_text/validation"
+    assert "data.train: first python data_prep/adopt.py /data/train --tokenizer data/my_text/tokenizer" in notes
+    assert "train_loader.dataset.shuffle_seed: seed keys the order too" in notes
+    assert "made_up" in notes and "train_loader.name: text is the only kind" in notes
     assert main(["import-config", str(theirs), "--out", str(out)]) == 78, "nothing is overwritten"
 
 
@@ -135,6 +143,41 @@ def test_tiling_and_decay_are_understood(theirs: Path) -> None:
     text, _ = import_config(theirs)
     assert "grow_from: ckpts/base/latest-rank0.pt" in text and "grow_mode: paper" in text
     assert "decay: one_minus_sqrt" in text and "final_lr_ratio: 0.001" in text
+
+
+def test_where_the_shards_are_is_carried_over(theirs: Path) -> None:
+    """mmBERT's files have lengths and mask rate in the loader alone; Streaming's streams become ours."""
+    text = THEIRS.replace("data_remote:\n", "data_remote: s3://bucket/corpus/\n").replace("max_seq_len: 1024\n", "")
+    text = text.replace("mlm_probability: 0.3\n", "").replace("${mlm_probability}", "0.3\n    max_seq_len: 512")
+    text = text.replace("    batch_size_warmup_min_size: 768\n", "").replace(
+        "num_workers: 6", "batch_size_warmup_min_size: 768"
+    )
+    theirs.write_text(text.replace("mlm_probability: 0.15", "local: /data, split: val, mlm_probability: 0.15"))
+    ours, notes = import_config(theirs)
+    told = "\n".join(notes)
+    assert "train: data/adopted/train" in ours and "validation: /data/val" in ours and "row_tokens: 512" in ours
+    assert "mask_rate: 0.3" in ours and "start_rows: 768" in ours
+    assert "adopt.py s3://bucket/corpus/train --tokenizer data/my_text/tokenizer --out data/adopted/train" in told
+    assert "tokenizer.json of some/tokenizer" in told
+    streams = "streams: {web: {local: /web, proportion: 3}, code: {remote: 's3://b/code', split: train, proportion: 1}}"
+    theirs.write_text(THEIRS.replace("shuffle_seed: 21", streams))
+    out = theirs.with_name("ours.yaml")
+    out.write_text(import_config(theirs)[0])
+    config = load_run([out])
+    assert {name: (each.path, each.proportion) for name, each in config.data.streams.items()} == {
+        "web": ("/web", 0.75),
+        "code": ("data/adopted/code", 0.25),
+    }
+
+
+def test_intervals_in_tokens_and_beyond_the_run(theirs: Path) -> None:
+    """Ettin's and mmBERT's files save by tokens, and switch evaluation off by a number that nobody reaches."""
+    theirs.write_text(
+        THEIRS.replace("4000ba", "8_500tok", 2).replace("eval_interval: 8_500tok", f"eval_interval: {9**40}ba")
+    )
+    ours, notes = import_config(theirs)
+    assert "interval_tokens: 8500" in ours and "interval_steps" not in ours and "\neval:" not in ours
+    assert any("eval_interval=" in note and "beyond the end of any run" in note for note in notes)
 
 
 def test_the_page_has_every_key() -> None:

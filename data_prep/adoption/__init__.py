@@ -1,0 +1,1 @@
+"""Shards that others wrote, made trainable as they are."""

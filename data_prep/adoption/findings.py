@@ -1,0 +1,214 @@
+"""What a pass over documents finds, counted so that the counts of parts add up, and said in words.
+
+Text in fixed blocks and text of several documents in one are recognised by their lengths and by the special tokens in
+their middle: neither can be undone, and whoever trains on them should know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.data.shard_file import ends_of
+from modernbert_train.text import plural
+
+_LENGTHS_KEPT = 8  # most frequent lengths of a part; one that all documents have is among them
+_ALL_ALIKE = 0.95  # share of documents of one length from which they are blocks
+_CUT = 0.05  # share of documents as long as the longest from which longer ones were cut
+_FEW = 20  # documents below which lengths say nothing
+
+
+@dataclass
+class Findings:
+    """Counts of documents and tokens.
+
+    Attributes:
+        documents, tokens: as they will be read; without special tokens at the ends.
+        empty: documents of which nothing is left.
+        hashed: shards whose hash was computed, because the index had none.
+        verified: shards whose hash was found right.
+        dtypes: type of the ids, by the folder of the shard.
+        lengths: length as stored -> documents; of each part its most frequent ones.
+        longest: longest length as stored -> documents.
+        first, last: special token that a document begins or ends with -> documents.
+        removed: special token -> times it is taken off the ends.
+        joined: documents with a special token in their middle.
+    """
+
+    documents: int = 0
+    tokens: int = 0
+    empty: int = 0
+    hashed: int = 0
+    verified: int = 0
+    dtypes: dict[str, str] = field(default_factory=dict)
+    lengths: Counter[int] = field(default_factory=Counter)
+    longest: Counter[int] = field(default_factory=Counter)
+    first: Counter[int] = field(default_factory=Counter)
+    last: Counter[int] = field(default_factory=Counter)
+    removed: Counter[int] = field(default_factory=Counter)
+    joined: int = 0
+
+    def add(self, other: Findings) -> None:
+        for name in ("documents", "tokens", "empty", "hashed", "verified", "joined"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("lengths", "first", "last", "removed"):
+            getattr(self, name).update(getattr(other, name))
+        for folder, dtype in other.dtypes.items():
+            self.dtypes[folder] = _wider(self.dtypes.get(folder), dtype)
+        self.longest.update(other.longest)
+        self.longest = Counter(
+            {longest: self.longest[longest] for longest in [max(self.longest, default=0)] if longest}
+        )
+
+    def shorten(self) -> None:
+        """Forget all but the most frequent lengths."""
+        self.lengths = Counter(dict(self.lengths.most_common(_LENGTHS_KEPT)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Findings:
+        found = cls(**content)
+        for name in ("lengths", "longest", "first", "last", "removed"):
+            setattr(found, name, Counter({int(key): count for key, count in content[name].items()}))
+        return found
+
+
+def _wider(one: str | None, other: str) -> str:
+    return other if one is None else np.result_type(one, other).name
+
+
+class Counting:
+    """Takes documents one by one, and counts their tokens in bulk.
+
+    Args:
+        special: ids that are taken off the ends.
+        vocab_size: one more than the largest id allowed.
+
+    Attributes:
+        findings: of what was taken; complete after `finish`.
+        counts: int64, times each id occurs; after `finish`.
+        lengths: of each document, as it will be read.
+    """
+
+    _AT_ONCE = 1 << 18  # tokens; one by one, a vocabulary of 256,000 costs more than reading
+
+    def __init__(self, special: frozenset[int], vocab_size: int) -> None:
+        self.findings = Findings()
+        self.counts = np.zeros(vocab_size, np.int64)
+        self.lengths: list[int] = []
+        self._special = special
+        self._is_special = np.zeros(vocab_size, np.bool_)
+        self._is_special[[id for id in special if id < vocab_size]] = True
+        self._waiting: list[NDArray[Any]] = []
+        self._ends: list[NDArray[Any]] = []
+        self._tokens = 0
+
+    def take(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """Count a document.
+
+        Args:
+            ids: as stored, a line of integers.
+
+        Returns:
+            What will be read of it.
+
+        Raises:
+            ValueError: an id is no entry of the vocabulary; says which.
+        """
+        found = self.findings
+        if len(ids):
+            for id in (int(ids.min()), int(ids.max())):
+                if not 0 <= id < len(self.counts):
+                    raise ValueError(f"holds token id {id}, the tokenizer has {len(self.counts)} entries")
+            for counter, id in ((found.first, int(ids[0])), (found.last, int(ids[-1]))):
+                if id in self._special:
+                    counter[id] += 1
+            found.lengths[len(ids)] += 1
+        start, end = ends_of(ids, self._special)
+        left = ids[start:end]
+        self._ends += [each for each in (ids[:start], ids[end:]) if len(each)]
+        self.lengths.append(len(left))
+        found.documents += 1
+        found.tokens += len(left)
+        found.empty += not len(left)
+        if len(left):
+            self._waiting.append(left)
+            self._tokens += len(left)
+        self._tokens += len(ids) - len(left)
+        if self._tokens >= self._AT_ONCE:
+            self._count()
+        return left
+
+    def finish(self) -> None:
+        """Count the rest."""
+        self._count()
+        longest = max(self.findings.lengths, default=0)
+        if longest:
+            self.findings.longest = Counter({longest: self.findings.lengths[longest]})
+        self.findings.shorten()
+
+    def _count(self) -> None:
+        if self._ends:
+            removed, times = np.unique(np.concatenate(self._ends), return_counts=True)
+            self.findings.removed.update(dict(zip(removed.tolist(), times.tolist(), strict=True)))
+        self._ends, self._tokens = [], 0
+        if not self._waiting:
+            return
+        ids = np.concatenate(self._waiting).astype(np.int64)
+        self.counts += np.bincount(ids, minlength=len(self.counts))
+        places = np.flatnonzero(self._is_special[ids])
+        ends = np.cumsum([len(each) for each in self._waiting])
+        self.findings.joined += len(np.unique(np.searchsorted(ends, places, side="right")))
+        self._waiting = []
+
+
+def describe(found: Findings, counts: NDArray[np.int64], names: Mapping[int, str]) -> Iterator[str]:
+    """What was found, line by line.
+
+    Args:
+        found: of the whole dataset.
+        counts: times each id occurs within documents.
+        names: of the special tokens.
+    """
+    yield f"{plural(found.documents, 'document')}, {plural(found.tokens, 'token')}"
+    if found.empty:
+        yield f"{plural(found.empty, 'document')} of them hold nothing but special tokens, and are never drawn"
+    for words, counter in (("begin", found.first), ("end", found.last)):
+        for id, number in counter.most_common():
+            share = number / found.documents
+            yield f"{share:.1%} of the documents {words} with {names[id]} ({id}): taken off, the loader adds its own"
+    if found.removed:
+        yield f"taken off in all: {', '.join(f'{number:,} {names[id]}' for id, number in found.removed.most_common())}"
+    else:
+        yield "no special tokens at the ends of documents: the loader adds them"
+    yield from _cuts(found, counts, names)
+
+
+def _cuts(found: Findings, counts: NDArray[np.int64], names: Mapping[int, str]) -> Iterator[str]:
+    inside = {id: int(counts[id]) for id in names if counts[id]}
+    (length, most), *_ = found.lengths.most_common(1) or [(0, 0)]
+    blocks = found.documents >= _FEW and most >= _ALL_ALIKE * found.documents
+    if blocks:
+        yield f"fixed blocks: {most / found.documents:.1%} of the documents are {length:,} tokens long as stored"
+    elif found.documents >= _FEW:
+        for longest, number in found.longest.items():
+            if number >= _CUT * found.documents:
+                yield (
+                    f"cut: {number / found.documents:.1%} of the documents are {longest:,} tokens long as stored, and "
+                    "none is longer; longer ones were cut into several, or their rest was thrown away"
+                )
+    if found.joined:
+        shown = ", ".join(f"{names[id]} ({id}) {number:,} times" for id, number in inside.items())
+        yield (
+            f"concatenated: {found.joined / found.documents:.1%} of the documents have special tokens in their middle "
+            f"({shown}), as where several documents were joined; they stay there, and a text sees its neighbour"
+        )
+    elif blocks:
+        yield "no special tokens between texts: where documents were joined into a block cannot be seen"

@@ -1,0 +1,316 @@
+"""What a dataset of others consists of: its shards by their indexes, and the column that holds the ids.
+
+An index may stand in the folder itself, where it may name files in folders below, as Streaming's `merge_index` makes
+it; or there is one in each folder below. Nothing is opened here but indexes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from data_prep.write.workspace import require_space
+from modernbert_train.data.dataset_card import INDEX
+from modernbert_train.data.download import Downloader
+from modernbert_train.data.remote import is_remote
+from modernbert_train.data.shard_file import BYTES, id_column
+from modernbert_train.data.shard_index import MOST_BYTES, is_inside, stored
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.own_files import require_own_file
+from modernbert_train.read_json import is_count, read_json
+from modernbert_train.text import plural
+
+ID_COLUMNS = ("input_ids", "tokens")  # Ettin, mmBERT and AnswerDotAI; llm-foundry
+TEXT_COLUMNS = ("text",)
+TABLES = (".parquet", ".arrow")
+SHARD_ENDS = (".mds", ".mds.zstd", ".mds.gz", ".mds.br", ".mds.bz2", ".mds.snappy")
+HELD_OUT = ("validation", "valid", "val", "val_small", "val_xsmall", "eval", "test", "dev")
+_RAW_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+_LISTED = 5
+TIMEOUT_SECONDS = 60.0  # without a byte from a store
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A dataset of MDS shards.
+
+    Attributes:
+        root: its folder, absolute, or its URL.
+        entries: of the index, one for each shard that is there, with its file's path below the root. A shard of which
+            both forms are there is read from the compressed one.
+        column: that holds the ids.
+        encoding: of that column, the same in all shards.
+        indexes: how many were read.
+        notes: what a person should know.
+    """
+
+    root: str
+    entries: list[Entry]
+    column: str
+    encoding: str
+    indexes: int
+    notes: list[str]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(stored(entry)["bytes"] for entry in self.entries)
+
+
+def table_files(root: str) -> list[Path]:
+    """The Parquet and Arrow files of a folder without MDS shards, or the one that is named; sorted."""
+    path = Path(root)
+    if is_remote(root):
+        return []
+    if path.is_file():
+        return [path] if path.suffix in TABLES else []
+    if not path.is_dir() or next(_indexes(path), None) is not None:
+        return []
+    found = (file for end in TABLES for file in path.rglob(f"*{end}") if file.is_file())
+    return sorted(file for file in found if not file.name.startswith("cache-"))  # which `datasets` leaves of maps
+
+
+def find_layout(root: str, column: str | None, dtype: str | None) -> Layout:
+    """Read the indexes of a dataset.
+
+    Args:
+        root: folder or URL.
+        column: that holds the ids; None looks for one of ID_COLUMNS.
+        dtype: numpy name of the ids' type, for a column of raw bytes.
+
+    Raises:
+        DataError: there are no shards, or not all of them; a column is pickled, or folders differ.
+        ConfigError: the column or its type has to be named, or the dataset holds text.
+    """
+    if dtype is not None and dtype not in _RAW_DTYPES:
+        raise ConfigError(f"--dtype={dtype}: no type of token ids. Known: {', '.join(_RAW_DTYPES)}.")
+    notes: list[str] = []
+    if is_remote(root):
+        root, indexes = root.rstrip("/"), 1
+        entries = _as_stored(root, _remote_entries(root), notes)
+    else:
+        folder = Path(root).resolve()
+        if not folder.is_dir():
+            raise DataError(f"{root}: no such folder. Correct the path.")
+        root, found = str(folder), sorted(_indexes(folder))
+        _require_complete(folder, found)
+        entries = [entry for index in found for entry in _local_entries(folder, index)]
+        indexes = len(found)
+        notes += _unnamed(folder, entries)
+    if not entries:
+        raise DataError(f"{root}: its index lists no shards. Its writer wrote nothing; write it again.")
+    name = column or _id_column(root, entries[0])
+    encoding = _same_encoding(root, entries, name)
+    if encoding == BYTES and dtype is None:
+        raise ConfigError(
+            f"{root}: column {name} holds raw bytes, whose type is not written there. Say it: --dtype int64 is what "
+            "numpy gives, and what old versions of llm-foundry and AnswerDotAI's convert_dataset.py wrote."
+        )
+    if encoding != BYTES and dtype is not None:
+        raise ConfigError(f"--dtype={dtype}: column {name} is {encoding} and says its type itself. Leave it out.")
+    try:
+        id_column(entries[0], name, dtype)
+    except ValueError as error:
+        raise DataError(f"{root}/{INDEX}: {error}. Name another column with --column.") from None
+    return Layout(root, entries, name, encoding, indexes, notes)
+
+
+def _indexes(folder: Path) -> Iterator[Path]:
+    """The topmost index of every branch."""
+    if (folder / INDEX).is_file():
+        yield folder / INDEX
+        return
+    for below in sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")):
+        yield from _indexes(below)
+
+
+def _require_complete(folder: Path, indexes: Sequence[Path]) -> None:
+    """Refuse what its writer did not finish, and train and held-out text in one."""
+    homes = [index.parent for index in indexes]
+    for place, below, files in os.walk(folder):
+        here = Path(place)
+        if here in homes:
+            below.clear()
+            continue
+        shards = [name for name in files if name.endswith(SHARD_ENDS)]
+        if shards:
+            raise DataError(
+                f"{here}: {plural(len(shards), 'shard')} and no {INDEX}, which is written last: its writer was "
+                "interrupted, or the copy is incomplete. Write or copy this folder again; nothing was adopted."
+            )
+    if not indexes:
+        raise DataError(
+            f"{folder}: no {INDEX} here or in a folder below, nor a Parquet or Arrow file. Give a folder of MDS shards "
+            "or of a Hugging Face dataset."
+        )
+    splits = sorted({home.relative_to(folder).parts[0] for home in homes if home != folder})
+    held_out = [name for name in splits if name in HELD_OUT]
+    if held_out and len(splits) > 1:
+        raise ConfigError(
+            f"{folder}: holds {', '.join(splits)}, which must not be trained on together. Adopt one after the other: "
+            f"{folder / splits[0]}, {folder / splits[1]}."
+        )
+
+
+def _read_entries(path: Path, name: str) -> list[Entry]:
+    try:
+        entries = list(read_json(path, MOST_BYTES)["shards"])
+        for entry in entries:
+            if entry["format"] != "mds":
+                raise DataError(f"{name}: shards of format {entry['format']!r}; only MDS ones hold arrays of ids.")
+            pickled = [
+                column
+                for column, encoding in zip(entry["column_names"], entry["column_encodings"], strict=True)
+                if encoding == "pkl"
+            ]
+            if pickled:
+                raise DataError(
+                    f"{name}: column {pickled[0]!r} is pickled, and unpickling runs code of whoever wrote it. Have the "
+                    "shards written again without it; nothing was adopted."
+                )
+            infos = [info for info in (entry["zip_data"], entry["raw_data"]) if info is not None]
+            for info in infos:
+                if not is_inside(info["basename"], nested=True):
+                    raise DataError(f"{name}: names a file outside its folder: {info['basename']!r}. Do not use it.")
+                if not is_count(info["bytes"]) or type(info["hashes"]) is not dict:
+                    raise ValueError(f"{info['basename']} has no size")
+            if not is_count(entry["samples"]) or not infos or entry["raw_data"] is None:
+                raise ValueError("a shard has no number of documents, or no file")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{name}: not a readable MDS index ({type(error).__name__}: {error}). Copy it again.") from None
+    return entries
+
+
+def _local_entries(root: Path, index: Path) -> Iterator[Entry]:
+    require_own_file(index, root)
+    below = index.parent.relative_to(root)
+    missing, number = [], 0
+    for entry in _read_entries(index, str(index)):
+        number += 1
+        found = _present(entry, index.parent)
+        if found is None:
+            missing.append(stored(entry)["basename"])
+        else:
+            file = stored(found)
+            require_own_file(index.parent / file["basename"], root)
+            yield _moved(found, str(below))
+    if missing:
+        raise DataError(
+            f"{index}: names {plural(len(missing), 'file')} of {number:,} that {'is' if len(missing) == 1 else 'are'} "
+            f"not there or not of the size it says: {', '.join(missing[:_LISTED])}"
+            f"{', ...' if len(missing) > _LISTED else ''}. The copy is incomplete: copy the rest. Or the index is of "
+            "another folder: remove it, and the indexes of the folders below are read. Nothing was adopted."
+        )
+
+
+def _present(entry: Entry, folder: Path) -> Entry | None:
+    """The entry as what is there: the compressed file, or the plain one that was unpacked from it; None for neither."""
+    for kind in ("zip_data", "raw_data"):
+        info = entry[kind]
+        if info is not None:
+            try:
+                size = (folder / info["basename"]).stat().st_size
+            except OSError:
+                continue
+            if size == info["bytes"]:
+                return entry if kind == "zip_data" else _plain(entry)
+    return None
+
+
+def _plain(entry: Entry) -> Entry:
+    return {**entry, "zip_data": None, "compression": None}
+
+
+def _moved(entry: Entry, below: str) -> Entry:
+    """The entry with paths as seen from the root."""
+    moved = deepcopy(entry)
+    for kind in ("zip_data", "raw_data"):
+        if moved[kind] is not None:
+            moved[kind]["basename"] = os.path.normpath(os.path.join(below, moved[kind]["basename"]))
+    return moved
+
+
+def _remote_entries(url: str) -> list[Entry]:
+    with TemporaryDirectory() as scratch:
+        require_space(Path(scratch), 1 << 26)
+        try:
+            file = Downloader(url, TIMEOUT_SECONDS).fetch(INDEX, Path(scratch))
+        except DataError as error:
+            raise DataError(
+                f"{error} A folder in a store needs an {INDEX} of its own: merge those of the folders below with "
+                "Streaming's merge_index, or adopt them one by one."
+            ) from None
+        return _read_entries(file, f"{url}/{INDEX}")
+
+
+def _as_stored(url: str, entries: list[Entry], notes: list[str]) -> list[Entry]:
+    """The entries, of plain files where the first archive is not there: some unpack before they upload."""
+    if not entries or entries[0]["zip_data"] is None:
+        return entries
+    name, size = entries[0]["zip_data"]["basename"], entries[0]["zip_data"]["bytes"]
+    with TemporaryDirectory() as scratch:
+        try:
+            Downloader(url, TIMEOUT_SECONDS).fetch(name, Path(scratch), size)
+        except DataError:
+            notes.append(f"the index names archives such as {name}, which are not there; the plain files are read")
+            return [_plain(entry) for entry in entries]
+    return entries
+
+
+def _unnamed(root: Path, entries: Sequence[Entry]) -> Iterator[str]:
+    """A note on shards that lie there and that no index names."""
+    named = {info["basename"] for entry in entries for info in (entry["zip_data"], entry["raw_data"]) if info}
+    named |= {name.rpartition(".mds")[0] + ".mds" for name in named}  # one that was unpacked beside its archive
+    others = [
+        path
+        for place, _, files in os.walk(root)
+        for name in files
+        if name.endswith(SHARD_ENDS) and (path := os.path.relpath(os.path.join(place, name), root)) not in named
+    ]
+    if others:
+        yield (
+            f"{plural(len(others), 'file')} of shards that no index names, such as {min(others)}, left out: remove "
+            "what is left over, or merge the indexes again"
+        )
+
+
+def _id_column(root: str, entry: Entry) -> str:
+    columns = dict(zip(entry["column_names"], entry["column_encodings"], strict=True))
+    for name in ID_COLUMNS:
+        if name in columns:
+            return name
+    for name in TEXT_COLUMNS:
+        if name in columns:
+            raise ConfigError(
+                f"{root}: holds text (column {name}) and no ids. Tokenise it: python data_prep/prepare.py "
+                f"out=data/mine sources.mine={{kind: mds, path: {root}, text_field: {name}}} tokenizer.path=TOKENIZER"
+            )
+    shown = ", ".join(f"{name} ({encoding})" for name, encoding in columns.items())
+    raise ConfigError(f"{root}: no column {' or '.join(ID_COLUMNS)} among {shown}. Name it with --column.")
+
+
+def _same_encoding(root: str, entries: Sequence[Entry], column: str) -> str:
+    """The encoding of the ids; all shards must have the same."""
+    first: tuple[str, str] | None = None
+    for entry in entries:
+        columns = dict(zip(entry["column_names"], entry["column_encodings"], strict=True))
+        place = stored(entry)["basename"]
+        if column not in columns:
+            raise DataError(
+                f"{root}/{place}: no column {column!r} among {', '.join(columns)}, which other shards have. Adopt the "
+                "folders one by one, and name them as data.streams."
+            )
+        first = first or (place, columns[column])
+        if columns[column] != first[1]:
+            raise DataError(
+                f"{root}: {first[0]} stores {column} as {first[1]}, {place} as {columns[column]}; so they were not "
+                "written by one program. Adopt the folders one by one, and name them as data.streams."
+            )
+    assert first is not None
+    return first[1]

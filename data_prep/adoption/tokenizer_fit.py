@@ -1,0 +1,132 @@
+"""Do ids and tokenizer belong together? A few documents are decoded, shown, and encoded again.
+
+Of text that the tokenizer made itself, nearly all tokens come back; what another one made decodes to pieces of words,
+which are cut otherwise. The last token of a document that was cut may differ, and normalisation may change a few.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from modernbert_train.data.shard_file import without_ends
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.text import shorten
+from modernbert_train.vocabulary import SPARE, special_tokens, token_ids
+
+DOCUMENTS = 8  # of which as many shards are read before the pass
+_TOKENS = 512  # of each
+_NEEDED = 0.9  # share of tokens that come back
+_ENOUGH = 16  # tokens below which nothing is concluded
+_MOST = 0.45  # share of one token that no text has; of int64 read as another type half or more are 0
+_SHOWN_CHARACTERS = 160
+_TEXT = ("[UNK]", "<unk>", "<|unk|>", "[MASK]", "<mask>")  # special tokens that stand for text and not around it
+_NEEDS = ("[CLS]", "[SEP]", "[PAD]", "[MASK]")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A few documents.
+
+    Attributes:
+        texts: their beginnings, decoded.
+        agree: share of their tokens that come back.
+        tokens: how many were looked at.
+        most: share of the most frequent one.
+    """
+
+    texts: list[str]
+    agree: float
+    tokens: int
+    most: float
+
+    def lines(self) -> Iterator[str]:
+        """For a person: beginnings of texts."""
+        yield from (f"  {shorten(' '.join(text.split()), _SHOWN_CHARACTERS)}" for text in self.texts)
+
+
+def require_usable(folder: str) -> None:
+    """Refuse a tokenizer that masked-language modelling cannot use.
+
+    Raises:
+        DataError: there is none.
+        ConfigError: it lacks special tokens.
+    """
+    missing = [name for name in _NEEDS if name not in token_ids(folder)]
+    if missing:
+        raise ConfigError(
+            f"--tokenizer={folder}: has no {', '.join(missing)}. Give it what it lacks, in a folder of its own; all "
+            f"ids stay as they are: python data_prep/tokenizer.py adapt data/tokenizer {folder} --extend"
+        )
+
+
+def end_tokens(folder: str) -> dict[int, str]:
+    """Special tokens of a tokenizer that may stand around a text, by id: [CLS], [SEP], [PAD], <bos>, <|endoftext|>."""
+    ids = token_ids(folder)
+    return {ids[text]: text for text in special_tokens(folder) if text not in _TEXT and not text.startswith(SPARE)}
+
+
+def take_sample(documents: Sequence[tuple[str, NDArray[Any]]], folder: str, special: Mapping[int, str]) -> Sample:
+    """Decode documents and encode them again.
+
+    Args:
+        documents: places, for messages, and ids as stored.
+        folder: of the tokenizer.
+        special: see `end_tokens`.
+
+    Raises:
+        DataError: an id is no entry of the tokenizer.
+    """
+    tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    entries = max(token_ids(folder).values()) + 1
+    texts, back = [], 0
+    seen: Counter[int] = Counter()
+    for place, stored in documents:
+        ids = without_ends(stored, special.keys())[:_TOKENS]
+        wrong = [int(id) for id in ids if not 0 <= id < entries]
+        if wrong:
+            raise DataError(
+                f"{place}: holds token id {wrong[0]}, the tokenizer in {folder} has {entries} entries. The shards "
+                "belong to another tokenizer; name theirs with --tokenizer."
+            )
+        text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        again = Counter(tokenizer.encode(text, add_special_tokens=False).ids)
+        texts.append(text)
+        back += (Counter(ids.tolist()) & again).total()
+        seen.update(ids.tolist())
+    total = max(1, seen.total())
+    return Sample(texts, back / total if seen else 1.0, seen.total(), max(seen.values(), default=0) / total)
+
+
+def require_fit(sample: Sample, source: str, folder: str, anyway: bool) -> None:
+    """Refuse ids that another tokenizer made.
+
+    Raises:
+        DataError: too few tokens come back; shows what the documents decode to. Or half of them are one and the same.
+    """
+    if sample.most > _MOST and sample.tokens >= _ENOUGH and not anyway:
+        raise DataError(
+            f"{source}: {sample.most:.0%} of {sample.tokens:,} tokens looked at are one and the same, as where ids are "
+            "read as another type than they were written as. Correct --dtype. If this is good text, --anyway adopts it."
+        )
+    if sample.agree < _NEEDED and sample.tokens >= _ENOUGH and not anyway:
+        shown = "\n".join(sample.lines())
+        raise DataError(
+            f"{source}: of {sample.tokens:,} tokens looked at, {sample.agree:.0%} come back when their text is encoded "
+            f"again with {folder}; with the right tokenizer nearly all do. They decode to:\n{shown}\n"
+            "Name the tokenizer that made them with --tokenizer. If this is good text, --anyway adopts it."
+        )
+
+
+def spread(number: int, most: int) -> list[int]:
+    """At most so many of the numbers below `number`, evenly."""
+    return sorted({*np.linspace(0, number - 1, min(number, most)).astype(int).tolist()})

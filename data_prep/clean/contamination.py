@@ -1,0 +1,142 @@
+"""Documents that share words in a row with an evaluation set: whoever trains on them measures memory.
+
+Words are compared, without case, marks and spaces. A run of them is first looked for by its hash and then compared
+itself, so that nothing is left out by chance. What is kept of a corpus is nothing: memory is that of the sets.
+
+Source: Brown et al. 2020, arXiv:2005.14165, appendix C, whose runs have 13 words.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.read.items import LeftOut
+from data_prep.read.sources import read_source
+from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
+from modernbert_train.errors import DataError
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no word's weight in a hash becomes 0
+_SHOWN_WORDS = 13
+_BITS = 24  # a table of 16 MB
+_SHIFT = np.uint64(64 - _BITS)
+
+
+class Overlap(NamedTuple):
+    """What a document shares with an evaluation set: its name, and the words."""
+
+    name: str
+    words: str
+
+
+class Evaluations:
+    """Runs of words of evaluation sets.
+
+    Args:
+        texts: of each set, by name.
+        words: in a run.
+    """
+
+    def __init__(self, texts: Mapping[str, Sequence[str]], words: int) -> None:
+        self._words = words
+        self._numbers: dict[str, int] = {}  # word -> its number; a word of no set is in no shared run
+        self._names = list(texts)
+        lines, sets = [], []
+        for number, name in enumerate(texts):
+            for text in texts[name]:
+                line = [self._numbers.setdefault(word, len(self._numbers)) for word in words_of(text)]
+                if len(line) >= words:
+                    lines.append(np.array([*line, -1], np.int64))
+                    sets.append(np.full(len(line) + 1, number, np.int32))
+        self._line = np.concatenate(lines) if lines else np.zeros(0, np.int64)
+        self._sets = np.concatenate(sets) if sets else np.zeros(0, np.int32)
+        hashes, whole = self._hashes(self._line)
+        places = np.flatnonzero(whole)
+        self._hashes_sorted, first = np.unique(hashes[places], return_index=True)
+        self._places = places[first]
+        self._may_be = np.zeros(1 << _BITS, np.bool_)  # what nearly all runs are refused by, without a search
+        self._may_be[(self._hashes_sorted >> _SHIFT).astype(np.int64)] = True
+
+    def overlap(self, text: str) -> Overlap | None:
+        """The first run of words that a text shares with a set."""
+        known = self._numbers
+        line = np.array([known.get(word, -1) for word in words_of(text)], np.int64)
+        hashes, whole = self._hashes(line)
+        if not len(self._hashes_sorted) or not whole.any():
+            return None
+        starts = np.flatnonzero(whole & self._may_be[(hashes >> _SHIFT).astype(np.int64)])
+        ranks = np.searchsorted(self._hashes_sorted, hashes[starts])
+        ranks[ranks == len(self._hashes_sorted)] = 0
+        same = self._hashes_sorted[ranks] == hashes[starts]
+        for at, rank in zip(starts[same].tolist(), ranks[same].tolist(), strict=True):
+            place = int(self._places[rank])
+            if np.array_equal(line[at : at + self._words], self._line[place : place + self._words]):
+                words = words_of(text)[at : at + min(self._words, _SHOWN_WORDS)]
+                return Overlap(self._names[int(self._sets[place])], " ".join(words))
+        return None
+
+    def _hashes(self, line: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+        """Of each run of words in a line a hash, and whether all its words are known."""
+        runs = max(0, len(line) - self._words + 1)
+        hashes, whole = np.zeros(runs, np.uint64), np.ones(runs, np.bool_)
+        mixed = (line.astype(np.uint64) + np.uint64(1)) * _FACTOR
+        mixed ^= mixed >> np.uint64(29)
+        for offset in range(self._words):
+            hashes = hashes * _FACTOR + mixed[offset : offset + runs]
+            whole &= line[offset : offset + runs] >= 0
+        return hashes, whole
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text as they are compared."""
+    from data_prep.clean.words import WORD  # imports datatrove
+
+    return WORD.findall(text.lower())
+
+
+def evaluations_of(config: PrepareConfig) -> Evaluations | None:
+    """The evaluation sets of a spec, read once in a process; None where it names none.
+
+    Raises:
+        DataError: one of them cannot be read as a whole, or has no text of as many words.
+    """
+    return _read(tuple(config.decontaminate.items()), config.overlap_words, config.max_characters)
+
+
+@contextmanager
+def set_named(name: str) -> Iterator[None]:
+    """Have what is wrong with the files of an evaluation set name its key, and not that of a source."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(str(error).replace(f"sources.{name}", f"decontaminate.{name}")) from None
+
+
+@functools.lru_cache(1)
+def _read(sets: tuple[tuple[str, SourceConfig], ...], words: int, max_characters: int) -> Evaluations | None:
+    if not sets:
+        return None
+    texts: dict[str, list[str]] = {}
+    for name, source in sets:
+        texts[name] = []
+        with set_named(name):
+            for item in read_source(name, source, max_characters):
+                if isinstance(item, LeftOut):
+                    raise DataError(
+                        f"decontaminate.{name}: {item.id}: {item.detail}. A set must be whole to be kept out of the "
+                        "text; correct it."
+                    )
+                texts[name].append(item.text)
+    found = Evaluations(texts, words)
+    for name, each in texts.items():
+        if not any(len(words_of(text)) >= words for text in each):
+            raise DataError(
+                f"decontaminate.{name}: none of its {len(each):,} texts has {words} words, so nothing would be found. "
+                "Lower overlap_words, or name another text_field."
+            )
+    return found

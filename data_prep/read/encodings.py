@@ -1,0 +1,94 @@
+"""Text in other encodings than UTF-8: what `auto` takes bytes for, and what it refuses to guess.
+
+Any bytes at all are some text in Windows-1252, so that text of other encodings, binary files and damaged UTF-8 must be
+kept out by what they look like: text of the western languages is mostly ASCII, has no control characters, and its other
+bytes do not form the sequences of UTF-8.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+import numpy as np
+
+UTF_8 = "utf-8"
+AUTO = "auto"
+_UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+_CONTROLS = np.array([byte < 32 and chr(byte) not in "\t\n\r\f\x1b" for byte in range(256)])
+_UNDEFINED = (0x81, 0x8D, 0x8F, 0x90, 0x9D)  # in Windows-1252
+_MOST_OTHER = 0.3  # share of bytes beyond ASCII; of western text they are at most a tenth, of Cyrillic the most
+_ZEROS = 0.4  # share of zero bytes in every second place from which text without a mark is UTF-16
+
+
+class Look:
+    """Looks at the bytes of a text, block by block."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros((2, 256), np.int64)  # of bytes in even and in odd places
+        self._size = 0
+        self._begin = b""
+        self._decoder = codecs.getincrementaldecoder(UTF_8)("replace")
+        self._bad = self._good = 0  # characters that are no UTF-8, and those beyond ASCII that are
+
+    def see(self, block: bytes) -> None:
+        """Look at the next bytes."""
+        if len(self._begin) < 2:
+            self._begin += block[:2]
+        places = np.frombuffer(block, np.uint8)
+        for parity in (0, 1):
+            self._counts[(parity + self._size) % 2] += np.bincount(places[parity::2], minlength=256)
+        self._size += len(block)
+        self._see_text(self._decoder.decode(block))
+
+    def encoding(self) -> str | None:
+        """The encoding that the bytes are taken for: utf-8, utf-16-le, utf-16-be, cp1252; None for none of them."""
+        self._see_text(self._decoder.decode(b"", final=True))
+        if (marked := _UTF_16.get(self._begin[:2])) is not None:
+            return marked
+        counts = self._counts.sum(0)
+        if counts[0]:
+            return self._unmarked_utf_16()
+        if not self._bad:
+            return UTF_8
+        damaged = self._good >= self._bad
+        western = counts[128:].sum() <= _MOST_OTHER * self._size and not counts[list(_UNDEFINED)].any()
+        return "cp1252" if western and not damaged and not counts[_CONTROLS].any() else None
+
+    def _see_text(self, text: str) -> None:
+        other = sum(char > "\x7f" for char in text) if not text.isascii() else 0
+        bad = text.count("\ufffd")
+        self._bad += bad
+        self._good += other - bad
+
+    def _unmarked_utf_16(self) -> str | None:
+        """Text of the western languages has a zero in every second byte."""
+        half = max(1, self._size // 2)
+        even, odd = self._counts[0][0] / half, self._counts[1][0] / half
+        if self._size % 2 == 0 and max(even, odd) >= _ZEROS and min(even, odd) < 0.01:
+            return "utf-16-le" if odd > even else "utf-16-be"
+        return None
+
+
+def guess(blocks: Iterable[bytes]) -> str | None:
+    """What `auto` takes bytes for; see `Look.encoding`."""
+    look = Look()
+    for block in blocks:
+        look.see(block)
+    return look.encoding()
+
+
+def has_utf_16_mark(begin: bytes) -> bool:
+    return begin[:2] in _UTF_16
+
+
+def codec_of(encoding: str, begin: bytes) -> str:
+    """Python's name of an encoding; UTF-16 without a byte order mark is little-endian, as Windows writes it."""
+    if encoding == "utf-16":
+        return _UTF_16.get(begin[:2], "utf-16-le")
+    return encoding
+
+
+def family(codec: str) -> str:
+    """As the configuration and the report call it."""
+    return "utf-16" if codec.startswith("utf-16") else codec

@@ -1,0 +1,201 @@
+"""The bytes of one MDS shard: whether they are its own, where its documents lie, and the token ids in one of them.
+
+A sample is the sizes of those columns that have no fixed one, as uint32, and then the columns one after the other. Only
+the column of ids is decoded: others may be there (an attention mask, a name), and whoever wrote them is not trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train import import_stubs
+from modernbert_train.data.shard_index import stored
+from modernbert_train.read_json import parse_json
+
+import_stubs.install()
+
+from streaming.base.compression import decompress  # noqa: E402
+from streaming.base.format.mds.encodings import NDArray as StoredArray  # noqa: E402
+from streaming.base.hashing import get_hash  # noqa: E402
+
+BYTES = "bytes"  # encoding of ids without their type
+
+
+class ShardData(NamedTuple):
+    """A shard in memory.
+
+    Attributes:
+        data: decompressed; a document is a view into it, so a chunk of a long one costs nothing more.
+        offsets: where each document begins, and the last one ends.
+    """
+
+    data: memoryview
+    offsets: NDArray[np.uint32]
+
+    def sample(self, number: int) -> memoryview:
+        """The bytes of a document."""
+        return self.data[self.offsets[number] : self.offsets[number + 1]]
+
+
+def hash_of(algorithm: str, data: bytes) -> str:
+    """A hash by one of Streaming's names. Raises ValueError for another."""
+    found: str = get_hash(algorithm, data)
+    return found
+
+
+def fault_of(shard: Mapping[str, Any], data: bytes) -> str | None:
+    """What is wrong with the bytes of a shard's file by its size and its first hash, if it has one."""
+    info = stored(shard)
+    if len(data) != info["bytes"]:
+        return f"has {len(data)} bytes, index.json says {info['bytes']}"
+    for algorithm, expected in list(info["hashes"].items())[:1]:
+        try:
+            found = hash_of(algorithm, data)
+        except Exception as error:
+            return f"cannot be opened as index.json says ({error})"
+        if found != expected:
+            return f"is damaged: its {algorithm} is {found}, index.json says {expected}"
+    return None
+
+
+def unpack(shard: Mapping[str, Any], data: bytes) -> ShardData:
+    """The documents in the bytes of a shard's file.
+
+    Raises:
+        ValueError: it is not what the index says; says so.
+    """
+    try:
+        if shard["zip_data"]:
+            data = decompress(shard["compression"], data)
+        if len(data) != shard["raw_data"]["bytes"]:
+            raise ValueError(f"unpacks to {len(data)} bytes, index.json says {shard['raw_data']['bytes']}")
+        count = int(np.frombuffer(data, np.uint32, 1)[0])
+        if count != shard["samples"]:
+            raise ValueError(f"holds {count} documents, index.json says {shard['samples']}")
+        return ShardData(memoryview(data), np.frombuffer(data, np.uint32, count + 1, offset=4))
+    except ValueError as error:
+        if str(error).startswith(("unpacks to", "holds ")):
+            raise
+        raise ValueError(f"cannot be opened as index.json says ({error})") from None
+    except Exception as error:  # an index that does not tell the truth about the shard
+        raise ValueError(f"cannot be opened as index.json says ({error})") from None
+
+
+def open_alone(name: str, data: bytes) -> tuple[ShardData, dict[str, Any]]:
+    """A shard without an index: what it says of itself has the keys of an entry there, but for names and sizes.
+
+    Args:
+        name: of its file; its end tells how it is compressed.
+        data: its bytes.
+
+    Raises:
+        ValueError: it is no MDS shard; says so. Others as decompressing raises them.
+    """
+    _, _, packed = name.rpartition(".mds")
+    if packed:
+        data = decompress(packed[1:], data)
+    count = int(np.frombuffer(data, np.uint32, 1)[0])
+    offsets = np.frombuffer(data, np.uint32, count + 1, offset=4)
+    header = parse_json(bytes(memoryview(data)[8 + 4 * count : offsets[0]]))
+    if not isinstance(header, dict) or header.get("format") != "mds" or offsets[-1] != len(data):
+        raise ValueError("not a whole MDS shard")
+    return ShardData(memoryview(data), offsets), header
+
+
+class ColumnPlace:
+    """Finds the bytes of one column in those of a document.
+
+    Args:
+        shard: its entry of the index.
+        name: of the column.
+
+    Attributes:
+        encoding: of the column.
+
+    Raises:
+        ValueError: the entry has no such column.
+    """
+
+    def __init__(self, shard: Mapping[str, Any], name: str) -> None:
+        columns = list(zip(shard["column_names"], shard["column_encodings"], shard["column_sizes"], strict=True))
+        self._place = [column for column, _, _ in columns].index(name)
+        self._sizes = [size for _, _, size in columns]
+        self._variable = sum(size is None for size in self._sizes)
+        self.encoding: str = columns[self._place][1]
+
+    def value(self, sample: memoryview) -> memoryview:
+        """The column's bytes. Raises ValueError where they are fewer than the document says."""
+        at, size = self._span(sample)
+        value = sample[at : at + size]
+        if len(value) != size:
+            raise ValueError(f"{size} bytes are wanted, {len(value)} are left")
+        return value
+
+    def _span(self, sample: memoryview) -> tuple[int, int]:
+        if len(self._sizes) == 1 and self._variable:
+            return 4, int.from_bytes(sample[:4], "little")
+        given = iter(np.frombuffer(sample, np.uint32, self._variable).tolist())
+        sizes = [next(given) if size is None else size for size in self._sizes]
+        return 4 * self._variable + sum(sizes[: self._place]), sizes[self._place]
+
+
+class IdColumn:
+    """Reads the ids of a document out of its bytes.
+
+    Args:
+        shard: its entry of the index.
+        name: of the column.
+        dtype: numpy name of the ids' type where the encoding does not say it.
+
+    Raises:
+        ValueError: the entry has no such column, or one that holds no ids; says so.
+    """
+
+    def __init__(self, shard: Mapping[str, Any], name: str, dtype: str | None) -> None:
+        self._place = ColumnPlace(shard, name)
+        kind, _, rest = self._place.encoding.partition(":")
+        self._array = StoredArray.from_str(rest) if kind == "ndarray" else None
+        if self._array is None and (kind != BYTES or dtype is None):
+            raise ValueError(f"column {name} is {self._place.encoding}, and no array of token ids")
+        self._dtype = None if dtype is None else np.dtype(dtype)
+
+    def __call__(self, sample: memoryview) -> NDArray[Any]:
+        """As they are stored, of any shape; a view. Raises whatever numpy does where the bytes are something else."""
+        value = self._place.value(sample)
+        if self._array is None:
+            return np.frombuffer(value, self._dtype)
+        ids: NDArray[Any] = self._array.decode(value)
+        return ids
+
+
+def id_column(shard: Mapping[str, Any], name: str, dtype: str | None) -> IdColumn:
+    """As `IdColumn`, of an index that may say anything. Raises ValueError alone."""
+    try:
+        return IdColumn(shard, name, dtype)
+    except Exception as error:
+        raise ValueError(f"cannot be opened as index.json says ({error})") from None
+
+
+def as_line(ids: NDArray[Any]) -> NDArray[Any]:
+    """Ids of any shape with one axis longer than 1, as a line; others as they are."""
+    return ids.reshape(-1) if ids.ndim != 1 and ids.size and max(ids.shape) == ids.size else ids
+
+
+def ends_of(ids: NDArray[Any], special: Collection[int]) -> tuple[int, int]:
+    """Where a document begins and ends without those special ids that stand around it."""
+    start, end = 0, len(ids)
+    while start < end and int(ids[start]) in special:
+        start += 1
+    while start < end and int(ids[end - 1]) in special:
+        end -= 1
+    return start, end
+
+
+def without_ends(ids: NDArray[Any], special: Collection[int]) -> NDArray[Any]:
+    """Ids without those special ones that stand at the beginning and the end; a view."""
+    start, end = ends_of(ids, special)
+    return ids[start:end]

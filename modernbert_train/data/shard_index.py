@@ -1,0 +1,115 @@
+"""index.json of a folder of MDS shards: checked once as a whole, and read again entry by entry.
+
+A corpus of two trillion tokens has a quarter of a million shards. Their entries as objects are three quarters of a
+gigabyte in every process; here each stays what it is, a place in the file, which all processes of a machine share.
+Without torch: a plan reads it too.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modernbert_train.errors import DataError
+from modernbert_train.read_json import array_in, is_count, open_file, parse_json
+from modernbert_train.read_once import read_once
+
+REMEDY = "Restore it from a copy, or prepare the data again with data_prep/prepare.py --overwrite."
+MOST_BYTES = 1 << 29  # 700 bytes for a shard
+
+
+def stored(shard: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entry says of a shard's file: of the compressed one if there is one."""
+    info: dict[str, Any] = shard["zip_data"] or shard["raw_data"]
+    return info
+
+
+def read_index(path: Path, column: str, *, nested: bool = False) -> ShardIndex:
+    """The index of a folder of shards; one that is as it was is not read a second time.
+
+    Args:
+        path: of the file.
+        column: that every shard must have.
+        nested: it may also name files in folders below its own.
+
+    Raises:
+        DataError: it is missing or damaged, lists nothing, or is not to be trusted.
+    """
+    index = read_once(path, ShardIndex)
+    if index.below is not None and not nested:
+        raise DataError(f"{path}: names a file outside its folder: {index.below!r}. {REMEDY}")
+    for columns in index.columns:
+        if column not in columns:
+            raise DataError(f"{path}: no MDS column {column!r} in {list(columns)}. {REMEDY}")
+    return index
+
+
+class ShardIndex(Sequence[dict[str, Any]]):
+    """The entries of an index, in order. Raises as `read_index`, which asks for one.
+
+    Attributes:
+        documents, bytes: int64 [shards], of each shard its documents, and its size as stored.
+        columns: the names of the columns, as different shards have them.
+        below: a file that it names in a folder below its own; None: there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.columns: set[tuple[str, ...]] = set()
+        self.below: str | None = None
+        try:
+            with open_file(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                if not 0 < size <= MOST_BYTES:
+                    raise ValueError("empty" if size == 0 else f"larger than {MOST_BYTES:,} bytes")
+                self._content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            # a character for each byte, whatever the names are written in; brackets and commas are the same
+            text = str(self._content, "latin-1")
+            if not text.isascii():
+                str(self._content, "utf-8")
+            found = np.array([self._row(*each) for each in array_in(text, "shards")], np.int64).reshape(-1, 4)
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such file, so there are no shards in this folder. {REMEDY}") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}: not a readable MDS index ({type(error).__name__}: {error}). {REMEDY}") from None
+        if not len(found):
+            raise DataError(f"{path}: lists no shards. {REMEDY}")
+        self._places = found[:, :2].copy()
+        self.documents, self.bytes = found[:, 2].copy(), found[:, 3].copy()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, shard: Any) -> Any:
+        begin, end = self._places[shard].tolist()
+        return parse_json(self._content[begin:end])
+
+    def _row(self, begin: int, end: int, shard: dict[str, Any]) -> tuple[int, int, int, int]:
+        """Where an entry stands, and its two numbers, once nothing is wrong with it."""
+        for info in (shard["raw_data"], shard["zip_data"]):
+            if info is not None and not is_inside(info["basename"], nested=False):
+                if not is_inside(info["basename"], nested=True):
+                    raise DataError(f"{self._path}: names a file outside its folder: {info['basename']!r}. {REMEDY}")
+                self.below = info["basename"]
+        if shard["format"] != "mds":
+            raise DataError(f"{self._path}: {shard['format']!r} and not mds is the format of a shard. {REMEDY}")
+        self.columns.add(tuple(shard["column_names"]))
+        file = stored(shard)
+        if not (is_count(shard["samples"]) and is_count(file["bytes"]) and dict(file["hashes"])):
+            raise DataError(f"{self._path}: {file['basename']} has no size or no hash to be checked by. {REMEDY}")
+        if any(encoding == "pkl" for encoding in shard["column_encodings"]):
+            raise DataError(f"{self._path}: a column is pickled, and unpickling runs code. {REMEDY}")
+        return begin, end, shard["samples"], file["bytes"]
+
+
+def is_inside(name: object, *, nested: bool) -> bool:
+    """Whether an index names a file of its own folder by this, or `nested` of a folder below it."""
+    if not isinstance(name, str) or "\0" in name:
+        return False
+    parts = name.split("/")
+    return (nested or len(parts) == 1) and not set(parts) & {"", ".", ".."}

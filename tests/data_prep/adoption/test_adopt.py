@@ -1,0 +1,507 @@
+"""Shards that others wrote are read as the same documents prepared here would be, or refused with what is wrong.
+
+If this breaks, a model is trained on other text than its corpus holds, or on two [CLS] in a row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from data_prep.adopt import adopt, main
+from data_prep.adoption import survey
+from modernbert_train.config.schema import DataConfig
+from modernbert_train.data.dataset_card import read_card, write_card
+from modernbert_train.data.facts import read_folder
+from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.open_shards import open_shards
+from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.vocabulary import Vocabulary, read_vocabulary
+from tests.data.make_shards import make_documents, make_shards, make_texts, make_tokenizer
+from tests.data_prep.adoption.layouts import LAYOUTS, around, llm_foundry, write_mds
+
+# merge_index leaves files open
+pytestmark = [pytest.mark.timeout(120), pytest.mark.runs, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+LENGTHS = [30, 7, 90, 41, 1, 200, 12, 64, 33, 150, 8, 77]
+Documents = list[NDArray[np.int64]]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_data: Path) -> str:
+    return str(tiny_data / "tokenizer")
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tokenizer: str) -> Vocabulary:
+    return read_vocabulary(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def documents(tokenizer: str) -> Documents:
+    return make_documents(Path(tokenizer), LENGTHS, seed=31)
+
+
+def opened(folder: Path | str, tokenizer: str) -> TokenShards:
+    data = DataConfig(train=str(folder), tokenizer=tokenizer)
+    return open_shards(read_folder("data.train", str(folder), data), data, read_vocabulary(tokenizer))
+
+
+def read_all(folder: Path | str, tokenizer: str) -> list[list[int]]:
+    shards = opened(folder, tokenizer)
+    return [shards.read(number).tolist() for number in range(len(shards.lengths))]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, documents: Documents, vocabulary: Vocabulary) -> Callable[[str], Path]:
+    """A dataset in somebody's layout."""
+
+    def write(layout: str) -> Path:
+        LAYOUTS[layout](tmp_path / "theirs", documents, vocabulary)
+        return tmp_path / "theirs"
+
+    return write
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("apart", [False, True])
+def test_documents_are_those_of_prepared_shards_to_the_bit(
+    theirs: Callable[[str], Path], documents: Documents, tokenizer: str, tmp_path: Path, layout: str, apart: bool
+) -> None:
+    """Special tokens at the ends are not read, because the loader adds its own; and nothing of theirs is changed."""
+    folder = theirs(layout)
+    before = files_of(folder)
+    out = tmp_path / "out" if apart else folder
+    dtype = "int64" if layout == "raw bytes" else None
+    said = adopt(str(folder), tokenizer, out=str(out) if apart else None, dtype=dtype)
+    assert read_all(out, tokenizer) == [document.tolist() for document in documents]
+    after = files_of(folder)
+    assert {name: after[name] for name in before} == before and (apart or len(after) == len(before) + 5)
+    assert not list(out.glob(".*"))
+    make_shards(tmp_path / "ours", documents, Path(tokenizer))
+    for name in ("lengths.npy", "token_counts.npy"):
+        assert np.array_equal(np.load(out / name), np.load(tmp_path / "ours" / name)), name
+    ours, card = read_card(tmp_path / "ours"), read_card(out)
+    assert (card.documents, card.tokens, card.tokenizer_sha256) == (ours.documents, ours.tokens, ours.tokenizer_sha256)
+    assert card.shards == (str(folder) if apart else None)
+    assert f"{len(documents)} documents, {sum(LENGTHS):,} tokens" in said and "100.0% of" in said
+    assert "already adopted" in adopt(str(folder), tokenizer, out=str(out) if apart else None, dtype=dtype)
+
+
+def test_what_was_found_is_told(theirs: Callable[[str], Path], tokenizer: str) -> None:
+    """Which tokens were taken off, which hashes were there, and what the text looks like."""
+    said = adopt(str(theirs("answerdotai")), tokenizer)
+    assert "100.0% of the documents begin with [CLS] (2): taken off, the loader adds its own" in said
+    assert "100.0% of the documents end with [PAD] (0)" in said and "12 [SEP]" in said
+    assert "(ndarray, int64)" in said and "0 computed" in said
+    assert "no special tokens between texts" not in said  # twelve documents are too few to say anything
+
+
+def test_ettin_says_uint32_and_has_hashes_afterwards(theirs: Callable[[str], Path], tokenizer: str) -> None:
+    folder = theirs("ettin")
+    assert "hashes: 0 right" in adopt(str(folder), tokenizer)
+    index = json.loads((folder / "adopted_index.json").read_text())
+    assert all(shard["zip_data"]["hashes"]["xxh64"] for shard in index["shards"])
+    assert index["shards"][0]["zip_data"]["basename"].startswith("books/shard_00000-tokenized")
+
+
+def test_blocks_of_joined_documents_are_recognised(tmp_path: Path, tokenizer: str, vocabulary: Vocabulary) -> None:
+    """What was joined cannot be parted; whoever trains on it should know that texts see their neighbours."""
+    stream = np.concatenate(
+        [np.append(each, vocabulary.sep_id) for each in make_documents(Path(tokenizer), [50] * 40, seed=4)]
+    )
+    blocks = stream[: len(stream) // 64 * 64].reshape(-1, 64).astype(np.int32)
+    write_mds(tmp_path / "a", {"tokens": "ndarray:int32:64"}, [{"tokens": block} for block in blocks])
+    said = adopt(str(tmp_path / "a"), tokenizer)
+    assert "fixed blocks: 100.0% of the documents are 64 tokens long as stored" in said
+    assert "concatenated: " in said and "of the documents have special tokens in their middle ([SEP] (3) " in said
+    plain = np.concatenate(make_documents(Path(tokenizer), [64] * 30, seed=4)).reshape(-1, 64).astype(np.int32)
+    write_mds(tmp_path / "b", {"tokens": "ndarray:int32:64"}, [{"tokens": block} for block in plain])
+    assert "where documents were joined into a block cannot be seen" in adopt(str(tmp_path / "b"), tokenizer)
+
+
+def test_documents_cut_at_a_length_are_recognised(tmp_path: Path, tokenizer: str) -> None:
+    documents = make_documents(Path(tokenizer), [*range(20, 60), *[64] * 10], seed=4)
+    write_mds(tmp_path / "a", {"tokens": "ndarray:uint16"}, [{"tokens": each.astype(np.uint16)} for each in documents])
+    assert "cut: 20.0% of the documents are 64 tokens long as stored, and none is longer" in adopt(
+        str(tmp_path / "a"), tokenizer
+    )
+
+
+def test_documents_of_special_tokens_alone_are_counted_and_empty(
+    tmp_path: Path, tokenizer: str, vocabulary: Vocabulary, documents: Documents
+) -> None:
+    some = [documents[0], documents[0][:0], documents[1]]
+    samples = [{"input_ids": around(each, vocabulary).astype(np.uint16)} for each in some]
+    write_mds(tmp_path / "a", {"input_ids": "ndarray:uint16"}, samples)
+    assert "1 document of them hold nothing" in adopt(str(tmp_path / "a"), tokenizer)
+    assert read_all(tmp_path / "a", tokenizer) == [each.tolist() for each in some]
+
+
+def test_lines_stored_as_a_row_of_a_matrix_are_read(tmp_path: Path, tokenizer: str, documents: Documents) -> None:
+    """return_tensors="np" gives one."""
+    write_mds(tmp_path / "a", {"input_ids": "ndarray"}, [{"input_ids": each[None]} for each in documents])
+    adopt(str(tmp_path / "a"), tokenizer)
+    assert read_all(tmp_path / "a", tokenizer) == [each.tolist() for each in documents]
+
+
+def test_unpacked_shards_of_an_index_that_names_archives(theirs: Callable[[str], Path], tokenizer: str) -> None:
+    """NoStreamingDataset wants them unpacked, and their script leaves the index as it was."""
+    from streaming.base.compression import decompress
+
+    folder = theirs("ettin")
+    for path in list(folder.rglob("*.zstd")):
+        path.with_suffix("").write_bytes(decompress("zstd", path.read_bytes()))
+        path.unlink()
+    adopt(str(folder), tokenizer)
+    assert sum(map(len, read_all(folder, tokenizer))) == sum(LENGTHS)
+
+
+def test_shards_that_no_index_names_are_told(theirs: Callable[[str], Path], tokenizer: str) -> None:
+    folder = theirs("ettin")
+    (folder / "more").mkdir()
+    (folder / "more/shard.00007.mds.zstd").write_bytes(b"left over")
+    assert "1 file of shards that no index names, such as more/shard.00007.mds.zstd" in adopt(str(folder), tokenizer)
+
+
+# what can be wrong: (layout, what is done to the folder, arguments, message)
+def remove_one(folder: Path) -> None:
+    sorted(folder.rglob("*.mds*"))[1].unlink()
+
+
+def truncate_one(folder: Path) -> None:
+    path = sorted(folder.rglob("*.mds*"))[1]
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip_one(folder: Path) -> None:
+    path = sorted(folder.rglob("*.mds*"))[1]
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def edit_indexes(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        for path in folder.rglob("index.json"):
+            index = json.loads(path.read_text())
+            for shard in index["shards"]:
+                change(shard)
+            path.write_text(json.dumps(index))
+
+    return edit
+
+
+def rename_splits(folder: Path) -> None:
+    (folder / "lang0").rename(folder / "train")
+    (folder / "lang1").rename(folder / "validation")
+
+
+def cut_index(folder: Path) -> None:
+    path = folder / "index.json"
+    path.write_text(path.read_text()[:-40])
+
+
+def empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def put_lengths(folder: Path) -> None:
+    (folder / "lengths.npy").write_bytes(b"theirs")
+
+
+def other_type(folder: Path) -> None:
+    shutil.rmtree(folder / "lang1")
+    write_mds(folder / "lang1", {"input_ids": "ndarray:uint16"}, [{"input_ids": np.arange(20, 60, dtype=np.uint16)}])
+
+
+def pickled(folder: Path) -> None:
+    shutil.rmtree(folder)
+    write_mds(folder, {"tokens": "ndarray:int32", "more": "pkl"}, [{"tokens": np.ones(3, np.int32), "more": {1}}])
+
+
+def link_out(folder: Path) -> None:
+    path = sorted(folder.rglob("*.mds*"))[0]
+    path.rename(folder.parent / "elsewhere")
+    path.symlink_to(folder.parent / "elsewhere")
+
+
+BAD: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
+    "a file is missing": ("ettin", remove_one, {}, "index.json: names 1 file of "),
+    "a file is cut": (
+        "llm-foundry",
+        truncate_one,
+        {},
+        "that is not there or not of the size it says: shard.00001.mds.",
+    ),
+    "a bit is flipped": ("answerdotai", flip_one, {}, "is damaged: its sha1 is "),
+    "a writer was killed": (
+        "mmbert",
+        lambda folder: (folder / "lang1/shard_00000/index.json").unlink(),
+        {},
+        "and no index.json, which is written last: its writer was interrupted",
+    ),
+    "no index at all": ("llm-foundry", lambda folder: (folder / "index.json").unlink(), {}, "writer was interrupted"),
+    "nothing there": ("llm-foundry", empty, {}, "no index.json here"),
+    "the index is cut": (
+        "llm-foundry",
+        cut_index,
+        {},
+        "index.json: not a readable MDS index (",
+    ),
+    "a column is pickled": ("llm-foundry", pickled, {}, "column 'more' is pickled, and unpickling runs code"),
+    "types differ": ("mmbert", other_type, {}, "so they were not written by one program. Adopt the folders one by one"),
+    "train and held-out text": (
+        "mmbert",
+        rename_splits,
+        {},
+        "holds train, validation, which must not be trained on together",
+    ),
+    "no such column": ("llm-foundry", lambda folder: None, {"column": "ids"}, "no column 'ids' among tokens"),
+    "bytes of no type": ("raw bytes", lambda folder: None, {}, "holds raw bytes, whose type is not written there"),
+    "bytes of another type": ("raw bytes", lambda folder: None, {"dtype": "uint16"}, "are one and the same, as where"),
+    "a type that is no type": ("raw bytes", lambda folder: None, {"dtype": "float32"}, "--dtype=float32: no type of"),
+    "a type too many": ("llm-foundry", lambda folder: None, {"dtype": "int64"}, "says its type itself. Leave it out"),
+    "an index that climbs out": (
+        "llm-foundry",
+        edit_indexes(lambda shard: shard["raw_data"].update(basename="../x")),
+        {},
+        "names a file outside its folder: '../x'",
+    ),
+    "a link to elsewhere": ("llm-foundry", link_out, {}, "which is not followed"),
+    "another format": ("llm-foundry", edit_indexes(lambda shard: shard.update(format="json")), {}, "of format 'json'"),
+    "a number of documents that is wrong": (
+        "llm-foundry",
+        edit_indexes(lambda shard: shard.update(samples=shard["samples"] + 1)),
+        {},
+        "documents, index.json says",
+    ),
+    "no such folder": ("llm-foundry", lambda folder: shutil.rmtree(folder), {}, "no such folder. Correct the path."),
+    "a file of somebody else's": (
+        "llm-foundry",
+        put_lengths,
+        {},
+        "has lengths.npy, which is not of this program and is not touched",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_said_and_nothing_looks_adopted(
+    theirs: Callable[[str], Path], tokenizer: str, case: str
+) -> None:
+    layout, hurt, arguments, message = BAD[case]
+    folder = theirs(layout)
+    hurt(folder)
+    with pytest.raises((DataError, ConfigError)) as error:
+        adopt(str(folder), tokenizer, **arguments)
+    assert message in str(error.value)
+    assert not (folder / "dataset.json").exists()
+
+
+def test_shards_of_another_tokenizer_are_shown(theirs: Callable[[str], Path], tmp_path: Path, tokenizer: str) -> None:
+    """Every token would mean something else, and no loss would say so."""
+    folder = theirs("llm-foundry")
+    other = make_tokenizer(tmp_path / "other", make_texts(40, seed=99))
+    with pytest.raises(DataError, match="come back when their text is encoded again with .*They decode to:\n  "):
+        adopt(str(folder), str(other))
+    small = make_tokenizer(tmp_path / "small", make_texts(40), 384)
+    with pytest.raises(DataError, match="holds token id .* has 384 entries. The shards belong to another tokenizer"):
+        adopt(str(folder), str(small))
+    assert not (folder / "dataset.json").exists()
+    adopt(str(folder), str(other), anyway=True)
+    with pytest.raises(DataError, match="made with another tokenizer"):
+        opened(folder, tokenizer)
+
+
+def test_a_tokenizer_without_cls_is_told_how_to_get_one(tmp_path: Path, theirs: Callable[[str], Path]) -> None:
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"has no \[CLS\], .*/tokenizer.py adapt data/tokenizer .* --extend"):
+        adopt(str(theirs("ettin")), str(tmp_path))
+
+
+def test_text_is_for_prepare(tmp_path: Path, tokenizer: str) -> None:
+    write_mds(tmp_path / "a", {"text": "str", "id": "str"}, [{"text": "one", "id": "1"}])
+    with pytest.raises(ConfigError, match=r"holds text \(column text\).*sources.mine=\{kind: mds, path: .*/a, text_f"):
+        adopt(str(tmp_path / "a"), tokenizer)
+
+
+def test_prepared_shards_need_nothing(tiny_data: Path, tokenizer: str) -> None:
+    with pytest.raises(ConfigError, match=r"can be trained on as it is: data\.train="):
+        adopt(str(tiny_data / "train"), tokenizer)
+
+
+def test_shards_that_changed_since_are_not_passed_over(
+    theirs: Callable[[str], Path], tokenizer: str, documents: Documents, vocabulary: Vocabulary
+) -> None:
+    folder = theirs("llm-foundry")
+    adopt(str(folder), tokenizer)
+    for path in [*folder.glob("shard.*"), folder / "index.json"]:
+        path.unlink()
+    llm_foundry(folder.parent / "new", documents[:5], vocabulary)
+    for path in (folder.parent / "new").iterdir():
+        path.rename(folder / path.name)
+    with pytest.raises(ConfigError, match="was adopted otherwise, or the shards have changed .*--overwrite"):
+        adopt(str(folder), tokenizer)
+    adopt(str(folder), tokenizer, overwrite=True)
+    assert len(read_all(folder, tokenizer)) == 5
+
+
+def test_a_folder_that_cannot_be_written_asks_for_another(
+    theirs: Callable[[str], Path], tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = theirs("llm-foundry")
+    made = Path.mkdir
+
+    def refuse(self: Path, *arguments: Any, **keys: Any) -> None:
+        if self == folder / ".adopt":
+            raise PermissionError(13, "Permission denied", str(self))
+        made(self, *arguments, **keys)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(
+        ConfigError, match=r"cannot be written \(Permission denied\). Give a folder of your own with --out"
+    ):
+        adopt(str(folder), tokenizer)
+    adopt(str(folder), tokenizer, out=str(tmp_path / "out"))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/a").touch()
+    with pytest.raises(ConfigError, match="has a, which is not of this program"):
+        adopt(str(folder), tokenizer, out=str(tmp_path / "full"))
+
+
+def test_a_killed_pass_goes_on_where_it_was(
+    theirs: Callable[[str], Path], tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that are done are not done again, and what comes out is the same to the byte."""
+    folder = theirs("mmbert")
+    monkeypatch.setattr(survey, "PART_BYTES", 1 << 9)
+    adopt(str(folder), tokenizer, out=str(tmp_path / "whole"))
+    done: list[int] = []
+    real = survey.Survey.run_task
+
+    def stop_at_third(self: survey.Survey, rank: int) -> None:
+        done.append(rank)
+        if len(done) == 3:
+            raise StorageError("no space")
+        real(self, rank)
+
+    monkeypatch.setattr(survey.Survey, "run_task", stop_at_third)
+    with pytest.raises(StorageError):
+        adopt(str(folder), tokenizer, out=str(tmp_path / "out"))
+    assert os.listdir(tmp_path / "out") == [".adopt"]
+    adopt(str(folder), tokenizer, out=str(tmp_path / "out"))
+    assert done[:4] == [0, 1, 2, 2] and len(set(done)) == len(done) - 1
+    for name in ("dataset.json", "adopted_index.json", "lengths.npy", "token_counts.npy"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_damage_after_the_adoption_is_found_when_it_is_read(theirs: Callable[[str], Path], tokenizer: str) -> None:
+    """Theirs had no hashes; now there are."""
+    folder = theirs("llm-foundry")
+    adopt(str(folder), tokenizer)
+    flip_one(folder)
+    with pytest.raises(DataError, match=r"shard\.00001\.mds: is damaged: its xxh64 is"):
+        read_all(folder, tokenizer)
+
+
+@pytest.mark.parametrize("change", [{"index": "../x"}, {"stripped": [-1]}, {"stripped": ["a"]}, {"shards": 3}])
+def test_a_card_that_lies_is_refused(theirs: Callable[[str], Path], tokenizer: str, change: dict[str, Any]) -> None:
+    folder = theirs("llm-foundry")
+    adopt(str(folder), tokenizer)
+    content = json.loads((folder / "dataset.json").read_text())
+    (folder / "dataset.json").write_text(json.dumps(content | change))
+    with pytest.raises(DataError, match=f"missing, unknown or of the wrong type: {next(iter(change))}"):
+        read_card(folder)
+
+
+def test_a_wrong_rule_is_noticed_by_the_lengths(theirs: Callable[[str], Path], tokenizer: str) -> None:
+    folder = theirs("llm-foundry")
+    adopt(str(folder), tokenizer)
+    write_card(folder, replace(read_card(folder), stripped=[]))
+    with pytest.raises(DataError, match=r"document 0 has 31 tokens, lengths\.npy says 30"):
+        read_all(folder, tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "dataset", "fixed"])
+def test_tables_of_ids_become_the_shards_of_the_same_documents(
+    tmp_path: Path, documents: Documents, vocabulary: Vocabulary, tokenizer: str, kind: str
+) -> None:
+    """To the byte, and in their order; empty ones are left out, as prepare.py leaves them."""
+    import pyarrow
+    import pyarrow.parquet
+
+    from data_prep.adoption.convert import _SHARD_BYTES
+
+    folder, some = tmp_path / "theirs", [documents[0], *documents]
+    if kind == "fixed":
+        some = [each[:40] for each in some if len(each) >= 40]
+    rows = [around(each, vocabulary).tolist() for each in some] + ([] if kind == "fixed" else [[], None])
+    type_ = pyarrow.list_(pyarrow.int32(), 42) if kind == "fixed" else pyarrow.large_list(pyarrow.int64())
+    folder.mkdir()
+    for number, part in enumerate((rows[:3], rows[3:])):
+        table = pyarrow.table({"input_ids": pyarrow.array(part, type_), "id": [str(i) for i in range(len(part))]})
+        if kind == "dataset":
+            import datasets
+
+            datasets.Dataset(table).save_to_disk(folder / f"{number}")
+        elif kind == "arrow":
+            with pyarrow.ipc.new_file(folder / f"{number}.arrow", table.schema) as writer:
+                writer.write_table(table)
+        else:
+            pyarrow.parquet.write_table(table, folder / f"{number}.parquet", row_group_size=2)
+    with pytest.raises(ConfigError, match="Name their folder with --out"):
+        adopt(str(folder), tokenizer)
+    adopt(str(folder), tokenizer, out=str(tmp_path / "out"))
+    assert read_all(tmp_path / "out", tokenizer) == [each.tolist() for each in some]
+    assert not (tmp_path / "out.work").exists()
+    make_shards(tmp_path / "ours", some[:3], Path(tokenizer), shard_bytes=_SHARD_BYTES)
+    first = sorted((tmp_path / "out").glob("shard.*"))[0]
+    assert first.read_bytes() == sorted((tmp_path / "ours").glob("shard.*"))[0].read_bytes()
+    assert "already converted" in adopt(str(folder), tokenizer, out=str(tmp_path / "out"))
+
+
+def test_tables_that_hold_no_ids(tmp_path: Path, tokenizer: str) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    def refusal(**columns: Any) -> str:
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+        with pytest.raises((ConfigError, DataError)) as error:
+            adopt(str(tmp_path / "a.parquet"), tokenizer, out=str(tmp_path / "out"))
+        assert not (tmp_path / "out").exists()
+        return str(error.value)
+
+    assert "kind: parquet" in refusal(text=["one"])
+    assert "no column input_ids or tokens among a" in refusal(a=[1])
+    assert "no list of integers" in refusal(input_ids=["one"])
+    assert "an id is null" in refusal(input_ids=[[1, None]])
+    assert "holds token id -1" in refusal(tokens=[[5, -1]])
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match="cannot be read"):
+        adopt(str(tmp_path / "a.parquet"), tokenizer, out=str(tmp_path / "out"))
+
+
+def test_the_command_ends_with_the_usual_codes(
+    theirs: Callable[[str], Path], tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = theirs("raw bytes")
+    assert main([str(folder), "--tokenizer", tokenizer]) == 78
+    assert main([str(folder), "--tokenizer", tokenizer, "--dtype", "int64", "--workers", "1"]) == 0
+    assert f"train on it with data.train={folder} data.tokenizer={tokenizer}" in capsys.readouterr().out
+    assert main([str(folder / "gone"), "--tokenizer", tokenizer]) == 65

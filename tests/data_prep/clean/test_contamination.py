@@ -1,0 +1,98 @@
+"""Evaluation sets kept out of the text. If this breaks, a benchmark measures what was learned by heart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.clean.contamination import Evaluations
+from data_prep.prepare import main
+from data_prep.report import fingerprint
+from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
+
+QUESTION = "Which of the two rivers that meet in Passau is the longer one, the Inn or the Danube?"
+
+
+def test_a_run_of_words_is_found_whatever_stands_around_it() -> None:
+    sets = Evaluations({"rivers": [QUESTION], "short": ["two words"]}, 5)
+    for text in (
+        QUESTION,
+        f"He asked: {QUESTION.upper()}",
+        "a the Two RIVERS, that\n meet! in b",
+        "x in passau is the longer y",
+    ):
+        shared = sets.overlap(text)
+        assert shared is not None and shared.name == "rivers" and len(shared.words.split()) == 5, text
+    for text in (
+        "",
+        "two words",
+        "rivers that meet in",
+        "that rivers two the of which",
+        "the rivers that in Passau meet",
+    ):
+        assert sets.overlap(text) is None, text
+
+
+def test_runs_do_not_reach_from_one_text_into_the_next() -> None:
+    sets = Evaluations({"a": ["one two three", "four five six"]}, 3)
+    assert sets.overlap("two three four five") is None and sets.overlap("zero one two three four") is not None
+
+
+def test_as_a_search_without_hashes_would_find_it() -> None:
+    """Random lines of few words, so that they share many short runs and few long ones."""
+    draw = np.random.default_rng(5)
+    lines = [[f"w{i}" for i in draw.integers(0, 12, 40)] for _ in range(60)]
+    theirs, ours, found = lines[:5], lines[5:], []
+    for words in (1, 3, 4, 5):
+        sets = Evaluations({"a": [" ".join(line) for line in theirs]}, words)
+        runs = {tuple(line[at : at + words]) for line in theirs for at in range(41 - words)}
+        for line in ours:
+            expected = any(tuple(line[at : at + words]) in runs for at in range(41 - words))
+            assert (sets.overlap(" ".join(line)) is not None) == expected
+            found.append(expected)
+    assert True in found and False in found
+
+
+@pytest.mark.runs
+def test_contaminated_documents_are_left_out_counted_and_listed(
+    tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": text} for text in texts]
+    rows[7]["text"] += QUESTION
+    rows[9]["text"] = QUESTION.lower().replace("?", "") + " " + rows[9]["text"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rivers.jsonl").write_text(json.dumps({"question": QUESTION}) + "\n")
+    words = [
+        f"sources.mine={{kind: jsonl, path: {tmp_path}/a.jsonl}}",
+        "tokenizer.vocab_size=384",
+        "validation_share=0.2",
+    ]
+    asked = f"decontaminate.rivers={{kind: jsonl, path: {tmp_path}/rivers.jsonl, text_field: question}}"
+    assert main([f"out={tmp_path}/out", *words, asked]) == 0
+    assert "2 contaminated: rivers" in capsys.readouterr().out
+    report = json.loads((tmp_path / "out/prepare_report.json").read_text())
+    assert report["sources"]["mine"]["dropped"] == {"contaminated: rivers": 2}
+    first, second = report["first_dropped"]["contaminated: rivers"]
+    assert "a.jsonl:8" in first and "a.jsonl:10" in second and "which of the two rivers that meet in passau" in second
+    assert main([f"out={tmp_path}/out", *words, asked]) == 0, "the same spec is complete"
+    (tmp_path / "rivers.jsonl").write_text(json.dumps({"question": f"{QUESTION} {QUESTION}"}) + "\n")
+    assert main([f"out={tmp_path}/out", *words, asked]) == 78, "another set is another dataset"
+    capsys.readouterr()
+    for change, code, message in (
+        ("overlap_words=99", 65, "none of its 1 texts has 99 words"),
+        (f"decontaminate.rivers.path={tmp_path}/gone", 65, "decontaminate.rivers.path="),
+        ("overlap_words=0", 78, "overlap_words=0: must be from 1"),
+        ("decontaminate.rivers.text_field=gone", 65, "decontaminate.rivers: "),
+        ("decontaminate.rivers.split=test", 78, "decontaminate.rivers.split=test: a source of kind jsonl does not"),
+    ):
+        assert main([f"out={tmp_path}/new", *words, asked, change]) == code
+        assert message in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+def test_a_spec_without_sets_is_the_dataset_that_it_was(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    sources = {"a": SourceConfig(kind="text", path=str(tmp_path))}
+    assert not {"decontaminate", "overlap_words"} & fingerprint(PrepareConfig(out="x", sources=sources))["spec"].keys()

@@ -1,0 +1,212 @@
+"""Text that is not UTF-8: read as what it is where that is asked for, counted, and never guessed out of damage.
+
+If this breaks, half of a European corpus is left out, or mojibake is trained on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from data_prep.prepare import main
+from data_prep.read import sources
+from data_prep.read.encodings import guess
+from data_prep.read.items import Document, LeftOut
+from data_prep.read.sources import read_source, whole_spans
+from data_prep.report import fingerprint
+from data_prep.tasks.work import cut
+from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
+
+FRENCH = "Où est le garçon qui a mangé l\u2019œuf à la coque ? Il n'est pas là.\n"
+RUSSIAN = "Где мальчик, который съел яйцо? Его здесь нет.\n"  # noqa: RUF001
+JAPANESE = "卵を食べた男の子はどこですか。ここにはいません。\n"
+
+
+def read(encoding: str, **keys: str) -> list[Document | LeftOut]:
+    source = SourceConfig(**keys, encoding=encoding)  # type: ignore[arg-type]
+    return list(read_source("mine", source, 1 << 20))
+
+
+def found(items: list[Document | LeftOut]) -> list[tuple[str, str | None]]:
+    return [(item.text, item.altered) if isinstance(item, Document) else (item.reason, None) for item in items]
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"plain", "utf-8"),
+        (b"", "utf-8"),
+        (FRENCH.encode(), "utf-8"),
+        (RUSSIAN.encode(), "utf-8"),
+        (b"\xef\xbb\xbf" + FRENCH.encode(), "utf-8"),
+        (FRENCH.encode("cp1252"), "cp1252"),
+        (FRENCH.replace("\u2019", "'").replace("œ", "oe").encode("latin-1"), "cp1252"),
+        (FRENCH.encode("utf-16"), "utf-16-le"),
+        (b"\xfe\xff" + JAPANESE.encode("utf-16-be"), "utf-16-be"),
+        (FRENCH.encode("utf-16-le"), "utf-16-le"),
+        (FRENCH.encode("utf-16-be"), "utf-16-be"),
+        # what must not be guessed
+        (RUSSIAN.encode("koi8-r"), None),
+        (RUSSIAN.encode("cp1251"), None),
+        (JAPANESE.encode("shift-jis"), None),
+        (FRENCH.encode()[:-1] + b"\xe9\n", None),  # UTF-8 with one bad byte
+        (FRENCH.encode() + FRENCH.encode("cp1252")[:20] + b"\xc3", None),
+        (bytes(range(1, 256)) * 4, None),
+        (b"a\0b and zeros here and there\0", None),
+        (gzip.compress(FRENCH.encode() * 9), None),
+    ],
+)
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+def test_what_bytes_are_taken_for(raw: bytes, expected: str | None, block: int) -> None:
+    """However they come in blocks; only what looks like text of the western languages is taken for it."""
+    assert guess(raw[at : at + block] for at in range(0, len(raw), block)) == expected
+
+
+def test_no_random_bytes_are_text() -> None:
+    draw = np.random.default_rng(3)
+    assert {guess([draw.bytes(int(draw.integers(40, 4000)))]) for _ in range(200)} == {None}
+
+
+def test_files_of_text(tmp_path: Path) -> None:
+    """By default what is no UTF-8 is left out, as before; each encoding is read where it is asked for."""
+    (tmp_path / "1.txt").write_bytes(FRENCH.encode("cp1252"))
+    (tmp_path / "2.txt").write_bytes(FRENCH.encode("utf-16"))
+    (tmp_path / "3.txt").write_bytes(FRENCH.encode("utf-8-sig"))
+    (tmp_path / "4.txt").write_bytes(RUSSIAN.encode("koi8-r"))
+    path = str(tmp_path)
+    assert found(read("utf-8", kind="text", path=path)) == [
+        ("not_utf8", None), ("nul_byte", None), (FRENCH, "byte_order_mark"), ("not_utf8", None),
+    ]  # fmt: skip
+    assert found(read("auto", kind="text", path=path)) == [
+        (FRENCH, "decoded_cp1252"), (FRENCH, "decoded_utf_16"), (FRENCH, "byte_order_mark"), ("not_utf8", None),
+    ]  # fmt: skip
+    assert found(read("cp1252", kind="text", path=f"{path}/1.txt")) == [(FRENCH, "decoded_cp1252")]
+    assert found(read("utf-16", kind="text", path=f"{path}/2.txt")) == [(FRENCH, "decoded_utf_16")]
+    assert found(read("latin-1", kind="text", path=f"{path}/1.txt"))[0][1] == "decoded_latin_1"
+    assert found(read("utf-16", kind="text", path=f"{path}/1.txt")) == [("not_utf_16", None)]
+    (tmp_path / "5.txt").write_bytes(b"\x81")
+    assert found(read("cp1252", kind="text", path=f"{path}/5.txt")) == [("not_cp1252", None)]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_lines_of_jsonl(tmp_path: Path, suffix: str) -> None:
+    """UTF-16 by the file's mark, others line by line: one program may have appended to another's file."""
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in (FRENCH, "b", FRENCH)]
+    mixed = lines[0].encode("cp1252") + lines[1].encode() + lines[2].encode()
+    (tmp_path / f"1.jsonl{suffix}").write_bytes(pack(mixed))
+    (tmp_path / f"2.jsonl{suffix}").write_bytes(pack("".join(lines).encode("utf-16")))
+    assert found(read("auto", kind="jsonl", path=str(tmp_path))) == [
+        (FRENCH, "decoded_cp1252"), ("b", None), (FRENCH, None),
+        (FRENCH, "decoded_utf_16"), ("b", "decoded_utf_16"), (FRENCH, "decoded_utf_16"),
+    ]  # fmt: skip
+    (tmp_path / f"3.jsonl{suffix}").write_bytes(pack("".join(lines).encode("utf-16")[:-1]))
+    assert found(read("utf-16", kind="jsonl", path=f"{tmp_path}/3.jsonl{suffix}"))[-1] == ("unreadable", None)
+
+
+def test_jsonl_of_utf_16_is_not_cut_and_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the middle of such a file every other byte would be a line."""
+    monkeypatch.setattr("data_prep.tasks.work._SMALL_TASK_BYTES", 1 << 10)
+    line = json.dumps({"text": FRENCH}, ensure_ascii=False) + "\n"
+    for number, encoding in enumerate(("utf-16", "cp1252", "utf-8")):
+        (tmp_path / f"{number}.jsonl").write_bytes((line * 200).encode(encoding))
+    for encoding, parts in (("auto", {0: 1}), ("utf-16", {0: 1, 1: 1, 2: 1}), ("utf-8", {})):
+        source = SourceConfig(kind="jsonl", path=str(tmp_path), encoding=encoding)  # type: ignore[arg-type]
+        config = PrepareConfig(out="x", sources={"a": source}, task_bytes=1 << 12)
+        spans = [span for task in cut(config) for span in task]
+        for number in range(3):
+            of_file = [span for span in spans if str(span.path).endswith(f"{number}.jsonl")]
+            assert (len(of_file) == 1) == (parts.get(number) == 1), (encoding, number)
+    source = SourceConfig(kind="jsonl", path=str(tmp_path), encoding="auto")
+    config = PrepareConfig(out="x", sources={"a": source}, task_bytes=1 << 12)
+    spans = [span for task in cut(config) for span in task]
+    texts = [item for span in spans for item in sources.read_span(span, source, 1 << 20)]
+    assert len(texts) == 600 and all(isinstance(item, Document) and item.text == FRENCH for item in texts)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-8"])
+def test_rows_of_csv(tmp_path: Path, encoding: str, suffix: str) -> None:
+    content = f'n,text\n1,"{FRENCH}"\n2,last\n'.encode(encoding)
+    (tmp_path / f"a.csv{suffix}").write_bytes(gzip.compress(content) if suffix else content)
+    word = None if encoding == "utf-8" else f"decoded_{encoding.replace('-', '_')}"
+    for asked in ("auto", encoding):
+        assert found(read(asked, kind="csv", path=str(tmp_path))) == [(FRENCH, word), ("last", word)]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_archives_of_several_parts_are_read_to_the_end(tmp_path: Path, suffix: str) -> None:
+    """pigz, pzstd, bgzip and `cat` write them; with empty, skippable and padding parts among them."""
+    words = ["one", "two", "three"]
+    lines = [json.dumps({"text": word}).encode() + b"\n" for word in words]
+    if suffix == ".gz":
+        packed = gzip.compress(lines[0]) + gzip.compress(b"") + gzip.compress(lines[1][:5])
+        packed += gzip.compress(lines[1][5:]) + gzip.compress(lines[2]) + b"\0" * 512
+    else:
+        skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"pzst"
+        packed = skippable + zstandard.compress(lines[0]) + skippable + zstandard.compress(b"")
+        packed += zstandard.compress(lines[1][:5]) + zstandard.compress(lines[1][5:]) + zstandard.compress(lines[2])
+        packed += skippable
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(packed)
+    assert [text for text, _ in found(read("utf-8", kind="jsonl", path=str(tmp_path)))] == words
+
+
+def test_the_key_leaves_fingerprints_of_before_alone(tmp_path: Path) -> None:
+    """A dataset that was prepared without the key is complete, and not refused as one of another spec."""
+    (tmp_path / "a.txt").write_text("a")
+    source: dict[str, Any] = {"kind": "text", "path": str(tmp_path)}
+    plain = fingerprint(PrepareConfig(out="x", sources={"a": SourceConfig(**source)}))
+    assert plain["spec"]["sources"]["a"].keys() == {"kind", "path", "glob", "text_field", "subset", "split"}
+    auto = fingerprint(PrepareConfig(out="x", sources={"a": SourceConfig(**source, encoding="auto")}))
+    assert auto["spec"]["sources"]["a"]["encoding"] == "auto"
+
+
+@pytest.mark.runs
+def test_what_was_assumed_is_counted_and_the_rest_says_what_to_ask(
+    tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for i, text in enumerate(texts):
+        (folder / f"{i:03}.txt").write_bytes((text + "é").encode(["utf-8", "latin-1", "utf-16"][i % 3]))
+    words = [f"sources.mine={{kind: text, path: {folder}}}", "tokenizer.vocab_size=384", "validation_share=0.2"]
+    assert main([f"out={tmp_path}/plain", *words]) == 0
+    said = capsys.readouterr().out
+    assert "20 not_utf8" in said and "20 nul_byte" in said and "sources.NAME.encoding=auto" in said
+    assert main([f"out={tmp_path}/auto", *words, "sources.mine.encoding=auto"]) == 0
+    assert "altered: 20 by decoded_cp1252, 20 by decoded_utf_16" in capsys.readouterr().out
+    report = json.loads((tmp_path / "auto/prepare_report.json").read_text())
+    assert report["sources"]["mine"]["altered"] == {"decoded_cp1252": 20, "decoded_utf_16": 20}
+    assert main([f"out={tmp_path}/no", "sources.a={kind: parquet, path: x, encoding: auto}"]) == 78
+    assert "encoding=auto: a source of kind parquet does not read it" in capsys.readouterr().err
+
+
+def test_text_in_mds_shards(tmp_path: Path) -> None:
+    """llm-foundry's and AnswerDotAI's text; each shard once, also where it lies unpacked beside its archive."""
+    from tests.data_prep.adoption.layouts import write_mds
+
+    samples = [{"text": f"{FRENCH}{i}", "id": str(i)} for i in range(60)]
+    columns = {"id": "str", "text": "str", "n": "int"}
+    rows = [each | {"n": 3} for each in samples]
+    write_mds(tmp_path / "a", columns, rows[:30], compression="zstd")
+    write_mds(tmp_path / "b", columns, rows[30:])
+    from streaming.base.compression import decompress
+
+    packed = sorted((tmp_path / "a").glob("*.zstd"))
+    packed[0].with_suffix("").write_bytes(decompress("zstd", packed[0].read_bytes()))
+    items = read("utf-8", kind="mds", path=str(tmp_path))
+    assert [item.text for item in items if isinstance(item, Document)] == [each["text"] for each in samples]
+    assert len({item.id for item in items}) == 60 and len(packed) > 1
+    (item, *_) = read("utf-8", kind="mds", path=str(tmp_path / "b"), text_field="body")
+    assert isinstance(item, LeftOut) and "no column 'body' of text among id (str), n (int), text (str)" in item.detail
+    packed[1].write_bytes(packed[1].read_bytes()[:-20])
+    left = [item for item in read("utf-8", kind="mds", path=str(tmp_path / "a")) if isinstance(item, LeftOut)]
+    assert [item.reason for item in left] == ["unreadable"]
+    assert len(list(whole_spans("mine", SourceConfig(kind="mds", path=str(tmp_path / "a"))))) == len(packed)
