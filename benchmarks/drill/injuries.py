@@ -94,6 +94,8 @@ def chain(
         what = strike(run, trainer, draw)
         ended = trainer.wait()
         problem = lab.wait_until_gone()
+        if what is not None and ended.code == 0 and 0 not in codes:
+            what = None  # it came to a process that had done its work; whether it had is compared below
         if what is not None:
             struck.append(what)
             problem = problem or ended.wrong(*codes)

@@ -112,6 +112,7 @@ class PackedLoader:
         self._planner.load_state_dict(self._taken)
         self._planned.clear()
         self._ahead.clear()
+        self.plan_ahead()  # compiles the planner's loop, which would be in the way of what workers.py looks after
         loader = DataLoader(
             _RankRows(self._maker),
             batch_size=None,

@@ -8,6 +8,7 @@ short here and only wakes us up, so that dead and silent workers can be told apa
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from modernbert_train.torch_internals import abandon_workers, watch_workers, wor
 
 LOOK_SECONDS = 1.0  # what a DataLoader given to `deliveries` must have as its timeout
 _END = object()
+# what torch's handler says while workers are being started, when it cannot be kept from looking
+_GONE = re.compile(r"DataLoader worker \(pid\(?s?\)? (\d+)\) (?:is )?(killed by signal: \w+|exited unexpectedly[^.]*)")
 
 
 def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]:
@@ -35,7 +38,12 @@ def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]
     Raises:
         RunError: a worker is dead, or did not deliver in time; names it and its process.
     """
-    batches: Any = iter(loader)
+    try:
+        batches: Any = iter(loader)
+    except Exception as error:
+        if (gone := _GONE.search(_all_said(error))) is None:
+            raise
+        raise _lost(f"process {gone[1]}", gone[2]) from error
     if loader.num_workers == 0:
         yield from batches
         return
@@ -83,11 +91,23 @@ def _require_alive(batches: Any, error: Exception | None) -> None:
         code, process = worker.exitcode, worker.pid
         abandon_workers(batches)
         how = f"killed by {signal.Signals(-code).name}" if code and code < 0 else f"gone with exit code {code}"
-        raise RunError(
-            f"data worker {index} (process {process}): {how}. If the machine ran out of memory (see dmesg), lower "
-            "data.num_workers, data.prefetch_batches or data.shuffle_block_shards; the same command resumes from the "
-            "newest checkpoint."
-        ) from error
+        raise _lost(f"{index} (process {process})", how) from error
+
+
+def _lost(worker: str, how: str) -> RunError:
+    return RunError(
+        f"data worker {worker}: {how}. If the machine ran out of memory (see dmesg), lower data.num_workers, "
+        "data.prefetch_batches or data.shuffle_block_shards; the same command resumes from the newest checkpoint."
+    )
+
+
+def _all_said(error: BaseException | None) -> str:
+    """An error and those before it: where torch's handler breaks an import, that tells of it in its own words."""
+    said = []
+    while error is not None:
+        said.append(str(error))
+        error = error.__cause__ or error.__context__
+    return "\n".join(said)
 
 
 @contextmanager

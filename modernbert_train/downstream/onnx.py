@@ -139,7 +139,10 @@ def _trace(model: Any, output: str, batch: dict[str, Any], file: Path) -> None:
             self.model = model
 
         def forward(self, *inputs: Any) -> Any:
-            return self.model(**dict(zip(batch, inputs, strict=True)))[output]
+            named = dict(zip(batch, inputs, strict=True))
+            if model.config.model_type == "xlnet":  # it subtracts a mask from a number, which torch.onnx cannot write
+                named["input_mask"] = (named.pop("attention_mask") == 0).float()
+            return self.model(**named)[output]
 
     shapes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     with warnings.catch_warnings():

@@ -34,12 +34,30 @@ def take_over() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End a program with this code, which stands: a signal now only hurries the end."""
+    """End a program with this code, which stands: a signal now only hurries the end.
+
+    All that was registered for the exit is done. What Python does after that, which is to take its modules apart, is
+    not: a thread that is inside C++ then, of ours or of any library, aborts the process, and a run that has stopped in
+    order counts as a crash.
+    """
     global _code
-    with suppress(OSError, ValueError):  # Python reports what cannot be written
-        sys.stdout.flush()
     _code = code
-    sys.exit(code)
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # Python reports what cannot be written
+    _do_what_was_registered()
+    os._exit(code)
+
+
+def _do_what_was_registered() -> None:
+    """As Python does at the exit of a program, and in its order."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
 
 
 def do_before_a_stop(call: Callable[[], object]) -> None:

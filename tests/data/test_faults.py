@@ -82,6 +82,37 @@ def test_a_worker_that_dies_while_nobody_waits_interrupts_nothing(monkeypatch: p
         list(work)
 
 
+class Slow:
+    """A sampler that takes its time over the first number, in which an import gives up when it is interrupted."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __iter__(self) -> Iterator[int]:
+        deadline = time.monotonic() + self._seconds
+        try:
+            while time.monotonic() < deadline:
+                time.sleep(0.01)
+        except RuntimeError:
+            raise ImportError("no such module") from None
+        yield from range(40)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(("harm", "told"), [("SIGKILL", "killed by signal: Killed"), ("exit", "exited unexpectedly")])
+def test_a_worker_that_dies_while_others_are_started_is_named(harm: str, told: str) -> None:
+    """torch looks after workers before we can tell it not to; its error was called a bug, with a traceback."""
+
+    def die(worker: int) -> None:
+        os._exit(3) if harm == "exit" else os.kill(os.getpid(), signal.SIGKILL)
+
+    loader = DataLoader(
+        Work({}), sampler=Slow(5.0), batch_size=None, num_workers=2, timeout=LOOK_SECONDS, worker_init_fn=die
+    )
+    with pytest.raises(RunError, match=rf"data worker process \d+: {told}.*data\.num_workers"):
+        next(deliveries(loader, 30.0))
+
+
 @pytest.mark.runs
 def test_a_worker_that_hangs_is_named_after_the_time_stated() -> None:
     with pytest.raises(RunError, match=r"data worker 1 \(process \d+\): no batch for 1\.5 s \(data\.worker_time"):

@@ -18,7 +18,7 @@ TEXTS = ["aki nabe", "kelo ruto tinda mosa lebi aki", "mosa", *["lamu nabe ruto"
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("encoder", ["modernbert", "bert", "albert"])
+@pytest.mark.parametrize("encoder", ["modernbert", "bert", "albert", "xlnet"])
 def test_hidden_states_are_those_of_transformers(models: dict[str, Path], tmp_path: Path, encoder: str) -> None:
     """Also of a batch that was never seen when the file was made: other texts, other lengths, one text."""
     from transformers import AutoModel, AutoTokenizer

@@ -19,7 +19,6 @@ from modernbert_train.config.schema import (
     ModelConfig,
     ObjectiveConfig,
     TagConfig,
-    XLNetConfig,
 )
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.packing import Chunk
@@ -36,7 +35,7 @@ from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
 from modernbert_train.weights.hf_folder import export, load_weights
 from modernbert_train.weights.source import open_source
-from tests.finetune.conftest import BERT, CONFIGS, MODERNBERT, SIZE
+from tests.finetune.conftest import BERT, CONFIGS, MODERNBERT
 
 LABELS = ("no", "yes", "perhaps")
 PAIRS = [("aki nabe ruto", "kelo tinda mosa lebi"), ("lamu", "domi domi"), ("beru nabe", "ruto"), ("mosa " * 9, "aki")]
@@ -109,6 +108,8 @@ CASES = [
     ("bert", ClassifyConfig(kind="regression", pooling="cls", segments=2)),
     ("roberta", ClassifyConfig(labels=LABELS, pooling="cls")),
     ("albert", ClassifyConfig(labels=LABELS, pooling="cls", segments=2)),
+    ("xlnet", ClassifyConfig(labels=LABELS, pooling="cls", segments=2)),
+    ("xlnet", ClassifyConfig(kind="regression", pooling="cls")),
 ]
 
 
@@ -221,10 +222,7 @@ def test_every_document_of_a_class_gives_the_encoder_a_gradient(tokenizer: Path)
     assert grads[0].abs().max() > 1e-4
 
 
-XLNET = XLNetConfig(**SIZE, num_layers=2)
-
-
-@pytest.mark.parametrize("config", [*CONFIGS.values(), XLNET], ids=[*CONFIGS, "xlnet"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=[*CONFIGS])
 @pytest.mark.parametrize(
     "objective",
     [ClassifyConfig(labels=LABELS), TagConfig(labels=LABELS), ClassifyConfig(labels=LABELS, freeze=True)],
@@ -239,8 +237,8 @@ def test_the_census_counts_the_real_model(config: ModelConfig, objective: Object
 def test_what_transformers_cannot_say_is_refused_with_a_reason(tokenizer: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"pooling=mean: transformers' BertForSequenceClassification reads cls alone"):
         classifier_format(BERT, ClassifyConfig(labels=LABELS, pooling="mean"))
-    with pytest.raises(ConfigError, match=r"model.name=xlnet: there is no place in transformers' format for this head"):
-        classifier_format(XLNET, ClassifyConfig(labels=LABELS, pooling="cls"))
+    with pytest.raises(ConfigError, match=r"transformers' XLNetForSequenceClassification reads cls alone"):
+        classifier_format(CONFIGS["xlnet"], ClassifyConfig(labels=LABELS, pooling="mean"))
     objective = ClassifyConfig(labels=LABELS)
     folder = exported(made(MODERNBERT, objective), MODERNBERT, objective, tokenizer, tmp_path / "hf")
     raw = json.loads((folder / CONFIG_JSON).read_text())
@@ -252,5 +250,5 @@ def test_what_transformers_cannot_say_is_refused_with_a_reason(tokenizer: Path, 
 
 def test_masked_lm_models_of_before_are_read_as_before(models: dict[str, Path]) -> None:
     for name, folder in models.items():
-        assert {each.partition(".")[0] for each in load_weights(folder)} == {"model", "head", "decoder"}, name
+        assert {each.partition(".")[0] for each in load_weights(folder)} - {"head"} == {"model", "decoder"}, name
         assert {*load_weights(folder)} == {*build_model(CONFIGS[name], MaskedLmConfig()).state_dict()}

@@ -69,7 +69,7 @@ class Program:
     def refused(self) -> None:
         """Its configuration is wrong, and it is on its way out with the code that says so."""
         self.starting()
-        with pytest.raises(SystemExit):
+        with pytest.raises(Ended):
             stop_signals.end(78)
 
     def worker(self) -> None:
@@ -90,6 +90,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
         program.theirs.append(number)
 
     monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(stop_signals, "_do_what_was_registered", lambda: None)
     monkeypatch.setattr(stop_signals, "_code", None)
     monkeypatch.setattr(stop_signals, "_before_a_stop", [])
     monkeypatch.setattr(stop_signals.atexit, "register", lambda call: call)

@@ -7,7 +7,7 @@ transformers it is follows from the objective. What a class cannot express is re
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from modernbert_train.config.objective import Order
@@ -22,8 +22,9 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import albert, bert, modernbert
+from modernbert_train.weights.formats import albert, bert, modernbert, xlnet
 from modernbert_train.weights.formats.config_json import Described
+from modernbert_train.weights.formats.shape import Shape
 
 # ClassifyConfig.kind -> transformers' problem_type
 PROBLEMS = {
@@ -59,6 +60,8 @@ class Kind:
         objective: what it tells: ClassifyConfig or TagConfig.
         heads: our module -> theirs.
         poolings: that it can express; empty: words are not pooled.
+        says: further keys of its config.json, where only these values are known.
+        dropout: the key of config.json for the dropout before the classes.
     """
 
     encoder: Encoders
@@ -67,12 +70,15 @@ class Kind:
     objective: type[LabelledConfig]
     heads: Mapping[str, str]
     poolings: tuple[str, ...] = ()
+    says: Mapping[str, Any] = field(default_factory=dict)
+    dropout: str = "classifier_dropout"
 
 
 _OWN = {"head.dense": "head.dense", "head.norm": "head.norm", "classifier": "classifier"}
 _ALBERT = (albert, "albert", "AlbertForMaskedLM")
 _BERT, _ROBERTA = (bert, "bert", "BertForMaskedLM"), (bert, "roberta", "RobertaForMaskedLM")
 _MODERNBERT = (modernbert, "modernbert", modernbert.ARCHITECTURE)
+_XLNET = (xlnet, "xlnet", xlnet.ARCHITECTURE)
 
 # class of transformers -> what it is
 KINDS: dict[str, Kind] = {
@@ -93,6 +99,16 @@ KINDS: dict[str, Kind] = {
         ("cls",),
     ),
     "RobertaForTokenClassification": Kind(*_ROBERTA, TagConfig, {"classifier": "classifier"}),
+    "XLNetForSequenceClassification": Kind(
+        *_XLNET,
+        ClassifyConfig,
+        {"pooler.dense": "sequence_summary.summary", "classifier": "logits_proj"},
+        ("cls",),
+        # its [CLS] comes last, by default; here it is first, as everywhere
+        {"summary_type": "first", "summary_use_proj": True, "summary_activation": "tanh"},
+        dropout="summary_last_dropout",
+    ),
+    "XLNetForTokenClassification": Kind(*_XLNET, TagConfig, {"classifier": "classifier"}),
 }
 
 
@@ -128,13 +144,20 @@ class Classifiers:
         """See `HubFormat`."""
         return self.kind.encoder.today(name)
 
+    def shape(self, name: str, config: Any) -> Shape | None:
+        """See `HubFormat`."""
+        ask = getattr(self.kind.encoder, "shape", None)
+        found: Shape | None = ask(name, config) if ask and name.startswith("model.") else None
+        return found
+
     def describe(
         self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
     ) -> dict[str, Any]:
         """See `HubFormat`; of a score the one label is called score."""
         assert self.objective is not None
         encoder = self.kind.encoder.describe(config, order, {"model"}, max_tokens, vocabulary)
-        about: dict[str, Any] = {"architectures": [self.name], "classifier_dropout": self.objective.dropout}
+        about: dict[str, Any] = {"architectures": [self.name], self.kind.dropout: self.objective.dropout}
+        about |= self.kind.says
         names = self.objective.labels
         if isinstance(self.objective, ClassifyConfig):
             about["problem_type"] = PROBLEMS[self.objective.kind]
@@ -157,7 +180,12 @@ class Classifiers:
         if not numbers or len(numbers) > _MOST_LABELS or {*given} != {*numbers}:
             raise DataError(f"{where}: id2label={shown(given)}, not a name for each class. Restore it from a copy.")
         labels = tuple(str(given[number]) for number in numbers)
-        dropout = raw.get("classifier_dropout")
+        for key, value in kind.says.items():
+            if raw.get(key) != value:
+                raise DataError(
+                    f"{where}: {key}={shown(raw.get(key))}; of a {self.name} only {value} is known. Name another model."
+                )
+        dropout = raw.get(kind.dropout)
         about: dict[str, Any] = {"labels": labels, "dropout": dropout if isinstance(dropout, float) else 0.0}
         if kind.objective is TagConfig:
             return said._replace(objective=TagConfig(**about))
