@@ -10,13 +10,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 FOLDER = Path(__file__).with_name("recorded")
 
 
-def compare(name: str, found: Any) -> None:
-    """Compare with what is recorded under a name, or record it if asked to."""
+def compare(name: str, found: Any, within: float = 0.0) -> None:
+    """Compare with what is recorded under a name, or record it if asked to; numbers may differ by a share of them."""
     file = FOLDER / f"{name}.json"
     if os.environ.get("MODERNBERT_RECORD") == "1":
         file.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     recorded = json.loads(file.read_text(encoding="utf-8"))
-    assert found == recorded, f"not as in {file.name}; MODERNBERT_RECORD=1 records it anew"
+    expected = pytest.approx(recorded, rel=within) if within else recorded
+    assert found == expected, f"not as in {file.name}; MODERNBERT_RECORD=1 records it anew"

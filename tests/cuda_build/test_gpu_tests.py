@@ -15,7 +15,7 @@ import pytest
 
 from tests.cuda_build import null
 
-pytestmark = [pytest.mark.runs, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.runs, pytest.mark.timeout(3200)]
 
 WAITS = "tests/gpu/test_step.py::test_nothing_in_a_step_waits_for_the_device[varlen-False]"
 TWIN = "tests/gpu/test_parity.py::test_the_model_equals_transformers[fp32]"
@@ -35,8 +35,20 @@ def pytest_on(device: str, *words: str, planted: str = "") -> subprocess.Complet
     }
     here = {"MODERNBERT_TEST_DEVICE": "cpu"} if device == "cpu" else where
     environment = os.environ | here | {"PLANTED": planted, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(null.ROOT)}
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "tests.cuda_build.planted", *words]
-    return subprocess.run(command, cwd=null.ROOT, env=environment, capture_output=True, text=True, timeout=800)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-q",
+        "-o",
+        "timeout=1500",
+        "-p",
+        "tests.cuda_build.planted",
+        *words,
+    ]
+    return subprocess.run(command, cwd=null.ROOT, env=environment, capture_output=True, text=True, timeout=1500)
 
 
 def test_every_gpu_test_is_found_and_imports() -> None:
