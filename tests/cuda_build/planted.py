@@ -12,19 +12,6 @@ def pytest_configure(config: Any) -> None:
         MISTAKES[planted]()
 
 
-def _wait_in_the_step() -> None:
-    from modernbert_train.optim.stable_adamw import StableAdamW
-
-    step = StableAdamW.step
-
-    def waits(self: Any, closure: Any = None) -> Any:
-        result = step(self, closure)
-        float(self.last_grad_norm)
-        return result
-
-    StableAdamW.step = waits  # type: ignore[method-assign]
-
-
 def _wider_window() -> None:
     from modernbert_train.config.schema import ModernBertConfig
 
@@ -56,7 +43,6 @@ def _no_gradient_of_one_weight() -> None:
 
 
 MISTAKES = {
-    "a wait in the step": _wait_in_the_step,
     "a window one token wider": _wider_window,
     "half the dropout": _half_the_dropout,
     "no gradient of one weight": _no_gradient_of_one_weight,
