@@ -37,7 +37,7 @@ from modernbert_train.cli.parser import Parser, positive  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.errors import RunError  # noqa: E402
 from modernbert_train.lasting_output import lasting_output  # noqa: E402
-from modernbert_train.preflight import preflight  # noqa: E402
+from modernbert_train.preflight import preflight, with_later_mistakes  # noqa: E402
 from modernbert_train.ranks import orphans, scratch  # noqa: E402
 from modernbert_train.ranks.processes import count_gpus  # noqa: E402
 
@@ -52,9 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
     if is_rank(os.environ):
         return modernbert_train(train)
     try:
-        config = read_run(options.run)
         if options.on is not None:
-            return _render(config, options)
+            return _render(read_run(options.run), options)
+        with with_later_mistakes(options.ranks or 1):
+            config = read_run(options.run)
         topology = find_topology(
             config.launch,
             os.environ,

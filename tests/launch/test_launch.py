@@ -166,6 +166,9 @@ def test_mistakes_are_told_before_any_process_starts(
     ):
         assert main([*tiny_run(), *words]) == code, words
         assert capsys.readouterr().err.startswith("error: ")
+    assert main([*tiny_run(), "optim.lrr=1", f"data.train={tmp_path}/absent"]) == 78
+    said = capsys.readouterr().err
+    assert "optim.lrr" in said and f"{tmp_path}/absent" in said  # mistakes of all stages at once
     with pytest.raises(SystemExit) as ended:
         main([*tiny_run(), "--ranks", "none"])
     assert ended.value.code == 64 and not (tmp_path / "runs").exists()
