@@ -1,9 +1,10 @@
 # `make` lists what there is. VENV is the folder of the Python environment.
 VENV ?= .venv
+CUDA_VENV ?= .venv-cuda
 PYTHON_IN_VENV := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart format lint test test-quick test-wheel test-gpu drill coverage docs clean
+.PHONY: help venv quickstart format lint test test-quick test-wheel test-gpu test-cuda drill coverage docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +36,9 @@ coverage: venv ## lines that no test reaches; as long as all tests in one proces
 test-wheel: venv ## the wheel in a fresh environment, from text to a model; minutes, and needs a package index
 	$(PYTHON_IN_VENV) -m pytest -m slow tests/packaging/test_fresh.py
 
+test-cuda: ## what can be proven of the CUDA build of torch without a GPU; makes .venv-cuda of 6 GB; some minutes
+	@sh tests/cuda_build/run.sh $(CUDA_VENV)
+
 test-gpu: venv ## the tests that need a GPU, on this machine's; minutes
 	$(PYTHON_IN_VENV) -m pytest -m gpu tests/gpu --durations=15
 
@@ -46,4 +50,4 @@ docs: venv ## the documentation as a site, in .site
 
 clean: ## remove caches and builds; the environment and the runs stay
 	rm -rf build dist .site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -path './$(VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path './$(VENV)' -prune -o -path './$(CUDA_VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan, PlannedPhase
 from modernbert_train.plan.memory import Memory, Strategy, memory, sharing_ranks, usable_bytes
+from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.speed import StepTime, step_time
 
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "hsdp")
@@ -50,15 +51,16 @@ def phase_memory(
         microbatch_rows: rows of one forward pass.
     """
     tokens = microbatch_rows * phase.config.row_tokens
+    shards = sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu])
     queries = math.ceil(phase.objective.query_share * tokens) + 32 if phase.objective.query_share else 0
     return memory(
         plan.config.modernbert,
         plan.config.compute,
-        plan.parameters,
+        count_parameters(plan.config.model, plan.config.objective, shards=shards),
         optim=plan.config.optim,
         bf16=plan.bf16,
         strategy=strategy,
-        shards=sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu]),
+        shards=shards,
         ranks=ranks,
         tokens=tokens + queries,
         predicted=math.ceil(phase.objective.predicted_share * tokens) + 32,  # a bound as MaskedLM.max_predicted

@@ -43,6 +43,7 @@ class Matrix:
         head: whose positions it is multiplied with, a name of `ObjectiveConfig.heads`; None: every token. A vector has
             it to say whose it is.
         once: multiplied with as much for any tokens of a microbatch, which counts no FLOPs of a token.
+        parts: so many lie one below another in one weight.
     """
 
     rows: int
@@ -53,10 +54,20 @@ class Matrix:
     passes: int = 1
     head: str | None = None
     once: bool = False
+    parts: int = 1
 
     @property
     def numbers(self) -> int:
         return self.count * self.rows * self.columns
+
+    @property
+    def weights(self) -> int:
+        """Tensors that they are stored in."""
+        return self.count // self.parts
+
+    def padded(self, shards: int) -> int:
+        """Numbers where shards of a weight have equally many rows, as FSDP2 has them; those of the last are padding."""
+        return self.weights * -(-self.parts * self.rows // shards) * shards * self.columns
 
 
 @dataclass(frozen=True)
@@ -145,8 +156,8 @@ def _modernbert(model: ModernBertConfig) -> Counted:
     windows = tuple(None if model.is_global(index) else model.half_window for index in range(layers))
     return (
         table_of(model),
-        Matrix(width, width, "layer", 4 * layers, uses=1),  # Wqkv, attn.Wo
-        Matrix(hidden, width, "layer", 2 * layers, uses=1),  # Wi: values and gates
+        *_attention(width, layers),
+        Matrix(hidden, width, "layer", 2 * layers, uses=1, parts=2),  # Wi: values and gates
         Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
         Matrix(width, 1, "layer", 2 * layers - 1),
         Matrix(width, 1, "embedding"),  # its norm
@@ -164,10 +175,11 @@ def _bert(model: BertConfig) -> Counted:
         Matrix(model.max_positions + model.position_offset, width, "embedding"),
         Matrix(model.segments, width, "embedding"),
         Matrix(width, 1, "embedding", 2),
-        Matrix(width, width, "layer", 4 * layers, uses=1),  # Wqkv, attn.Wo
+        *_attention(width, layers),
         Matrix(hidden, width, "layer", layers, uses=1),  # Wi
         Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
-        Matrix(width, 1, "layer", (5 + 4) * layers),  # biases of the matrices before D; two norms
+        Matrix(width, 1, "layer", 3 * layers, parts=3),  # bias of Wqkv
+        Matrix(width, 1, "layer", (2 + 4) * layers),  # biases of the two Wo; two norms
         Matrix(hidden, 1, "layer", layers),
         *prediction_of(model),
         Matrix(width, 1, "head", 3, head="tokens"),  # bias of the dense matrix, norm
@@ -180,11 +192,12 @@ def _albert(model: AlbertConfig) -> Counted:
     attentions, ffns = (Counter(model.passes(part)) for part in ("attention", "ffn"))
     of_attentions = (
         (
-            Matrix(width, width, "layer", 4 * each, uses=1, passes=passes),
-            Matrix(width, 1, "layer", 6 * each, passes=passes),
+            *_attention(width, each, passes),
+            Matrix(width, 1, "layer", 3 * each, passes=passes, parts=3),  # bias of Wqkv
+            Matrix(width, 1, "layer", 3 * each, passes=passes),  # bias of Wo, norm
         )
         for passes, each in attentions.items()
-    )  # Wqkv and Wo; their biases and the norm
+    )
     of_ffns = (
         (
             Matrix(hidden, width, "layer", each, uses=1, passes=passes),  # Wi
@@ -213,15 +226,24 @@ def _xlnet(model: XLNetConfig) -> Counted:
     return (
         table_of(model),
         Matrix(1, width, "embedding"),  # of query tokens
-        Matrix(width, width, "layer", 4 * layers, uses=1),  # Wqkv, attn.Wo
+        *_attention(width, layers),
         Matrix(width, width, "layer", layers, uses=1, once=True),  # Wr
         Matrix(hidden, width, "layer", layers, uses=1),  # Wi
         Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
-        Matrix(width, 1, "layer", (3 + 2) * layers),  # biases of heads; the two segments
+        Matrix(model.num_heads, model.head_size, "layer", 3 * layers),  # biases of heads
+        Matrix(2, width, "layer", layers),  # segments
         Matrix(width, 1, "layer", (1 + 4) * layers),  # bias of mlp.Wo; two norms
         Matrix(hidden, 1, "layer", layers),
         Matrix(model.vocab_size, 1, "head", head="tokens"),  # the decoder's bias
     ), (None,) * layers
+
+
+def _attention(width: int, count: int, passes: int = 1) -> tuple[Matrix, ...]:
+    """Wqkv and attn.Wo of so many layers."""
+    return (
+        Matrix(width, width, "layer", 3 * count, uses=1, passes=passes, parts=3),
+        Matrix(width, width, "layer", count, uses=1, passes=passes),
+    )
 
 
 def table_of(model: ModelConfig) -> Matrix:
@@ -241,7 +263,8 @@ def _pair(model: ModelConfig) -> tuple[Matrix, ...]:
     return (
         Matrix(width, width, "head", uses=1, head="pair"),
         Matrix(2, width, "head", uses=1, head="pair"),
-        Matrix(width + 2, 1, "head"),
+        Matrix(width, 1, "head"),
+        Matrix(2, 1, "head"),
     )
 
 
@@ -251,7 +274,8 @@ def _replaced(model: ModelConfig) -> tuple[Matrix, ...]:
     return (
         Matrix(width, width, "head", uses=1, head="replaced"),
         Matrix(1, width, "head", uses=1, head="replaced"),
-        Matrix(width + 1, 1, "head", head="replaced"),
+        Matrix(width, 1, "head", head="replaced"),
+        Matrix(1, 1, "head", head="replaced"),
     )
 
 

@@ -8,7 +8,11 @@ of k nodes, N = g k ranks, everything in fp32, in bf16 runs too (train/adapters.
     hsdp    the same over the s ranks that share one copy of the weights (those of a node, unless the configuration
             says otherwise), and an all-reduce of 4 P / s over the N / s copies, with the last microbatch only
     muon    on shards, once: two all-to-alls of 4 P_matrices over the ranks that share them; all wait for them
+    shards  once: an all-reduce of 24 bytes a weight over the ranks that share them: StableAdamW's sums, Muon's too
     each    COLLECTIVES all-reduces of a few numbers over N ranks; everything waits: predicted tokens, the guard
+
+Every shard of a weight has equally many rows, so that P is counted with the padding of the last: base over 1,024 ranks
+has a quarter more.
 
 What comes first or last has no computation to hide behind: forward the gathers of what lies outside the layers and of
 the first layer; backward the reductions of the last layer and of what lies outside. The embedding is the bulk of that,
@@ -40,7 +44,7 @@ NETWORK_HOP_SECONDS = 8e-6  # from node to node
 DDP_BUCKET_BYTES = 25 * (1 << 20)  # torch's default
 BACKWARD_SHARE = 2 / 3  # of the time of a microbatch
 COLLECTIVES = 2  # small all-reduces of a step
-COLLECTIVE_BYTES = 24  # on average
+COLLECTIVE_BYTES = 28  # on average, with one loss term
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
@@ -79,17 +83,19 @@ def transfers(
     shards: int,
     per_node: int,
     exchanged: int = 0,
+    summed: int = 0,
 ) -> list[Transfer]:
     """The collectives of one step.
 
     Args:
         strategy: see the head of this file.
-        parameters: of the model.
+        parameters: of the model, counted for these shards.
         num_layers: those that are units of their own, see `Parameters.units`; all else together is one more.
         ranks: of the run.
         shards: ranks that share one copy of the weights.
         per_node: ranks in a node.
         exchanged: numbers that the optimizer brings to owners and back, see `matrix_numbers`.
+        summed: numbers that the optimizer adds up over shards, see `summed_numbers`.
     """
     everyone = (min(ranks, per_node), -(-ranks // per_node))
     found = [Transfer("all_reduce", *everyone, "backward", COLLECTIVES * COLLECTIVE_BYTES, COLLECTIVES, False, False)]
@@ -113,6 +119,8 @@ def transfers(
     found.append(Transfer("reduce_scatter", *group, "backward", root, 1, True, False))
     if exchanged:
         found.append(Transfer("all_to_all", *group, "backward", 2 * 4 * exchanged, 2, False, False))
+    if summed:
+        found.append(Transfer("all_reduce", *group, "backward", 8 * summed, 1, False, False))
     if strategy == "hsdp":
         copies = -(-ranks // shards)
         beside = max(1, min(ranks, per_node) // shards)  # copies in one node

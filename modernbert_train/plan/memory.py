@@ -134,6 +134,11 @@ def matrix_numbers(parameters: Parameters, optim: OptimConfig) -> int:
     return parameters.hidden + (parameters.hidden_rows if isinstance(optim, NorMuonConfig) else 0)
 
 
+def summed_numbers(parameters: Parameters, optim: OptimConfig) -> int:
+    """Numbers that StableAdamW adds up over the shards of a weight, three of each, and Muon with it; 0 for others."""
+    return 3 * parameters.weights if isinstance(optim, StableAdamWConfig) else 0
+
+
 def moment_numbers(parameters: Parameters, optim: OptimConfig) -> int:
     """Numbers that an optimizer keeps: two moments of each weight, but for Muon's matrices."""
     of_matrices = matrix_numbers(parameters, optim)
@@ -170,7 +175,7 @@ def memory(
     Args:
         model: the encoder.
         compute: how it is computed.
-        parameters: the encoder's counts.
+        parameters: the encoder's counts, for these shards.
         optim: the optimizer.
         bf16: autocast over fp32 weights.
         strategy: how ranks share the model.

@@ -23,8 +23,10 @@ class Parameters:
         rest: norms before and after the layers, heads, the decoder's bias; BERT's tables of positions and segments;
             beside a generator that has a table of its own, the model's.
         matrices: entries of all matrices that are multiplied with, the shared table included.
+        hidden: entries of those that Muon orthogonalises: all but the table.
         hidden_rows: rows of those that Muon orthogonalises.
         units: layers, or parts of them, that no other layer shares: FSDP2 gathers each on its own.
+        weights: tensors.
     """
 
     embedding: int
@@ -33,8 +35,10 @@ class Parameters:
     shared: int
     rest: int
     matrices: int
+    hidden: int
     hidden_rows: int
     units: int
+    weights: int
 
     @property
     def total(self) -> int:
@@ -46,40 +50,41 @@ class Parameters:
         return self.layers + self.rest
 
     @property
-    def hidden(self) -> int:
-        """Entries of the matrices that Muon orthogonalises: all but the table."""
-        return self.matrices - self.embedding
-
-    @property
     def root(self) -> int:
         """What lies outside the units: FSDP2 keeps it together, and whole from forward to backward."""
         return self.embedding + self.rest + self.shared
 
 
-def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Parameters:
+def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = None, *, shards: int = 1) -> Parameters:
     """Count a model's parameters.
 
     Args:
         model: the encoder.
         objective: whose heads stand on it; None: that of masked-language modelling alone.
+        shards: ranks that share the weights; what their shards are padded with counts everywhere but in `matrices`
+            and in what is hidden.
     """
     found = census(model, objective)
     of_layers = [matrix for matrix in census(model).matrices if matrix.place == "layer"]
-    tables = [m.numbers for m in found.matrices if m.place == "embedding" and m.uses]
-    embedding = sum(tables) or found.matrices[0].numbers  # which stands first, where nothing is multiplied with it
+    tables = [m for m in found.matrices if m.place == "embedding" and m.uses]
+    tables = tables or [found.matrices[0]]  # which stands first, where nothing is multiplied with it
+    embedding = sum(matrix.padded(shards) for matrix in tables)
     all_layers = [matrix for matrix in found.matrices if matrix.place == "layer"]
-    layers = sum(matrix.numbers for matrix in all_layers)
+    layers = sum(matrix.padded(shards) for matrix in all_layers)
     generator = (objective or MaskedLmConfig()).generator_of(model)
     encoders = [model] if generator is None else [model, generator]
     return Parameters(
         embedding=embedding,
         layer=sum(
-            matrix.rows * matrix.columns * -(-matrix.count * matrix.passes // model.num_layers) for matrix in of_layers
+            matrix.padded(shards) // matrix.count * -(-matrix.count * matrix.passes // model.num_layers)
+            for matrix in of_layers
         ),
         layers=layers,
-        shared=sum(matrix.numbers for matrix in all_layers if matrix.passes > 1),
-        rest=sum(matrix.numbers for matrix in found.matrices) - embedding - layers,
+        shared=sum(matrix.padded(shards) for matrix in all_layers if matrix.passes > 1),
+        rest=sum(matrix.padded(shards) for matrix in found.matrices) - embedding - layers,
         matrices=sum(matrix.numbers for matrix in found.matrices if matrix.uses),
+        hidden=sum(matrix.numbers for matrix in found.hidden),
         hidden_rows=sum(matrix.count * matrix.rows for matrix in found.hidden),
         units=sum(encoder.unit_passes.count(1) for encoder in encoders),
+        weights=sum(matrix.weights for matrix in found.matrices),
     )

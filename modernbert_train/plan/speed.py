@@ -16,7 +16,7 @@ from modernbert_train.plan.census import census
 from modernbert_train.plan.communication import Exchange, exchange, transfers
 from modernbert_train.plan.flops import Flops, optimizer_flops
 from modernbert_train.plan.gpus import GPUS, find_measurement
-from modernbert_train.plan.memory import Strategy, matrix_numbers, sharing_ranks
+from modernbert_train.plan.memory import Strategy, matrix_numbers, sharing_ranks, summed_numbers
 from modernbert_train.plan.parameters import count_parameters
 
 MATRIX_SHARE = 0.55  # of the peak, in matrix products of these widths
@@ -178,9 +178,10 @@ def step_time(
     if ranks > 1:
         parts = transfers(
             strategy,
-            parameters,
+            count_parameters(work.model, work.objective, shards=shards),
             num_layers=parameters.units,
             exchanged=matrix_numbers(parameters, work.optim),
+            summed=summed_numbers(parameters, work.optim),
             ranks=ranks,
             shards=shards,
             per_node=gpu.per_node,

@@ -46,8 +46,11 @@ def share_of(tensor: Tensor, turn: int, rank: int, writers: Sequence[int], num_r
         None where others write all that this rank holds, or it holds nothing.
     """
     first, held = held_rows(tensor)
-    able = [each for each in holders(tensor, num_ranks) if each in set(writers)]
-    if held == 0 or rank not in able:
+    if held == 0:
+        return None
+    writing = set(writers)
+    able = [each for each in holders(tensor, num_ranks) if each in writing]
+    if rank not in able:
         return None
     size = tensor.element_size() * held * math.prod(tensor.shape[1:])
     parts = max(1, min(len(able), held, -(-size // _LEAST_BYTES)))

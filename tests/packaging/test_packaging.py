@@ -178,6 +178,12 @@ def test_the_image_has_the_tested_versions_and_no_tools_of_developers() -> None:
     assert {name for name in wanted if name} <= image.keys()
 
 
+def test_the_cuda_build_is_tested_with_the_same_versions() -> None:
+    beside = {name: pin for name, pin in _pins("cuda.txt").items() if not name.startswith("-r ")}
+    assert "-r image.txt" in (ROOT / "requirements/cuda.txt").read_text()
+    assert "pytest" in beside and beside.items() <= _pins("pinned.txt").items()
+
+
 def _pins(name: str) -> dict[str, str]:
     """Each package of a list, with its version and hashes."""
     blocks = re.split(r"\n(?=\S)", (ROOT / "requirements" / name).read_text().strip())

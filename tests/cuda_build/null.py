@@ -1,0 +1,108 @@
+"""The null device of null_device.c: builds it, runs programs on it, and reads what it has counted."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).with_name("null_device.c")
+ROOT = Path(__file__).parents[2]
+NAME = "libcuda.so.1"  # the driver, as Triton looks for it
+
+
+def why_not() -> str | None:
+    """Why nothing of this folder can run here; None if it can."""
+    import torch
+
+    if os.environ.get("CUDA_BUILD") != "1" or torch.version.cuda is None:
+        return "needs a CUDA build of torch and no GPU: run `make test-cuda`"
+    if shutil.which("gcc") is None:
+        return "needs gcc, to build the device that computes nothing"
+    return None
+
+
+def build() -> Path:
+    """The library, built once for each state of its source, beside this environment."""
+    folder = Path(sys.prefix, "null_device", hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12])
+    library = folder / NAME
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        packages = [Path(next(iter(importlib.import_module(name).__path__))) for name in _WITH_HEADERS]
+        headers = [f"-I{package / 'include'}" for package in packages]
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            made = file.name
+        command = ["gcc", "-O2", "-shared", "-fPIC", "-w", f"-Wl,-soname,{NAME}", *headers, str(SOURCE), "-o", made]
+        subprocess.run([*command, "-lpthread", "-ldl"], check=True)
+        os.chmod(made, 0o755)
+        os.replace(made, library)
+    return library
+
+
+_WITH_HEADERS = ("nvidia.cu13", "triton.backends.nvidia", "nvidia.nccl")
+
+
+def run(module: str, *words: str, timeout: float = 900, **environment: str) -> Any:
+    """Run a module of this folder on the null device; what it prints as its last line is JSON."""
+    library = build()
+    where = {
+        "LD_PRELOAD": str(library),
+        "LD_LIBRARY_PATH": str(library.parent),
+        "TRITON_LIBCUDA_PATH": str(library.parent),
+    }
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    command = [sys.executable, "-m", f"tests.cuda_build.{module}", *words]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | where | settings | environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        raise RuntimeError(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+        )
+    return json.loads(lines[-1])
+
+
+class Account:
+    """Of the device that this process runs on: what was asked of it, by name."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(os.environ["LD_PRELOAD"])
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._library.null_device_reset()
+
+    def read(self) -> dict[str, tuple[int, int]]:
+        """Name -> how often, and how much: bytes of copies, FLOPs of products, threads of kernels."""
+        with tempfile.NamedTemporaryFile("r") as file:
+            self._library.null_device_dump(file.name.encode())
+            lines = [line.rstrip("\n").split("\t", 2) for line in file]
+        return {name: (int(times), int(amount)) for times, amount, name in lines}
+
+
+def by_kind(account: dict[str, tuple[int, int]]) -> dict[str, int]:
+    """How often each kind of thing was asked for; kernels, products and collectives of all names together."""
+    found: Counter[str] = Counter()
+    for name, (times, _) in account.items():
+        kind = name.split()[0]
+        found[kind if kind in ("kernel", "triton", "product") else name] += times
+    return dict(sorted(found.items()))
+
+
+def faults(account: dict[str, tuple[int, int]]) -> list[str]:
+    return sorted(name for name in account if name.startswith("FAULT"))

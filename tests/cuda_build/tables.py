@@ -1,0 +1,25 @@
+"""The recorded tables: what a change of torch, Triton or our own code alters, and whoever alters it should see.
+
+`MODERNBERT_RECORD=1 make test-cuda` writes them anew; the difference belongs into the commit that makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).with_name("recorded")
+
+
+def compare(name: str, found: Any, within: float = 0.0) -> None:
+    """Compare with what is recorded under a name, or record it if asked to; numbers may differ by a share of them."""
+    file = FOLDER / f"{name}.json"
+    if os.environ.get("MODERNBERT_RECORD") == "1":
+        file.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    recorded = json.loads(file.read_text(encoding="utf-8"))
+    expected = pytest.approx(recorded, rel=within) if within else recorded
+    assert found == expected, f"not as in {file.name}; MODERNBERT_RECORD=1 records it anew"

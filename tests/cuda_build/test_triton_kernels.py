@@ -1,0 +1,55 @@
+"""Every Triton kernel of ours is compiled for every GPU we name, by the assembler that a user's run would use."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import modernbert_train
+from tests.cuda_build.null import ROOT
+from tests.cuda_build.tables import compare
+
+pytestmark = [pytest.mark.runs, pytest.mark.timeout(300)]
+
+
+def compiled() -> dict[str, dict[str, dict[str, int]]]:
+    command = [sys.executable, "-m", "tests.cuda_build.triton_kernels"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, dict[str, int]]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_every_kernel_fits_every_gpu() -> None:
+    """No register is spilled to memory, no block wants more shared memory than there is; and the rest is on record."""
+    from tests.cuda_build.triton_kernels import MOST_REGISTERS, SHARED_MEMORY
+
+    found = compiled()
+    assert found.keys() == {f"sm_{each}" for each in SHARED_MEMORY}
+    for gpu, kernels in found.items():
+        for name, needs in kernels.items():
+            assert needs["spilled_bytes"] == 0, (gpu, name)
+            assert needs["registers"] <= MOST_REGISTERS, (gpu, name)
+            assert needs["shared_bytes"] <= SHARED_MEMORY[int(gpu.removeprefix("sm_"))], (gpu, name)
+    compare("triton_kernels", found)
+
+
+def test_no_kernel_is_left_out() -> None:
+    """Every function under @triton.jit that a program starts; those that only other kernels call are part of them."""
+    from tests.cuda_build.triton_kernels import SIGNATURES
+
+    kernels, called = set(), set()
+    for file in Path(modernbert_train.__file__).parent.rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and any(
+                ast.unparse(each) == "triton.jit" for each in node.decorator_list
+            ):
+                kernels.add(node.name)
+                called |= {ast.unparse(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
+    assert kernels - called == {kernel.fn.__name__ for kernel in SIGNATURES}
