@@ -98,7 +98,8 @@ def chain(
             what = None  # it came to a process that had done its work; whether it had is compared below
         if what is not None:
             struck.append(what)
-            problem = problem or ended.wrong(*codes)
+            unheard = ended.code < 0 and not run.folder.exists()  # before the program could listen to signals
+            problem = problem or ("" if unheard else ended.wrong(*codes))
         else:
             problem = problem or ended.wrong(0)
         if problem:
