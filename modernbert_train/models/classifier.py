@@ -23,6 +23,7 @@ from modernbert_train.models.encoder import Encoder, OnEncoder
 
 # of the targets, as objectives/classify.py makes them
 CLASSIFIER = "classifier"  # module of the last matrix
+POOLER = "pooler"  # module of what stands before it, for texts
 FIRSTS, CLASSES, WORDS, TAGS = "firsts_P", "classes_PL", "words_M", "tags_M"
 
 

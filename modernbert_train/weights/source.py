@@ -21,7 +21,7 @@ from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ModelConfig, ModernBertConfig, ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import shapes_of
-from modernbert_train.models.classifier import CLASSIFIER
+from modernbert_train.models.classifier import CLASSIFIER, POOLER
 from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
@@ -32,6 +32,7 @@ from modernbert_train.run.verified import tell_choice
 from modernbert_train.vocabulary import read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
 from modernbert_train.weights.formats import read_folder
+from modernbert_train.weights.formats.bert import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import DECODER, EMBEDDING, MASKED_LM, module_of
 from modernbert_train.weights.hf_folder import TOKENIZER, load_weights
 from modernbert_train.weights.hub import local_model
@@ -200,7 +201,8 @@ class Origin:
             DataError: see `Source.weights`.
         """
         config, weights = self.config, self.config.weights
-        stored = {name: t for name, t in self.source.weights().items() if module_of(name) not in self.left_out}
+        found = _as_here(self.source.weights(), {module_of(name) for name, _ in model.named_parameters()})
+        stored = {name: tensor for name, tensor in found.items() if module_of(name) not in self.left_out}
         tensors: Iterable[tuple[str, Tensor]] = stored.items()
         if weights.grow_from is not None:
             models = growable(self.source.model, config.model, "weights.grow_from")
@@ -264,8 +266,8 @@ def find_origin(config: RunConfig) -> Origin | None:
     else:
         rows = _rows(source, config)
     # read once for nothing but the names, so that damage is told before anything is made
-    there = {module_of(each) for each in source.weights()}
     here = {module_of(each) for each in shapes_of(config.model, config.objective)}
+    there = {module_of(each) for each in _as_here(source.weights(), here)}
     if key == "grow_from":
         needs_predictions(there, f"weights.grow_from={name}")
         there, here = there - {*MASKED_LM}, here - {*MASKED_LM}  # no other head is grown
@@ -278,6 +280,16 @@ def find_origin(config: RunConfig) -> Origin | None:
         left_out=tuple(sorted(there - here | other)),
         rows=rows,
     )
+
+
+def _as_here(weights: dict[str, Tensor], here: Collection[str]) -> dict[str, Tensor]:
+    """Weights by the names of a run with these modules: the dense matrix before the two classes of a pair is what the
+    class of a text is told through, as in BERT and ALBERT, where they are one module."""
+    if POOLER not in here:
+        return weights
+    begin = f"{PAIR_HEAD}.dense."
+    renamed = {name: f"{POOLER}.dense.{name.removeprefix(begin)}" for name in weights if name.startswith(begin)}
+    return {renamed.get(name, name): tensor for name, tensor in weights.items()}
 
 
 def _rows(source: Source, config: RunConfig) -> TokenRows:

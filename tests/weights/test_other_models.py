@@ -217,6 +217,25 @@ def test_every_key_that_the_weights_depend_on_is_compared(
     assert message in capsys.readouterr().err
 
 
+def test_a_classifier_begins_with_the_pooler_of_a_model_of_pairs(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path
+) -> None:
+    """As transformers does: on small tasks a matrix drawn at random in its place costs points."""
+    from modernbert_train.__main__ import read_run
+
+    bert = exported(tmp_path / "bert", BERT, tiny_data / "tokenizer")
+    labels = ("objective.labels=[no,yes]", "objective.pooling=cls")
+    config = read_run([*run_of(tiny_run(f"weights.init_from={bert}"), BERT, "classify"), *labels])
+    origin = find_origin(config)
+    assert origin is not None and origin.left_out == ("decoder", "head", "pair_head")
+    assert origin.drawn == ("classifier",)
+    model = build_model(config.model, config.objective)
+    origin.fill(model)
+    there = load_weights(bert)
+    assert same({name: model.state_dict()[f"pooler.dense.{name}"] for name in ("weight", "bias")},
+                {name: there[f"pair_head.dense.{name}"] for name in ("weight", "bias")})  # fmt: skip
+
+
 def test_what_only_training_knows_is_not_compared(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
     """Dropout and initialisation of the run that goes on are its own."""
     from modernbert_train.__main__ import read_run
