@@ -8,7 +8,8 @@ a moment ago is not remembered, because its next change could carry the same tim
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,6 +27,7 @@ class _Identity(NamedTuple):
 
 
 _known: dict[tuple[Callable[[Path], Any], Path], tuple[_Identity, Any]] = {}
+_asked: set[Path] = set()
 
 
 def read_once(path: Path, read: Callable[[Path], T]) -> T:
@@ -37,6 +39,7 @@ def read_once(path: Path, read: Callable[[Path], T]) -> T:
             nobody may change it. What it raises is not remembered.
     """
     before, key = _identity(path), (read, path.absolute())
+    _asked.add(key[1])
     known = _known.get(key)
     if known is not None and known[0] == before:
         return known[1]
@@ -46,9 +49,21 @@ def read_once(path: Path, read: Callable[[Path], T]) -> T:
     return value
 
 
-def known(read: Callable[[Path], T]) -> list[tuple[str, tuple[int, ...], T]]:
-    """What has been read so far, for another process of this machine to `learn`."""
-    return [(str(path), tuple(identity), value) for (how, path), (identity, value) in _known.items() if how is read]
+@contextmanager
+def asked_for() -> Iterator[set[Path]]:
+    """The files that are asked for within."""
+    global _asked
+    before, _asked = _asked, set()
+    try:
+        yield _asked
+    finally:
+        _asked = before
+
+
+def known(read: Callable[[Path], T], paths: Iterable[Path]) -> list[tuple[str, tuple[int, ...], T]]:
+    """What has been read of some files, for another process of this machine to `learn`."""
+    found = [(path, _known[read, path]) for path in sorted(paths) if (read, path) in _known]
+    return [(str(path), tuple(identity), value) for path, (identity, value) in found]
 
 
 def learn(read: Callable[[Path], T], others: Iterable[tuple[str, tuple[int, ...], T]]) -> None:

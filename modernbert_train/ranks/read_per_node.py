@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from modernbert_train.errors import RunError
 from modernbert_train.ranks.group import gather_from_all, local_rank, this_rank
-from modernbert_train.read_once import known, learn
+from modernbert_train.read_once import asked_for, known, learn
 
 T = TypeVar("T")
 
@@ -28,9 +28,9 @@ def read_once_per_node(ask: Callable[[], T], read: Callable[[Path], Any]) -> T:
     """
     found: list[tuple[str, tuple[int, ...], Any]] = []
     if local_rank() == 0:
-        with suppress(RunError):  # every rank comes to it below
+        with asked_for() as paths, suppress(RunError):  # every rank comes to it below
             ask()
-        found = known(read)
+        found = known(read, paths)
     told = gather_from_all(found)
     learn(read, told[this_rank() - local_rank()])
     return ask()

@@ -190,6 +190,7 @@ def faults(home: Path) -> Iterator[None]:
     shutil.copytree(home / "runs/quickstart", home / "runs/large")
     as_step(max((home / "runs/large/checkpoints").iterdir()), 1000)
     yield
+    shutil.rmtree(home / "runs/large")
 
 
 @contextmanager

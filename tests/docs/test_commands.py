@@ -48,6 +48,9 @@ ELSEWHERE = {
     "make test-quick": (
         "tests/packaging/test_packaging.py::test_the_targets_that_pages_name_do_what_they_say", ("test-quick",)
     ),
+    "make test-cuda": (
+        "tests/packaging/test_packaging.py::test_the_targets_that_pages_name_do_what_they_say", ("test-cuda",)
+    ),
     "python -m tests.curves.record": (
         "tests/curves/test_curves.py::test_the_command_shows_old_beside_new_and_writes_only_when_told", ("record.main",)
     ),

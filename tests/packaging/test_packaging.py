@@ -209,10 +209,11 @@ def test_no_registry_is_written_into_the_files_that_install() -> None:
         ("test-quick", "not gpu and not slow and not runs"),
         ("format", "ruff format"),
         ("coverage", "--cov"),
+        ("test-cuda", "tests/cuda_build/run.sh"),
     ],
 )
 def test_the_targets_that_pages_name_do_what_they_say(target: str, said: str) -> None:
-    """A newcomer types these first; `venv`, `test-quick` and the others are shown without being run."""
+    """Typed by newcomers first; `venv`, `test-quick`, `test-cuda` and the others are shown without being run."""
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0 and said in done.stdout, done.stderr
 
