@@ -184,7 +184,7 @@ def start(tree: Path, data: Path, folder: Path, name: str, ranks: int) -> tuple[
     for process in processes:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # a data worker
-    if any(process.returncode != 0 for process in processes):
+    if not all(Path(f"{out}{rank}").exists() for rank in range(ranks)):  # a rank may hear of the end of another's
         sys.exit(f"{tree}: the run failed\n{texts[0]}")
     told = [json.loads(Path(f"{out}{rank}").read_text(encoding="utf-8")) for rank in range(ranks)]
     each = [_parts(one["marks"], began) for one in told]

@@ -29,7 +29,7 @@ from modernbert_train.plan.flops import Spans, mean_spans
 
 SPREAD = 0.8  # of assumed documents: standard deviation of the logarithm of their length
 _ASSUMED = 4096  # documents that stand for an assumed distribution
-_SAMPLE, _RUN = 1 << 22, 1 << 12  # documents of a large stream that are looked at, so many in a row
+_SAMPLE, _RUN = 1 << 20, 1 << 12  # documents of a large stream that are looked at, so many in a row
 _PACKED = 10_000  # chunks that are packed to see how full rows get
 
 
