@@ -218,6 +218,7 @@ def test_the_targets_that_pages_name_do_what_they_say(target: str, said: str) ->
     assert done.returncode == 0 and said in done.stdout, done.stderr
 
 
+@pytest.mark.runs
 def test_the_repository_holds_no_packages_and_nothing_large() -> None:
     """What a download leaves in the folder stays in every clone for ever."""
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
