@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
 from typing import Any
 
@@ -50,21 +51,55 @@ def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]
     watch_workers(batches, False)
     with record_function("data"):
         pass  # torch imports at its first use, and an import that the handler breaks would be told as a traceback
-    for number in count():
-        item = _wait(batches, number, timeout_seconds)
-        if item is _END:
-            return
-        yield item
+    with closing(_Watch(batches)) as watch:
+        for number in count():
+            item = _wait(batches, number, timeout_seconds, watch)
+            if item is _END:
+                return
+            yield item
 
 
-def _wait(batches: Any, number: int, timeout_seconds: float) -> Any:
-    deadline = time.monotonic() + timeout_seconds
+class _Watch:
+    """Ends a wait that torch's timeout does not: memory is handed over by the worker, and one that freezes just then is
+    waited for without a limit. All workers are killed, of which torch's handler tells wherever we wait.
+
+    Attributes:
+        deadline: of the present wait; None: nobody waits.
+        over: it has ended one.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self.deadline: float | None = None
+        self.over = False
+        self._workers = worker_processes(batches)
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, name="data workers", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _look(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            deadline = self.deadline
+            if deadline is not None and time.monotonic() > deadline + 3 * LOOK_SECONDS:
+                self.over = True
+                for worker in self._workers:
+                    worker.kill()
+                return
+
+
+def _wait(batches: Any, number: int, timeout_seconds: float, watch: _Watch) -> Any:
+    deadline = watch.deadline = time.monotonic() + timeout_seconds
     while True:
         _require_alive(batches, None)
         try:
             with _torch_looking(batches):
-                return next(batches, _END)
+                item = next(batches, _END)
+            watch.deadline = None
+            return item
         except Exception as error:
+            if watch.over:
+                raise _silent(batches, number, timeout_seconds) from error
             if isinstance(error, RunError) or str(error).startswith("Caught "):
                 raise  # raised by what runs in the worker
             _require_alive(batches, error)
@@ -73,15 +108,19 @@ def _wait(batches: Any, number: int, timeout_seconds: float) -> Any:
                 _require_alive(batches, error)
                 raise
         if time.monotonic() > deadline:
-            workers = worker_processes(batches)
-            index = number % len(workers)  # torch gives out the work in turn
-            process = workers[index].pid
-            abandon_workers(batches)
-            raise RunError(
-                f"data worker {index} (process {process}): no batch for {timeout_seconds:g} s "
-                "(data.worker_timeout_seconds). See whether a disk or a network hangs, or raise the timeout; the same "
-                "command resumes from the newest checkpoint."
-            )
+            raise _silent(batches, number, timeout_seconds)
+
+
+def _silent(batches: Any, number: int, timeout_seconds: float) -> RunError:
+    workers = worker_processes(batches)
+    index = number % len(workers)  # torch gives out the work in turn
+    process = workers[index].pid
+    abandon_workers(batches)
+    return RunError(
+        f"data worker {index} (process {process}): no batch for {timeout_seconds:g} s (data.worker_timeout_seconds). "
+        "See whether a disk or a network hangs, or raise the timeout; the same command resumes from the newest "
+        "checkpoint."
+    )
 
 
 def _require_alive(batches: Any, error: Exception | None) -> None:

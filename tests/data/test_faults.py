@@ -119,6 +119,26 @@ def test_a_worker_that_hangs_is_named_after_the_time_stated() -> None:
         list(items({9: "SIGSTOP"}, timeout_seconds=1.5))
 
 
+class Endless:
+    """What cannot be taken over, as memory that a frozen worker was about to hand over."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return time.sleep, (1000.0,)
+
+
+class EndlessWork(Work):
+    def __getitem__(self, index: int) -> Any:
+        return Endless() if index == 5 else super().__getitem__(index)
+
+
+@pytest.mark.runs
+def test_a_worker_that_freezes_while_it_hands_a_batch_over_is_named_too() -> None:
+    """torch's timeout is over by then: the run stood still for ever."""
+    loader = DataLoader(EndlessWork({}), batch_size=None, num_workers=2, timeout=LOOK_SECONDS, prefetch_factor=2)
+    with pytest.raises(RunError, match=r"data worker 1 \(process \d+\): no batch for 1\.5 s \(data\.worker_time"):
+        list(deliveries(loader, 1.5))
+
+
 @pytest.mark.runs
 def test_a_slow_worker_is_waited_for() -> None:
     """The short timeout that torch is given must not end a run whose batches take longer than it."""
