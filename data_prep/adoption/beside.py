@@ -127,9 +127,7 @@ def write_beside(
         "shards": layout.root,
         "found": lines,
         "notes": layout.notes,
-        "agree": sample.agree,
-        "sampled_tokens": sample.tokens,
-        "sample": [line.strip() for line in sample.lines()],
+        **sample.to_json(),
         "findings": found.to_json(),
         "seconds": {"joining": round(time.monotonic() - started, 1)},
     }

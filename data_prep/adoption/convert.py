@@ -158,9 +158,7 @@ def convert(
             "tokenizer_sha256": vocabulary.sha256,
             "found": lines,
             "notes": [],
-            "agree": sample.agree,
-            "sampled_tokens": sample.tokens,
-            "sample": [line.strip() for line in sample.lines()],
+            **sample.to_json(),
             "findings": found.to_json(),
             "seconds": {"all": round(time.monotonic() - started, 1)},
         }

@@ -51,6 +51,14 @@ class Sample:
         """For a person: beginnings of texts."""
         yield from (f"  {shorten(' '.join(text.split()), _SHOWN_CHARACTERS)}" for text in self.texts)
 
+    def to_json(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "agree": self.agree,
+            "sampled_tokens": self.tokens,
+            "sample": [line.strip() for line in self.lines()],
+        }
+
 
 def require_usable(folder: str) -> None:
     """Refuse a tokenizer that masked-language modelling cannot use.
