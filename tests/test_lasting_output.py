@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.conftest import TinyRun
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "modernbert_train"]
 
 
-def start(*words: str, errors: int = subprocess.PIPE) -> subprocess.Popen[str]:
+def start(
+    *words: str, errors: int = subprocess.PIPE, popen: type[subprocess.Popen[str]] = subprocess.Popen
+) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [*COMMAND, *words], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
-    )
+    return popen([*COMMAND, *words], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
 
 
 @pytest.mark.runs
@@ -46,7 +47,7 @@ def test_a_refusal_keeps_its_code_when_nobody_reads(tiny_run: TinyRun) -> None:
 @pytest.mark.runs
 def test_a_log_has_everything_of_a_run_in_order(tiny_run: TinyRun) -> None:
     """`train | tee log`: what it is busy with, banner, progress, validations, what it came to; errors stay apart."""
-    process = start("train", *tiny_run("logging={progress_bar: true, line_seconds: 0.0001}"))
+    process = start("train", *tiny_run("logging={progress_bar: true, line_seconds: 0.0001}"), popen=warm.Popen)
     said, errors = process.communicate(timeout=120)
     assert process.returncode == 0 and errors == ""
     marks = (
@@ -62,7 +63,7 @@ def test_a_log_has_everything_of_a_run_in_order(tiny_run: TinyRun) -> None:
 @pytest.mark.runs
 def test_ctrl_c_that_takes_the_tee_along_still_saves(tiny_run: TinyRun, tmp_path: Path) -> None:
     """`train 2>&1 | tee log` and Ctrl-C: both get the signal, tee is gone at once, and the run must not die of that."""
-    process = start("train", *tiny_run("phases.short.tokens=400_000"), errors=subprocess.STDOUT)
+    process = start("train", *tiny_run("phases.short.tokens=400_000"), errors=subprocess.STDOUT, popen=warm.Popen)
     assert process.stdout is not None
     metrics = tmp_path / "runs/tiny/metrics.jsonl"
     deadline = time.monotonic() + 100

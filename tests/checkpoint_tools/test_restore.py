@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from modernbert_train.run import set_aside
 from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.run.run_folder import RunFolder, take_lock
 from modernbert_train.run.set_aside import JOURNAL, Move, complete
+from tests import warm
 from tests.checkpoint_tools.small_run import SmallRun
 from tests.conftest import TIMES, TinyRun
 
@@ -227,7 +227,7 @@ def test_a_run_that_was_rolled_back_ends_as_it_did(tiny_run: TinyRun, tmp_path: 
 
     def call(*verb: str) -> str:
         command = [sys.executable, "-m", "modernbert_train", *verb]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+        done = warm.run(command, cwd=root, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from modernbert_train.data.workers import LOOK_SECONDS, deliveries
 from modernbert_train.errors import DataError, RunError
+from tests import warm
 from tests.conftest import TinyRun
 from tests.data.make_shards import make_documents, make_shards
 
@@ -202,7 +203,7 @@ def ranks_environment() -> list[dict[str, str]]:
 def run_ranks(*command: str) -> list[tuple[int, str]]:
     """Exit code and messages of two processes that no launcher watches over."""
     started = [
-        subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        warm.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
         for environment in ranks_environment()
     ]
     try:
@@ -246,7 +247,7 @@ def test_a_shard_that_one_rank_meets_ends_all_ranks_with_its_name(
 def test_a_killed_worker_ends_a_whole_run_with_a_message(tiny_run: TinyRun, tmp_path: Path) -> None:
     """As the kernel does when memory runs out: no traceback, the cause and what to do."""
     words = tiny_run("data.num_workers=1", "phases.short.tokens=400000")
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-m", "modernbert_train", "train", *words],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,

@@ -1,13 +1,13 @@
 """Run a function on N real processes that talk through gloo, from inside an ordinary test.
 
 The parent holds the rendezvous store on a port the system picks, so two tests never race for one; results come back
-through pipes, so a failing rank reports at once while its peers still wait for it in a collective.
+through pipes, so a failing rank reports at once while its peers still wait for it in a collective. Ranks are forks of a
+process that has imported what they need and has done nothing else, see tests/warm.py.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
 import os
 import pickle
 import time
@@ -20,15 +20,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.warm import CONTEXT, settle
+
 HOST = "127.0.0.1"
 
 
 def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 120) -> list[Any]:
     """Call fn(*args) on every rank of a new gloo process group.
 
-    The ranks are spawned, so `fn` must be a module-level function and `args` must pickle. They have one thread each,
-    no GPU, a default process group, and the environment that torchrun and Composer's launcher set (RANK, WORLD_SIZE,
-    LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT).
+    The ranks share nothing with this process, so `fn` must be a module-level function and `args` must pickle. They have
+    one thread each, no GPU, a default process group, this process's environment, and that which torchrun and Composer's
+    launcher set (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT).
 
     Args:
         timeout_seconds: for everything, the start of the processes included. Ranks that hang print their stacks.
@@ -42,16 +44,15 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_secon
     """
     deadline = time.monotonic() + timeout_seconds
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
     processes = []
     pipes: dict[Connection, int] = {}
     results: dict[int, Any] = {}
     try:
         for rank in range(world_size):
-            receiver, sender = context.Pipe(duplex=False)
+            receiver, sender = CONTEXT.Pipe(duplex=False)
             task = pickle.dumps((fn, args))
-            job = (rank, world_size, store.port, timeout_seconds, sender, task)
-            process = context.Process(target=_run_rank, args=job)
+            job = (rank, world_size, store.port, timeout_seconds, sender, dict(os.environ), task)
+            process = CONTEXT.Process(target=_run_rank, args=job)
             process.start()
             sender.close()  # the child holds the other copy; its death then shows as the end of the stream
             processes.append(process)
@@ -79,8 +80,17 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_secon
     return [results[rank] for rank in range(world_size)]
 
 
-def _run_rank(rank: int, world_size: int, port: int, timeout_seconds: float, pipe: Connection, task: bytes) -> None:
+def _run_rank(
+    rank: int,
+    world_size: int,
+    port: int,
+    timeout_seconds: float,
+    pipe: Connection,
+    environment: dict[str, str],
+    task: bytes,
+) -> None:
     faulthandler.dump_traceback_later(0.9 * timeout_seconds)
+    settle(environment)
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(world_size),

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from modernbert_train.run.checkpoint import newest_valid
+from tests import warm
 from tests.conftest import TinyRun
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,9 +25,7 @@ MEASURED = ("loss", "grad_norm", "update_norm")
 
 def launch(words: list[str], ranks: int) -> None:
     command = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(ranks)]
-    done = subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150
-    )
+    done = warm.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -83,7 +82,7 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks(tiny_run: TinyRun, tmp_path
     """A scheduler's SIGTERM: all ranks finish the step, one checkpoint is written, the launcher says 75."""
     folder = tmp_path / "runs/tiny"
     command = [sys.executable, str(ROOT / "launch/run.py"), *tiny_run("phases.short.tokens=40000"), "--ranks", "2"]
-    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    process = warm.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and process.poll() is None:
         if (folder / "metrics.jsonl").exists() and len(records(folder)) > 2:
@@ -100,6 +99,6 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks(tiny_run: TinyRun, tmp_path
 def test_a_batch_that_ranks_cannot_share_is_refused_before_any_process_starts(tiny_run: TinyRun) -> None:
     """Unequal ranks would hang in a collective; the launcher says which sizes fit instead."""
     command = [sys.executable, str(ROOT / "launch/run.py"), *tiny_run(), "--ranks", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = warm.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 78
     assert "cannot be shared evenly by 3 ranks" in done.stderr

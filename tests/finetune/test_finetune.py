@@ -18,6 +18,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
 from modernbert_train.results import read_results
 from modernbert_train.tensor_files import read_tensors
+from tests import warm
 from tests.conftest import TIMES
 from tests.finetune.conftest import PLAIN, WriteTask, sentences, write_tsv
 
@@ -124,7 +125,7 @@ from modernbert_train.__main__ import program
 program()
 """
     path = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "-c", code, *words], env=os.environ | path, check=False).returncode
+    return warm.run([sys.executable, "-c", code, *words], env=os.environ | path).returncode
 
 
 def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(

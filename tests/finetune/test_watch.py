@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.finetune import watch as module
 from modernbert_train.finetune.watch import Watched, watch
 from modernbert_train.run.manifest import FILES, MANIFEST
+from tests import warm
 from tests.conftest import TinyRun
 from tests.finetune import fake_runs
 from tests.finetune.conftest import WriteTask
@@ -193,7 +193,7 @@ def test_a_real_run_is_watched_while_it_trains(tiny_run: TinyRun, write_task: Wr
     """It keeps one checkpoint and knows nothing of being watched; its weights and record are those of a run alone."""
     run = tiny_run("checkpoint.interval_steps=4", "checkpoint.keep=1")
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    training = subprocess.Popen([sys.executable, "-m", "modernbert_train", "train", *run], env=environment)
+    training = warm.Popen([sys.executable, "-m", "modernbert_train", "train", *run], env=environment)
     folder = tmp_path / "runs" / "tiny"
     task = str(write_task(freeze=True, frozen={"epochs": 1, "lr": 1e-2}))
     words = ["finetune", task, "compute.device=cpu", "data.num_workers=0", "--watch", str(folder), "--seeds", "1"]

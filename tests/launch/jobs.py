@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests import warm
+
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, str(ROOT / "launch/run.py")]
 LONG = ("phases.short.tokens=400000", "phases.short.batch_warmup=null")
@@ -29,7 +31,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class Job:
-    """A launcher with its output in a file, so that nobody waits for a pipe.
+    """A launcher, warm, with its output in a file, so that nobody waits for a pipe.
 
     Attributes:
         folder: of the run.
@@ -38,7 +40,7 @@ class Job:
     def __init__(self, command: Sequence[str], folder: Path, log: Path) -> None:
         self.folder, self.log = folder, log
         with log.open("w") as output:
-            self.process = subprocess.Popen(
+            self.process = warm.Popen(
                 list(command), env=environment(), stdout=output, stderr=subprocess.STDOUT, cwd=log.parent
             )
 

@@ -17,6 +17,7 @@ from launch.rendezvous import rendezvous
 from launch.topology import Topology
 from modernbert_train.errors import ConfigError
 from modernbert_train.ranks.rendezvous import wait_for_store, who_listens
+from tests import warm
 from tests.conftest import TinyRun
 from tests.launch.jobs import RUN, SHORT, environment
 
@@ -120,7 +121,7 @@ def test_whoever_holds_the_store_leaves_last() -> None:
 def pair(words: list[str], port: int, folder: Path) -> list[subprocess.Popen[str]]:
     """Two machines that are this one."""
     return [
-        subprocess.Popen(
+        warm.Popen(
             [*RUN, *words, *("--ranks", "1", "--nodes", "2", "--node-rank", str(node)), f"--rendezvous={HERE}:{port}"],
             env=environment(),
             stdout=subprocess.PIPE,

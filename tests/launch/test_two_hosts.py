@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.conftest import TinyRun
 from tests.launch.hosts import Host, missing, two_hosts
 from tests.launch.jobs import RUN, alive, children, environment, losses, wait_for_steps
@@ -56,8 +56,12 @@ def test_a_lost_host_is_named_and_the_run_goes_on_as_if_never_stopped(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     changes = ("phases.short.tokens=8000", "checkpoint.interval_steps=4", f"distributed.timeout_seconds={TIMEOUT}")
-    done = subprocess.run(
-        [*RUN, *tiny_run("name=whole", *changes), "--ranks", "2"], env=environment(), capture_output=True, timeout=150
+    done = warm.run(
+        [*RUN, *tiny_run("name=whole", *changes), "--ranks", "2"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     words, folder = tiny_run("name=lost", *changes), tmp_path / "runs/lost"

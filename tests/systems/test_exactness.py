@@ -6,7 +6,6 @@ What a user would lose: a BERT that is resumed into another run than it was, or 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 
 from modernbert_train.__main__ import main
 from modernbert_train.run.checkpoint import newest_valid
+from tests import warm
 from tests.conftest import TinyRun
 from tests.systems.test_matrix import MATRIX, PAIRS, system
 from tests.train.faulty import Killed, at_fault
@@ -150,9 +150,7 @@ def test_two_phases_may_mask_by_different_rules(tiny_run: TinyRun, tmp_path: Pat
 
 def launch(words: list[str], ranks: int) -> None:
     command = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(ranks)]
-    done = subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150
-    )
+    done = warm.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from modernbert_train.run.saver import Saver
 from modernbert_train.run.verified import partial_folders, step_folders, step_of
 from modernbert_train.train import checkpointing
 from modernbert_train.train.callbacks import Measure
+from tests import warm
 from tests.conftest import TinyRun
 from tests.data.test_faults import ROOT, run_ranks
 
@@ -193,7 +193,7 @@ def test_an_error_on_several_ranks_ends_all_and_the_pending_one_is_whole_or_not_
     if seconds == 60.0:
         assert newest is None, "it cannot have been written"
     command = [sys.executable, "-m", "modernbert_train", "train", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = warm.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = saved_steps(folder)
     assert steps[0] == 4 and steps[-1] == records(folder, "step")[-1]["step"]

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from modernbert_train.run.checkpoint import newest_valid
+from tests import warm
 from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards
 
@@ -26,10 +27,10 @@ TRAIN = [sys.executable, "-m", "modernbert_train", "train"]
 
 
 def start(words: list[str], *flags: str) -> subprocess.Popen[str]:
-    """Start a run as a user does; two threads always, so that sums are added in the same order."""
+    """Start a run as a user does, but for the imports; two threads always, so that sums are added in the same order."""
     environment = {"OMP_NUM_THREADS": "2"} | os.environ | {"PYTHONPATH": str(ROOT)}
     command = [*TRAIN, *words, *flags]
-    return subprocess.Popen(
+    return warm.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
 
@@ -112,7 +113,7 @@ def test_a_run_goes_on_from_before_its_first_step(tiny_run: TinyRun, tmp_path: P
     assert {entry["step"] for entry in saved} >= set(steps) and all(entry["bytes"] > 0 for entry in saved)
     for verb in ("eval", "export"):
         command = [*TRAIN[:-1], verb, str(whole / "checkpoints/step-00000000")]
-        done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        done = warm.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     (again / "checkpoints").mkdir(parents=True)
     shutil.copytree(whole / "checkpoints/step-00000000", again / "checkpoints/step-00000000")
