@@ -29,6 +29,10 @@ CONTEXT.set_forkserver_preload(
         "modernbert_train.train.session",
         "modernbert_train.data.pack_kernel",
         "modernbert_train.weights.export",
+        "modernbert_train.report",
+        "composer.algorithms",
+        "numba.np.arraymath",
+        "numba.typed",
         "torch.distributed.fsdp",
         "torch.distributed.run",
     ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,16 +15,17 @@ import pytest
 from benchmarks.drill.__main__ import read, table
 from benchmarks.drill.injuries import INJURIES, flip_bit, nodes, truncate
 from benchmarks.drill.lab import Ended, Lab, Result
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = ("kill", "kill-save", "flip", "truncate", "manifest", "nothing-whole", "signal", "two-jobs")
 
 
 def drill(out: Path, *words: str) -> tuple[int, str]:
-    """A program of its own: a fork of one with threads would be none of its kind."""
+    """A program of its own, forked from one without threads, as are its runs."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.drill", "--out", str(out), *words]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = warm.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 

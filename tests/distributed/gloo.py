@@ -108,6 +108,7 @@ def _run_rank(
         store = dist.TCPStore(HOST, port, is_master=False, timeout=timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
         answer = (True, fn(*args))
+        dist.barrier()  # who leaves at once breaks the connections that others are still making
         dist.destroy_process_group()
     except BaseException:
         answer = (False, traceback.format_exc())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.drill.lab import DOCUMENTED
+from tests import warm
 from tests.security.hostile import HOSTILE, VERBS
 from tests.security.opening import SECRET
 
@@ -27,7 +27,7 @@ MAY_SUCCEED = (0, *DOCUMENTED)
 def opened(folder: Path, which: str) -> list[dict[str, Any]]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.security.opening", str(folder), which]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = warm.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 

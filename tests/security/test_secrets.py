@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from modernbert_train.config.load import load_run
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.redact import HIDDEN, has_secret, redact, redacted
+from tests import warm
 from tests.conftest import TinyRun
 from tests.security.telling import SHAPES
 
@@ -70,7 +70,7 @@ def test_no_secret_is_said_or_kept(tmp_path: Path) -> None:
     """By check, train, export, report and runs, in logs, run folders, records, pages and model cards."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.security.telling", str(tmp_path)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = warm.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = {entry["name"]: entry for entry in map(json.loads, done.stdout.splitlines())}
     assert found.keys() == SHAPES.keys() and len(SHAPES) >= 12
