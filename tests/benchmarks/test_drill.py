@@ -32,7 +32,7 @@ def drill(out: Path, *words: str) -> tuple[int, str]:
 @pytest.mark.runs
 @pytest.mark.timeout(900)
 def test_a_few_injuries_are_survived(tmp_path: Path) -> None:
-    """Some 35; `-m slow` has a round of every kind, `make drill` more than a thousand."""
+    """Some 25; `-m slow` has a round of every kind, `make drill` more than a thousand."""
     code, said = drill(tmp_path, "--scale", "quick", "--only", *FEW)
     assert code == 0, said
     found = read(tmp_path / "outcomes-1.jsonl")

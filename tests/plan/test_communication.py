@@ -62,11 +62,13 @@ def test_a_real_step_sends_what_is_said(
     all-reduce a step, not one for each microbatch, and under HSDP the copies meet once as well."""
     runs = []
     for strategy, shards, microbatches in cases:
-        rows = f"phases.short.batch_rows={ranks * microbatches}"
-        cut = (rows, "phases.short.microbatch_tokens=64", "phases.short.batch_warmup=null", "phases.short.tokens=3900")
+        rows = ranks * microbatches
+        tokens = (STEP + 2) * 64 * rows
+        phase = f"{{tokens: {tokens}, row_tokens: 64, batch_rows: {rows}, microbatch_tokens: 64}}"
         sharing = (f"distributed.shard_ranks={shards}",) if strategy == "hsdp" else ()
-        words = (f"name={strategy}{microbatches}", f"distributed.strategy={strategy}", *sharing, *cut)
-        runs.append(tiny_run(*words, "phases.long=null", "data.validation=null"))
+        words = (f"name={strategy}{microbatches}", f"distributed.strategy={strategy}", *sharing)
+        cut = (f"phases.short={phase}", "phases.short.batch_warmup=null", "phases.long=null", "data.validation=null")
+        runs.append(tiny_run(*words, *cut))
     encoder, objective = system.split()
     file = Path(runs[0][0])  # of all of them
     run = yaml.safe_load(file.read_text())
