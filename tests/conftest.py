@@ -71,7 +71,10 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_
 
 
 # by far the longest; where several processes share the tests by file, these must not be left for the end
-LONGEST = ("test_readme.py", "test_run.py", "test_train_ranks.py", "test_faults.py", "test_recipes.py")
+LONGEST = (
+    *("test_readme.py", "test_commands.py", "test_hostile_files.py", "test_drill.py", "test_communication.py"),
+    *("test_curves.py", "test_probe.py", "test_import_hook.py", "test_run.py", "test_recipes.py", "test_secrets.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

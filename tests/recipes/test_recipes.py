@@ -92,13 +92,14 @@ def test_tiny_has_the_keys_of_the_real_one(name: str) -> None:
 
 
 def words(data: Path, runs: Path, file: str, *overrides: str) -> list[str]:
-    """A recipe with a tenth of its tokens, on the tests' own text."""
+    """A recipe with a tenth of its tokens, of those of a long phase a thirtieth, on the tests' own text."""
     config: RunConfig = load_run([RECIPES / file])
     shorter = []
     for name, phase in config.phases.items():
-        warmup, decay = phase.schedule.warmup_tokens // 10, phase.schedule.decay_tokens // 10
+        times = 10 if phase.tokens < 100_000 else 30
+        warmup, decay = phase.schedule.warmup_tokens // times, phase.schedule.decay_tokens // times
         shorter += [
-            f"phases.{name}.tokens={phase.tokens // 10}",
+            f"phases.{name}.tokens={phase.tokens // times}",
             f"phases.{name}.schedule={{warmup_tokens: {warmup}, decay_tokens: {decay}}}",
         ]
     return [
@@ -135,8 +136,8 @@ def test_the_tiny_recipe_runs_whole_and_phase_by_phase_and_grows(
     losses = [entry["loss"] for entry in records(tmp_path / "tiny", "validation")]
     assert len(losses) >= 3 and losses[-1] < losses[0]
 
-    grown = f"weights.grow_from={tmp_path}/tiny-1-stable"
-    assert main(["train", *words(tiny_data, tmp_path, "tiny-large.yaml", grown)]) == 0
+    grown = (f"weights.grow_from={tmp_path}/tiny-1-stable", "phases.context=null", "phases.decay=null")
+    assert main(["train", *words(tiny_data, tmp_path, "tiny-large.yaml"), *grown, "phases.stable.tokens=4000"]) == 0
     start_of_large = records(tmp_path / "tiny-large", "start")[0]["from"]
     assert "hidden_size 128 -> 192, num_layers 4 -> 7" in start_of_large, start_of_large
 

@@ -53,13 +53,19 @@ def records(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
     return entries
 
 
-def interrupt_after(words: list[str], folder: Path, steps: int, number: signal.Signals) -> int:
-    """Start the run, signal all its processes once it has recorded so many new steps, and wait for its end."""
+def interrupt_after(words: list[str], folder: Path, steps: int, number: signal.Signals, checkpoints: int = 0) -> int:
+    """Start the run, signal all its processes once it has recorded so many new steps and has so many checkpoints, and
+    wait for its end."""
     already = len(records(folder)) if (folder / "metrics.jsonl").exists() else 0
     process = start(words)
     deadline = time.monotonic() + 100
     while process.poll() is None and time.monotonic() < deadline:
-        if (folder / "metrics.jsonl").exists() and len(records(folder)) >= already + steps:
+        saved = [path for path in folder.glob("checkpoints/step-*") if path.suffix == ""]
+        if (
+            (folder / "metrics.jsonl").exists()
+            and len(records(folder)) >= already + steps
+            and len(saved) >= checkpoints
+        ):
             break
         time.sleep(0.002)
     os.killpg(process.pid, number)
@@ -165,7 +171,7 @@ def test_a_run_never_goes_on_over_other_data(tiny_run: TinyRun, tiny_data: Path,
         "checkpoint.interval_steps=2",
         *(f"data.{name}={data / name}" for name in ("train", "validation", "tokenizer")),
     )
-    assert interrupt_after(words, tmp_path / "runs/tiny", 3, signal.SIGKILL) == -signal.SIGKILL
+    assert interrupt_after(words, tmp_path / "runs/tiny", 3, signal.SIGKILL, checkpoints=1) == -signal.SIGKILL
     shutil.rmtree(data / "train")
     lengths = list(np.full(60, 30))
     make_shards(data / "train", make_documents(data / "tokenizer", lengths, seed=99), data / "tokenizer")
