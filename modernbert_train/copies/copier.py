@@ -251,6 +251,7 @@ def follow(order: Order, closed: threading.Event) -> int:
     failing_since: float | None = None
     while True:
         movement.last, movement.at_work = time.monotonic(), True
+        ended = closed.is_set()  # asked before it looks: what was saved while it looked would be overlooked
         try:
             copier = copier or Copier(order, Store(order.url, order.run, order.timeout_seconds, movement))
             done = copier.copy_one()
@@ -271,7 +272,7 @@ def follow(order: Order, closed: threading.Event) -> int:
         movement.at_work = False
         if done is not None:
             say(done)
-        elif closed.is_set():
+        elif ended:
             return 0
         else:
             closed.wait(_LOOK_SECONDS)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.copies.copier import Copier, Order
+from modernbert_train.copies import copier
+from modernbert_train.copies.copier import Copier, Order, follow
 from modernbert_train.copies.second_home import bring_back, refuse_fresh
 from modernbert_train.copies.store import RECORD, Store, problem_of
 from modernbert_train.errors import ConfigError, RunError, StorageError
@@ -67,6 +69,25 @@ def test_the_newest_and_what_is_kept_for_good_are_copied_bit_for_bit(home: Home)
             assert (home.there / name / path.name).read_bytes() == path.read_bytes()
     assert (home.there / RECORD / "metrics.jsonl").read_text() == '{"kind": "step", "step": 4}\n'
     assert home.copier.copy_one() is None
+
+
+def test_what_is_saved_while_the_copier_looks_is_copied_before_it_ends(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's last checkpoint, which is the one that somebody waits for; looking takes seconds on a busy machine."""
+    look, closed = Copier.copy_one, threading.Event()
+
+    def slowly(self: Copier) -> dict[str, Any] | None:
+        found = look(self)
+        if not closed.is_set():
+            write(home.checkpoints, 5)
+            closed.set()
+        return found
+
+    monkeypatch.setattr(Copier, "copy_one", slowly)
+    monkeypatch.setattr(copier, "_watch", lambda *_: None)
+    assert follow(home.order, closed) == 0
+    assert home.names() == ["step-00000005"]
 
 
 def test_the_store_keeps_what_it_is_told_to(home: Home) -> None:
