@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from data_prep.program import finish
 from modernbert_train.cli.parser import Parser, positive
-from modernbert_train.errors import ConfigError, RunError, StoppedEarly
+from modernbert_train.errors import ConfigError
 
 if TYPE_CHECKING:
     from data_prep.adoption.result import Fingerprint
@@ -30,15 +31,7 @@ _WORKER_BYTES = 1 << 27  # a process takes seconds to import what it needs
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
     parsed = make_parser().parse_args(arguments)
-    try:
-        print(adopt(**vars(parsed)))
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("stopped; the same command resumes.", file=sys.stderr)
-        return StoppedEarly.exit_code
-    return 0
+    return finish(lambda: adopt(**vars(parsed)))
 
 
 def make_parser() -> Parser:

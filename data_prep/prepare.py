@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from data_prep.program import finish
 from modernbert_train import __version__
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
-from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
+from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.files import lock, lock_now
 
 if TYPE_CHECKING:
@@ -38,15 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = make_parser().parse_args(arguments)
     files = [word for word in parsed.spec if "=" not in word]
     overrides = [word for word in parsed.spec if "=" in word]
-    try:
-        print(prepare(load_typed(PrepareConfig, files, overrides), parsed.overwrite, parsed.part))
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("stopped; the same command resumes.", file=sys.stderr)
-        return StoppedEarly.exit_code
-    return 0
+    return finish(lambda: prepare(load_typed(PrepareConfig, files, overrides), parsed.overwrite, parsed.part))
 
 
 def make_parser() -> Parser:
