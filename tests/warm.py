@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -151,5 +152,6 @@ def _interpret(words: Sequence[str]) -> int:
 
         SubprocessHandler._popen = warm._rank  # type: ignore[assignment,method-assign]
         sys.argv = list(words)
+        sys.path.insert(0, str(Path(kind).resolve().parent))
         runpy.run_path(kind, run_name="__main__")
     return 0
