@@ -107,8 +107,9 @@ def _run_rank(
         timeout = timedelta(seconds=timeout_seconds)
         store = dist.TCPStore(HOST, port, is_master=False, timeout=timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+        dist.barrier()  # who leaves a group at once breaks the connections that others are still making
         answer = (True, fn(*args))
-        dist.barrier()  # who leaves at once breaks the connections that others are still making
+        dist.barrier()
         dist.destroy_process_group()
     except BaseException:
         answer = (False, traceback.format_exc())
