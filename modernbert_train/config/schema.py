@@ -128,11 +128,13 @@ class ComputeConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast over fp32 weights, or fp32 without bf16
     # kernel; auto: as `tune` found, otherwise the first that serves, and says so
     attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] = knob("auto", restart=True)
-    # kernel of global layers; None: the same
+    # kernel of global layers; None: as `tune` found, where attention is auto too, otherwise the same
     global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = knob(None, restart=True)
+    # queries that the kernel sdpa computes together in local layers; None: as `tune` found, otherwise 64
+    query_block: int | None = knob(None, above=0, restart=True)
     # torch.compile the layers; None: as `tune` found, otherwise not
     compile: bool | None = knob(None, restart=True)
-    # that torch computes with on a CPU; None: OMP_NUM_THREADS, or as `tune` found, otherwise as many as torch takes
+    # threads of torch on a CPU; None: OMP_NUM_THREADS, or as `tune` found, otherwise as many as torch takes
     threads: int | None = knob(None, above=0, restart=True)
     # folder of what `tune` found; auto: RUNS_FOLDER/tuned; none: nothing that it found is used
     tuned: str = knob("auto", restart=True)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -169,7 +169,7 @@ def take(config: RunConfig, compute: Compute, *, fresh: bool = False) -> Taken:
         resumed = recorded(config, then)
         if spoken_for and "compute.threads" in left:
             resumed = with_settings(resumed, {"compute.threads": None})
-        kept = [text for key, text in _shown(resumed, left)]
+        kept = _shown(resumed, left)
         return Taken(resumed, f"as this run was trained so far: {', '.join(kept)}" if kept else "")
     folder = folder_of(config)
     if folder is None or not left:
@@ -192,7 +192,7 @@ def take(config: RunConfig, compute: Compute, *, fresh: bool = False) -> Taken:
     if (reason := _refusal(tuned, compute)) is not None:
         return Taken(filled(config, {}), f"{where} is ignored: {reason}")
     gain = "" if main is None else f"; {_gain(main)} when it was found, {main.date}"
-    taken = [text for key, text in _shown(tuned, left)]
+    taken = _shown(tuned, left)
     return Taken(tuned, f"by {where}: {', '.join(taken) or 'nothing but what is plain'}{gain}")
 
 
@@ -269,10 +269,10 @@ def _refusal(config: RunConfig, compute: Compute) -> str | None:
         check(config)
     except ConfigError as error:
         return str(error).splitlines()[0]
-    for reason in missing_packages(config):
-        return reason
+    if missing := list(missing_packages(config)):
+        return missing[0]
     dtype = torch.bfloat16 if compute.bf16 else torch.float32
-    for name in {config.compute.attention, config.compute.global_attention or "auto"} & set(KERNELS):
+    for name in sorted({config.compute.attention, config.compute.global_attention or "auto"} & set(KERNELS)):
         for now in config.in_phase.values():
             reason = KERNELS[name].support(compute.device, dtype, now.objective.order, now.model.score_bias)
             if reason is not None:
@@ -280,11 +280,10 @@ def _refusal(config: RunConfig, compute: Compute) -> str | None:
     return None
 
 
-def _shown(config: RunConfig, left: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _shown(config: RunConfig, left: Mapping[str, Any]) -> list[str]:
     """The settings that were left open and are not plain, each as it would be written."""
-    for key, plain in left.items():
-        if (value := value_of(config, key)) != plain:
-            yield key, f"{key}={json.dumps(value) if not isinstance(value, str) else value}"
+    values = {key: value_of(config, key) for key, plain in left.items() if value_of(config, key) != plain}
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
 
 
 def _gain(tuned: Tuned) -> str:

@@ -30,8 +30,13 @@ ENDLESS = 1 << 50
 MICROBATCHES = 4  # of a step, with the microbatch that is given
 MOST_TOKENS = {True: 1 << 18, False: 1 << 14}  # of a microbatch that nobody gives, with and without a GPU
 KERNELS = ("compute.attention", "compute.global_attention")
-NUMERIC = (*KERNELS, "compute.compile", "optim.fused")  # what may compute something else, if it is wrong
-THREADS, WORKERS = "compute.threads", "data.num_workers"
+NUMERIC = (
+    *KERNELS,
+    "compute.query_block",
+    "compute.compile",
+    "optim.fused",
+)  # what may compute something else, if it is wrong
+THREADS, BLOCK, WORKERS = "compute.threads", "compute.query_block", "data.num_workers"
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,15 @@ def questions(case: Case) -> list[Question]:
     microbatch = Question("microbatch", [{MICROBATCH: tokens} for tokens in case.microbatches()],
                           reported=case.gives_microbatch)  # fmt: skip
     found = [] if case.gives_microbatch else [replace(microbatch, title="microbatch, at first")]
-    found += [_layers(case), _global_layers(case), _optimizer(case), _threads(case), _workers(case), microbatch]
+    found += [
+        _layers(case),
+        _global_layers(case),
+        _optimizer(case),
+        _threads(case),
+        _blocks(case),
+        _workers(case),
+        microbatch,
+    ]
     return [each for each in found if each.options or each.left_out]
 
 
@@ -164,6 +177,13 @@ def _threads(case: Case) -> Question:
         reason = f"OMP_NUM_THREADS={case.omp} is set"
         return Question(title, [], [({THREADS: n}, reason) for n in numbers])
     return Question(title, [{THREADS: n} for n in numbers])
+
+
+def _blocks(case: Case) -> Question:
+    """Where local layers are computed in blocks at all: by the plain kernel, which CPUs have."""
+    local = hasattr(case.config.model, "half_window") and not case.facts["on_gpu"]
+    sizes = (32, 128) if local and BLOCK in case.open else ()
+    return Question("block of local layers", [{BLOCK: size} for size in sizes])
 
 
 def _workers(case: Case) -> Question:

@@ -51,7 +51,7 @@ class Trace:
 
 def plain(config: RunConfig) -> RunConfig:
     """The run in the plain form."""
-    compute = replace(config.compute, attention="sdpa", global_attention=None, compile=False)
+    compute = replace(config.compute, attention="sdpa", global_attention=None, query_block=None, compile=False)
     optim = replace(config.optim, fused=False) if isinstance(config.optim, StableAdamWConfig) else config.optim
     return replace(config, compute=compute, optim=optim)
 

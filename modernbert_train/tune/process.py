@@ -63,12 +63,14 @@ class Process:
             start_new_session=True,
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
+        with self._process.stdout as output:
+            for line in output:
+                self._lines.put(line)
         self._lines.put(None)
 
     def ask(self, seconds: float, **command: Any) -> dict[str, Any]:
@@ -123,7 +125,11 @@ class Process:
 
     def kill(self) -> None:
         """End it with all that it has started."""
+        assert self._process.stdin is not None
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._reader.join(_END_SECONDS)
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._log.close()

@@ -14,7 +14,8 @@ from statistics import median
 from modernbert_train.tune.process import Failure
 
 PAYS = 1.02  # times the tokens a second of what there was: less is not worth a change
-PAIRED_TURNS = 6
+FIRST_TURNS = 4  # of the first round
+PAIRED_TURNS = 8
 
 # number of a candidate, name of the turn, steps -> tokens a second of each step
 Visit = Callable[[int, str, int], list[float]]
@@ -54,7 +55,7 @@ def halve(count: int, visit: Visit, steps: int, *, together: bool) -> tuple[int 
     found = [Timed() for _ in range(count)]
     alive, number = list(range(count)), 0
     while alive:
-        turns, each = (2 * 2**number, steps) if together else (1, 2 * steps * 2**number)
+        turns, each = (FIRST_TURNS * 2**number, steps) if together else (1, FIRST_TURNS * steps * 2**number)
         for turn in range(turns):
             for candidate in alive if (number + turn) % 2 == 0 else reversed(alive):
                 if found[candidate].failure is None:

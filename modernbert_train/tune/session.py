@@ -86,6 +86,9 @@ def tune(
         journal = Journal(folder, _about(case))
         if journal.remembered:
             print(f"{plural(journal.remembered, 'measurement')} of an earlier start remembered; --fresh measures again")
+        if (load := os.getloadavg()[0]) > 0.5 * facts["cores"] and not facts["on_gpu"]:
+            print(f"warning: this machine is busy (load {load:.1f} on {plural(facts['cores'], 'core')}), and what is "
+                  "fastest beside others may not be fastest alone")  # fmt: skip
         limit = SPARE * facts["memory_bytes"] if facts["on_gpu"] else None
         pool = Pool(lambda settings: launch(case, folder, command, settings), limit_bytes=limit)
         with closing(pool):

@@ -18,8 +18,8 @@ from modernbert_train.tune.pool import Commands, Pool, launch
 from modernbert_train.tune.process import Failure
 from modernbert_train.tune.search import halve, paired
 
-TURN_SECONDS = 2.0  # that a candidate trains in a turn
-MOST_STEPS = 40  # of a turn
+TURN_SECONDS = 1.0  # that a candidate trains in a turn
+LEAST_STEPS, MOST_STEPS = 2, 40  # of a turn
 PARITY_SECONDS = 900.0
 PARITY_TOKENS = 512  # of the batch that parity is held on, in whole rows
 TODAY = "today's settings"
@@ -62,7 +62,9 @@ class Tuning:
             if "error" not in found:
                 if not self.case.facts["on_gpu"]:
                     self.pool.room_for(found["peak_bytes"], self.case.facts["memory_bytes"])
-                return settings, max(1, min(MOST_STEPS, math.ceil(TURN_SECONDS / max(1e-3, found["seconds"]))))
+                return settings, max(
+                    LEAST_STEPS, min(MOST_STEPS, math.ceil(TURN_SECONDS / max(1e-3, found["seconds"])))
+                )
             if not found["full"]:
                 raise RunError(f"tune: the run cannot train with the settings that it has: {found['error']}")
             rows = settings[MICROBATCH] // row_tokens
