@@ -10,7 +10,7 @@ from pathlib import Path
 from modernbert_train.cli.arguments import many_imports, read_run, with_run
 from modernbert_train.cli.parser import Call, positive
 from modernbert_train.config.check import check
-from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
 from modernbert_train.text import plural
 
 
@@ -54,7 +54,10 @@ def tune(parser: argparse.ArgumentParser) -> Call:
 def _tune(options: argparse.Namespace) -> None:
     from modernbert_train.tune.session import tune
 
-    tune(read_run(options.run), phase=options.phase, minutes=options.minutes, fresh=options.fresh)
+    try:
+        tune(read_run(options.run), phase=options.phase, minutes=options.minutes, fresh=options.fresh)
+    except KeyboardInterrupt:
+        raise StoppedEarly("tune: stopped. What was measured is kept, and the same command resumes.") from None
 
 
 def report(parser: argparse.ArgumentParser) -> Call:

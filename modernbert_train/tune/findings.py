@@ -62,10 +62,10 @@ class Report:
 
     @property
     def tokens_per_second(self) -> tuple[float, float]:
-        """Of today's settings and of those found, over the turns of the last comparison; 1 and 1 where both are the
-        same and no turn was taken."""
-        before, after = self.pair
-        return (median(before), self.gain * median(before)) if before and after else (1.0, 1.0)
+        """Of today's settings and of those found, over the turns of the last comparison; the same where today's stay,
+        and 1 where no turn was taken."""
+        before = median(self.pair[0]) if self.pair[0] else 1.0
+        return before, max(1.0, self.gain) * before
 
 
 def as_markdown(report: Report) -> str:
@@ -144,5 +144,5 @@ def write_findings(folder: Path, report: Report, tuned: Tuned) -> None:
         write_whole(folder / SETTINGS, tuned.write())
     except OSError as error:
         raise StorageError(
-            f"{folder}: cannot be written ({error.strerror}). Free some space; the same command goes on."
+            f"{folder}: cannot be written ({error.strerror}). Free some space; the same command resumes."
         ) from error

@@ -62,7 +62,7 @@ class Journal:
             append_line(self.path, json.dumps(entry))
         except OSError as error:
             raise StorageError(
-                f"{self.path}: cannot be written ({error.strerror}). Free some space; the same command goes on."
+                f"{self.path}: cannot be written ({error.strerror}). Free some space; the same command resumes."
             ) from error
 
 

@@ -103,18 +103,18 @@ def _run(tuning: Tuning, until: float, fit: Fit) -> tuple[Report, Settings]:
     """Ask all there is time for; the report, and the settings that runs shall take."""
     case = tuning.case
     today, steps = tuning.fitting(case.plain)
-    if not tuning.is_right(TODAY, today, today):
+    if not (right := tuning.is_right(TODAY, today, today)):
         tuning.advice.append(f"WRONG: today's settings, {label(today)}, do not compute what the plain form does.")
     found, microbatch = today, today[MICROBATCH]
     for question in questions(case):
         if time.monotonic() > until:
-            tuning.advice.append(f"Out of time before: {question.title}. The same command with more --minutes goes on.")
+            tuning.advice.append(f"Out of time before: {question.title}. The same command with more --minutes resumes.")
             break
         best = tuning.ask(question, found, steps)
         if question.reported:
             microbatch = best[MICROBATCH]
         else:
-            found, microbatch = best, best[MICROBATCH]
+            found = best
     tuning.advice += _microbatch_advice(case, today[MICROBATCH], microbatch)
     pair: tuple[list[float], list[float]] = ([], [])
     if found != today:
@@ -122,15 +122,17 @@ def _run(tuning: Tuning, until: float, fit: Fit) -> tuple[Report, Settings]:
             pair = tuning.compare(today, found, steps)
         except Failure as failure:
             tuning.advice.append(f"The last comparison failed, so today's settings stay: {failure.text}.")
-            found = today
+            found = today if right else found
     won = gain(pair) if pair[0] and found != today else 1.0
-    if won < 1.0:
+    if won < 1.0 and right:
         tuning.advice.append(f"In turns {label(found, today)} was no faster, so today's settings stay.")
         found = today
     title = (
         f"{case.config.name}, phase {case.phase}: {fit.model['name']} in rows of {fit.row_tokens:,} on {fit.device}, "
         f"{fit.precision}, torch {fit.torch}"
     )
+    if not case.gives_microbatch:
+        microbatch = found[MICROBATCH]
     settings = {key: found[key] for key in OPEN if key in case.open} | {MICROBATCH: microbatch}
     return Report(title, tuning.rows, pair, won, tuning.advice), settings
 

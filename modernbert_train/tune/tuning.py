@@ -22,6 +22,7 @@ TURN_SECONDS = 1.0  # that a candidate trains in a turn
 LEAST_STEPS, MOST_STEPS = 2, 40  # of a turn
 PARITY_SECONDS = 900.0
 PARITY_TOKENS = 512  # of the batch that parity is held on, in whole rows
+NEEDS = {"InvalidCxxCompiler": "a C++ compiler (on Debian and Ubuntu: apt install g++)."}  # by what torch raises
 TODAY = "today's settings"
 _FEW_TURNS = 4  # in the last comparison, where each turn is a process of its own
 
@@ -62,9 +63,8 @@ class Tuning:
             if "error" not in found:
                 if not self.case.facts["on_gpu"]:
                     self.pool.room_for(found["peak_bytes"], self.case.facts["memory_bytes"])
-                return settings, max(
-                    LEAST_STEPS, min(MOST_STEPS, math.ceil(TURN_SECONDS / max(1e-3, found["seconds"])))
-                )
+                steps = math.ceil(TURN_SECONDS / max(1e-3, found["seconds"]))
+                return settings, min(MOST_STEPS, max(LEAST_STEPS, steps))
             if not found["full"]:
                 raise RunError(f"tune: the run cannot train with the settings that it has: {found['error']}")
             rows = settings[MICROBATCH] // row_tokens
@@ -160,7 +160,9 @@ class Tuning:
         try:
             found = process.ask(PARITY_SECONDS, do="parity")
         except Failure as failure:
-            return {"equal": False, "outcome": "does not fit" if failure.full else "failed", "text": failure.text}
+            needs = [NEEDS[each] for each in NEEDS if each in failure.text]
+            outcome = "does not fit" if failure.full else "failed"
+            return {"equal": False, "outcome": outcome, "text": " Needs ".join([failure.text, *needs])}
         finally:
             process.close()
         return {"equal": found["equal"], "outcome": "wrong", "text": found["text"]}

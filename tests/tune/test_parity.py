@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from modernbert_train.compute import Compute
-from modernbert_train.config.load import load_run
+from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.models.attention import sdpa
 from modernbert_train.tune import parity
 from modernbert_train.tune.candidates import Case, candidate_run
 from modernbert_train.tune.loop import BareLoop
 from modernbert_train.tune.parity import check_parity, verdict
+from modernbert_train.tune.process import Failure, Process, command_of
+from modernbert_train.tune.tuning import NEEDS
 from tests.conftest import TinyRun
 from tests.tune.test_candidates import CPU
 
@@ -74,6 +77,23 @@ def test_an_optimizer_that_goes_astray_is_found(candidate: RunConfig, monkeypatc
     monkeypatch.setattr(BareLoop, "step", astray)
     equal, text = check_parity(candidate, HERE)
     assert not equal and text.startswith("loss off by "), text
+
+
+@pytest.mark.runs
+def test_without_a_compiler_the_candidate_is_named_and_nothing_else_ends(candidate: RunConfig, tmp_path: Path) -> None:
+    """A machine as many are: torch is there, and g++ is not. The real worker says so, and goes on to serve."""
+    file = tmp_path / "candidate.yaml"
+    file.write_text(to_yaml(replace(candidate, compute=replace(candidate.compute, compile=True))))
+    bare = {"CXX": "no-such-compiler", "PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    process = Process(command_of(file), tmp_path / "log", bare)
+    try:
+        with pytest.raises(Failure, match="Compiler") as found:
+            process.ask(120, do="parity")
+        assert any(each in found.value.text for each in NEEDS)
+        facts = process.ask(120, do="look")
+        assert facts["on_gpu"] is False and facts["kernels"]["sdpa"] is None and facts["fit"]["row_tokens"] == 64
+    finally:
+        process.close()
 
 
 def test_rounding_is_measured_by_the_plain_form() -> None:

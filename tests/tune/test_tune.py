@@ -89,6 +89,17 @@ def test_the_fastest_that_is_right_is_written_and_the_others_are_named(fake: Fak
     assert "<svg" in (folder / PICTURE).read_text()
 
 
+def test_what_is_no_faster_in_turns_is_not_written(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It won its question while the others were disturbed; the last comparison is what counts."""
+    fake.rule({"compute.threads": 2}, rate=1.5)
+    monkeypatch.setattr(session, "gain", lambda pair: 0.97)
+    folder = fake.tune("phases.short.microbatch_tokens=null")
+    found = read_tuned(folder / SETTINGS)
+    assert found.settings["compute.threads"] is None and found.settings["microbatch_tokens"] == 64
+    assert found.tokens_per_second[0] == found.tokens_per_second[1]
+    assert "compute.threads=2 was no faster, so today's settings stay" in (folder / MARKDOWN).read_text()
+
+
 def test_a_killed_tune_goes_on_where_it_was(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     fake.rule({"compute.threads": 2}, rate=1.5)
     folder = fake.tune()
@@ -146,6 +157,16 @@ def test_on_a_gpu_there_is_one_process_at_a_time_and_room_is_left(fake: Fake) ->
     fake.what["peak_bytes"] = 9_500
     with pytest.raises(RunError, match="leave room for several ranks"):
         fake.tune(fresh=True)
+
+
+def test_a_kernel_that_is_wrong_is_not_kept_because_it_is_fast(fake: Fake) -> None:
+    """What a run takes today fails parity: it is said, and something that is right takes its place."""
+    fake.facts(GPU)
+    fake.rule({"compute.attention": "varlen"}, wrong=True, rate=3.0)
+    fake.rule({"compute.attention": "flex"}, wrong=True)
+    folder = fake.tune()
+    assert read_tuned(folder / SETTINGS).settings["compute.attention"] == "sdpa"
+    assert "WRONG: today's settings, compute.attention=varlen" in (folder / MARKDOWN).read_text()
 
 
 def test_two_tunes_at_once_are_refused(fake: Fake) -> None:
