@@ -33,9 +33,9 @@ WORK: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
             "train": ["retrieval/scifact_subset", SENTENCES],
             "evaluate": {"scifact": "retrieval/scifact_subset"},
             "batch_size": 32,
-            "epochs": 5,
+            "epochs": 2,
             "lr": 3e-4,
-            "max_tokens": 256,
+            "max_tokens": 128,
         },
         {"SciFact (part), nDCG@10, trained": "ndcg_at_10"},
     ),
@@ -46,7 +46,7 @@ WORK: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
             "validation": {"dev": "other_tasks/wnut17_dev.conll"},
             "max_types": 6,
             "max_len": 128,
-            "max_steps": 1000,
+            "max_steps": 600,
         },
         {"WNUT-17, GLiNER, entity F1": "f1"},
     ),
@@ -58,6 +58,7 @@ WORK: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
             "label_column": "category",
             "shots": 8,
             "max_tokens": 64,
+            "num_iterations": 5,
         },
         {
             "Banking77, 8 of a class, SetFit, accuracy": "accuracy",
@@ -93,7 +94,7 @@ def do(name: str, model: str, tasks: Path, out: Path, seed: int) -> dict[str, fl
     if not result.exists():
         if verb == "retrieval evaluate":
             given = str(tasks / "retrieval/scifact_subset")
-            words = [f"runs_folder={out}", f"name={name}-{seed}", "max_tokens=256"]
+            words = [f"runs_folder={out}", f"name={name}-{seed}", "max_tokens=128"]
         else:
             given = str(out / f"{name}.yaml")
             if name == "retrieval":

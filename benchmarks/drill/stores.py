@@ -177,7 +177,12 @@ def serve() -> None:
     def heal() -> None:
         store.fault, store.faults_left = None, 0
 
-    known = {"fail": fail, "heal": heal, "stop": store.stop, "start": lambda: store.start(store.port)}
+    known: dict[str, Callable[..., None]] = {
+        "fail": fail,
+        "heal": heal,
+        "stop": store.stop,
+        "start": lambda: store.start(store.port),
+    }
     print(json.dumps([store.url, BUCKET]), flush=True)
     for line in sys.stdin:
         what, named = json.loads(line)
