@@ -139,7 +139,8 @@ def may(what: Literal["restart", "local"], schema: type, key: str) -> bool:
 def _variants(schema: type) -> Iterator[Any]:
     """A section's dataclass, and those that have keys of their own besides."""
     yield schema
-    for each in schema.__subclasses__():
+    more: list[type] = schema.__subclasses__()
+    for each in more:
         yield from _variants(each)
 
 
