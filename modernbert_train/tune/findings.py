@@ -16,7 +16,7 @@ from modernbert_train.run.tuned import SETTINGS, Tuned
 from modernbert_train.text import markdown_table
 
 TABLE, MARKDOWN, PICTURE = "table.json", "table.md", "tuned.svg"
-_BAR, _LEFT, _ROW, _WIDTH = 300, 420, 26, 900
+_BAR, _LEFT, _ROW, _WIDTH = 300, 440, 26, 900
 
 
 @dataclass
@@ -117,7 +117,7 @@ def as_picture(report: Report) -> str:
         y = _ROW * number + 6
         color = "#1b7837" if row.outcome == "taken" else "#8c8c8c"
         width = _BAR * (row.ratio or 0.0) / most
-        name = escape(f"{row.question}: {row.settings}"[:64])
+        name = escape(f"{row.question}: {row.settings}"[:60])
         parts += [
             f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end" fill="#222222">{name}</text>',
             f'<rect x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_ROW - 8}" fill="{color}"/>',
