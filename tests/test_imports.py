@@ -55,7 +55,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.models": ("batch", "config", "errors", "keyed_random"),
     "modernbert_train.optim": ("clock", "config", "errors"),
     "modernbert_train.report": (
-        "config.evals", "config.read", "effective", "errors", "files", "provenance", "read_json", "results", "text",
+        "config.evals", "config.read", "data.statistics", "effective", "errors", "files", "provenance", "read_json",
+        "results", "text",
     ),
     "modernbert_train.plan": (
         "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.facts", "data.mixing",
