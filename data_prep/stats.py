@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.cli.parser import Parser
-from modernbert_train.data.dataset_card import CARD, LENGTHS, read_card
+from modernbert_train.data.dataset_card import CARD, LENGTHS, PREPARE_REPORT, read_card
 from modernbert_train.data.field_counts import FieldCounts
-from modernbert_train.data.statistics import PREPARE_REPORT, length_bins, source_counts
+from modernbert_train.data.statistics import length_bins, source_counts
 from modernbert_train.errors import DataError, RunError
 from modernbert_train.read_json import as_type, read_json
 from modernbert_train.text import table
@@ -59,8 +59,8 @@ def dataset_stats(folder: Path) -> dict[str, Any]:
 
     Returns:
         `splits`: for each, documents, tokens, shares of the length percentiles and a histogram, whose bins are
-        [from, to) in tokens with the documents and tokens in them, and those by the values of each field. `sources`: for each, as prepare_report.json has it;
-        empty for a single split.
+        [from, to) in tokens with the documents and tokens in them, and those by the values of each field. `sources`: for
+        each, as prepare_report.json has it; empty for a single split.
 
     Raises:
         DataError: there is no dataset, or it is damaged.

@@ -113,9 +113,9 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.__main__": ("cli", "errors", "lasting_output", "ranks", "redact"),
     "data_prep": (
-        "cli.parser", "config", "data.dataset_card", "data.download", "data.mds", "data.remote", "data.shard_file",
-        "data.shard_index", "data.shard_writer", "errors", "files", "own_files", "ranks.orphans", "read_json", "text",
-        "tokenizer_threads", "vocabulary",
+        "cli.parser", "config", "data.dataset_card", "data.download", "data.field_counts", "data.mds", "data.remote",
+        "data.shard_file", "data.shard_index", "data.shard_writer", "data.statistics", "errors", "files", "own_files",
+        "ranks.orphans", "read_json", "text", "tokenizer_threads", "vocabulary",
     ),
     "launch": (
         "__main__", "cli.arguments", "cli.parser", "config", "data.check", "errors", "files", "installed",
@@ -139,6 +139,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.data.pack_kernel": ("numba", "numpy"),
     "modernbert_train.data.dataset_card": (),
     "modernbert_train.data.facts": (),
+    "modernbert_train.data.field_counts": (),
     "modernbert_train.data.fingerprint": (),
     "modernbert_train.data.loader": ("torch",),
     "modernbert_train.data.microbatches": ("numpy", "torch"),

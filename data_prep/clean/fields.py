@@ -38,10 +38,8 @@ def as_text(value: Any) -> str | None:
     if isinstance(value, str):
         return shorten(" ".join(value.split()), _LETTERS) or None
     if isinstance(value, Sequence):
-        if all(isinstance(each, str) for each in value):
-            value = ", ".join(sorted(set(value))) or EMPTY
-        else:
-            value = len(value)
+        texts = all(isinstance(each, str) for each in value)
+        value = (", ".join(sorted(set(value))) or EMPTY) if texts else len(value)
     return shorten(str(value), _LETTERS)
 
 

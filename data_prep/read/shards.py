@@ -19,7 +19,19 @@ from data_prep.read.items import NO_FIELDS, Document, LeftOut, decode, take_fiel
 _TEXT = ("str", "bytes")
 _NUMBERS = {"int": np.dtype(np.int64)} | {
     name: np.dtype(name)
-    for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+    for name in (
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+    )
 }
 
 

@@ -148,7 +148,9 @@ def _items(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Do
 
         yield from (Document(f"pydoc_data.topics:{topic}", topics[topic]) for topic in sorted(topics))
     elif source.kind == "jsonl":
-        yield from read_jsonl(Path(span.path), text_field, max_characters, span.begin, span.end, source.encoding, fields)
+        yield from read_jsonl(
+            Path(span.path), text_field, max_characters, span.begin, span.end, source.encoding, fields
+        )
     elif source.kind == "parquet":
         yield from read_parquet(Path(span.path), text_field, span.begin, span.end, fields)
     elif source.kind == "csv":

@@ -6,6 +6,8 @@ groups, and a hub dataset where `datasets` itself cuts it; a CSV file cannot, be
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -67,7 +69,7 @@ def read_csv(
     try:
         if encoding != UTF_8 and (codec := _codec(file, encoding)) != UTF_8:
             altered, options["encoding"] = decoded_as(codec), codec
-        columns = list(dict.fromkeys([text_field, *_present(file, fields, options)]))
+        columns = list(dict.fromkeys([text_field, *_present(file, fields, options.get("encoding", "utf-8-sig"))]))
         features = datasets.Features({column: datasets.Value("string") for column in columns})
         options |= {"usecols": columns, "features": features}
         rows = datasets.load_dataset("csv", data_files=[str(file)], split="train", streaming=True, **options)
@@ -77,13 +79,12 @@ def read_csv(
         yield unreadable(f"{file}:{number + 1} and all after it", error)
 
 
-def _present(file: Path, fields: Mapping[str, str], options: Mapping[str, Any]) -> list[str]:
+def _present(file: Path, fields: Mapping[str, str], codec: str) -> list[str]:
     """Those columns of fields that a CSV file has."""
     if not fields:
         return []
-    import pandas
-
-    head = pandas.read_csv(file, nrows=0, **options).columns
+    with open_unpacked(file) as content:
+        head = next(csv.reader(io.TextIOWrapper(content, codec, newline="")), [])
     return [column for column in fields.values() if column in head]
 
 

@@ -24,6 +24,7 @@ ADOPTED_INDEX = "adopted_index.json"
 LENGTHS = "lengths.npy"
 TOKEN_COUNTS = "token_counts.npy"
 LABELS = "labels.npy"
+PREPARE_REPORT = "prepare_report.json"  # beside the folders that data_prep/prepare.py made at once
 SCHEMA = 1
 _MOST_BYTES = 1 << 20
 _KINDS: dict[str, type] = {"int": int, "str": str, "str | None": str, "list[int] | None": list}

@@ -1,7 +1,7 @@
 """What the data of a run are: how long the documents, which licences and the like, what was left out of which source.
 
-It is recorded in a run's folder where a start begins, because the page of a run is drawn wherever its folder is. Nothing
-here reads a shard; the lengths of a large dataset were counted when it was prepared.
+It is recorded in a run's folder where a start begins, because the page of a run is drawn wherever its folder is. No
+shard is read here; the lengths of a large dataset were counted when it was prepared.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.data.dataset_card import LENGTHS, DatasetCard
+from modernbert_train.data.dataset_card import LENGTHS, PREPARE_REPORT, DatasetCard
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.read_json import Count, as_type, read_json
 
-PREPARE_REPORT = "prepare_report.json"
 DATA = "data.json"  # in a run's folder
 _EDGES = [1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # tokens; the last bin is open
 _COUNTED_AT_ONCE = 1 << 22  # documents

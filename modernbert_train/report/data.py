@@ -28,8 +28,8 @@ def read_data(run_folder: Path) -> RunStatistics | None:
 def pictures(data: RunStatistics | None) -> list[dict[str, Any]]:
     """Of each stream and of the held-out text: title, a line, bars of the lengths, shares of each field, and sources.
 
-    A bar is [from, share of the documents, share of the tokens, in words], a share [value, share, in words], and a source
-    [name, shares of what is kept and left out, in words].
+    A bar is [from, share of the documents, share of the tokens, in words], a share [value, share, in words], and a
+    source [name, shares of what is kept and left out, in words].
     """
     if data is None:
         return []

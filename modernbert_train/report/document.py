@@ -129,7 +129,10 @@ class WatchedRun:
         if not self.live:
             self._following.finish()
         beside = (
-            *(state_of(self.folder / name) for name in ("config.yaml", DATA, STARTS, "evaluations.jsonl", "samples.jsonl")),
+            *(
+                state_of(self.folder / name)
+                for name in ("config.yaml", DATA, STARTS, "evaluations.jsonl", "samples.jsonl")
+            ),
             _in_use(self.folder / ".lock") if self.live else None,
         )
         if changed or beside != self._beside or not self._about:

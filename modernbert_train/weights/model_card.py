@@ -29,8 +29,7 @@ from modernbert_train.config.schema import (
     StreamConfig,
     XLNetConfig,
 )
-from modernbert_train.data.dataset_card import DatasetCard, read_card
-from modernbert_train.data.statistics import PREPARE_REPORT
+from modernbert_train.data.dataset_card import PREPARE_REPORT, DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.provenance import Start, in_words
 from modernbert_train.read_json import Count, as_type, is_count, number, read_json

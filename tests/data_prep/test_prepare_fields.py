@@ -66,7 +66,9 @@ def test_every_kind_of_file_has_fields(kind: str, tmp_path: Path) -> None:
 @pytest.fixture
 def lines(tmp_path: Path, texts: list[str]) -> list[str]:
     """Words that add a source with fields to the command: 40 texts of three languages, one of them with two copies."""
-    rows = [{"text": f"{text} again", "lang": ["en", "de", "nl"][i % 3], "score": i / 10} for i, text in enumerate(texts)]
+    rows = [
+        {"text": f"{text} again", "lang": ["en", "de", "nl"][i % 3], "score": i / 10} for i, text in enumerate(texts)
+    ]
     rows += [rows[0], rows[0]]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = ["sources.rows.kind=jsonl", f"sources.rows.path={tmp_path / 'rows.jsonl'}"]
@@ -117,7 +119,9 @@ def test_a_stream_that_stays_empty_is_told_with_what_the_field_holds(
     """`eng` for `en` would cost the run a language, and nobody would notice."""
     assert command(*lines, "streams={field: language, values: {english: [eng]}}") == 65
     error = capsys.readouterr().err
-    assert "streams.values.english: no training document belongs to it. language is: en in 82, de in 20, nl in 20" in error
+    assert (
+        "streams.values.english: no training document belongs to it. language is: en in 82, de in 20, nl in 20" in error
+    )
 
 
 def test_mistakes_in_fields_are_told_at_once(command: Command, capsys: Any) -> None:
@@ -144,5 +148,8 @@ def test_mistakes_in_fields_are_told_at_once(command: Command, capsys: Any) -> N
     assert "streams.field: missing, and streams a are asked for" in capsys.readouterr().err
     assert main(["out=x", "sources.a={kind: jsonl, path: x, fields: {s: s}}", "streams.field=s"]) == 78
     assert "streams: needs either values or scores" in capsys.readouterr().err
-    assert main(["out=x", "sources.a={kind: jsonl, path: x, fields: {s: s}}", "streams={field: s, scores: {a: 1, b: 1}}"]) == 78
+    assert (
+        main(["out=x", "sources.a={kind: jsonl, path: x, fields: {s: s}}", "streams={field: s, scores: {a: 1, b: 1}}"])
+        == 78
+    )
     assert "two streams begin at the same score" in capsys.readouterr().err

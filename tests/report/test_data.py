@@ -44,7 +44,9 @@ def test_what_is_drawn_is_what_was_counted() -> None:
     assert table is not None and [row[:3] for row in table.rows] == [("web", "10", "6"), (HOSTILE, "2", "2")]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"streams": {"a": {"documents": -1}}, "validation": null}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"streams": {"a": {"documents": -1}}, "validation": null}']
+)
 def test_a_record_that_is_none_draws_nothing(tmp_path: Path, content: str) -> None:
     """A run of an older version has none, and a page is no place for an error."""
     assert read_data(tmp_path) is None

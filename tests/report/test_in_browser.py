@@ -227,7 +227,8 @@ def test_the_data_are_drawn(chromium: Browser, tmp_path: Path) -> None:
     assert chromium.run("return [...document.querySelectorAll('.data h2')].map(h => h.textContent)") == [
         "Stream english", "Stream german", "Held out",
     ]  # fmt: skip
-    high = "return [...document.querySelectorAll('.data .bins')[0].querySelectorAll('.documents')].map(b => b.offsetHeight)"
+    bars = "document.querySelectorAll('.data .bins')[0].querySelectorAll('.documents')"
+    high = f"return [...{bars}].map(b => b.offsetHeight)"
     first, second, third = chromium.run(high)
     assert first == third and second == 2 * first
     share = "const t = document.querySelectorAll('.shares .track')[0]; return t.firstChild.offsetWidth / t.offsetWidth"

@@ -18,8 +18,9 @@ from modernbert_train.data.field_counts import FieldCounts
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("MIT ", "MIT"), ("", None), (None, None), ({"a": 1}, None), (math.nan, None), (True, "true"), (0, "0"), (3, "3"),
-        (3.0, "3"), (0.93471, "0.93"), (["b", "a", "b"], "a, b"), ([], "(empty)"), ([{"start": 1}, {"start": 9}], "2"),
+        ("MIT ", "MIT"), ("", None), (None, None), ({"a": 1}, None), (math.nan, None), (True, "true"), (0, "0"),
+        (3, "3"), (3.0, "3"), (0.93471, "0.93"), (["b", "a", "b"], "a, b"), ([], "(empty)"),
+        ([{"start": 1}, {"start": 9}], "2"),
     ],
 )  # fmt: skip
 def test_a_value_is_counted_as_what_a_reader_would_call_it(value: Any, text: str | None) -> None:
@@ -32,7 +33,9 @@ def test_long_values_are_cut() -> None:
     assert len(as_text("x" * 10_000) or "") == 100
 
 
-@pytest.mark.parametrize(("value", "score"), [("2.5", 2.5), (2, 2.0), ("much", None), (None, None), ("inf", None), ([], None)])
+@pytest.mark.parametrize(
+    ("value", "score"), [("2.5", 2.5), (2, 2.0), ("much", None), (None, None), ("inf", None), ([], None)]
+)
 def test_scores_are_numbers_however_they_are_written(value: Any, score: float | None) -> None:
     """A CSV file has only text."""
     assert as_score(value) == score
