@@ -59,7 +59,7 @@ def dataset_stats(folder: Path) -> dict[str, Any]:
 
     Returns:
         `splits`: for each, documents, tokens, shares of the length percentiles and a histogram, whose bins are
-        [from, to) in tokens with the documents and tokens in them, and those by the values of each field. `sources`: for
+        [from, to) in tokens with the documents and tokens in them, and those by the value of each field. `sources`: for
         each, as prepare_report.json has it; empty for a single split.
 
     Raises:

@@ -208,7 +208,8 @@ class BatchPlanner:
 
     def _fill_in_turn(self, used: list[int], wanted: int) -> None:
         packer, cursors, queue = self._packer, [self._cursors[index] for index in used], self._queue
-        exact = sum(queue.weights) * packer.row_tokens < _MOST
+        most = packer.row_tokens - self._special
+        exact = sum(queue.weights) * most + max(map(abs, queue.lag)) < _MOST  # rows may have been longer before
         while packer.num_ready < wanted:
             drawn = self._drawn = self._drawn or _draw(cursors)
             if exact and drawn is not None:
