@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -32,19 +32,20 @@ OLDEST, YOUNGEST = range(2)
 ROW_TOKENS, WINDOW, MAX_WAIT, SPECIAL, TOLERANCE, BULK, WORDS = range(7)
 _CLOSE = 1e-14  # relative difference of two quotients from which floats tell which is less
 _njit: Any = njit(cache=True, nogil=True)
+_inline: Any = njit(cache=True, nogil=True, inline="always")  # a call hands over each array as nine numbers
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _leading_zeros(_: Any, word: Any) -> Any:
-    """Of an integer of 64 bits, by the instruction of the processor."""
-
+def _count_zeros(_: Any, word: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.int64), generate
 
 
-@_njit
+_leading_zeros: Any = intrinsic(_count_zeros)  # of an integer of 64 bits, by the processor's instruction
+
+
+@_inline
 def _highest(bits: Ints, most: int, words: int) -> int:
     """The largest need up to `most` that a chunk has; -1 where there is none."""
     if most < 0:
@@ -64,27 +65,26 @@ def _highest(bits: Ints, most: int, words: int) -> int:
     return (word << 6) + 63 - _leading_zeros(found)
 
 
-@_njit
+@_inline
 def wait(chunk: Ints, born: int, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> None:
     """Add a chunk (epoch, document, start, length) to those that wait."""
     slot, last = state[FREE], len(waiting) - 1
-    mine = waiting[slot]
-    state[FREE] = mine[AFTER]
+    state[FREE] = waiting[slot, AFTER]
     for column in range(4):
-        mine[column] = chunk[column]
-    mine[BORN] = born
+        waiting[slot, column] = chunk[column]
+    waiting[slot, BORN] = born
     before = waiting[last, BEFORE]
-    mine[BEFORE], mine[AFTER] = before, last
+    waiting[slot, BEFORE], waiting[slot, AFTER] = before, last
     waiting[before, AFTER] = waiting[last, BEFORE] = slot
     need = chunk[3] + rule[SPECIAL]
     word, words = need >> 6, rule[WORDS]
-    mine[YOUNGER] = last
+    waiting[slot, YOUNGER] = last
     if bits[words + word] >> (need & 63) & 1:
         older = by_need[need, YOUNGEST]
-        mine[OLDER] = older
+        waiting[slot, OLDER] = older
         waiting[older, YOUNGER] = slot
     else:
-        mine[OLDER] = last
+        waiting[slot, OLDER] = last
         by_need[need, OLDEST] = slot
         bits[words + word] |= 1 << (need & 63)
         bits[word >> 6] |= 1 << (word & 63)
@@ -93,16 +93,18 @@ def wait(chunk: Ints, born: int, state: Ints, waiting: Ints, by_need: Ints, bits
     state[TOKENS] += need
 
 
-@_njit
-def _give_out(slot: int, out: Ints, num_out: int, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> int:
+@_inline
+def _give_out(
+    slot: int, out: Ints, num_out: int, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints
+) -> int:
     """Write a waiting chunk into a row; returns its need."""
-    mine, last = waiting[slot], len(waiting) - 1
+    last = len(waiting) - 1
     for column in range(4):
-        out[num_out, column] = mine[column]
-    need = mine[LENGTH] + rule[SPECIAL]
-    waiting[mine[BEFORE], AFTER] = mine[AFTER]
-    waiting[mine[AFTER], BEFORE] = mine[BEFORE]
-    older, younger = mine[OLDER], mine[YOUNGER]
+        out[num_out, column] = waiting[slot, column]
+    need = waiting[slot, LENGTH] + rule[SPECIAL]
+    waiting[waiting[slot, BEFORE], AFTER] = waiting[slot, AFTER]
+    waiting[waiting[slot, AFTER], BEFORE] = waiting[slot, BEFORE]
+    older, younger = waiting[slot, OLDER], waiting[slot, YOUNGER]
     if older != last:
         waiting[older, YOUNGER] = younger
     else:
@@ -116,14 +118,14 @@ def _give_out(slot: int, out: Ints, num_out: int, state: Ints, waiting: Ints, by
         bits[words + word] &= ~(1 << (need & 63))
         if bits[words + word] == 0:
             bits[word >> 6] &= ~(1 << (word & 63))
-    mine[AFTER] = state[FREE]
+    waiting[slot, AFTER] = state[FREE]
     state[FREE] = slot
     state[N] -= 1
     state[TOKENS] -= need
     return need
 
 
-@_njit
+@_inline
 def finish_row(out: Ints, num_out: int, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> int:
     """Make one row of waiting chunks, the oldest first; returns how many chunks `out` then has."""
     room, special = rule[ROW_TOKENS], rule[SPECIAL]
@@ -151,7 +153,7 @@ def finish_row(out: Ints, num_out: int, state: Ints, waiting: Ints, by_need: Int
     return num_out
 
 
-@_njit
+@_inline
 def _best_fit(room: int, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> tuple[int, int]:
     """The one or two waiting chunks that leave the least room, or at most the tolerance; -1 where there is none.
 
@@ -192,7 +194,9 @@ def count(chunks_C4: Ints, firsts: Ints, tokens: Ints, documents: Ints) -> None:
 
 
 @_njit
-def place(chunk: Ints, out: Ints, ends: Ints, done: Ints, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> None:
+def place(
+    chunk: Ints, out: Ints, ends: Ints, done: Ints, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints
+) -> None:
     """Take one chunk, no longer than a row; finish rows as they fall due.
 
     Args:
@@ -224,8 +228,18 @@ def place(chunk: Ints, out: Ints, ends: Ints, done: Ints, state: Ints, waiting: 
 
 @_njit
 def place_many(
-    chunks: Ints, epoch: int, first_document: int, wanted: int,
-    out: Ints, ends: Ints, done: Ints, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints,
+    chunks: Ints,
+    epoch: int,
+    first_document: int,
+    wanted: int,
+    out: Ints,
+    ends: Ints,
+    done: Ints,
+    state: Ints,
+    waiting: Ints,
+    by_need: Ints,
+    bits: Ints,
+    rule: Ints,
 ) -> int:
     """Take chunks (document, start, length) until so many rows are done; returns how many were taken."""
     chunk = np.empty(4, np.int64)
@@ -268,9 +282,23 @@ def _product(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @_njit
 def mix_many(
-    chunks: Ints, firsts: Ints, limits: Ints, epochs: Ints, first_documents: Ints, by_documents: bool,
-    weights: Ints, lag: Ints, wanted: int,
-    out: Ints, ends: Ints, done: Ints, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints,
+    chunks: Ints,
+    firsts: Ints,
+    limits: Ints,
+    epochs: Ints,
+    first_documents: Ints,
+    by_documents: bool,
+    weights: Ints,
+    lag: Ints,
+    wanted: int,
+    out: Ints,
+    ends: Ints,
+    done: Ints,
+    state: Ints,
+    waiting: Ints,
+    by_need: Ints,
+    bits: Ints,
+    rule: Ints,
 ) -> None:
     """Take chunks of several streams in turn (mixing.FairQueue) until so many rows are done or a stream has none left.
 

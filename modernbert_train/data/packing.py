@@ -215,8 +215,9 @@ class GreedyPacker:
         chunks = int(self._ends[number - 1]) if number else 0
         taken = Rows(self._out[:chunks].copy(), self._ends[:number].copy())
         left_chunks, left_rows = int(self._done[0]) - chunks, int(self._done[1]) - number
-        self._out[:left_chunks] = self._out[chunks : chunks + left_chunks].copy()
-        self._ends[:left_rows] = self._ends[number : number + left_rows] - chunks
+        if left_rows:
+            self._out[:left_chunks] = self._out[chunks : chunks + left_chunks].copy()
+            self._ends[:left_rows] = self._ends[number : number + left_rows] - chunks
         self._done[:] = left_chunks, left_rows
         return taken
 

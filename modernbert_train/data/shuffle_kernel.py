@@ -1,7 +1,7 @@
 """The layout of a block of shards, compiled by numba: chunks in their keyed order, twenty nanoseconds each.
 
-The order is `keyed_random.permutation`: of draws that are hashes, so that a few of their upper bits sort them nearly, and
-what is left to sort stands close together.
+The order is `keyed_random.permutation`: of draws that are hashes, so that a few of their upper bits sort them nearly,
+and what is left to sort stands close together.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def lay_out(documents: Ints, lengths: Ints, chunk_tokens: int, key: np.uint64) -
         draw = _draw(key, chunk)
         draws[chunk] = draw
         ends[np.int64(draw >> shift) + 1] += 1
-    for bucket in range(1 << bits):
-        ends[bucket + 1] += ends[bucket]
+    for place in range(1 << bits):
+        ends[place + 1] += ends[place]
     chunks, chunk = np.empty((number, 3), np.int64), 0
     in_order, sorted_draws = ends[:-1].copy(), np.empty(number, np.uint64)
     for at in range(len(lengths)):
         for start in range(0, lengths[at], chunk_tokens):
             draw = draws[chunk]
-            bucket = np.int64(draw >> shift)
+            bucket = draw >> shift
             first, place = ends[bucket], in_order[bucket]
             in_order[bucket] = place + 1
             while place > first and sorted_draws[place - 1] > draw:  # of equal ones the first comes first
