@@ -73,7 +73,9 @@ def _picture(title: str, folder: FolderStatistics, sources: list[tuple[str, Sour
 
 
 def _bars(folder: FolderStatistics) -> list[list[Any]]:
-    bins = [each for each in folder.lengths or [] if each["documents"]]
+    bins = folder.lengths or []
+    some = [number for number, each in enumerate(bins) if each["documents"]]
+    bins = bins[some[0] : some[-1] + 1] if some else []  # without the empty ones at both ends
     documents, tokens = (sum(each[key] for each in bins) or 1 for key in ("documents", "tokens"))
     return [
         [
