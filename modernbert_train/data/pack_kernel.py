@@ -1,6 +1,6 @@
-"""The inner loop of packing on arrays, compiled by numba: a million chunks in less than a tenth of a second.
+"""The inner loop of packing on arrays, compiled by numba: a million chunks in a tenth of a second.
 
-All of it is integers, so what is compiled and what Python would compute are the same rows. packing.py says what the
+What decides is integers, so what is compiled and what Python would compute are the same rows. packing.py says what the
 rule is; planner.py, what the queue is for. What a chunk needs is its tokens and its special ones. The chunks that wait
 are in two orders at once: by age, and by need and then age; each is a chain, so that a chunk comes and goes in the same
 time however many wait, and a map of bits tells which needs there are.
