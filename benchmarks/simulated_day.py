@@ -25,7 +25,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.drill import warm
-from benchmarks.drill.injuries import disk, flip_bit
+from benchmarks.drill.damaged import flip_bit
+from benchmarks.drill.disks import disk
 from benchmarks.drill.lab import Lab, Trainer, hooks, kill, slow_steps
 
 DAY = 86_400.0

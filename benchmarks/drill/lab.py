@@ -80,6 +80,7 @@ logging: {{progress_bar: false}}
 """
 
 Verdict = Literal["survived", "refused", "lost", "skipped"]
+WORKERS = "data.num_workers=2"
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,7 @@ class Run:
 
 
 STEP = re.compile(r"step-\d+")
+Strike = Callable[[Run, Trainer, random.Random], str | None]  # what was done; None if the run ended before
 
 
 class Lab:
@@ -274,6 +276,7 @@ class Lab:
     Attributes:
         private: this process has a /dev/shm of its own.
         orphans: the longest that a process has lived after the end of its run, in seconds.
+        servers: processes that are no run's, and stay.
     """
 
     def __init__(self, folder: Path, seed: int, private: bool) -> None:
@@ -283,6 +286,7 @@ class Lab:
         self.data = folder / "data"
         self.yaml = folder / "run.yaml"
         self.orphans = 0.0
+        self.servers: set[int] = set()
         self._references: dict[tuple[int, tuple[str, ...]], Result] = {}
         self._runs = 0
         if not (self.data / "train/dataset.json").exists():
@@ -338,7 +342,7 @@ class Lab:
     def wait_until_gone(self) -> str:
         """Wait for the end of every process that runs have left; says what did not end in time."""
         began = time.monotonic()
-        while left := warm.descendants(os.getpid()):
+        while left := [pid for pid in warm.descendants(os.getpid()) if pid not in self.servers]:
             if time.monotonic() - began > ORPHAN_SECONDS:
                 words = [f"{pid} of {Path(f'/proc/{pid}/stat').read_text()[:60]}" for pid in left if warm.alive(pid)]
                 for pid in left:
@@ -410,3 +414,4 @@ def write_data(folder: Path) -> None:
 
 
 slow_saves = partial(slow_disk, 0.02)
+Round = Callable[[Lab, random.Random, int], list[Outcome]]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modernbert_train.config.read import read_yaml
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.results import run_of
+from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST
 
 if TYPE_CHECKING:
     from modernbert_train.run.checkpoint import Checkpoint
@@ -37,10 +41,29 @@ def read_run(arguments: list[str]) -> RunConfig:
 
 
 def files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
-    """The words of a command line without and with `=`; of a folder the config.yaml in it."""
-    names = [argument for argument in arguments if "=" not in argument]
-    overrides = [argument for argument in arguments if "=" in argument]
-    return [Path(name) / "config.yaml" if Path(name).is_dir() else Path(name) for name in names], overrides
+    """The words of a command line without and with `=`; of a folder the config.yaml in it.
+
+    A run's folder that was moved, copied, or is named from elsewhere is the run that lies there now, and not the one
+    that its config.yaml was written for: overrides say so.
+    """
+    paths = [Path(argument) for argument in arguments if "=" not in argument]
+    overrides = [word for path in paths for word in _present_place(path)]
+    overrides += [argument for argument in arguments if "=" in argument]
+    return [path / CONFIG_YAML if path.is_dir() else path for path in paths], overrides
+
+
+def _present_place(folder: Path) -> list[str]:
+    """Overrides for a run's folder, or that of one of its checkpoints, that is not where its config.yaml says."""
+    place = run_of(folder.absolute()) if (folder / MANIFEST).is_file() else folder.absolute()
+    if place is None or not (place / CONFIG_YAML).is_file():
+        return []
+    if not any((place / each).exists() for each in ("checkpoints", "metrics.jsonl")):  # a folder of somebody's YAML
+        return []
+    tree = read_yaml(place / CONFIG_YAML, {}, [])  # mistakes in it are for the reader of all of it
+    written = Path(str(tree.get("runs_folder", RunConfig.runs_folder))) / str(tree.get("name"))
+    if written.is_dir() and written.samefile(place):
+        return []
+    return [f"runs_folder={json.dumps(str(place.parent))}", f"name={json.dumps(place.name)}"]
 
 
 def named_checkpoint(words: list[str]) -> Checkpoint | None:

@@ -98,7 +98,6 @@ class Copier:
         if not self.copy(first, here[first]):  # the run has removed it, or begun to
             return None
         self._there[first] = here[first]
-        self.copy_records()
         removed = self._prune()
         size = sum(file.bytes for file in here[first].files.values())
         return {
@@ -160,6 +159,7 @@ class Copier:
                         f"{self._store.url}/{name}/{each}: the store gives back other bytes than it was given: "
                         f"{found}, {manifest.files[each]} were written. It is copied again."
                     )
+            self.copy_records()  # a checkpoint that is there has the record of its steps beside it
             self._store.write(f"{name}/{MANIFEST}", BytesIO(text))
             if self._store.read(f"{name}/{MANIFEST}", len(text) + 1) != text:
                 self._store.remove_folder(name)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.drill.__main__ import read, table
-from benchmarks.drill.injuries import INJURIES, flip_bit, nodes, truncate
+from benchmarks.drill.damaged import flip_bit, nodes, truncate
+from benchmarks.drill.injuries import INJURIES
 from benchmarks.drill.lab import Ended, Lab, Result
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -109,6 +109,26 @@ def test_what_the_store_changes_is_noticed_and_never_becomes_a_checkpoint(
     assert home.copy_all() == [3]
 
 
+def test_a_checkpoint_is_there_only_with_the_record_of_its_steps(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brought back to a new machine, a run would otherwise have steps that its metrics do not know."""
+    write(home.checkpoints, 3)
+    (home.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 3}\n')
+    real = Store.write
+
+    def refuse(self: Store, name: str, source: IO[bytes]) -> FileHash:
+        if name.startswith(RECORD):
+            raise StorageError("busy")
+        return real(self, name, source)
+
+    monkeypatch.setattr(Store, "write", refuse)
+    with pytest.raises(StorageError, match="busy"):
+        home.copier.copy_one()
+    assert home.store.steps() == {}
+    monkeypatch.undo()
+    home.copier.forget()
+    assert home.copy_all() == [3] and (home.there / RECORD / "metrics.jsonl").exists()
+
+
 def test_a_checkpoint_damaged_on_this_disk_is_not_copied(home: Home) -> None:
     folder = write(home.checkpoints, 3)
     weights = next(folder.glob("*.safetensors"))

@@ -12,10 +12,18 @@ def pytest_configure(config: Any) -> None:
         MISTAKES[planted]()
 
 
-def _wider_window() -> None:
-    from modernbert_train.config.schema import ModernBertConfig
+def pytest_collection_finish(session: Any) -> None:
+    """Into the program that a test starts."""
+    if os.environ.get("PLANTED") == OTHER_NOISE:
+        for module in {item.module for item in session.items}:
+            module.DETERMINISTIC = module.DETERMINISTIC.replace("torch.use", f"{_NOISE_OF_EACH_START}\ntorch.use")
 
-    ModernBertConfig.half_window = property(lambda self: self.local_attention // 2 + 1)  # type: ignore[assignment]
+
+def _wider_window() -> None:
+    from modernbert_train.models.attention.visible import Visible
+
+    around = Visible.around
+    Visible.around = lambda half_window, *rest: around(half_window + 1, *rest)  # type: ignore[assignment]
 
 
 def _half_the_dropout() -> None:
@@ -42,7 +50,91 @@ def _no_gradient_of_one_weight() -> None:
     StableAdamW.step = loses_one  # type: ignore[method-assign]
 
 
+def _compiled_layers_are_off() -> None:
+    from torch import nn
+
+    compile_module = nn.Module.compile
+
+    def off(self: Any, *given: Any, **named: Any) -> None:
+        compile_module(self, *given, **named)
+        call: Any = self._compiled_call_impl
+        self._compiled_call_impl = lambda *given, **named: call(*given, **named) * 1.1
+
+    nn.Module.compile = off  # type: ignore[method-assign]
+
+
+def _compiled_for_each_call() -> None:
+    """A number that changes from call to call becomes part of the graph."""
+    from modernbert_train.models.layers import EncoderLayer
+
+    forward = EncoderLayer.forward
+
+    def counted(self: Any, *given: Any, **named: Any) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        return forward(self, *given, **named) * (self.calls / self.calls)
+
+    EncoderLayer.forward = counted  # type: ignore[method-assign]
+
+
+def _bf16_goes_on_with_the_first_weights() -> None:
+    """As a cache of cast weights that nobody empties would."""
+    import torch
+    from torch.nn import functional
+
+    linear = functional.linear
+
+    def stale(x: Any, weight: Any, *rest: Any) -> Any:
+        if torch.is_autocast_enabled(x.device.type):
+            if not hasattr(weight, "first_weights"):
+                weight.first_weights = weight.detach().clone()
+            weight = weight.first_weights + (weight - weight.detach())
+        return linear(x, weight, *rest)
+
+    functional.linear = stale  # type: ignore[assignment]
+
+
+def _muon_with_another_polynomial() -> None:
+    from modernbert_train.optim import muon
+
+    first, *rest = muon.COEFFICIENTS
+    muon.COEFFICIENTS = (first * 1.1, *rest)  # type: ignore[assignment]
+
+
+def _each_output_is_kept() -> None:
+    from torch.nn.modules.module import register_module_forward_hook
+
+    kept: list[Any] = []
+    register_module_forward_hook(lambda module, given, out: kept.append(out))  # type: ignore[arg-type]
+
+
+def _the_optimizer_reads_a_number() -> None:
+    from modernbert_train.optim.stable_adamw import StableAdamW
+
+    step = StableAdamW.step
+
+    def reads(self: Any, closure: Any = None) -> Any:
+        float(self.param_groups[0]["params"][0].grad.norm())
+        return step(self, closure)
+
+    StableAdamW.step = reads  # type: ignore[method-assign]
+
+
+OTHER_NOISE = "other noise after each start"
+_NOISE_OF_EACH_START = """
+import os
+from modernbert_train.train import adapters
+derive = adapters.derive
+adapters.derive = lambda *key: derive(*key, os.getpid())
+"""
+
 MISTAKES = {
+    "compiled layers are off": _compiled_layers_are_off,
+    "compiled anew for each call": _compiled_for_each_call,
+    "bf16 with the first weights": _bf16_goes_on_with_the_first_weights,
+    "Muon with another polynomial": _muon_with_another_polynomial,
+    "each output is kept": _each_output_is_kept,
+    "the optimizer reads a number": _the_optimizer_reads_a_number,
+    OTHER_NOISE: lambda: None,
     "a window one token wider": _wider_window,
     "half the dropout": _half_the_dropout,
     "no gradient of one weight": _no_gradient_of_one_weight,

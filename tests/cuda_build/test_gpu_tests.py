@@ -1,7 +1,7 @@
 """The tests that wait for a GPU: they are found and import in a CUDA build, and fail when something is wrong.
 
-A test that never failed is no evidence. Some tests of tests/gpu mean something without a GPU: they are run here on the
-CPU with a mistake planted, and must fail, and without, and must pass.
+A test that never failed is no evidence. Most tests of tests/gpu mean something without a GPU, on the CPU or on the
+device that computes nothing: they are run there with a mistake planted, and must fail, and without, and must pass.
 """
 
 from __future__ import annotations
@@ -14,12 +14,28 @@ import sys
 import pytest
 
 from tests.cuda_build import null
+from tests.cuda_build.planted import OTHER_NOISE
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(3200)]
 
-TWIN = "tests/gpu/test_parity.py::test_the_model_equals_transformers[fp32]"
-DROPOUT = "tests/gpu/test_parity.py::test_dropout_of_compiled_layers_has_the_right_share"
-FSDP2 = "tests/gpu/test_train.py::test_fsdp2_trains_on_one_rank_as_no_sharding_does"
+COMPILED = "test_compiled_layers_compute_what_eager_ones_do_and_compile_once"
+# where it means something, test, what is wrong in the second run
+PLANTED = (
+    ("cpu", "test_parity.py::test_the_model_equals_transformers[fp32]", "a window one token wider"),
+    ("cpu", "test_parity.py::test_the_model_equals_transformers[bf16]", "a window one token wider"),
+    ("cpu", "test_parity.py::test_dropout_of_compiled_layers_has_the_right_share", "half the dropout"),
+    ("cpu", f"test_parity.py::{COMPILED}[sdpa-fp32]", "compiled layers are off"),
+    ("cpu", f"test_parity.py::{COMPILED}[sdpa-fp32]", "compiled anew for each call"),
+    ("cpu", "test_kernels.py::test_a_token_sees_64_to_each_side_and_no_more[sdpa]", "a window one token wider"),
+    ("cpu", "test_curves.py::test_training_in_bf16_follows_fp32", "bf16 with the first weights"),
+    ("cpu", "test_curves.py::test_the_fast_path_follows_fp32_as_plain_bf16_does[eager]", "bf16 with the first weights"),
+    ("cpu", "test_muon.py::test_a_step_in_bf16[None]", "Muon with another polynomial"),
+    ("cpu", "test_train.py::test_fsdp2_trains_on_one_rank_as_no_sharding_does", "no gradient of one weight"),
+    ("cpu", "test_train.py::test_a_killed_run_goes_on_as_if_nothing_had_happened", OTHER_NOISE),
+    ("null", "test_train.py::test_a_run_waits_for_the_device_once_a_step", "the optimizer reads a number"),
+    ("null", "test_step.py::test_nothing_in_a_step_waits_for_the_device[varlen-False]", "the optimizer reads a number"),
+    ("null", "test_memory.py::test_a_step_takes_the_memory_that_plan_says[eager]", "each output is kept"),
+)
 
 
 def pytest_on(device: str, *words: str, planted: str = "") -> subprocess.CompletedProcess[str]:
@@ -64,16 +80,9 @@ def test_memory_is_what_plan_says() -> None:
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("test", "planted"),
-    [
-        (TWIN, "a window one token wider"),
-        (DROPOUT, "half the dropout"),
-        (FSDP2, "no gradient of one weight"),
-    ],
-)
-def test_it_fails_when_something_is_wrong(test: str, planted: str) -> None:
-    whole = pytest_on("cpu", test)
+@pytest.mark.parametrize(("device", "test", "planted"), PLANTED)
+def test_it_fails_when_something_is_wrong(device: str, test: str, planted: str) -> None:
+    whole = pytest_on(device, f"tests/gpu/{test}")
     assert whole.returncode == 0 and "1 passed" in whole.stdout, whole.stdout + whole.stderr
-    broken = pytest_on("cpu", test, planted=planted)
+    broken = pytest_on(device, f"tests/gpu/{test}", planted=planted)
     assert broken.returncode == 1 and "1 failed" in broken.stdout, broken.stdout + broken.stderr

@@ -9,9 +9,10 @@ from benchmarks.batches import lay_out
 from modernbert_train.batch import Order, Packed
 from modernbert_train.models.attention import KERNELS, sdpa
 from modernbert_train.models.attention.visible import Visible
+from tests.gpu.parts import DEVICE, GPU_TEST, needs_gpu
 from tests.models.test_attention import given
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = GPU_TEST
 
 # relative error of a gradient: rounding of the inputs and of the scores, with a margin
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}
@@ -20,9 +21,10 @@ TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}
 def packed(lengths: list[int], spare: int) -> Packed:
     total = sum(lengths)
     boundaries = [0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare]
-    return lay_out(torch.zeros(total, dtype=torch.int64), boundaries).to("cuda")
+    return lay_out(torch.zeros(total, dtype=torch.int64), boundaries).to(DEVICE)
 
 
+@needs_gpu
 @pytest.mark.parametrize("order", ["all", "causal", "given"])
 @pytest.mark.parametrize("window", [True, False])
 @pytest.mark.parametrize(
@@ -60,9 +62,9 @@ def test_kernel_equals_sdpa(
 def test_a_token_sees_64_to_each_side_and_no_more(name: str) -> None:
     """local_attention=128 includes distance 64 and excludes 65, whichever kernel serves."""
     kernel = KERNELS[name]
-    if (reason := kernel.support(torch.device("cuda"), torch.bfloat16)) is not None:
+    if (reason := kernel.support(DEVICE, torch.bfloat16)) is not None:
         pytest.skip(reason)
-    q, k, v = torch.randn(3, 300, 1, 64, device="cuda", dtype=torch.bfloat16)
+    q, k, v = torch.randn(3, 300, 1, 64, device=DEVICE, dtype=torch.bfloat16)
     v.requires_grad_()
     out = kernel.attend(q, k, v, kernel.prepare(packed([300], 0), Visible.around(64)), window=True)
     (grad,) = torch.autograd.grad(out[150].float().sum(), v)

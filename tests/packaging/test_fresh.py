@@ -1,4 +1,5 @@
-"""The wheel in an environment that has nothing else, outside the checkout: what `pip install modernbert-train` gives.
+"""The package in an environment with nothing else: from its wheel, as `pip install modernbert-train` gives it outside
+the checkout, and by `uv sync` in one.
 
 Slow, and needs a package index: `make test-wheel`.
 """
@@ -7,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,17 +22,26 @@ SHORTER = ("phases.context=null", "phases.decay.tokens=6_000", "phases.decay.sch
 TESTED = "torch==2.13.0"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_wheel_in_a_fresh_environment_goes_from_text_to_a_model(tmp_path: Path) -> None:
-    """Plain pip with the versions that are tested; then the command, in a folder of its own."""
+Program = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Program:
+    """Runs a program in tmp_path, without this environment; returns what it printed."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
 
-    def run(*words: str) -> str:
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    def run(*words: str, cwd: Path = tmp_path) -> str:
+        done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout
 
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_wheel_in_a_fresh_environment_goes_from_text_to_a_model(tmp_path: Path, run: Program) -> None:
+    """Plain pip with the versions that are tested; then the command, in a folder of its own."""
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", "wheels", str(ROOT))
     (wheel,) = (tmp_path / "wheels").glob("*.whl")
     pins = re.findall(r"^([\w.-]+==\S+) ", (ROOT / "requirements/pinned.txt").read_text(), re.MULTILINE)
@@ -45,3 +57,20 @@ def test_a_wheel_in_a_fresh_environment_goes_from_text_to_a_model(tmp_path: Path
     assert "149,655,232" in run(program, "plan", "run.yaml")
     assert "mosaicml 0.32.1" in run(program, "doctor")
     assert "quickstart" in run(program, "report", "runs/quickstart")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_uv_sync_makes_an_environment_that_trains(tmp_path: Path, run: Program) -> None:
+    """The newest versions that the package allows, not those that are pinned: uv resolves them itself."""
+    run(sys.executable, "-m", "venv", "tool")
+    run("tool/bin/python", "-m", "pip", "install", "-q", "uv")
+    checkout, uv = tmp_path / "checkout", str(tmp_path / "tool/bin/uv")
+    made = shutil.ignore_patterns(
+        ".git", ".*venv*", ".*cache*", "__pycache__", "runs", "data", "build", "dist", "*.egg-info"
+    )
+    shutil.copytree(ROOT, checkout, ignore=lambda folder, names: made(folder, names) if folder == str(ROOT) else ())
+    run(uv, "sync", cwd=checkout)
+    assert "mosaicml 0.32.1" in run(uv, "run", "modernbert-train", "doctor", cwd=checkout)
+    output = run(uv, "run", "modernbert-train", "quickstart", *SHORT, *SHORTER, cwd=checkout)
+    assert "Done." in output and (checkout / "runs/quickstart/hf/model.safetensors").is_file()

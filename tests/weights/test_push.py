@@ -67,6 +67,25 @@ def test_every_checkpoint_becomes_a_revision_step_0_included_and_the_newest_is_m
 
 
 @pytest.mark.runs
+@pytest.mark.parametrize("every", [False, True])
+def test_a_damaged_newest_checkpoint_is_not_published(
+    trained: Path, hub: StandIn, every: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "tiny"
+    shutil.copytree(trained, run)
+    before, newest = sorted((run / "checkpoints").glob("step-*"))
+    weights = next(newest.glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert main(["push", str(run), "me/tiny", *(["--every-checkpoint"] if every else [])]) == 0
+    told = capsys.readouterr()
+    assert "passed over" in told.out + told.err and newest.name in told.out + told.err
+    assert hub.commits == (["step-00000000", before.name, "main"] if every else ["main"])
+    assert json.loads(hub.models["me/tiny"]["main"]["checkpoint.json"])["checkpoint"] == before.name
+
+
+@pytest.mark.runs
 def test_a_hub_that_fails_halfway_is_gone_on_with(
     trained: Path, hub: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
