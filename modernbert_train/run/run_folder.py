@@ -38,7 +38,7 @@ from modernbert_train.redact import redact, redacted
 from modernbert_train.run.set_aside import complete
 
 SAMPLES = "samples.jsonl"
-_RECORDS = ("config.yaml", "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
+_RECORDS = ("config.yaml", DATA, "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
 
 
 class RunFolder:
