@@ -211,8 +211,8 @@ class BatchPlanner:
         most = packer.row_tokens - self._special
         exact = sum(queue.weights) * most + max(map(abs, queue.lag)) < _MOST  # rows may have been longer before
         while packer.num_ready < wanted:
-            drawn = self._drawn = self._drawn or _draw(cursors)
-            if exact and drawn is not None:
+            drawn = self._drawn = (self._drawn or _draw(cursors)) if exact else None
+            if drawn is not None:
                 lag, before = np.array([queue.lag[index] for index in used]), drawn.at.copy()
                 weights = np.array([queue.weights[index] for index in used])  # small enough, as `exact` says
                 packer.mix_many(drawn.chunks_C3, (*drawn.columns, self._by_documents, weights, lag), wanted)
@@ -222,7 +222,7 @@ class BatchPlanner:
                     queue.lag[index] = new
                 if (drawn.at == drawn.ends).any():
                     self._drawn = None
-            else:  # a chunk must be cut
+            else:  # a chunk must be cut, or numbers are too large
                 unit = int(self._by_documents)  # what next_size says: tokens, documents
                 sizes = [0] * len(queue.weights)
                 for index, cursor in zip(used, cursors, strict=True):
