@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,19 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW
 
 from benchmarks.batches import labels_of_line
-from benchmarks.measure import Mark, between, mark
 from benchmarks.reference import transformers_model
-from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
+from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.clock import at
+from modernbert_train.compute import Compute
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.check import check_data
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import SPECIAL_TOKENS
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.run.throughput import training_flops
-from modernbert_train.train.build import build_data
 from modernbert_train.train.session import train
+from modernbert_train.tune.loop import BareLoop, batches_of
+from modernbert_train.tune.timing import Clock, autocast, wait
 from modernbert_train.vocabulary import read_vocabulary
 
 ADAM = {"betas": (0.9, 0.98), "eps": 1e-6}
@@ -63,48 +62,8 @@ class Contender:
                 self.seconds.setdefault(part, []).extend(found)
 
 
-class Clock:
-    """Times of the parts of a step, read when all steps are done, so that nothing waits for the device before."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._marks: list[tuple[str, Mark]] = []
-        self.seconds: dict[str, list[float]] = {}
-        self._steps: list[list[tuple[str, Mark]]] = []
-
-    def start(self) -> None:
-        self._marks = [("", mark(self._device))]
-        self._steps.append(self._marks)
-
-    def mark(self, part: str) -> None:
-        """End of a range that belongs to `part`."""
-        self._marks.append((part, mark(self._device)))
-
-    def add(self, part: str, seconds: float) -> None:
-        self.seconds.setdefault(part, []).append(seconds)
-
-    def read(self) -> dict[str, list[float]]:
-        """Seconds of each part in each step; the device must have been waited for."""
-        for marks in self._steps:
-            step: dict[str, float] = {}
-            for (_, begin), (part, end) in pairwise(marks):
-                step[part] = step.get(part, 0.0) + between(begin, end)[0] / 1e3
-            for part, seconds in step.items():
-                self.add(part, seconds)
-        return self.seconds
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
-
-
 class Ours(Contender):
-    """Loader, encoder, loss and StableAdamW, and nothing else.
+    """Loader, encoder, loss and StableAdamW, and nothing else: the loop that `tune` measures, with its parts timed.
 
     Args:
         model: on the device, in training.
@@ -114,27 +73,24 @@ class Ours(Contender):
 
     def __init__(self, model: ForMaskedLM, config: RunConfig, device: torch.device) -> None:
         super().__init__(device.type == "cuda")
-        self._model, self._config, self._device = model, config, device
+        self._config, self._device = config, device
         model.set_phase(at(config, 0).modernbert)
-        self._optimizer = StableAdamW(model.parameters(), 1e-4, weight_decay=1e-5, **ADAM)  # type: ignore[arg-type]
-        endless = _endless(config)
-        self._batches = iter(build_data(endless, check_data(endless)).loader(0, 1))
+        self._loop = BareLoop(model, config, Compute(device, "amp_bf16" if self.on_gpu else "fp32"))
+        self._batches = batches_of(_endless(config))
 
     def next_batch(self) -> StepBatch:
         return next(self._batches)
 
     def first_loss(self, batch: StepBatch) -> float:
         """Mean loss of a batch, before any step."""
-        parts = batch.microbatches
-        predicted = sum(part.counts["mlm"] for part in parts)
+        counts = self._loop.counts(batch)
         with torch.no_grad():
-            losses = [float(self._loss_sum(part.to(self._device))) for part in parts]
-        return sum(losses) / predicted
+            return sum(float(self._loop.loss(part.to(self._device), counts)) for part in batch.microbatches)
 
     def turn(self, steps: int, warm_up: int) -> list[StepBatch]:
         """Take steps; the first `warm_up` do not count. Returns the batches of those that do."""
         for _ in range(warm_up):
-            self._step(self.next_batch(), Clock(self._device))
+            self._loop.step(self.next_batch())
         wait(self._device)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -143,7 +99,7 @@ class Ours(Contender):
             asked = time.perf_counter()
             seen.append(self.next_batch())
             clock.add("data wait", time.perf_counter() - asked)
-            self._step(seen[-1], clock)
+            self._loop.step(seen[-1], clock)
         wait(self._device)
         _record(self, seen, self._config, time.perf_counter() - began, clock)
         return seen
@@ -151,24 +107,6 @@ class Ours(Contender):
     def close(self) -> None:
         """End the loader's workers."""
         self._batches.close()  # type: ignore[attr-defined]
-
-    def _loss_sum(self, batch: Batch) -> Tensor:
-        with autocast(self._device):
-            sums: Sums = self._model(batch)
-        return sums.losses["mlm"]
-
-    def _step(self, batch: StepBatch, clock: Clock) -> None:
-        predicted = sum(part.counts["mlm"] for part in batch.microbatches)
-        clock.start()
-        for part in batch.microbatches:
-            moved = part.to(self._device, non_blocking=True)
-            loss = self._loss_sum(moved) / predicted
-            clock.mark("forward")
-            loss.backward()
-            clock.mark("backward")
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        clock.mark("optimizer")
 
 
 class Theirs(Contender):
@@ -216,7 +154,7 @@ class Theirs(Contender):
         _record(self, batches, self._config, time.perf_counter() - began, clock)
 
     def _loss(self, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
-        with autocast(self._device):
+        with autocast(self._device, self.on_gpu):
             return self._model(input_ids=ids, attention_mask=mask, labels=labels).loss
 
     def _step(self, parts: list[tuple[Tensor, Tensor, Tensor, int]], clock: Clock) -> None:

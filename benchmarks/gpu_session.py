@@ -5,7 +5,8 @@
 
 Steps run one after the other, the most important first, each in a process of its own with a limit of its own; what does
 not fit in the time left is skipped and named. Each step's output is in OUT/<step>.log, figures in OUT/<step>.json, and
-OUT/summary.md has the tables for RESULTS.md with commit, versions and commands. Nothing is downloaded.
+OUT/summary.md has the tables for RESULTS.md with commit, versions and commands. Nothing is downloaded. Whether a switch
+pays is measured by `python -m modernbert_train tune`, the users' command, which is one of the steps.
 """
 
 from __future__ import annotations
@@ -38,24 +39,22 @@ class Step:
 
 # the tests take minutes one after the other, most of them compilation; a GPU holds several at a time
 _SIDE_BY_SIDE = " -n 5 --dist loadfile" if find_spec("xdist") else ""
-# One switch at a time against the first line: what does not pay here does not become a default.
 _AB = "benchmarks.train_step --preset gpu --rounds 1 --steps 30 --no-reference --no-trainer --only"
 STEPS = (
     Step("tests", f"pytest -m 'gpu or not slow' tests/gpu tests/optim/test_fused.py -q{_SIDE_BY_SIDE}", 170),
     Step("goals-base", "benchmarks.train_step --preset gpu --only base-1024 base-8192", 150, True),
     Step("goals-large", "benchmarks.train_step --preset gpu --only large-1024 large-8192 --no-reference", 150, True),
-    Step("compile-off", f"{_AB} base-1024 --compile off", 40, True),
-    Step("flash", f"{_AB} base-8192 --kernel flash", 60, True),
-    Step("flash-global", f"{_AB} base-8192 --global-kernel flash", 60, True),
-    Step("flex", f"{_AB} base-1024 --kernel flex", 60, True),
-    Step("microbatch-half", f"{_AB} base-1024 --microbatch-tokens 49152", 45, True),
-    Step("microbatch-double", f"{_AB} base-1024 --microbatch-tokens 196608 --batch-tokens 196608", 45, True),
+    # what each switch of a run wins, each held against the plain form before
+    Step("tune-base-1024", "benchmarks.tuned base-1024 --minutes 10", 900, True),
+    Step("tune-base-8192", "benchmarks.tuned base-8192 --minutes 10", 900, True),
+    # a mode of the compiler that runs do not have yet
     Step("autotune", f"{_AB} base-1024 --compile max-autotune-no-cudagraphs", 90, True),
     Step("kernels", "benchmarks.kernels --preset gpu", 120, True),
 )
 REHEARSAL = (
     Step("tests", "pytest -m gpu tests/gpu/test_parity.py -q -p no:cacheprovider", 300),
     Step("goals", "benchmarks.train_step --preset cpu --rounds 1 --steps 1", 300, True),
+    Step("tune", "benchmarks.tuned small-1024 --preset cpu --minutes 1", 600, True),
     Step("kernels", "benchmarks.kernels --preset cpu --only packing", 300, True),
 )
 

@@ -10,7 +10,6 @@ host is ahead of the device. A case that fails is a line with its error, and the
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,9 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from modernbert_train.tune.timing import between, mark, wait
+
 WARM_UP = 2  # rounds before the first that counts: compilation, allocation
 _COLD_BYTES = 1 << 30
-Mark = tuple[Any, float]  # a CUDA event or seconds of the wall clock, and CPU seconds of this process
 
 
 class Unusable(Exception):
@@ -117,29 +117,13 @@ class Line:
         }
 
 
-def mark(device: torch.device) -> Mark:
-    if device.type == "cuda":
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event, time.process_time()
-    return time.perf_counter(), time.process_time()
-
-
-def between(begin: Mark, end: Mark) -> tuple[float, float]:
-    """Milliseconds, and those of the processor, from one mark to another that the device has passed."""
-    cpu_ms = 1e3 * (end[1] - begin[1])
-    if isinstance(begin[0], float):
-        return 1e3 * (end[0] - begin[0]), cpu_ms
-    return begin[0].elapsed_time(end[0]), cpu_ms
-
-
 def fastest_ms(call: Callable[[], object], device: torch.device, rounds: int = 10) -> float:
     times = []
     for _ in range(rounds):
         begin = mark(device)
         call()
         end = mark(device)
-        _wait(device)
+        wait(device)
         times.append(between(begin, end)[0])
     return min(times)
 
@@ -204,15 +188,10 @@ def _run(stages: list[Stage], lines: list[Line], device: torch.device, cold: tor
     for stage in stages:
         value = stage.call(value)
         marks.append(mark(device))
-    _wait(device)
+    wait(device)
     peak = torch.cuda.max_memory_allocated() - before if cold is not None else 0
     spans = [between(*ends) for ends, stage in zip(pairwise(marks), stages, strict=True) if stage.name]
     for line, (ms, cpu_ms) in zip(lines, spans, strict=True):
         line.ms.append(ms)
         line.cpu_ms.append(cpu_ms)
         line.peak_bytes = max(line.peak_bytes, peak)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

@@ -178,3 +178,9 @@ class Sums(NamedTuple):
 
     losses: Mapping[str, Tensor]
     figures: Mapping[str, Tensor]
+
+
+def weighted(sums: Mapping[str, Tensor], terms: Mapping[str, float], counts: Mapping[str, float | Tensor]) -> Tensor:
+    """The loss: each term's sum over its count, times its weight, added up."""
+    first, *others = (sums[term] / counts[term] * weight for term, weight in terms.items())
+    return sum(others, start=first)

@@ -25,6 +25,12 @@ def keep_freed_memory() -> None:
         mallopt(trim_threshold, 2**31 - 1)
 
 
+def use_threads(config: RunConfig, device: torch.device) -> None:
+    """Have torch compute with as many threads as a run asks for, where it asks and computes on a CPU."""
+    if config.compute.threads is not None and device.type == "cpu":
+        torch.set_num_threads(config.compute.threads)
+
+
 def choose_device(config: RunConfig) -> torch.device:
     """The device asked for.
 

@@ -118,7 +118,7 @@ def _memory() -> Iterator[Finding]:
 def _gpus() -> Iterator[Finding]:
     import torch
 
-    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0].strip()
+    driver = gpu_driver()
     built = (
         f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built for the CPU alone"
     )
@@ -134,6 +134,11 @@ def _gpus() -> Iterator[Finding]:
         text = f"GPU {index}: {gpu.name}, {gpu.total_memory / GB:.0f} GB, capability {gpu.major}.{gpu.minor}"
         old = "bf16 needs capability 8.0: set compute.precision=fp32" if gpu.major < 8 else None
         yield Finding(f"{text}, driver {driver or 'unknown'}, {built}", old)
+
+
+def gpu_driver() -> str:
+    """Version of the NVIDIA driver; empty if there is none."""
+    return _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0].strip()
 
 
 def _shared_memory() -> Iterator[Finding]:

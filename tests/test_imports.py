@@ -64,7 +64,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.run": (
         "clock", "compute", "config", "data", "errors", "files", "models", "own_files", "plan", "provenance", "ranks",
-        "read_json", "redact", "tensor_files", "text",
+        "read_json", "read_once", "redact", "tensor_files", "text",
     ),
     "modernbert_train.copies": ("config", "errors", "files", "ranks.orphans", "run.manifest"),
     "modernbert_train.checkpoint_tools": (
@@ -106,11 +106,15 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "vocabulary", "weights",
     ),
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
+    "modernbert_train.tune": (
+        "batch", "clock", "compute", "config", "data", "doctor", "errors", "files", "models", "objectives", "optim",
+        "ranks.orphans", "read_json", "run.run_folder", "run.tuned", "text",
+    ),
     "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "installed", "models", "trials"),
     "modernbert_train.cli": (
         "checkpoint_tools", "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals",
         "inspection", "finetune", "installed", "plan", "preflight", "report", "results", "run", "text", "train",
-        "weights",
+        "tune", "weights",
     ),
     "modernbert_train.__main__": ("cli", "errors", "lasting_output", "ranks", "redact"),
     "data_prep": (
@@ -172,6 +176,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.run.checkpoint": ("torch",),
     "modernbert_train.run.manifest": ("xxhash",),
     "modernbert_train.run.throughput": ("torch",),
+    "modernbert_train.run.tuned": ("torch",),
     "modernbert_train.copies.store": ("fsspec", "xxhash"),
     "modernbert_train.weights": ("torch",),
     "modernbert_train.weights.fill": ("torch", "transformers"),
@@ -209,6 +214,11 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.train.composer_internals": ("composer", "torch", "wandb"),
     "modernbert_train.api": ("numpy", "tokenizers", "torch"),
     "modernbert_train.trials": ("torch",),
+    "modernbert_train.tune": (),
+    "modernbert_train.tune.loop": ("torch",),
+    "modernbert_train.tune.parity": ("torch",),
+    "modernbert_train.tune.timing": ("torch",),
+    "modernbert_train.tune.worker": ("torch",),
     "modernbert_train.doctor": ("torch",),
     "data_prep": ("datatrove", "numpy", "tokenizers", "tqdm"),
     "data_prep.adoption": ("numpy", "tokenizers"),

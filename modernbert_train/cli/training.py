@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from modernbert_train.cli.arguments import many_imports, read_run, with_run
-from modernbert_train.cli.parser import Call
+from modernbert_train.cli.parser import Call, positive
 from modernbert_train.config.check import check
-from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
 from modernbert_train.text import plural
 
 
@@ -38,6 +38,26 @@ def _train(options: argparse.Namespace) -> None:
         from modernbert_train.train.session import train
 
     train(config, fresh=options.fresh)
+
+
+def tune(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `tune`."""
+    with_run(parser)
+    words = "whose row length is tuned; default: the phase with the most tokens"
+    parser.add_argument("--phase", metavar="NAME", help=words)
+    words = "begin no further question after so long; default: 30"
+    parser.add_argument("--minutes", type=positive, default=30, metavar="M", help=words)
+    parser.add_argument("--fresh", action="store_true", help="measure again what was measured before")
+    return _tune
+
+
+def _tune(options: argparse.Namespace) -> None:
+    from modernbert_train.tune.session import tune
+
+    try:
+        tune(read_run(options.run), phase=options.phase, minutes=options.minutes, fresh=options.fresh)
+    except KeyboardInterrupt:
+        raise StoppedEarly("tune: stopped. What was measured is kept, and the same command resumes.") from None
 
 
 def report(parser: argparse.ArgumentParser) -> Call:

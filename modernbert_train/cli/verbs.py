@@ -66,6 +66,8 @@ VERBS = (
          f"{_CLI}.before:inspect", "inspect yamls/quickstart.yaml --rows 1", ("run",)),
     Verb("plan", BEFORE, "parameters, FLOPs, memory, steps, disk, hours and cost, without a GPU",
          f"{_CLI}.before:plan", "plan yamls/quickstart.yaml --gpu h100 rtx4090", ("run",)),
+    Verb("tune", BEFORE, "find the fastest settings on this device that compute the same, and keep them for runs",
+         f"{_CLI}.training:tune", "tune yamls/quickstart.yaml", ("run",)),
     Verb("grow", BEFORE, "enlarge a model by center tiling, for weights.init_from of a run", f"{_CLI}.before:grow",
          "grow --from answerdotai/ModernBERT-base --to yamls/model/large.yaml --out grown", ("run",)),
     Verb("quickstart", TRAIN, "text to a trained small model on this machine, every step printed",

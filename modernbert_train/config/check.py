@@ -230,7 +230,7 @@ def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for name, phase in config.phases.items():
         if phase.row_tokens > most:
             here = f"phases.{name}"
-            fitting = phase.microbatch_tokens // most * most or most
+            fitting = phase.tokens_at_once // most * most or most
             yield (
                 f"{here}.row_tokens={phase.row_tokens} exceeds model.max_positions={most}, and a sequence may fill its "
                 f"row. Set {here}.row_tokens={most} and {here}.microbatch_tokens={fitting}, or raise "
@@ -318,8 +318,8 @@ def phases_present(config: RunConfig, num_ranks: int) -> Iterator[str]:
 def phase_microbatch(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for name, phase in config.phases.items():
         here = f"phases.{name}"
-        if phase.row_tokens >= 8 and phase.microbatch_tokens % phase.row_tokens:
-            near = max(1, phase.microbatch_tokens // phase.row_tokens) * phase.row_tokens
+        if phase.row_tokens >= 8 and phase.tokens_at_once % phase.row_tokens:
+            near = max(1, phase.tokens_at_once // phase.row_tokens) * phase.row_tokens
             yield (
                 f"{here}.microbatch_tokens={phase.microbatch_tokens} is not a multiple of {here}.row_tokens="
                 f"{phase.row_tokens}, and a microbatch is whole rows. Set it to {near}."
@@ -438,7 +438,7 @@ def _probe(here: str, probe: ProbeConfig) -> Iterator[str]:
 
 def worker_patience(config: RunConfig, num_ranks: int) -> Iterator[str]:
     data = config.data
-    if 0 < data.worker_timeout_seconds <= 2 * data.download_timeout_seconds and data.num_workers > 0:
+    if 0 < data.worker_timeout_seconds <= 2 * data.download_timeout_seconds and data.workers > 0:
         yield (
             f"data.worker_timeout_seconds={data.worker_timeout_seconds} is not above twice "
             f"data.download_timeout_seconds={data.download_timeout_seconds}: a worker that waits for a remote shard, "

@@ -127,13 +127,21 @@ def may(what: Literal["restart", "local"], schema: type, key: str) -> bool:
         if typing.get_origin(inner) is dict:  # the part is a name
             inner = typing.get_args(inner)[1]
             continue
-        field = next((field for field in dataclasses.fields(inner) if field.name == part), None)
-        if field is None or getattr(facts_of(field), what):
-            return field is not None
-        inner = _without_none(typing.get_type_hints(inner)[part])
+        owner = next((each for each in _variants(inner) if part in each.__dataclass_fields__), None)
+        if owner is None or getattr(facts_of(owner.__dataclass_fields__[part]), what):
+            return owner is not None
+        inner = _without_none(typing.get_type_hints(owner)[part])
         if not dataclasses.is_dataclass(inner) and typing.get_origin(inner) is not dict:
             return False
     return False
+
+
+def _variants(schema: type) -> Iterator[Any]:
+    """A section's dataclass, and those that have keys of their own besides."""
+    yield schema
+    more: list[type] = schema.__subclasses__()
+    for each in more:
+        yield from _variants(each)
 
 
 def _without_none(hint: Any) -> Any:

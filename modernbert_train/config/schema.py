@@ -36,6 +36,8 @@ from modernbert_train.config.rtd import ReplacedTokensConfig as ReplacedTokensCo
 from modernbert_train.config.xlnet import XLNetConfig as XLNetConfig
 from modernbert_train.errors import ConfigError
 
+PLAIN_WORKERS = 1  # where nobody says how many
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig:
@@ -78,8 +80,8 @@ class DataConfig:
         2048, above=0
     )  # a chunk waits while at most so many rows, and packing_window more, are made
     shuffle_block_shards: int = knob(16, above=0)  # documents are shuffled within blocks of this many shuffled shards
-    # processes per rank that read and mask; 0 reads in the training process
-    num_workers: int = knob(1, low=0, restart=True)
+    # processes per rank that read and mask; 0 reads in the training process. None: as `tune` found, otherwise 1
+    num_workers: int | None = knob(None, low=0, restart=True)
     prefetch_batches: int = knob(2, above=0, restart=True)  # batches each worker prepares ahead
     # a batch that a worker does not deliver for so long ends the run
     worker_timeout_seconds: float = knob(300.0, above=0, restart=True)
@@ -89,6 +91,11 @@ class DataConfig:
     cache_limit_bytes: int | None = knob(None, above=0, restart=True)
     # a file of which nothing new arrives for so long, retries included, is lost
     download_timeout_seconds: float = knob(60.0, above=0, restart=True)
+
+    @property
+    def workers(self) -> int:
+        """Processes per rank that read and mask."""
+        return PLAIN_WORKERS if self.num_workers is None else self.num_workers
 
     @property
     def all_streams(self) -> dict[str, StreamConfig]:
@@ -112,15 +119,25 @@ class WeightsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeConfig:
-    """How the model is computed: where, in which precision, with which kernels. What it computes stays the same."""
+    """How the model is computed: where, in which precision, with which kernels. What it computes stays the same.
+
+    What is left at auto, or None, is taken from what `tune` found on this device, if that fits; see docs/tune.md.
+    """
 
     device: Literal["auto", "cpu", "cuda"] = knob("auto", restart=True)
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast over fp32 weights, or fp32 without bf16
-    # kernel; auto chooses and says so
+    # kernel; auto: as `tune` found, otherwise the first that serves, and says so
     attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] = knob("auto", restart=True)
-    # kernel of global layers; None: the same
+    # kernel of global layers; None: as `tune` found, where attention is auto too, otherwise the same
     global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = knob(None, restart=True)
-    compile: bool = knob(False, restart=True)  # torch.compile the layers
+    # queries that the kernel sdpa computes together in local layers; None: as `tune` found, otherwise 64
+    query_block: int | None = knob(None, above=0, restart=True)
+    # torch.compile the layers; None: as `tune` found, otherwise not
+    compile: bool | None = knob(None, restart=True)
+    # threads of torch on a CPU; None: OMP_NUM_THREADS, or as `tune` found, otherwise as many as torch takes
+    threads: int | None = knob(None, above=0, restart=True)
+    # folder of what `tune` found; auto: RUNS_FOLDER/tuned; none: nothing that it found is used
+    tuned: str = knob("auto", restart=True)
     activation_checkpointing: bool = knob(False, restart=True)  # recompute each layer in the backward pass
 
 
@@ -145,7 +162,8 @@ class StableAdamWConfig(OptimConfig):
 
     name: str = "stable_adamw"
     weight_decay: float = knob(1e-5, low=0, phased=True)
-    fused: bool = False  # one Triton kernel for each half of a step, on GPUs; equal up to fp32 rounding
+    # one Triton kernel for each half of a step, on GPUs; equal up to fp32 rounding. None: as `tune` found, or not
+    fused: bool | None = knob(None, restart=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,8 +237,8 @@ class PhaseConfig:
     # capacity of a packed row, which is also the longest sequence (the context length)
     row_tokens: int = knob(low=8, why="for text between [CLS] and [SEP]")
     batch_rows: int = knob(above=0)  # rows in one optimizer step over all ranks
-    # tokens, padding included, in one forward pass on one rank
-    microbatch_tokens: int = knob(above=0, restart=True)
+    # tokens, padding included, in one forward pass on one rank; None: as `tune` found, otherwise one row
+    microbatch_tokens: int | None = knob(None, above=0, restart=True)
     lr_ratio: float = knob(1.0, above=0)  # peak rate of the phase over optim.lr
     model: dict[str, Any] = knob(factory=dict, overrides=True)
     objective: dict[str, Any] = knob(factory=dict, overrides=True)
@@ -239,8 +257,13 @@ class PhaseConfig:
         return [each.name for each in fields(self) if facts_of(each).overrides and getattr(self, each.name)]
 
     @property
+    def tokens_at_once(self) -> int:
+        """Tokens, padding included, in one forward pass on one rank."""
+        return self.row_tokens if self.microbatch_tokens is None else self.microbatch_tokens
+
+    @property
     def microbatch_rows(self) -> int:
-        return self.microbatch_tokens // self.row_tokens
+        return self.tokens_at_once // self.row_tokens
 
     @property
     def batch_sizes(self) -> list[int]:

@@ -107,7 +107,7 @@ class DataPath:
             self.maker,
             rank=rank,
             num_ranks=num_ranks,
-            num_workers=data.num_workers,
+            num_workers=data.workers,
             prefetch_batches=data.prefetch_batches,
             worker_timeout_seconds=data.worker_timeout_seconds,
         )

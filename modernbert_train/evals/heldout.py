@@ -177,7 +177,7 @@ class Validation:
             rows=rows,
             num_rows=len(rows),
             row_tokens=row_tokens,
-            microbatch_rows=max(1, phase.microbatch_tokens // row_tokens),
+            microbatch_rows=max(1, phase.tokens_at_once // row_tokens),
             objective=settings,
         )
 

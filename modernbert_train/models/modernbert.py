@@ -86,7 +86,7 @@ class ModernBert(Encoder):
         config, compute = self.config, self.compute
         hidden_TD = self.embeddings(packed.input_ids_T)
         device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
-        visible = Visible.around(config.half_window, order)
+        visible = Visible.around(config.half_window, order, compute.query_block)
         local = choose_kernel(compute.attention, device, dtype, order=order)
         attention = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
         if compute.global_attention is not None:

@@ -59,7 +59,7 @@ def _build_muon(config: MuonConfig, weights: Sequence[Weight]) -> Optimizer:
 def _fused(config: StableAdamWConfig) -> bool:
     for message in missing_fused(config):
         raise ConfigError(message)
-    return config.fused
+    return bool(config.fused)
 
 
 # type of the configuration -> what makes the optimizer of the weights

@@ -33,6 +33,7 @@ def banner(
     vocabulary: Sequence[str] = (),
     facts: DataFacts,
     compute: Compute,
+    tuned: str = "",
     ranks: int,
     ranks_per_node: int,
 ) -> str:
@@ -44,6 +45,7 @@ def banner(
         vocabulary: what another vocabulary does to the text.
         facts: of its data, checked.
         compute: of this rank.
+        tuned: where its settings of speed are from, as tuned.py says it.
         ranks, ranks_per_node: of the run.
     """
     plan = make_plan(config, ranks, facts=facts)
@@ -60,6 +62,7 @@ def banner(
         f"{'bf16 autocast over fp32 weights' if compute.bf16 else compute.precision}",
         *_network(compute.device, ranks, ranks_per_node),
         f"  kernels {_kernels(plan, compute)}",
+        *([f"  tuned   {tuned}"] if tuned else []),
         *_streams(facts),
         f"  vocab   {config.data.tokenizer}, hash {facts.vocabulary.sha256[:_HASH]}",
         f"  eval    {_validations(config, plan)}",
@@ -84,7 +87,7 @@ def _phases(plan: Plan) -> list[str]:
                 f"{phase.config.tokens:,}",
                 f"{phase.config.row_tokens:,}",
                 f"{last:,}" if first == last else f"{first:,} to {last:,}",
-                f"{phase.config.microbatch_tokens:,}",
+                f"{phase.config.tokens_at_once:,}",
                 f"{phase.steps:,}",
                 f"{rate(phase.flops.training)}",
             )
@@ -130,7 +133,7 @@ def _kernels(plan: Plan, compute: Compute) -> str:
         found.append(whole if whole == local else f"{whole} in global layers, {local} in local ones")
     names = "; then ".join(dict.fromkeys(found))
     extras = [
-        *(["compiled"] * asked.compile),
+        *(["compiled"] * bool(asked.compile)),
         *(["recomputed in the backward pass"] * asked.activation_checkpointing),
     ]
     return ", ".join([names, *(extras or ["not compiled"])])

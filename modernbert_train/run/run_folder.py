@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from modernbert_train.config.auto import filled, recorded
 from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
@@ -157,7 +158,7 @@ class RunFolder:
                 f"{saved}: not written by this version, which has other keys:\n{error}\nContinue with the version that "
                 "wrote it, give this run another name=, or start over with --fresh (the old run is kept beside it)."
             ) from None
-        changed = differences(last, self.config)
+        changed = differences(filled(last, {}), recorded(self.config, last))
         before, after = list(last.phases), list(self.config.phases)
         if before != after and sorted(before) == sorted(after):
             changed.append(("phases", before, after))

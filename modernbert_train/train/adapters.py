@@ -20,7 +20,7 @@ from composer.utils.parallelism import ParallelismConfig
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from modernbert_train.batch import Batch, Sums
+from modernbert_train.batch import Batch, Sums, weighted
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.errors import RunError
@@ -90,12 +90,6 @@ def sharded_units(model: OnEncoder) -> list[nn.Module]:
     each time, and is in use all the while."""
     units = (pair for each in model.encoders for pair in zip(each.layers, each.config.unit_passes, strict=True))
     return [layer for layer, passes in units if passes == 1]
-
-
-def weighted(sums: Mapping[str, Tensor], terms: Mapping[str, float], counts: Mapping[str, float | Tensor]) -> Tensor:
-    """The loss: each term's sum over its count, times its weight, added up."""
-    first, *others = (sums[term] / counts[term] * weight for term, weight in terms.items())
-    return sum(others, start=first)
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -14,7 +14,7 @@ import torch
 from composer import Callback
 
 from modernbert_train import provenance
-from modernbert_train.compute import Compute, keep_freed_memory
+from modernbert_train.compute import Compute, keep_freed_memory, use_threads
 from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import RunConfig
@@ -49,6 +49,7 @@ from modernbert_train.run.closing import closing_text, next_commands
 from modernbert_train.run.energy import EnergyMeter, total
 from modernbert_train.run.progress import stage
 from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.run.tuned import take
 from modernbert_train.run.verified import tell_choice
 from modernbert_train.train import composer_internals
 from modernbert_train.train.build import Built, build
@@ -94,9 +95,12 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
             warn_of_slow_network()  # of each machine, since they may differ
         plugins = build_callbacks(config, compute.device)
         check_loggers(config)
-        folder = RunFolder(config)
         # before the folder is made, so that a mistake in it can be fixed under the same name
         on_rank_zero_slowly(lambda: refuse_fresh(config) if fresh else bring_back(config, _say))
+        # what was left open is the same on all ranks: as rank 0 finds it
+        config, tuned = on_rank_zero(lambda: take(config, compute, fresh=fresh))
+        use_threads(config, compute.device)
+        folder = RunFolder(config)
         first = on_rank_zero(lambda: fresh or not any_checkpoint(folder))
         origin = on_rank_zero(lambda: find_origin(config) if first else None)
         branch = on_rank_zero(lambda: find_branch(config) if first else None)
@@ -108,7 +112,7 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
             if this_rank() == 0:
                 second_home.start()
             if start.tokens < config.total_tokens:
-                _train(config, folder, compute, origin, start, plugins, requests)
+                _train(config, folder, compute, origin, start, plugins, requests, tuned)
                 return
             on_rank_zero(folder.save_config)
             if this_rank() == 0:
@@ -128,6 +132,7 @@ def _train(
     start: Start,
     plugins: list[Callback],
     requests: Requests,
+    tuned: str,
 ) -> None:
     facts = check_data(config)
     fingerprint = check_same_data(start, config, data_fingerprint(facts))
@@ -142,6 +147,7 @@ def _train(
             vocabulary=describe_effects(words),
             facts=facts,
             compute=compute,
+            tuned=tuned,
             ranks=num_ranks(),
             ranks_per_node=ranks_per_node(),
         )

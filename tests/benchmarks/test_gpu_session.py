@@ -34,3 +34,5 @@ def test_the_steps_name_cases_that_exist() -> None:
             cases = words[words.index("--only") + 1 :]
             cases = cases[: next((i for i, word in enumerate(cases) if word.startswith("--")), len(cases))]
             assert cases and set(cases) <= set(PRESETS["gpu"])
+        if words[0] == "benchmarks.tuned":
+            assert words[1] in PRESETS["gpu"]

@@ -64,12 +64,14 @@ def test_what_may_change_is_what_trains_nothing_else() -> None:
     changeable = (
         "name",
         "compute.attention",
+        "compute.threads",
+        "optim.fused",
         "eval.max_tokens",
         "launch.env.A",
         "data.streams.web.path",
         "profile.steps",
     )
-    fixed = ("seed", "optim.lr", "optim.fused", "model.num_layers", "data.streams.web.tokens", "compute.precision")
+    fixed = ("seed", "optim.lr", "model.num_layers", "data.streams.web.tokens", "compute.precision")
     assert all(may("restart", RunConfig, key) for key in changeable)
     assert not any(may("restart", RunConfig, key) for key in fixed)
     assert all(may("local", RunConfig, key) for key in ("launch.nodes", "data.train", "data.cache_folder"))

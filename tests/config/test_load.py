@@ -184,7 +184,6 @@ def test_every_missing_value_is_named(tmp_path: Path) -> None:
         "phases.a.batch_rows",
         "phases.a.batch_warmup.start_rows",
         "phases.a.batch_warmup.step_rows",
-        "phases.a.microbatch_tokens",
         "phases.a.row_tokens",
     ]
     assert lines[2] == "optim.lr: missing. It has no default; set it in the YAML or as optim.lr=..."

@@ -70,6 +70,7 @@ SMALLER = {
     "--entries 50368": "--entries 512",
     " train yamls/quickstart.yaml": f" train yamls/quickstart.yaml {FEW}",
     "check yamls/quickstart.yaml name=words": f"check yamls/quickstart.yaml {WIDTH} name=words",
+    " tune yamls/quickstart.yaml": f" tune yamls/quickstart.yaml {FEW} compute.compile=false",
     "run.py yamls/quickstart.yaml": f"run.py yamls/quickstart.yaml {FEW}",
     "train yamls/model/base.yaml mine.yaml": f"train yamls/model/base.yaml mine.yaml model.vocab_size=8192 {WIDTH}",
     "train mine.yaml": f"train mine.yaml model.vocab_size=8192 {WIDTH}",

@@ -27,8 +27,7 @@ from modernbert_train.config.schema import (
     SentenceOrderConfig,
     XLNetConfig,
 )
-from modernbert_train.models.attention import sdpa
-from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.attention.visible import QUERY_BLOCK, Visible
 from modernbert_train.models.build import build_model
 from modernbert_train.models.pairs import ORDER, PAIRS
 from modernbert_train.models.replaced import DRAWS, TOKENS
@@ -74,7 +73,7 @@ def test_flops_equal_torchs_counter(config: ModernBertConfig) -> None:
     block of queries with all keys around it and throws away what the window hides; those keys are put in."""
     lengths, predicted = [128, 64, 192], 115
     model = census(config)
-    spans = replace(mean_spans(lengths, model), local=sdpa.BLOCK_QUERIES + 2 * config.half_window)
+    spans = replace(mean_spans(lengths, model), local=QUERY_BLOCK + 2 * config.half_window)
     flops = flops_per_token(model, spans, {"tokens": predicted / sum(lengths)})
     forward, training = counted(config, MLM, make_batch(lengths, predicted))
     assert flops.forward == pytest.approx(forward, rel=0.001)

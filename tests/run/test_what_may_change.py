@@ -45,6 +45,8 @@ MAY = {
     "compute.attention=sdpa": "compute.attention: auto -> sdpa",
     "compute.global_attention=flex": "compute.global_attention: None -> flex",
     "compute.compile=true": "compute.compile: False -> True",
+    "optim.fused=true": "optim.fused: False -> True",
+    "compute.threads=7": "compute.threads: None -> 7",
     "compute.activation_checkpointing=true": "compute.activation_checkpointing: False -> True",
     "distributed.strategy=fsdp2": "distributed.strategy: ddp -> fsdp2",
     "distributed.timeout_seconds=7": "distributed.timeout_seconds: 300.0 -> 7.0",
@@ -82,7 +84,6 @@ MAY_NOT = {
     "objective.eval_mask_rate=0.2": "objective.eval_mask_rate: 0.15 -> 0.2",
     "optim.lr=2": "optim.lr: 1.0 -> 2.0",
     "optim.betas=[0.9, 0.95]": "optim.betas: (0.9, 0.98) -> (0.9, 0.95)",
-    "optim.fused=true": "optim.fused: False -> True",
     "start.checkpoint=nowhere": "start.checkpoint: elsewhere -> nowhere",
     "start.clock=keep": "start.clock: reset -> keep",
 }

@@ -19,9 +19,9 @@ import yaml
 from torch import Tensor, nn
 
 from modernbert_train.__main__ import main
-from modernbert_train.batch import Batch, Packed, Sums
+from modernbert_train.batch import Batch, Packed, Sums, weighted
 from modernbert_train.train import composer_internals
-from modernbert_train.train.adapters import ComposerObjective, weighted
+from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.composer_internals import PlannedTrainer
 from tests.conftest import TinyRun
 from tests.data.make_shards import make_documents, make_shards

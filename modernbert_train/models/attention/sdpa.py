@@ -27,8 +27,6 @@ from modernbert_train.models.attention.visible import ScoreBias, Visible
 name = "sdpa"
 traits = "any device and precision; window; any order; bias; backward, deterministic on CPUs"
 
-BLOCK_QUERIES = 64
-
 
 @dataclass(frozen=True)
 class Masked:
@@ -71,17 +69,17 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
     if visible.window is None:
         return Layout(lengths, visible)
 
-    before, after = visible.sides(True)
-    num_blocks = -(-num_tokens // BLOCK_QUERIES)
-    line_end = num_blocks * BLOCK_QUERIES
+    (before, after), block = visible.sides(True), visible.block
+    num_blocks = -(-num_tokens // block)
+    line_end = num_blocks * block
     sequence_T = torch.arange(len(lengths), device=device).repeat_interleave(
         torch.tensor(lengths, device=device), output_size=num_tokens
     )
     # What lies beyond the buffer is a sequence of its own (-1), so that no query is left without a key: that gives NaN.
     sequence = F.pad(sequence_T, (before, after + line_end - num_tokens), value=-1)
     position = torch.arange(-before, line_end + after, device=device)
-    sequence_BK, position_BK = _windows(sequence, before + after), _windows(position, before + after)
-    own = slice(before, before + BLOCK_QUERIES)
+    sequence_BK, position_BK = (_windows(x, before + after, block) for x in (sequence, position))
+    own = slice(before, before + block)
     same_BQK = sequence_BK[:, own, None] == sequence_BK[:, None, :]
     back_BQK = position_BK[:, own, None] - position_BK[:, None, :]  # how far before its query a key stands
     return Layout(lengths, visible, (same_BQK & (back_BQK <= before) & (back_BQK >= -after)).unsqueeze(1))
@@ -145,16 +143,17 @@ def _attend_each(
 
 
 def _attend_local(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout) -> Tensor:
-    num_tokens, (before, after) = len(q_TNH), layout.visible.sides(True)
-    missing = -num_tokens % BLOCK_QUERIES
-    q_BQNH = F.pad(q_TNH, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, BLOCK_QUERIES))
-    k_BKNH, v_BKNH = (_windows(F.pad(x, (0, 0, 0, 0, before, after + missing)), before + after) for x in (k_TNH, v_TNH))
+    num_tokens, (before, after), block = len(q_TNH), layout.visible.sides(True), layout.visible.block
+    missing = -num_tokens % block
+    q_BQNH = F.pad(q_TNH, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, block))
+    padded = (F.pad(x, (0, 0, 0, 0, before, after + missing)) for x in (k_TNH, v_TNH))
+    k_BKNH, v_BKNH = (_windows(x, before + after, block) for x in padded)
     return _sdpa(q_BQNH, k_BKNH, v_BKNH, layout.visible_B1QK).flatten(0, 1)[:num_tokens]
 
 
-def _windows(padded: Tensor, sides: int) -> Tensor:
+def _windows(padded: Tensor, sides: int, block: int) -> Tensor:
     """Overlapping views of a padded buffer: [sides + T', ...] -> [B, K, ...], without a copy."""
-    return padded.unfold(0, BLOCK_QUERIES + sides, BLOCK_QUERIES).movedim(-1, 1)
+    return padded.unfold(0, block + sides, block).movedim(-1, 1)
 
 
 def _sdpa(

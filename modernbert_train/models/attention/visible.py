@@ -11,6 +11,7 @@ from modernbert_train.batch import Order
 
 # of the sequence from one index of the buffer to another: bias_NQK, added to the scores after they are scaled
 ScoreBias = Callable[[int, int], Tensor]
+QUERY_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -21,19 +22,22 @@ class Visible:
         window: tokens before and after itself that a token sees in local layers; None if no layer is local. In the
             order "given" by their positions, since query tokens stand elsewhere in the buffer.
         order: in every layer.
+        block: queries that a kernel which cuts local layers into blocks computes together; nothing else depends on it.
     """
 
     window: tuple[int, int] | None = None
     order: Order = "all"
+    block: int = QUERY_BLOCK
 
     @classmethod
-    def around(cls, half_window: int, order: Order = "all") -> Visible:
+    def around(cls, half_window: int, order: Order = "all", block: int | None = None) -> Visible:
         """A window of so many tokens on each side, both ends included.
 
         In causal order half the window holds the token itself, as in transformers' ModernBertDecoder: a local
         attention of 128 sees itself and 63 tokens before it. Ettin's training code saw 64.
         """
-        return cls((max(0, half_window - 1), 0) if order == "causal" else (half_window, half_window), order)
+        window = (max(0, half_window - 1), 0) if order == "causal" else (half_window, half_window)
+        return cls(window, order, block or QUERY_BLOCK)
 
     def sides(self, window: bool) -> tuple[int, int]:
         """Tokens seen before and after itself; -1 is all of them, as FlashAttention says it."""
