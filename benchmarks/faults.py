@@ -123,8 +123,8 @@ FAULTS = (
     Fault(
         "exact-fit",
         "modernbert_train/data/pack_kernel.py",
-        "(room + 1) << low_bits",
-        "room << low_bits",
+        "need = _highest(bits, room, words)",
+        "need = _highest(bits, room - 1, words)",
         "full rows: what fills one exactly is not found",
         ("tests/data/test_packing.py",),
     ),

@@ -13,14 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from data_prep.clean.contamination import set_named
-from data_prep.clean.documents import SPLITS, SourceTally, Tally
+from data_prep.clean.documents import TRAIN, VALIDATION, SourceTally, Tally
 from data_prep.make_tokenizer import tokenizer_file
 from data_prep.read.encodings import UTF_8
 from data_prep.read.sources import file_state, source_files
 from modernbert_train import __version__
 from modernbert_train.config.tools.prepare import PrepareConfig
-from modernbert_train.data.dataset_card import file_sha256, read_card
+from modernbert_train.data.dataset_card import LENGTHS, file_sha256, read_card
+from modernbert_train.data.field_counts import FieldCounts
+from modernbert_train.data.statistics import length_bins
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.read_json import read_json
 
@@ -31,8 +35,8 @@ Fingerprint = dict[str, Any]
 def fingerprint(config: PrepareConfig) -> Fingerprint:
     """The spec without what does not change the dataset, and a digest of the files it reads.
 
-    `encoding` and `decontaminate` are left out where they are the default: datasets that were made before there were
-    these keys stay what they are.
+    `encoding`, `decontaminate`, fields and `streams` are left out where they are the default: datasets that were made
+    before there were these keys stay what they are.
 
     Of a hub dataset that is not on this disk only the name is known.
 
@@ -44,6 +48,11 @@ def fingerprint(config: PrepareConfig) -> Fingerprint:
     for each in [*spec["sources"].values(), *spec["decontaminate"].values()]:
         if each["encoding"] == UTF_8:
             del each["encoding"]
+        for key in ("fields", "fixed_fields"):
+            if not each[key]:
+                del each[key]
+    if config.streams.field is None:
+        del spec["streams"]
     if not config.decontaminate:
         del spec["decontaminate"], spec["overlap_words"]
     files = [file for name, source in config.sources.items() for file in source_files(name, source)]
@@ -124,6 +133,7 @@ def write_report(folder: Path, asked: Fingerprint, tally: Tally, tasks: int) -> 
         **_counts(total),
         "first_dropped": dict(sorted(tally.offenders.items())),
         "sources": {name: _counts(each) for name, each in tally.sources.items()},
+        "lengths": {split: length_bins(np.load(folder / split / LENGTHS, mmap_mode="r")) for split in cards},
         "tasks": tasks,
         "seconds": {stage: round(value, 1) for stage, value in tally.seconds.items()},
         "fingerprint": asked,
@@ -138,6 +148,8 @@ def describe(out: Path) -> str:
         f"{out / split}: {numbers['documents']:,} documents, {numbers['tokens']:,} tokens"
         for split, numbers in report["written"].items()
     ]
+    lines += [f"{split}, {name} by tokens: {counts}" for split, name, counts in _fields(out)]
+    lines += _streams(out, report)
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in report["dropped"].items()) or "none"
     if report["altered"]:
         altered = ", ".join(f"{count:,} by {what}" for what, count in report["altered"].items())
@@ -148,12 +160,30 @@ def describe(out: Path) -> str:
     return "\n".join(lines)
 
 
+def _fields(out: Path) -> Iterator[tuple[str, str, FieldCounts]]:
+    for split in _splits(out):
+        for name, counts in (read_card(out / split).fields or {}).items():
+            yield split, name, counts
+
+
+def _streams(out: Path, report: dict[str, Any]) -> list[str]:
+    """What a run's configuration says of the streams, for a person to copy and weigh."""
+    names = [split for split in report["written"] if split.startswith(f"{TRAIN}-")]
+    if not names:
+        return []
+    return [
+        "for the run's configuration, to be weighed (docs/mixtures.md):",
+        "data:\n  streams:",
+        *(f"    {name.removeprefix(f'{TRAIN}-')}: {{path: {out / name}, repeat: 1}}" for name in names),
+    ]
+
+
 def _counts(tally: SourceTally) -> dict[str, Any]:
     return {
         "documents_read": tally.read,
         "written": {
             split: {"documents": tally.documents[split], "tokens": tally.tokens[split]}
-            for split in SPLITS
+            for split in sorted(tally.documents)
             if tally.documents[split]
         },
         "dropped": dict(sorted(tally.dropped.items())),
@@ -171,7 +201,8 @@ def _named_files(config: PrepareConfig) -> Iterator[tuple[str, Path]]:
 
 
 def _splits(folder: Path) -> list[str]:
-    return [split for split in SPLITS if (folder / split).is_dir()]
+    is_split = [VALIDATION, TRAIN, f"{TRAIN}-*"]
+    return sorted(path.name for pattern in is_split for path in folder.glob(pattern) if path.is_dir())
 
 
 def _flat(tree: Any, path: str = "") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.cli.parser import Parser
-from modernbert_train.data.dataset_card import CARD, LENGTHS, read_card
+from modernbert_train.data.dataset_card import CARD, LENGTHS, PREPARE_REPORT, read_card
+from modernbert_train.data.field_counts import FieldCounts
+from modernbert_train.data.statistics import length_bins, source_counts
 from modernbert_train.errors import DataError, RunError
-from modernbert_train.read_json import read_json
+from modernbert_train.read_json import as_type, read_json
 from modernbert_train.text import table
 
-REPORT = "prepare_report.json"
-_EDGES = [1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # tokens; the last bin is open
 _PERCENTILES = (5, 25, 50, 75, 95)
 _BAR = 40  # characters of the longest bar
+_VALUES = 20  # of a field
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,13 +59,13 @@ def dataset_stats(folder: Path) -> dict[str, Any]:
 
     Returns:
         `splits`: for each, documents, tokens, shares of the length percentiles and a histogram, whose bins are
-        [from, to) in tokens with the documents and tokens in them. `sources`: for each, as prepare_report.json has it;
-        empty for a single split.
+        [from, to) in tokens with the documents and tokens in them, and those by the value of each field. `sources`: for
+        each, as prepare_report.json has it; empty for a single split.
 
     Raises:
         DataError: there is no dataset, or it is damaged.
     """
-    report = folder / REPORT
+    report = folder / PREPARE_REPORT
     splits = [folder] if (folder / CARD).exists() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
     if not splits:
         raise DataError(f"{folder}: no dataset of data_prep/prepare.py, nor a split of one. Correct the path.")
@@ -83,18 +85,13 @@ def _split_stats(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, EOFError) as error:
         reason = str(error).splitlines()[0][:200]
         raise DataError(f"{folder / LENGTHS}: holds no lengths ({reason}). Restore it from a copy.") from None
-    edges = [*_EDGES, max(_EDGES[-1], int(lengths.max())) + 1]
-    documents, _ = np.histogram(lengths, edges)
-    tokens, _ = np.histogram(lengths, edges, weights=lengths)
     return {
         "documents": card.documents,
         "tokens": card.tokens,
         "longest": int(lengths.max()),
         "percentiles": {str(p): int(np.percentile(lengths, p)) for p in _PERCENTILES},
-        "histogram": [
-            {"from": edges[i], "to": edges[i + 1], "documents": int(documents[i]), "tokens": int(tokens[i])}
-            for i in range(len(documents))
-        ],
+        "histogram": length_bins(lengths),
+        "fields": {name: asdict(counts) for name, counts in (card.fields or {}).items()},
     }
 
 
@@ -107,10 +104,7 @@ def _source_lines(sources: dict[str, Any]) -> Iterator[str]:
         return
     rows = [["source", "read", "documents", "tokens", "duplicates", "near", "other left out", "altered"]]
     for name, each in sources.items():
-        written, dropped = each["written"].values(), dict(each["dropped"])
-        counts = [each["documents_read"], *(sum(split[key] for split in written) for key in ("documents", "tokens"))]
-        counts += [dropped.pop("duplicate", 0), dropped.pop("near_duplicate", 0)]
-        counts += [sum(dropped.values()), sum(each["altered"].values())]
+        counts = [*asdict(source_counts(each)).values(), sum(each["altered"].values())]
         rows.append([name, *(f"{count:,}" for count in counts)])
     yield table(rows, indent=2, numbers=True)
 
@@ -125,6 +119,10 @@ def _split_lines(splits: dict[str, Any]) -> Iterator[str]:
             bar = "#" * -(-bin["documents"] * _BAR // most)
             line = f"    from {bin['from']:>6,}  {bin['documents']:>12,} documents"
             yield f"{line}  {bin['tokens'] / each['tokens']:>6.1%} of the tokens  {bar}".rstrip()
+        for field, content in each["fields"].items():
+            for value, amount in as_type(FieldCounts, content).most(_VALUES).rows():
+                share = f"{amount.tokens / each['tokens']:>6.1%} of the tokens"
+                yield f"    {field}: {value}  {amount.documents:,} documents  {share}"
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.models": ("batch", "config", "errors", "keyed_random"),
     "modernbert_train.optim": ("clock", "config", "errors"),
     "modernbert_train.report": (
-        "config.evals", "config.read", "effective", "errors", "files", "provenance", "read_json", "results", "text",
+        "config.evals", "config.read", "data.statistics", "effective", "errors", "files", "provenance", "read_json",
+        "results", "text",
     ),
     "modernbert_train.plan": (
         "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.facts", "data.mixing",
@@ -117,9 +118,9 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.__main__": ("cli", "errors", "lasting_output", "ranks", "redact"),
     "data_prep": (
-        "cli.parser", "config", "data.dataset_card", "data.download", "data.mds", "data.remote", "data.shard_file",
-        "data.shard_index", "data.shard_writer", "errors", "files", "own_files", "ranks.orphans", "read_json", "text",
-        "tokenizer_threads", "vocabulary",
+        "cli.parser", "config", "data.dataset_card", "data.download", "data.field_counts", "data.mds", "data.remote",
+        "data.shard_file", "data.shard_index", "data.shard_writer", "data.statistics", "errors", "files", "own_files",
+        "ranks.orphans", "read_json", "text", "tokenizer_threads", "vocabulary",
     ),
     "launch": (
         "__main__", "cli.arguments", "cli.parser", "config", "data.check", "errors", "files", "installed",
@@ -140,9 +141,11 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.vocabulary": ("numpy",),
     "modernbert_train.data": ("numpy",),
     "modernbert_train.data.check": (),
-    "modernbert_train.data.pack_kernel": ("numba", "numpy"),
+    "modernbert_train.data.pack_kernel": ("llvmlite", "numba", "numpy"),
+    "modernbert_train.data.shuffle_kernel": ("numba", "numpy"),
     "modernbert_train.data.dataset_card": (),
     "modernbert_train.data.facts": (),
+    "modernbert_train.data.field_counts": (),
     "modernbert_train.data.fingerprint": (),
     "modernbert_train.data.loader": ("torch",),
     "modernbert_train.data.microbatches": ("numpy", "torch"),

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from data_prep.clean.fields import SplitFields, as_text, stream_of
 from data_prep.clean.filters import Screen
 from data_prep.read.items import Document, LeftOut
-from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.config.tools.prepare import REST, PrepareConfig, field_names
+from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.errors import DataError
 
 TRAIN = "train"
 VALIDATION = "validation"
 SPLITS = (TRAIN, VALIDATION)
 OFFENDERS_LISTED = 20
+_NAMED = 20  # values of a field in an error
 
 
 @dataclass(frozen=True)
@@ -27,16 +31,18 @@ class Kept:
     """A document that will be written, unless it is a duplicate.
 
     Attributes:
-        split: TRAIN or VALIDATION.
+        split: one of `splits_of`.
         text: valid UTF-8 without NUL.
         bytes: length of the text in UTF-8.
         altered: what was changed, in words that the report counts.
+        fields: the value of each field of the spec, as it is counted; None where the document has none.
     """
 
     split: str
     text: str
     bytes: int
     altered: list[str]
+    fields: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass
@@ -61,11 +67,17 @@ class Tally:
     """What became of every document, by source; tallies of tasks add up to that of the whole."""
 
     sources: dict[str, SourceTally] = field(default_factory=dict)
+    fields: dict[str, SplitFields] = field(default_factory=dict)  # split -> its documents by their fields
     offenders: dict[str, list[str]] = field(default_factory=dict)  # reason -> the first few, with what is wrong
     seconds: dict[str, float] = field(default_factory=dict)  # stage -> time of its tasks, one after the other
 
     def source(self, name: str) -> SourceTally:
         return self.sources.setdefault(name, SourceTally())
+
+    def count_fields(self, split: str, values: Mapping[str, str | None], tokens: int) -> None:
+        """Count a document by its fields."""
+        if values:
+            self.fields.setdefault(split, SplitFields()).count(values, tokens)
 
     def total(self) -> SourceTally:
         """All sources together."""
@@ -91,6 +103,8 @@ class Tally:
     def add(self, other: Tally) -> None:
         for name, each in other.sources.items():
             self.source(name).add(each)
+        for split, fields in other.fields.items():
+            self.fields.setdefault(split, SplitFields()).add(fields)
         for reason, offenders in other.offenders.items():
             for offender in offenders:
                 self._list(reason, offender)
@@ -98,7 +112,8 @@ class Tally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
     def to_json(self) -> dict[str, Any]:
-        return vars(self) | {"sources": {name: vars(each) for name, each in self.sources.items()}}
+        fields = {split: asdict(each) for split, each in self.fields.items()}
+        return vars(self) | {"sources": {name: vars(each) for name, each in self.sources.items()}, "fields": fields}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Tally:
@@ -106,7 +121,8 @@ class Tally:
         for name, counts in content["sources"].items():
             read = counts.pop("read")
             sources[name] = SourceTally(read, **{key: Counter(value) for key, value in counts.items()})
-        return cls(sources, content["offenders"], content["seconds"])
+        fields = {split: SplitFields.from_json(each) for split, each in content["fields"].items()}
+        return cls(sources, fields, content["offenders"], content["seconds"])
 
     def _list(self, reason: str, offender: str) -> None:
         listed = self.offenders.setdefault(reason, [])
@@ -133,8 +149,27 @@ def examine(document: Document, config: PrepareConfig, screen: Screen) -> Kept |
             return problem
         encoded = screened.text.encode("utf-8")
     altered = ([document.altered] if document.altered else []) + screened.altered
-    split = VALIDATION if _unit(encoded, 0) < config.validation_share else TRAIN
-    return Kept(split, screened.text, len(encoded), altered)
+    split = VALIDATION if _unit(encoded, 0) < config.validation_share else _training_split(config, document)
+    return Kept(split, screened.text, len(encoded), altered, values_of(document, config))
+
+
+def values_of(document: Document, config: PrepareConfig) -> dict[str, str | None]:
+    """The value of each field of the spec, as it is counted."""
+    return {name: as_text(document.fields.get(name)) for name in field_names(config)}
+
+
+def splits_of(config: PrepareConfig) -> tuple[str, ...]:
+    """Names of the splits that a spec can make, in the order of their numbers."""
+    streams = config.streams
+    if streams.field is None:
+        return SPLITS
+    return (*(f"{TRAIN}-{name}" for name in sorted([*streams.values, *streams.scores, REST])), VALIDATION)
+
+
+def _training_split(config: PrepareConfig, document: Document) -> str:
+    if config.streams.field is None:
+        return TRAIN
+    return f"{TRAIN}-{stream_of(config.streams, document.fields)}"
 
 
 def training_draw(text: str) -> float:
@@ -146,7 +181,7 @@ def require_documents(config: PrepareConfig, tally: Tally) -> None:
     """Refuse a corpus that leaves a split empty.
 
     Raises:
-        DataError: no document is left, or none for validation, or none for training.
+        DataError: no document is left, or none for validation, for training, or for a stream that was asked for.
     """
     total = tally.total()
     kept = sum(total.documents.values())
@@ -159,13 +194,32 @@ def require_documents(config: PrepareConfig, tally: Tally) -> None:
             f"no documents left of {total.read} read from {paths} ({why or 'the sources are empty'}). "
             "Correct sources, or fix the files."
         )
-    empty = [split for split in SPLITS if not total.documents[split]]
-    if empty == [TRAIN] or (empty and config.validation_share):
+    empty = [split for split in splits_of(config) if not total.documents[split] and split != f"{TRAIN}-{REST}"]
+    if VALIDATION in empty and not config.validation_share:
+        empty.remove(VALIDATION)
+    if empty and empty[0] not in SPLITS:
+        raise DataError(_empty_stream(config, tally, empty[0]))
+    if empty:
         raise DataError(
             f"validation_share={config.validation_share} of {kept} documents leaves none for {empty[0]}. "
             "Add documents (a file of many texts can be made JSONL, one text a line), or change validation_share; "
             "0 holds out none."
         )
+
+
+def _empty_stream(config: PrepareConfig, tally: Tally, split: str) -> str:
+    """What is wrong with a stream without documents, and what its field holds."""
+    streams, found = config.streams, FieldCounts()
+    assert streams.field is not None
+    for fields in tally.fields.values():
+        if streams.field in fields.fields:
+            found.add(fields.fields[streams.field])
+    rows = ", ".join(f"{value} in {amount.documents:,}" for value, amount in found.rows()[:_NAMED]) or "nothing"
+    key = f"streams.{'values' if streams.values else 'scores'}.{split.removeprefix(f'{TRAIN}-')}"
+    return (
+        f"{key}: no training document belongs to it. {streams.field} is: {rows}. Correct the stream, or the columns "
+        f"that sources.NAME.fields.{streams.field} name."
+    )
 
 
 def _wrong_size(id: str, text: str, config: PrepareConfig) -> LeftOut | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from data_prep.read.encodings import AUTO, UTF_8, codec_of, family, guess
 
 BYTE_ORDER_MARK = "byte_order_mark"
+NO_FIELDS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -18,11 +21,13 @@ class Document:
         id: its file, with the line, row or byte where a file holds several.
         text: as it stands in the file.
         altered: what was changed on reading, in a word that the report counts; None if nothing was.
+        fields: those of its source's fields that it has, as they stand there; see clean/fields.py.
     """
 
     id: str
     text: str
     altered: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,11 +84,29 @@ def decoded_as(codec: str) -> str:
     return f"decoded_{family(codec).replace('-', '_')}"
 
 
-def take_text(id: str, row: dict[str, Any], text_field: str, altered: str | None = None) -> Document | LeftOut:
-    """The text of a row of any format."""
+def take_text(
+    id: str,
+    row: dict[str, Any],
+    text_field: str,
+    altered: str | None = None,
+    fields: Mapping[str, str] = NO_FIELDS,
+) -> Document | LeftOut:
+    """The text of a row of any format, and its fields, by the columns that `fields` names."""
     if text_field not in row:
         return LeftOut(id, "no_text", f"no field {text_field!r} among {', '.join(map(repr, row)) or 'none'}")
     text = row[text_field]
     if not isinstance(text, str):
         return LeftOut(id, "no_text", f"field {text_field!r} is {'null' if text is None else type(text).__name__}")
-    return Document(id, text, altered)
+    return Document(id, text, altered, take_fields(row, fields))
+
+
+def take_fields(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
+    """Those fields that a row has; a column with dots that is none is a way through objects."""
+    found = {}
+    for name, column in fields.items():
+        value: Any = row
+        for key in (column,) if column in row else column.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is not None:
+            found[name] = value
+    return found

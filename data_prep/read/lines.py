@@ -11,12 +11,12 @@ import codecs
 import gzip
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from data_prep.read.encodings import AUTO, UTF_8, codec_of, has_utf_16_mark
-from data_prep.read.items import Document, LeftOut, decode, decoded_as, take_text, unreadable
+from data_prep.read.items import NO_FIELDS, Document, LeftOut, decode, decoded_as, take_text, unreadable
 
 _BLOCK_BYTES = 1 << 17  # small, because a block of repetitions decompresses to thousands of times its size
 _ESCAPED_BYTES = 12  # JSON spells a character with at most so many bytes, as \ud83d\ude00
@@ -30,6 +30,7 @@ def read_jsonl(
     begin: int = 0,
     end: int | None = None,
     encoding: str = UTF_8,
+    fields: Mapping[str, str] = NO_FIELDS,
 ) -> Iterator[Document | LeftOut]:
     """Yield the documents of the lines that begin in [begin, end).
 
@@ -40,6 +41,7 @@ def read_jsonl(
         begin, end: offsets in bytes; None is the end of the file.
         encoding: as `SourceConfig.encoding`; `auto` is decided line by line, but for UTF-16, which a file's byte order
             mark tells. Offsets of such a file are those of its text in UTF-8.
+        fields: as `SourceConfig.fields`.
     """
     longest = _ESCAPED_BYTES * max_characters + _OTHER_FIELDS_BYTES
     number, offset = 0, begin
@@ -65,7 +67,7 @@ def read_jsonl(
                     size += _skip_line(lines)
                     yield LeftOut(id, "too_long", f"a line of {size} bytes, max_characters={max_characters}")
                 elif line.strip():
-                    yield _parse_line(id, line, offset, text_field, encoding, altered)
+                    yield _parse_line(id, line, offset, text_field, encoding, altered, fields)
                 offset += size
     except (OSError, EOFError, ValueError) as error:  # what gzip and _Zstd raise on a damaged file
         number += 1
@@ -89,7 +91,13 @@ def _skip_line(lines: BinaryIO) -> int:
 
 
 def _parse_line(
-    id: str, line: bytes, offset: int, text_field: str, encoding: str, altered: str | None
+    id: str,
+    line: bytes,
+    offset: int,
+    text_field: str,
+    encoding: str,
+    altered: str | None,
+    fields: Mapping[str, str],
 ) -> Document | LeftOut:
     decoded = decode(id, line, offset, encoding)
     if isinstance(decoded, LeftOut):
@@ -100,7 +108,7 @@ def _parse_line(
         return LeftOut(id, "not_json", f"not JSON ({error}), its line begins at offset {offset}")
     if not isinstance(row, dict):
         return LeftOut(id, "not_json", f"{type(row).__name__}, not an object, at offset {offset}")
-    return take_text(id, row, text_field, altered or decoded.altered)
+    return take_text(id, row, text_field, altered or decoded.altered, fields)
 
 
 def can_be_cut(file: Path, encoding: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_prep.read.encodings import UTF_8
@@ -128,7 +128,18 @@ def read_span(span: Span, source: SourceConfig, max_characters: int) -> Iterator
     Raises:
         DataError: a hub dataset fails at any row.
     """
-    text_field = source.text_field or "text"
+    items = _items(span, source, max_characters)
+    if not source.fixed_fields:
+        yield from items
+        return
+    for item in items:
+        if isinstance(item, Document):
+            item = replace(item, fields={**item.fields, **source.fixed_fields})
+        yield item
+
+
+def _items(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+    text_field, fields = source.text_field or "text", source.fields
     if source.kind == "hub":
         assert span.end is not None
         yield from read_hub(span.source, source, span.begin, span.end)
@@ -137,13 +148,15 @@ def read_span(span: Span, source: SourceConfig, max_characters: int) -> Iterator
 
         yield from (Document(f"pydoc_data.topics:{topic}", topics[topic]) for topic in sorted(topics))
     elif source.kind == "jsonl":
-        yield from read_jsonl(Path(span.path), text_field, max_characters, span.begin, span.end, source.encoding)
+        yield from read_jsonl(
+            Path(span.path), text_field, max_characters, span.begin, span.end, source.encoding, fields
+        )
     elif source.kind == "parquet":
-        yield from read_parquet(Path(span.path), text_field, span.begin, span.end)
+        yield from read_parquet(Path(span.path), text_field, span.begin, span.end, fields)
     elif source.kind == "csv":
-        yield from read_csv(Path(span.path), text_field, source.encoding)
+        yield from read_csv(Path(span.path), text_field, source.encoding, fields)
     elif source.kind == "mds":
-        yield from read_mds(Path(span.path), text_field)
+        yield from read_mds(Path(span.path), text_field, fields)
     else:
         yield _read_text(Path(span.path), max_characters, source.encoding)
 

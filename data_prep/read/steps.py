@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from datatrove.data import Document as PipelineDocument
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
 from data_prep.clean.contamination import Evaluations, evaluations_of
-from data_prep.clean.documents import SPLITS, Kept, Tally, examine
+from data_prep.clean.documents import Kept, Tally, examine, splits_of, values_of
 from data_prep.clean.filters import make_screen
 from data_prep.read.items import Document, LeftOut
 from data_prep.read.sources import read_span
@@ -25,10 +25,10 @@ from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.errors import DataError
 
-_LEFT_OUT = 255  # code of an item that is not written; others are positions in SPLITS
+_LEFT_OUT = 255  # code of an item that is not written; others are positions in `splits_of`
 _COMPRESSED_FILES = (".gz", ".zst", ".parquet")
 _COMPRESSED = 3  # characters of text in a byte of such a file, for the progress only
-SOURCE, SPLIT, RANK = "source", "split", "rank"  # keys of a pipeline document's metadata
+SOURCE, SPLIT, RANK, FIELDS = "source", "split", "rank", "fields"  # keys of a pipeline document's metadata
 
 
 class _Reader(PipelineStep):
@@ -62,7 +62,7 @@ class Survey(_Reader):
         """Yield what is kept; when it is exhausted, the decisions and the tally are written."""
         started = time.monotonic()
         screen, evaluations = make_screen(self._config.filters), evaluations_of(self._config)
-        tally, codes = Tally(), bytearray()
+        tally, codes, splits = Tally(), bytearray(), splits_of(self._config)
         for source, item in self._items(rank):
             counts = tally.source(source)
             counts.read += 1
@@ -76,8 +76,9 @@ class Survey(_Reader):
             counts.altered.update(result.altered)
             counts.documents[result.split] += 1
             counts.text_bytes[result.split] += result.bytes
-            codes.append(SPLITS.index(result.split))
-            yield _for_pipeline(source, item.id, result.text, result.split, rank)
+            tally.count_fields(result.split, result.fields, tokens=0)
+            codes.append(splits.index(result.split))
+            yield _for_pipeline(source, item.id, result.text, result.split, rank, result.fields)
         tally.seconds[self._stage] = time.monotonic() - started
         path = self._work.tally(self._stage, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +98,7 @@ class Replay(_Reader):
             DataError: the part does not hold what it held at the survey.
         """
         screen = make_screen(self._config.filters)
-        codes = self._work.codes(rank).read_bytes()
+        codes, splits = self._work.codes(rank).read_bytes(), splits_of(self._config)
         read = changed = 0
         for source, item in self._items(rank):
             code = codes[read] if read < len(codes) else _LEFT_OUT
@@ -105,7 +106,8 @@ class Replay(_Reader):
             if code == _LEFT_OUT:
                 continue
             if isinstance(item, Document):
-                yield _for_pipeline(source, item.id, screen.again(item.id, item.text), SPLITS[code], rank)
+                text, fields = screen.again(item.id, item.text), values_of(item, self._config)
+                yield _for_pipeline(source, item.id, text, splits[code], rank, fields)
             else:
                 changed += 1
         if changed or read != len(codes):
@@ -131,5 +133,7 @@ def _uncontaminated(id: str, kept: Kept, evaluations: Evaluations) -> Kept | Lef
     return LeftOut(id, f"contaminated: {shared.name}", f'shares "{shared.words}" with it', damaged=False)
 
 
-def _for_pipeline(source: str, id: str, text: str, split: str, rank: int) -> PipelineDocument:
-    return PipelineDocument(text=text, id=id, metadata={SOURCE: source, SPLIT: split, RANK: rank})
+def _for_pipeline(
+    source: str, id: str, text: str, split: str, rank: int, fields: Mapping[str, str | None]
+) -> PipelineDocument:
+    return PipelineDocument(text=text, id=id, metadata={SOURCE: source, SPLIT: split, RANK: rank, FIELDS: fields})

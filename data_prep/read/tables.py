@@ -6,13 +6,15 @@ groups, and a hub dataset where `datasets` itself cuts it; a CSV file cannot, be
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from data_prep.read.encodings import AUTO, UTF_8, codec_of, guess
-from data_prep.read.items import Document, LeftOut, decoded_as, take_text, unreadable
+from data_prep.read.items import NO_FIELDS, Document, LeftOut, decoded_as, take_text, unreadable
 from data_prep.read.lines import open_unpacked
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.errors import DataError
@@ -32,7 +34,9 @@ def parquet_groups(file: Path) -> list[int]:
     return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
 
 
-def read_parquet(file: Path, text_field: str, begin: int = 0, end: int | None = None) -> Iterator[Document | LeftOut]:
+def read_parquet(
+    file: Path, text_field: str, begin: int = 0, end: int | None = None, fields: Mapping[str, str] = NO_FIELDS
+) -> Iterator[Document | LeftOut]:
     """Yield the rows of the row groups [begin, end); None is the last."""
     import pyarrow.parquet
 
@@ -44,29 +48,44 @@ def read_parquet(file: Path, text_field: str, begin: int = 0, end: int | None = 
                 raise ValueError(f"no column {text_field!r} among {', '.join(map(repr, names))}")
             number = sum(table.metadata.row_group(i).num_rows for i in range(begin))
             groups = list(range(begin, table.num_row_groups if end is None else end))
-            for batch in table.iter_batches(_ROWS, row_groups=groups, columns=[text_field], use_threads=False):
-                for text in batch.column(0).to_pylist():
+            columns = [column for column in fields.values() if column in names or column.split(".")[0] in names]
+            columns = [text_field, *columns]
+            for batch in table.iter_batches(_ROWS, row_groups=groups, columns=columns, use_threads=False):
+                for row in batch.to_pylist():
                     number += 1
-                    yield take_text(f"{file}:{number}", {text_field: text}, text_field)
+                    yield take_text(f"{file}:{number}", row, text_field, fields=fields)
     except Exception as error:  # whatever pyarrow raises; the rest of the span is lost with the row
         yield unreadable(f"{file}:{number + 1} and all after it", error)
 
 
-def read_csv(file: Path, text_field: str, encoding: str = UTF_8) -> Iterator[Document | LeftOut]:
+def read_csv(
+    file: Path, text_field: str, encoding: str = UTF_8, fields: Mapping[str, str] = NO_FIELDS
+) -> Iterator[Document | LeftOut]:
     """Yield the rows of a CSV file, plain or .gz; `auto` reads it once more, to look at all of it."""
     import datasets  # slow to import, and needed by few
 
-    features = datasets.Features({text_field: datasets.Value("string")})
-    options: dict[str, Any] = {"usecols": [text_field], "features": features, "keep_default_na": False}
+    options: dict[str, Any] = {"keep_default_na": False}
     number, altered = 0, None
     try:
         if encoding != UTF_8 and (codec := _codec(file, encoding)) != UTF_8:
             altered, options["encoding"] = decoded_as(codec), codec
+        columns = list(dict.fromkeys([text_field, *_present(file, fields, options.get("encoding", "utf-8-sig"))]))
+        features = datasets.Features({column: datasets.Value("string") for column in columns})
+        options |= {"usecols": columns, "features": features}
         rows = datasets.load_dataset("csv", data_files=[str(file)], split="train", streaming=True, **options)
         for number, row in enumerate(rows, start=1):
-            yield take_text(f"{file}:{number}", row, text_field, altered)
+            yield take_text(f"{file}:{number}", row, text_field, altered, fields)
     except Exception as error:  # whatever pandas raises; the rest of the file is lost with the row
         yield unreadable(f"{file}:{number + 1} and all after it", error)
+
+
+def _present(file: Path, fields: Mapping[str, str], codec: str) -> list[str]:
+    """Those columns of fields that a CSV file has."""
+    if not fields:
+        return []
+    with open_unpacked(file) as content:
+        head = next(csv.reader(io.TextIOWrapper(content, codec, newline="")), [])
+    return [column for column in fields.values() if column in head]
 
 
 def _codec(file: Path, encoding: str) -> str:
@@ -105,7 +124,7 @@ def read_hub(name: str, source: SourceConfig, shard: int, shards: int) -> Iterat
         if shards > 1:
             rows = rows.shard(num_shards=shards, index=shard)
         for number, row in enumerate(rows, start=1):
-            yield take_text(f"{place}:{number}", row, source.text_field or "text")
+            yield take_text(f"{place}:{number}", row, source.text_field or "text", fields=source.fields)
     except Exception as error:
         raise _hub_error(name, source, number, error) from error
 

@@ -21,7 +21,7 @@ from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
 from data_prep.clean import duplicates
-from data_prep.clean.documents import TRAIN, require_documents, training_draw
+from data_prep.clean.documents import VALIDATION, require_documents, training_draw
 from data_prep.make_tokenizer import adapt_tokenizer, require_size, save_tokenizer, train_tokenizer
 from data_prep.read.steps import SPLIT, Replay, Survey, read_tallies
 from data_prep.report import Fingerprint
@@ -116,7 +116,7 @@ class MakeTokenizer(PipelineStep):
             for step in [*steps, *duplicates.without_duplicates(self._work, self._config, [])]:
                 documents = step(documents, rank, self._work.tasks)
             for document in documents:
-                if document.metadata[SPLIT] == TRAIN and (share == 1 or training_draw(document.text) < share):
+                if document.metadata[SPLIT] != VALIDATION and (share == 1 or training_draw(document.text) < share):
                     yield document.text
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
-from data_prep.clean.documents import SPLITS, SourceTally, Tally, require_documents
+from data_prep.clean.documents import SourceTally, Tally, require_documents, splits_of
 from data_prep.read.steps import read_tallies
 from data_prep.report import Fingerprint, write_report
 from data_prep.tasks.work import Work
@@ -33,6 +33,7 @@ from modernbert_train.data.dataset_card import (
     read_card,
     write_card,
 )
+from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.errors import StorageError
 
 
@@ -68,17 +69,20 @@ class Merge(PipelineStep):
         require_documents(self._config, tally)
         with workspace(Path(self._config.out)) as folder:
             shutil.copytree(self._work.tokenizer, folder / "tokenizer")
-            for split in SPLITS:
-                merge_split([self._work.shards(rank) / split for rank in range(self._work.tasks)], folder / split)
+            for split in splits_of(self._config):
+                parts = [self._work.shards(rank) / split for rank in range(self._work.tasks)]
+                fields = tally.fields[split].listed() if split in tally.fields else None
+                merge_split(parts, folder / split, fields)
             write_report(folder, self._asked, tally, self._work.tasks)
 
 
-def merge_split(parts: list[Path], folder: Path) -> None:
+def merge_split(parts: list[Path], folder: Path, fields: dict[str, FieldCounts] | None = None) -> None:
     """Join folders of shards, in order, those that exist; writes nothing when there is none.
 
     Args:
         parts: as modernbert_train.data.shard_writer.ShardWriter writes them, all with one tokenizer.
         folder: made here.
+        fields: of all the documents, for the card.
 
     Raises:
         StorageError: a shard does not have the size that its index says.
@@ -99,6 +103,7 @@ def merge_split(parts: list[Path], folder: Path) -> None:
         tokens=tokens,
         index_sha256=file_sha256(folder / INDEX),
         lengths_sha256=file_sha256(folder / LENGTHS),
+        fields=fields,
     )
     write_card(folder, card)
 
@@ -148,6 +153,7 @@ def _joined(survey: Tally, tokenise: Tally) -> Tally:
     """What was read and left out at first, with what was written and left out in the end."""
     tally = Tally()
     tally.add(survey)
+    tally.fields = {}
     for name, each in tally.sources.items():
         tally.sources[name] = SourceTally(read=each.read, altered=each.altered, dropped=each.dropped)
     tally.add(tokenise)

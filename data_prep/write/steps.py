@@ -19,7 +19,7 @@ from data_prep.clean.documents import Tally
 from data_prep.clean.duplicates import Excluded
 from data_prep.make_tokenizer import TOKENIZER_FILE, encode_documents, num_entries, require_unspoken
 from data_prep.read.items import LeftOut
-from data_prep.read.steps import SOURCE, SPLIT
+from data_prep.read.steps import FIELDS, SOURCE, SPLIT
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.data.dataset_card import file_sha256
@@ -85,6 +85,7 @@ class WriteShards(PipelineStep):
                 counts.documents[split] += 1
                 counts.text_bytes[split] += len(document.text.encode("utf-8"))
                 counts.tokens[split] += len(ids)
+                tally.count_fields(split, document.metadata[FIELDS], len(ids))
         for writer in writers.values():
             writer.finish()
             require_unspoken(tokenizer, writer.token_counts)

@@ -28,7 +28,7 @@ from modernbert_train.errors import RunError, StorageError
 from modernbert_train.ranks.orphans import die_with
 from modernbert_train.run.manifest import MANIFEST, MOST_BYTES, Manifest, kept_steps, read_manifest
 
-RECORDS = ("config.yaml", "metrics.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl")
+RECORDS = ("config.yaml", "data.json", "metrics.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl")
 STOOD_STILL = 76  # exit code: the store took nothing for too long, and cannot be interrupted
 _STEP = re.compile(r"step-(\d{8,})")
 _LOOK_SECONDS = 1.0

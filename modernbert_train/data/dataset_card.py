@@ -10,10 +10,12 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_files
-from modernbert_train.read_json import content_of, is_count, parse_json
+from modernbert_train.read_json import as_type, content_of, is_count, parse_json
 from modernbert_train.read_once import read_once
 
 CARD = "dataset.json"
@@ -22,9 +24,11 @@ ADOPTED_INDEX = "adopted_index.json"
 LENGTHS = "lengths.npy"
 TOKEN_COUNTS = "token_counts.npy"
 LABELS = "labels.npy"
+PREPARE_REPORT = "prepare_report.json"  # beside the folders that data_prep/prepare.py made at once
 SCHEMA = 1
 _MOST_BYTES = 1 << 20
 _KINDS: dict[str, type] = {"int": int, "str": str, "str | None": str, "list[int] | None": list}
+_KINDS["dict[str, FieldCounts] | None"] = dict
 _REMEDY = "Run data_prep/prepare.py again, or copy the whole folder again."
 
 
@@ -50,6 +54,7 @@ class DatasetCard:
         shards: folder or URL of the shards; None: the card's own folder.
         stripped: ids that are taken off the beginning and the end of every document when it is read, because the
             loader adds its own.
+        fields: how many documents and tokens have which value of a field, such as the licence; by the field's name.
     """
 
     column: str
@@ -67,6 +72,7 @@ class DatasetCard:
     index: str | None = None
     shards: str | None = None
     stripped: list[int] | None = None
+    fields: dict[str, FieldCounts] | None = None
 
     @property
     def is_adopted(self) -> bool:
@@ -142,7 +148,15 @@ def parse_card(content: bytes, where: str) -> DatasetCard:
     except ValueError as error:
         raise DataError(f"{where}: cannot be read as JSON ({error}). {_REMEDY}") from None
     _require_fields(where, card)
-    return DatasetCard(**card)
+    return DatasetCard(**card | {"fields": _fields_of(where, card)})
+
+
+def _fields_of(where: str, content: dict[str, Any]) -> dict[str, FieldCounts] | None:
+    try:
+        found: dict[str, FieldCounts] | None = as_type(dict[str, FieldCounts] | None, content.get("fields"), "fields")
+    except ValueError as error:
+        raise DataError(f"{where}: {error}. {_REMEDY}") from None
+    return found
 
 
 def _require_fields(where: str, content: object) -> None:

@@ -1,14 +1,18 @@
-"""The inner loop of packing on arrays, compiled by numba: a million chunks in a third of a second.
+"""The inner loop of packing on arrays, compiled by numba: a million chunks in a tenth of a second.
 
-All of it is integers, so what is compiled and what Python would compute are the same rows. packing.py says what the
-rule is; planner.py, what the queue is for.
+What decides is integers, so what is compiled and what Python would compute are the same rows. packing.py says what the
+rule is; planner.py, what the queue is for. What a chunk needs is its tokens and its special ones. The chunks that wait
+are in two orders at once: by age, and by need and then age; each is a chain, so that a chunk comes and goes in the same
+time however many wait, and a map of bits tells which needs there are.
 
-    state     int64 [4]: chunks that wait, their tokens, the next serial number, rows finished since the beginning
-    waiting   int64 [slots, 6]: epoch, document, start, length, rows finished before it came, serial number
-    order     int64 [2 * slots]: slots of the waiting chunks, oldest first; then free slots; then room to move them
-    by_length int64 [slots]: length, serial number and slot in one integer, sorted: by length, then by age
-    rule      int64 [8]: row_tokens, window, max_wait, special_tokens, tolerance, bulk; bits of a slot; bits of a
-              slot and a serial number
+    state     int64 [4]: chunks that wait, their needs together, rows finished since the beginning, the first free slot
+    waiting   int64 [slots + 1, 9]: of the chunk in a slot its epoch, document, start, length, and rows finished before
+              it came; the slots after and before it by age; of its need, the next older and the next younger. What
+              follows in a chain is the last slot at its ends; the last slot itself begins and ends that by age; a free
+              slot says which is the next free one
+    by_need   int32 [row_tokens + 1, 2]: slots of the oldest and the youngest chunk of a need
+    bits      int64: a bit for each need that a chunk has, 64 in a word, after a bit for each word that has one
+    rule      int64 [7]: row_tokens, window, max_wait, special_tokens, tolerance, bulk; words of `bits` before the needs
 """
 
 from __future__ import annotations
@@ -16,170 +20,166 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-N, TOKENS, SERIAL, FINISHED = range(4)
-ROW_TOKENS, WINDOW, MAX_WAIT, SPECIAL, TOLERANCE, BULK, SLOT_BITS, LOW_BITS = range(8)
+N, TOKENS, FINISHED, FREE = range(4)
+EPOCH, DOCUMENT, START, LENGTH, BORN, AFTER, BEFORE, OLDER, YOUNGER = range(9)
+OLDEST, YOUNGEST = range(2)
+ROW_TOKENS, WINDOW, MAX_WAIT, SPECIAL, TOLERANCE, BULK, WORDS = range(7)
+_CLOSE = 1e-14  # relative difference of two quotients from which floats tell which is less
 _njit: Any = njit(cache=True, nogil=True)
+_inline: Any = njit(cache=True, nogil=True, inline="always")  # a call hands over each array as nine numbers
 
 
-@_njit
-def _find(by_length: Ints, code: int, low: int, high: int) -> int:
-    """The first place of by_length[low:high] whose code is not below this one."""
-    while low < high:
-        middle = (low + high) >> 1
-        if by_length[middle] < code:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _count_zeros(_: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.int64), generate
 
 
-@_njit
-def _code(need: int, serial: int, slot: int, rule: Ints) -> int:
-    return (need << rule[LOW_BITS]) | (serial << rule[SLOT_BITS]) | slot
+_leading_zeros: Any = intrinsic(_count_zeros)  # of an integer of 64 bits, by the processor's instruction
 
 
-@_njit
-def wait(chunk: Ints, born: int, state: Ints, waiting: Ints, order: Ints, by_length: Ints, rule: Ints) -> None:
+@_inline
+def _highest(bits: Ints, most: int, words: int) -> int:
+    """The largest need up to `most` that a chunk has; -1 where there is none."""
+    if most < 0:
+        return -1
+    word = most >> 6
+    found = bits[words + word] & ((2 << (most & 63)) - 1)
+    if found == 0:
+        above = word >> 6
+        some = bits[above] & ((1 << (word & 63)) - 1)
+        while some == 0:
+            above -= 1
+            if above < 0:
+                return -1
+            some = bits[above]
+        word = (above << 6) + 63 - _leading_zeros(some)
+        found = bits[words + word]
+    return (word << 6) + 63 - _leading_zeros(found)
+
+
+@_inline
+def wait(chunk: Ints, born: int, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> None:
     """Add a chunk (epoch, document, start, length) to those that wait."""
-    number = state[N]
-    slot = order[number]
+    slot, last = state[FREE], len(waiting) - 1
+    state[FREE] = waiting[slot, AFTER]
     for column in range(4):
         waiting[slot, column] = chunk[column]
-    waiting[slot, 4] = born
-    waiting[slot, 5] = state[SERIAL]
+    waiting[slot, BORN] = born
+    before = waiting[last, BEFORE]
+    waiting[slot, BEFORE], waiting[slot, AFTER] = before, last
+    waiting[before, AFTER] = waiting[last, BEFORE] = slot
     need = chunk[3] + rule[SPECIAL]
-    code = _code(need, state[SERIAL], slot, rule)
-    at = _find(by_length, code, 0, number)
-    for place in range(number, at, -1):
-        by_length[place] = by_length[place - 1]
-    by_length[at] = code
-    state[SERIAL] += 1
+    word, words = need >> 6, rule[WORDS]
+    waiting[slot, YOUNGER] = last
+    if bits[words + word] >> (need & 63) & 1:
+        older = by_need[need, YOUNGEST]
+        waiting[slot, OLDER] = older
+        waiting[older, YOUNGER] = slot
+    else:
+        waiting[slot, OLDER] = last
+        by_need[need, OLDEST] = slot
+        bits[words + word] |= 1 << (need & 63)
+        bits[word >> 6] |= 1 << (word & 63)
+    by_need[need, YOUNGEST] = slot
     state[N] += 1
     state[TOKENS] += need
 
 
-@_njit
-def _give_out(slot: int, out: Ints, num_out: int, state: Ints, waiting: Ints, by_length: Ints, rule: Ints) -> int:
-    """Write a waiting chunk into a row, and take it out of by_length, not out of order; returns its tokens."""
+@_inline
+def _give_out(
+    slot: int, out: Ints, num_out: int, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints
+) -> int:
+    """Write a waiting chunk into a row; returns its need."""
+    last = len(waiting) - 1
     for column in range(4):
         out[num_out, column] = waiting[slot, column]
-    need = waiting[slot, 3] + rule[SPECIAL]
-    number = state[N]
-    at = _find(by_length, _code(need, waiting[slot, 5], slot, rule), 0, number)
-    for place in range(at, number - 1):
-        by_length[place] = by_length[place + 1]
+    need = waiting[slot, LENGTH] + rule[SPECIAL]
+    waiting[waiting[slot, BEFORE], AFTER] = waiting[slot, AFTER]
+    waiting[waiting[slot, AFTER], BEFORE] = waiting[slot, BEFORE]
+    older, younger = waiting[slot, OLDER], waiting[slot, YOUNGER]
+    if older != last:
+        waiting[older, YOUNGER] = younger
+    else:
+        by_need[need, OLDEST] = younger
+    if younger != last:
+        waiting[younger, OLDER] = older
+    else:
+        by_need[need, YOUNGEST] = older
+    if older == last and younger == last:
+        word, words = need >> 6, rule[WORDS]
+        bits[words + word] &= ~(1 << (need & 63))
+        if bits[words + word] == 0:
+            bits[word >> 6] &= ~(1 << (word & 63))
+    waiting[slot, AFTER] = state[FREE]
+    state[FREE] = slot
     state[N] -= 1
     state[TOKENS] -= need
     return need
 
 
-@_njit
-def _leave_order(slot: int, order: Ints, waiting: Ints, number: int) -> None:
-    """Free a slot among the first `number` of the order; the others keep theirs."""
-    serial = waiting[slot, 5]
-    low, high = 0, number
-    while low < high:  # serial numbers rise with the order
-        middle = (low + high) >> 1
-        if waiting[order[middle], 5] < serial:
-            low = middle + 1
-        else:
-            high = middle
-    for place in range(low, number - 1):
-        order[place] = order[place + 1]
-    order[number - 1] = slot
-
-
-@_njit
-def finish_row(out: Ints, num_out: int, state: Ints, waiting: Ints, order: Ints, by_length: Ints, rule: Ints) -> int:
+@_inline
+def finish_row(out: Ints, num_out: int, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> int:
     """Make one row of waiting chunks, the oldest first; returns how many chunks `out` then has."""
     room, special = rule[ROW_TOKENS], rule[SPECIAL]
-    # in order of arrival, as long as much room is left
-    total = state[N]
-    tokens, number, at, kept = state[TOKENS], total, 0, 0
-    first_out = num_out
-    while at < total:
-        if num_out > first_out and room * number <= rule[BULK] * tokens:
+    last, first_out = len(waiting) - 1, num_out
+    # in order of arrival, as long as much room is left; what has none is passed over
+    slot = waiting[last, AFTER]
+    while slot != last:
+        if num_out > first_out and room * state[N] <= rule[BULK] * state[TOKENS]:
             break
-        slot = order[at]
-        need = waiting[slot, 3] + special
-        if need <= room:
-            _give_out(slot, out, num_out, state, waiting, by_length, rule)
-            room, tokens, number = room - need, tokens - need, number - 1
+        after = waiting[slot, AFTER]
+        if waiting[slot, LENGTH] + special <= room:
+            room -= _give_out(slot, out, num_out, state, waiting, by_need, bits, rule)
             num_out += 1
-        else:  # passed over; it moves up to where the order begins
-            order[kept], order[at] = slot, order[kept]
-            kept += 1
-        at += 1
-    _close(order, kept, at, total)
-    smallest = 1 + special
-    while room >= smallest:
-        first, second = _best_fit(room, state[N], by_length, rule)
+        slot = after
+    while room > special:
+        first, second = _best_fit(room, waiting, by_need, bits, rule)
         if first < 0:
             break
-        for slot in (first, second):
-            if slot >= 0:
-                before = state[N]
-                room -= _give_out(slot, out, num_out, state, waiting, by_length, rule)
-                _leave_order(slot, order, waiting, before)
-                num_out += 1
+        room -= _give_out(first, out, num_out, state, waiting, by_need, bits, rule)
+        num_out += 1
+        if second >= 0:
+            room -= _give_out(second, out, num_out, state, waiting, by_need, bits, rule)
+            num_out += 1
     state[FINISHED] += 1
     return num_out
 
 
-@_njit
-def _close(order: Ints, kept: int, at: int, total: int) -> None:
-    """Let order[at:total] follow order[:kept]; the slots between, which are free, go to its end."""
-    gap = at - kept
-    if gap == 0:
-        return
-    freed = order[len(order) // 2 :]
-    for place in range(gap):
-        freed[place] = order[kept + place]
-    for place in range(at, total):
-        order[place - gap] = order[place]
-    for place in range(gap):
-        order[total - gap + place] = freed[place]
-
-
-@_njit
-def _best_fit(room: int, number: int, by_length: Ints, rule: Ints) -> tuple[int, int]:
+@_inline
+def _best_fit(room: int, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> tuple[int, int]:
     """The one or two waiting chunks that leave the least room, or at most the tolerance; -1 where there is none.
 
-    Long chunks are tried first: what is short is easier to place later. As they get shorter, what fits beside them
-    gets longer, so that both ends of the search move towards each other.
+    Long chunks are tried first: what is short is easier to place later. Of chunks of one need the youngest is taken.
     """
-    low_bits, mask = rule[LOW_BITS], (1 << rule[SLOT_BITS]) - 1
-    first, second = -1, -1
-    least, tolerance = room, rule[TOLERANCE]
-    at = _find(by_length, (room + 1) << low_bits, 0, number) - 1
-    beside = -1  # the longest that fits beside it
-    while at >= 0 and least > tolerance:
-        need = by_length[at] >> low_bits
+    words, tolerance = rule[WORDS], rule[TOLERANCE]
+    first, second, least = -1, -1, room
+    need = _highest(bits, room, words)
+    while need >= 0 and least > tolerance:
         if 2 * need < room - least:
-            break  # two of this length or less leave more room
+            break  # two of this need or less leave more room
         left = room - need
         if left < least:
-            first, second, least = at, -1, left
-        if beside < 0:
-            beside = _find(by_length, (left + 1) << low_bits, 0, at) - 1
-        else:
-            while beside + 1 < at and by_length[beside + 1] >> low_bits <= left:
-                beside += 1
-        other = min(beside, at - 1)
-        if other >= 0:
-            left -= by_length[other] >> low_bits
-            if left < least:
-                first, second, least = at, other, left
-        at -= 1
-    if first >= 0:
-        first = by_length[first] & mask
-    if second >= 0:
-        second = by_length[second] & mask
-    return first, second
+            first, second, least = need, -1, left
+        beside = _highest(bits, min(left, need), words)
+        if beside == need and by_need[need, OLDEST] == by_need[need, YOUNGEST]:
+            beside = _highest(bits, need - 1, words)  # it is the only one
+        if beside >= 0 and left - beside < least:
+            first, second, least = need, beside, left - beside
+        need = _highest(bits, need - 1, words)
+    if first < 0:
+        return -1, -1
+    slot = by_need[first, YOUNGEST]
+    if second < 0:
+        return slot, -1
+    return slot, waiting[slot, OLDER] if second == first else by_need[second, YOUNGEST]
 
 
 @_njit
@@ -195,15 +195,7 @@ def count(chunks_C4: Ints, firsts: Ints, tokens: Ints, documents: Ints) -> None:
 
 @_njit
 def place(
-    chunk: Ints,
-    out: Ints,
-    ends: Ints,
-    done: Ints,
-    state: Ints,
-    waiting: Ints,
-    order: Ints,
-    by_length: Ints,
-    rule: Ints,
+    chunk: Ints, out: Ints, ends: Ints, done: Ints, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints
 ) -> None:
     """Take one chunk, no longer than a row; finish rows as they fall due.
 
@@ -212,7 +204,7 @@ def place(
         out: rows' chunks, one after the other.
         ends: how many chunks `out` has at the end of each row.
         done: chunks and rows that are in `out`; changed.
-        state, waiting, order, by_length, rule: see above.
+        state, waiting, by_need, bits, rule: see above.
     """
     if chunk[3] + rule[SPECIAL] + 1 + rule[SPECIAL] > rule[ROW_TOKENS]:
         for column in range(4):
@@ -222,11 +214,14 @@ def place(
         done[1] += 1
         state[FINISHED] += 1
     else:
-        wait(chunk, state[FINISHED], state, waiting, order, by_length, rule)
+        wait(chunk, state[FINISHED], state, waiting, by_need, bits, rule)
         if state[N] <= rule[WINDOW]:
             return  # no row was finished, so none has become overdue
-    while state[N] > rule[WINDOW] or (state[N] > 0 and state[FINISHED] - waiting[order[0], 4] >= rule[MAX_WAIT]):
-        done[0] = finish_row(out, done[0], state, waiting, order, by_length, rule)
+    last = len(waiting) - 1
+    while state[N] > rule[WINDOW] or (
+        state[N] > 0 and state[FINISHED] - waiting[waiting[last, AFTER], BORN] >= rule[MAX_WAIT]
+    ):
+        done[0] = finish_row(out, done[0], state, waiting, by_need, bits, rule)
         ends[done[1]] = done[0]
         done[1] += 1
 
@@ -242,8 +237,8 @@ def place_many(
     done: Ints,
     state: Ints,
     waiting: Ints,
-    order: Ints,
-    by_length: Ints,
+    by_need: Ints,
+    bits: Ints,
     rule: Ints,
 ) -> int:
     """Take chunks (document, start, length) until so many rows are done; returns how many were taken."""
@@ -254,7 +249,7 @@ def place_many(
         chunk[1] = chunks[taken, 0] + first_document
         chunk[2] = chunks[taken, 1]
         chunk[3] = chunks[taken, 2]
-        place(chunk, out, ends, done, state, waiting, order, by_length, rule)
+        place(chunk, out, ends, done, state, waiting, by_need, bits, rule)
         taken += 1
     return taken
 
@@ -301,42 +296,51 @@ def mix_many(
     done: Ints,
     state: Ints,
     waiting: Ints,
-    order: Ints,
-    by_length: Ints,
+    by_need: Ints,
+    bits: Ints,
     rule: Ints,
 ) -> None:
     """Take chunks of several streams in turn (mixing.FairQueue) until so many rows are done or a stream has none left.
 
+    Two streams are compared by quotients of floats; where those are too close to tell, exactly.
+
     Args:
         chunks: of all streams, one stream after the other; document, start, length.
         firsts: the next chunk of each stream; changed.
-        limits: where its chunks end. No stream that has a weight is at its end.
+        limits: where its chunks end. No stream is at its end.
         epochs, first_documents: of each stream.
         by_documents: sizes are documents that begin, and not tokens.
-        weights, lag: of the queue; lag is changed.
+        weights, lag: of the queue, each weight above 0; lag is changed.
         wanted: see `place_many`; and all that follows.
     """
-    total = weights.sum()
-    chunk = np.empty(4, np.int64)
+    total, number = weights.sum(), len(weights)
+    chunk, sizes, shares = np.empty(4, np.int64), np.empty(number, np.int64), np.empty(number, np.float64)
+    for stream in range(number):
+        at = firsts[stream]
+        sizes[stream] = (1 if chunks[at, 1] == 0 else 0) if by_documents else chunks[at, 2]
+        shares[stream] = 1.0 / weights[stream]
     while done[1] < wanted:
-        chosen, finish, scale = -1, 0, 1
-        for stream in range(len(weights)):
-            if weights[stream] > 0 and lag[stream] >= 0:
-                at = firsts[stream]
-                size = (1 if chunks[at, 1] == 0 else 0) if by_documents else chunks[at, 2]
-                end = total * size - lag[stream]
-                if chosen < 0 or _less(end, scale, finish, weights[stream]):
-                    chosen, finish, scale = stream, end, weights[stream]
-        at = firsts[chosen]
-        size = (1 if chunks[at, 1] == 0 else 0) if by_documents else chunks[at, 2]
-        for stream in range(len(weights)):
+        chosen, finish, when = -1, 0, 0.0
+        for stream in range(number):
+            if lag[stream] >= 0:
+                end = total * sizes[stream] - lag[stream]
+                ends_at = end * shares[stream]
+                nearer = ends_at < when
+                if chosen >= 0 and abs(ends_at - when) <= _CLOSE * (abs(ends_at) + abs(when)):
+                    nearer = _less(end, weights[chosen], finish, weights[stream])
+                if chosen < 0 or nearer:
+                    chosen, finish, when = stream, end, ends_at
+        at, size = firsts[chosen], sizes[chosen]
+        for stream in range(number):
             lag[stream] += weights[stream] * size
         lag[chosen] -= total * size
         chunk[0] = epochs[chosen]
         chunk[1] = chunks[at, 0] + first_documents[chosen]
         chunk[2] = chunks[at, 1]
         chunk[3] = chunks[at, 2]
-        place(chunk, out, ends, done, state, waiting, order, by_length, rule)
-        firsts[chosen] += 1
-        if firsts[chosen] == limits[chosen]:
+        place(chunk, out, ends, done, state, waiting, by_need, bits, rule)
+        at += 1
+        firsts[chosen] = at
+        if at == limits[chosen]:
             return
+        sizes[chosen] = (1 if chunks[at, 1] == 0 else 0) if by_documents else chunks[at, 2]

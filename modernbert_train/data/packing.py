@@ -162,27 +162,35 @@ class GreedyPacker:
         self._window = window
         self._max_wait = max_wait
         tolerance = row_tokens // 256  # room at the end of a row that is not worth a longer search
-        rule = (row_tokens, window, min(max_wait, 1 << 62), special_tokens, tolerance, _BULK, 0, 0)
+        words = row_tokens // 64 + 1
+        above = (words + 63) // 64
+        rule = (row_tokens, window, min(max_wait, 1 << 62), special_tokens, tolerance, _BULK, above)
         self._rule = np.array(rule, dtype=np.int64)
-        self._state = np.zeros(4, dtype=np.int64)
+        self._by_need = np.zeros((row_tokens + 1, 2), dtype=np.int32)
+        self._bits = np.zeros(above + words, dtype=np.int64)
         self._make_slots(window + 2)
         self._done = np.zeros(2, dtype=np.int64)  # chunks and rows that are finished and not taken
         self._out = np.empty((0, 4), dtype=np.int64)
         self._ends = np.empty(0, dtype=np.int64)
 
     def _make_slots(self, number: int) -> None:
-        """Room for so many waiting chunks."""
-        self._waiting = np.zeros((number, 6), dtype=np.int64)
-        self._order = np.concatenate([np.arange(number), np.zeros(number, dtype=np.int64)])
-        self._by_length = np.zeros(number, dtype=np.int64)
-        self._rule[self._kernel.SLOT_BITS] = number.bit_length()
-        self._rule[self._kernel.LOW_BITS] = (
-            62 - self.row_tokens.bit_length()
-        )  # 38 bits count chunks, if 512 of them wait
+        """Room for so many waiting chunks, of which there is none."""
+        kernel = self._kernel
+        self._state = np.zeros(4, dtype=np.int64)
+        self._waiting = np.zeros((number + 1, 9), dtype=np.int64)
+        self._waiting[:, kernel.AFTER] = np.arange(1, number + 2)
+        self._waiting[number, [kernel.AFTER, kernel.BEFORE]] = number
 
     @property
     def _memory(self) -> tuple[Any, ...]:
-        return (self._out, self._ends, self._done, self._state, self._waiting, self._order, self._by_length, self._rule)
+        return (self._out, self._ends, self._done, self._state, self._waiting, self._by_need, self._bits, self._rule)
+
+    def _by_age(self) -> Ints:
+        """The waiting chunks, oldest first."""
+        slots, slot, last = [], len(self._waiting) - 1, len(self._waiting) - 1
+        while (slot := int(self._waiting[slot, self._kernel.AFTER])) != last:
+            slots.append(slot)
+        return self._waiting[slots]
 
     def _make_room(self, chunks: int) -> None:
         """Have room for the rows that so many more chunks may finish."""
@@ -207,8 +215,9 @@ class GreedyPacker:
         chunks = int(self._ends[number - 1]) if number else 0
         taken = Rows(self._out[:chunks].copy(), self._ends[:number].copy())
         left_chunks, left_rows = int(self._done[0]) - chunks, int(self._done[1]) - number
-        self._out[:left_chunks] = self._out[chunks : chunks + left_chunks].copy()
-        self._ends[:left_rows] = self._ends[number : number + left_rows] - chunks
+        if left_rows:
+            self._out[:left_chunks] = self._out[chunks : chunks + left_chunks].copy()
+            self._ends[:left_rows] = self._ends[number : number + left_rows] - chunks
         self._done[:] = left_chunks, left_rows
         return taken
 
@@ -253,13 +262,13 @@ class GreedyPacker:
 
     def waiting(self) -> list[Chunk]:
         """Chunks placed and not given out, in the order in which they would be packed anew."""
-        in_order = self._waiting[self._order[: self._state[self._kernel.N]], :4]
-        return [_as_chunk(chunk) for chunk in [*self._out[: self._done[0]].tolist(), *in_order.tolist()]]
+        chunks = [*self._out[: self._done[0]].tolist(), *self._by_age()[:, :4].tolist()]
+        return [_as_chunk(chunk) for chunk in chunks]
 
     def state_dict(self) -> PackerState:
         """Everything the next rows depend on, as JSON."""
-        in_order = self._waiting[self._order[: self._state[self._kernel.N]]]
-        ages = (self._state[self._kernel.FINISHED] - in_order[:, 4]).tolist()
+        in_order = self._by_age()
+        ages = (self._state[self._kernel.FINISHED] - in_order[:, self._kernel.BORN]).tolist()
         return {
             "row_tokens": self.row_tokens,
             "ready": [list(row) for row in self.ready],

@@ -2,7 +2,7 @@
 
 This is what makes a run exact. The planner sees no ranks, no workers and no tokens: it walks the shuffled chunks of
 each stream, takes the next from the stream whose turn it is, packs their lengths into rows, and cuts the sequence of
-rows into global batches by the clock. Every rank runs the same planner (hundreds of millions of tokens a second) and
+rows into global batches by the clock. Every rank runs the same planner (a billion tokens a second and more) and
 reads only its own rows of each batch, so the sequence of batches is the same for any number of ranks and workers, and
 the tokens of a batch are known everywhere without asking.
 
@@ -208,12 +208,13 @@ class BatchPlanner:
 
     def _fill_in_turn(self, used: list[int], wanted: int) -> None:
         packer, cursors, queue = self._packer, [self._cursors[index] for index in used], self._queue
-        exact = sum(queue.weights) * packer.row_tokens < _MOST
+        most = packer.row_tokens - self._special
+        exact = sum(queue.weights) * most + max(map(abs, queue.lag)) < _MOST  # rows may have been longer before
         while packer.num_ready < wanted:
-            drawn = self._drawn = self._drawn or _draw(cursors)
-            if exact and drawn is not None:
+            drawn = self._drawn = (self._drawn or _draw(cursors)) if exact else None
+            if drawn is not None:
                 lag, before = np.array([queue.lag[index] for index in used]), drawn.at.copy()
-                weights = np.array([queue.weights[index] for index in used])
+                weights = np.array([queue.weights[index] for index in used])  # small enough, as `exact` says
                 packer.mix_many(drawn.chunks_C3, (*drawn.columns, self._by_documents, weights, lag), wanted)
                 for cursor, number in zip(cursors, (drawn.at - before).tolist(), strict=True):
                     cursor.skip(number)
@@ -221,7 +222,7 @@ class BatchPlanner:
                     queue.lag[index] = new
                 if (drawn.at == drawn.ends).any():
                     self._drawn = None
-            else:  # a chunk must be cut
+            else:  # a chunk must be cut, or numbers are too large
                 unit = int(self._by_documents)  # what next_size says: tokens, documents
                 sizes = [0] * len(queue.weights)
                 for index, cursor in zip(used, cursors, strict=True):

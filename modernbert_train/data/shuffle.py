@@ -46,6 +46,7 @@ class ShuffledChunks:
         self._lengths = lengths
         self._block_shards = block_shards
         self._seed = seed
+        self._order: tuple[int, Ints] | None = None  # an epoch, and its shards
         self.num_documents = len(lengths)
         self.num_tokens = int(np.sum(lengths, dtype=np.int64)) if num_tokens is None else num_tokens
         self.num_blocks = -(-len(shard_documents) // block_shards)
@@ -65,16 +66,22 @@ class ShuffledChunks:
         Returns:
             int64 [chunks, 3]: document, first token, number of tokens; every token of the block's documents once.
         """
-        shards = permutation(len(self._first) - 1, derive(self._seed, _SHARDS, epoch))
-        members = shards[block * self._block_shards : (block + 1) * self._block_shards]
-        documents = np.concatenate([np.arange(self._first[s], self._first[s + 1]) for s in members])
-        lengths = self._lengths[documents].astype(np.int64)
-        counts = -(-lengths // chunk_tokens)
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        starts = within * chunk_tokens
-        sizes = np.minimum(np.repeat(lengths, counts) - starts, chunk_tokens)
-        chunks = np.stack([np.repeat(documents, counts), starts, sizes], axis=1)
-        return chunks[permutation(len(chunks), derive(self._seed, _CHUNKS, epoch, block, chunk_tokens))]
+        from modernbert_train.data import shuffle_kernel  # numba, which takes a third of a second to import
+
+        members = self._shards_of(epoch)[block * self._block_shards : (block + 1) * self._block_shards]
+        spans = [slice(first, end) for first, end in zip(self._first[members], self._first[members + 1], strict=True)]
+        documents = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+        lengths = np.concatenate([self._lengths[span] for span in spans]).astype(np.int64)
+        key = np.uint64(derive(self._seed, _CHUNKS, epoch, block, chunk_tokens))
+        chunks: Ints = shuffle_kernel.lay_out(documents, lengths, chunk_tokens, key)
+        return chunks
+
+    def _shards_of(self, epoch: int) -> Ints:
+        """The order of the shards; that of the epoch that was asked for last is kept."""
+        kept = self._order  # another thread may look at another epoch
+        if kept is None or kept[0] != epoch:
+            kept = self._order = epoch, permutation(len(self._first) - 1, derive(self._seed, _SHARDS, epoch))
+        return kept[1]
 
 
 class CursorState(TypedDict):

@@ -25,7 +25,7 @@ MEMORY_SHARE = 0.75  # of the memory's rate
 LOCAL_TILES = 2.5  # keys that a kernel computes for each key inside a window: tiles of 128 overhang it
 LAUNCH_SECONDS = 5e-6  # of one kernel
 OPTIMIZER_BYTES = 28  # read and written for each parameter: weight, gradient, two moments
-PLANNED_TOKENS_PER_SECOND = 400e6  # by one core, on each rank, of the whole batch; benchmarks/packing.py
+PLANNED_TOKENS_PER_SECOND = 700e6  # by one core, on each rank, of the whole batch; benchmarks/packing.py
 
 
 @dataclass(frozen=True)

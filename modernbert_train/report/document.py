@@ -16,12 +16,14 @@ import numpy as np
 
 from modernbert_train.config.evals import BASELINE
 from modernbert_train.config.read import read_yaml
+from modernbert_train.data.statistics import DATA
 from modernbert_train.effective import Spent
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.files import lock_now
 from modernbert_train.provenance import STARTS, Start, read_starts
 from modernbert_train.read_json import read_lines
 from modernbert_train.report.curves import Following, History, state_of
+from modernbert_train.report.data import pictures, read_data, source_table
 from modernbert_train.report.evaluations import MOST, by_figure, evaluation_table
 from modernbert_train.report.events import event_table, what_happened, what_was_done
 from modernbert_train.report.samples import read_samples
@@ -127,7 +129,10 @@ class WatchedRun:
         if not self.live:
             self._following.finish()
         beside = (
-            *(state_of(self.folder / name) for name in ("config.yaml", STARTS, "evaluations.jsonl", "samples.jsonl")),
+            *(
+                state_of(self.folder / name)
+                for name in ("config.yaml", DATA, STARTS, "evaluations.jsonl", "samples.jsonl")
+            ),
             _in_use(self.folder / ".lock") if self.live else None,
         )
         if changed or beside != self._beside or not self._about:
@@ -175,12 +180,13 @@ class WatchedRun:
             text = config.read_text("utf-8", "replace")[:_CONFIG]
         except OSError:
             text = ""
-        starts = read_starts(self.folder)
+        starts, data = read_starts(self.folder), read_data(self.folder)
         tables = [
             phase_table(history),
             evaluation_table(history),
             result_table(read_results(self.folder)),
             event_table(history),
+            source_table(data),
             start_table(starts, history.last_time),
         ]
         phases = history.phases()
@@ -203,6 +209,7 @@ class WatchedRun:
             "events": _events(history),
             "curves": _curves(history),
             "samples": read_samples(self.folder),
+            "data": pictures(data),
         }
 
     def _spent(self, history: History) -> Spent:

@@ -222,6 +222,7 @@ function build() {
     make("div", { class: "charts", id: "charts" }),
     make("div", { id: "settings" }),
     make("div", { id: "samples" }),
+    make("div", { id: "data-of-run" }),
     make("div", { id: "about" }),
     make("p", { class: "note", id: "points" }));
   document.body.append(make("div", { class: "tip", id: "tip", hidden: true }));
@@ -637,6 +638,7 @@ function settings() {
 function about() { // of one run: the one that is picked, or the only one
   const run = runs.length === 1 ? runs[0] : runs.find((each) => each.name === state.pin);
   samples(run ?? runs.find((each) => each.samples.length && isShown(each)));
+  data(run);
   const open = out("#about details")?.open;
   if (!run) { out("#about").replaceChildren(...(runs.length ? [make("p", { class: "note", text: "Click on the name of a run to see its tables and its configuration, and to keep its lines in front." })] : [])); return; }
   out("#about").replaceChildren(
@@ -645,6 +647,28 @@ function about() { // of one run: the one that is picked, or the only one
     ...run.tables.map((each) => make("section", { class: "box wide" }, make("h2", { text: each.title }), ...(each.note ? [make("p", { text: each.note })] : []),
       make("table", {}, make("thead", {}, ...cells([each.head], "th")), make("tbody", {}, ...cells(each.rows, "td"))))),
     make("details", { class: "box", open: open }, make("summary", { text: "Resolved configuration" }), make("pre", { text: run.config || "This run has no config.yaml." })));
+}
+
+function data(run) { // how long the documents are, of which licence and the like, and what became of the sources' documents
+  const place = out("#data-of-run");
+  if (!run?.data.length) { place.replaceChildren(); return; }
+  const part = (share, name, title) => make("i", { class: name, style: `flex-basis: ${100 * share}%`, title });
+  const kept = ["kept", "duplicates", "near duplicates", "left out otherwise"];
+  const row = (name, parts, text) => make("li", {}, make("span", { text: name }), make("span", { class: "track", "aria-hidden": "true" }, ...parts), make("small", { text }));
+  const picture = (each) => {
+    const high = Math.max(...each.bars.flatMap(([, documents, tokens]) => [documents, tokens]), 0.001);
+    const bar = (share, name) => make("i", { class: name, style: `height: ${100 * share / high}%` });
+    const bars = each.bars.map(([from, documents, tokens, text]) => make("li", { title: text, "aria-label": text, role: "img" },
+      make("span", { class: "pair" }, bar(documents, "documents"), bar(tokens, "tokens")), make("small", { text: scaled(from, 3) })));
+    const fields = each.fields.map(([name, shares]) => make("section", {}, make("h3", { text: `${name}, by tokens` }),
+      make("ul", { class: "shares" }, ...shares.map(([value, share, text]) => row(value, [part(share, "tokens", text)], text)))));
+    const sources = each.sources.length ? [make("section", {}, make("h3", {}, "Sources, by documents: ", ...kept.map((name, i) => make("span", { class: "legend part" + i, text: name }))),
+      make("ul", { class: "shares" }, ...each.sources.map(([name, shares, text]) => row(name, shares.map((share, i) => part(share, "part" + i, kept[i])), text))))] : [];
+    return make("section", { class: "box data" }, make("h2", { text: each.title }), make("p", { text: each.note }),
+      ...(bars.length ? [make("section", {}, make("h3", {}, "Tokens in a document: ", make("span", { class: "legend documents", text: "share of documents" }), make("span", { class: "legend tokens", text: "share of tokens" })),
+        make("ul", { class: "bins" }, ...bars))] : []), ...fields, ...sources);
+  };
+  place.replaceChildren(make("details", { open: out("#data-of-run details")?.open ?? true }, make("summary", { text: "The data" }), ...run.data.map(picture)));
 }
 
 function samples(run) {

@@ -9,6 +9,7 @@ runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or
 runs/NAME/checkpoints/     see checkpoint.py; what is in superseded/ there was set aside, see set_aside.py
 runs/NAME/watch.jsonl      what `finetune --watch`, another process, measured of the checkpoints; watch/ is its folder
 runs/NAME/copies.jsonl     what was copied to checkpoint.copy_to, or why not; see copies/
+runs/NAME/data.json        what its data are: lengths, fields, sources; for its page, see data/statistics.py
 runs/NAME/report.html      drawn from metrics.jsonl
 runs/NAME/profile/         traces and tables of the steps that profile: asks for
 """
@@ -28,6 +29,7 @@ from modernbert_train.config.auto import filled, recorded
 from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.statistics import DATA
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.files import append_line, lock_now, write_whole
 from modernbert_train.own_files import require_own_files
@@ -37,7 +39,7 @@ from modernbert_train.redact import redact, redacted
 from modernbert_train.run.set_aside import complete
 
 SAMPLES = "samples.jsonl"
-_RECORDS = ("config.yaml", "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
+_RECORDS = ("config.yaml", DATA, "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
 
 
 class RunFolder:
@@ -203,6 +205,18 @@ class RunFolder:
         path = self.path / STARTS
         try:
             append_line(path, json.dumps(redacted(entry) | {"time": round(time.time(), 3)}))
+        except OSError as error:
+            raise self._refused(path, error) from error
+
+    def save_data(self, statistics: dict[str, Any]) -> None:
+        """Write data.json: what the data of this start are.
+
+        Raises:
+            StorageError: the disk refuses it.
+        """
+        path = self.path / DATA
+        try:
+            write_whole(path, json.dumps(statistics, indent=1, ensure_ascii=False) + "\n")
         except OSError as error:
             raise self._refused(path, error) from error
 

@@ -23,6 +23,7 @@ from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
+from modernbert_train.data.statistics import run_statistics
 from modernbert_train.effective import LAST_SIGN, spent
 from modernbert_train.errors import RunError, StoppedEarly, StorageError
 from modernbert_train.preflight import preflight
@@ -136,6 +137,7 @@ def _train(
     facts = check_data(config)
     fingerprint = check_same_data(start, config, data_fingerprint(facts))
     on_rank_zero(folder.save_config)
+    on_rank_zero(lambda: folder.save_data(asdict(run_statistics(facts))))
     built = build(config, facts, compute, folder, fingerprint, requests, plugins, last_phase=start.phase)
     words = on_rank_zero(lambda: {} if start.checkpoint or origin is None else effects(config, facts, origin))
     if this_rank() == 0:

@@ -29,7 +29,7 @@ from modernbert_train.config.schema import (
     StreamConfig,
     XLNetConfig,
 )
-from modernbert_train.data.dataset_card import DatasetCard, read_card
+from modernbert_train.data.dataset_card import PREPARE_REPORT, DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.provenance import Start, in_words
 from modernbert_train.read_json import Count, as_type, is_count, number, read_json
@@ -46,7 +46,6 @@ _TASKS: dict[Part, tuple[str, str]] = {  # as the hub names them, and the class 
     "classifier": ("text-classification", "AutoModelForSequenceClassification"),
     "tagger": ("token-classification", "AutoModelForTokenClassification"),
 }
-PREPARE_REPORT = "prepare_report.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -259,6 +258,8 @@ def _data(card: DatasetCard | None, report: dict[str, Any]) -> str:
         f"{card.documents:,} documents with {card.tokens:,} tokens, by a tokenizer of {card.vocab_size:,} entries "
         f"(sha256 `{card.tokenizer_sha256[:16]}`; of the shards' index `{card.index_sha256[:16]}`)."
     )
+    for name, counts in (card.fields or {}).items():
+        text += f" {name.capitalize()}, by tokens: {counts}."
     if not report:
         return text + " What the text is, and from where, is not recorded beside the shards."
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in report["dropped"].items()) or "none"

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -315,3 +316,15 @@ def test_the_compiled_queue_is_the_queue(weights: list[int], draw: Random) -> No
     packer.mix_many(np.array(chunks).reshape(-1, 3), columns, wanted=1 << 20)
     assert [(chunk.epoch, chunk.document) for chunk in packer.waiting()] == expected
     assert lag.tolist() == queue.lag
+
+
+def test_shares_of_many_digits_outlive_a_phase_of_shorter_rows() -> None:
+    """A share of 16 digits is a weight of as many; what its queue owes from longer rows fits no 64 bits."""
+    proportions = {"a": 0.6171234567890123, "b": 0.3828765432109877}
+    shares = {name: StreamConfig(path="", proportion=share) for name, share in proportions.items()}
+    config = run(8192, 16, tokens=90_000, train=None, streams=shares, packing_window=4)
+    phases = {**config.phases, "p1": replace(config.phases["p1"], restart_data=True)}
+    order = {name: ShuffledChunks([9], np.full(9, 8000 + seed, np.uint32), 1, seed) for seed, name in enumerate("ab")}
+    plans = list(BatchPlanner(replace(config, phases=phases), order))
+    tokens = [sum(each.tokens for plan in plans for each in plan.streams if each.name == name) for name in "ab"]
+    assert tokens[0] / sum(tokens) == pytest.approx(0.617, abs=0.1)

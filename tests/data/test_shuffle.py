@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
+from modernbert_train.keyed_random import derive, permutation
 
 Shards = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=10)
 
@@ -161,3 +162,18 @@ def test_the_order_of_shards_and_that_within_them_change_each_by_itself(part: st
 
     assert sorted(order()) == sorted(order(**other)) == list(range(20))
     assert order() != order(**other)
+
+
+@settings(max_examples=60, deadline=None)
+@given(Shards, st.integers(1, 5), st.integers(0, 2**31 - 1), st.integers(1, 50))
+def test_the_compiled_order_is_the_permutation(shards: list[list[int]], block: int, seed: int, most: int) -> None:
+    """Chunks in the order of their documents, put into that of `permutation`: what every run was shuffled by."""
+    chunks = make(shards, block, seed)
+    order = permutation(len(shards), derive(seed, 1, 3))
+    begins = np.cumsum([0, *map(len, shards)])
+    lengths = [length for shard in shards for length in shard]
+    for number in range(chunks.num_blocks):
+        documents = [d for s in order[number * block :][:block] for d in range(begins[s], begins[s + 1])]
+        plain = [(d, at, min(most, lengths[d] - at)) for d in documents for at in range(0, lengths[d], most)]
+        expected = [plain[at] for at in permutation(len(plain), derive(seed, 2, 3, number, most))]
+        assert [tuple(chunk) for chunk in chunks.block(3, number, most).tolist()] == expected

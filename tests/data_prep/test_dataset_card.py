@@ -50,6 +50,8 @@ def test_missing_folder_and_card(folder: Path) -> None:
         ({"tokens": None}, "wrong type: tokens"),
         ({"documents": True}, "wrong type: documents"),
         ({"surprise": 1}, "unknown.*surprise"),
+        ({"fields": []}, "wrong type: fields"),
+        ({"fields": {"licence": {"values": {"MIT": 3}, "missing": {}, "other": {}}}}, "fields.licence.values.MIT"),
     ],
 )
 def test_card_that_is_not_one(folder: Path, change: dict[str, Any], message: str) -> None:

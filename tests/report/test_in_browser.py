@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from modernbert_train.report.serve import open_server
 from tests.report.browser import Browser, browser
 from tests.report.records import evaluation, fault, resume, step, validation
 from tests.report.test_compare import run
+from tests.report.test_data import statistics
 from tests.report.test_page import sample
 
 HOSTILE = "<script>document.title='stolen'</script><img src=x onerror=alert(1)>" + "unbroken" * 20
@@ -75,6 +77,7 @@ def test_the_page_never_scrolls_sideways(chromium: Browser, tmp_path: Path, coun
     ]
     for folder in folders:
         (folder / "samples.jsonl").write_text(json.dumps(sample(4, HOSTILE)) + "\n")
+        (folder / "data.json").write_text(json.dumps(asdict(statistics())))
     page = write_comparison(folders, tmp_path / "c.html") if count > 1 else write_report(folders[0])
     for width in (400, 1000, 1600):
         chromium.open(page, width, 900, dark=width == 400)
@@ -214,6 +217,26 @@ def test_what_the_model_fills_in_is_followed_over_validations(chromium: Browser,
     choose(chromium, "#sample", 0)
     assert chromium.run(fill)[0][:2] == ["fill wrong", "mousedog"]
     assert "step 10, stable: 1 of 3" in chromium.run("return document.querySelector('#samples output').textContent")
+
+
+def test_the_data_are_drawn(chromium: Browser, tmp_path: Path) -> None:
+    """As high and as long as they should be, in the order of the record, and gone with a run that has no record."""
+    folder = run(tmp_path / "alone", *records(0))
+    (folder / "data.json").write_text(json.dumps(asdict(statistics())))
+    chromium.open(write_report(folder), 1000)
+    assert chromium.run("return [...document.querySelectorAll('.data h2')].map(h => h.textContent)") == [
+        "Stream english", "Stream german", "Held out",
+    ]  # fmt: skip
+    bars = "document.querySelectorAll('.data .bins')[0].querySelectorAll('.documents')"
+    high = f"return [...{bars}].map(b => b.offsetHeight)"
+    first, second, *empty, last = chromium.run(high)
+    assert first == last and second == 2 * first and empty == [0, 0, 0]
+    share = "const t = document.querySelectorAll('.shares .track')[0]; return t.firstChild.offsetWidth / t.offsetWidth"
+    assert chromium.run(share) == pytest.approx(0.75, abs=0.01)
+    (folder / "data.json").unlink()
+    chromium.open(write_report(folder))
+    assert chromium.run("return document.querySelectorAll('.data').length") == 0
+    chromium.errors()
 
 
 def test_a_page_that_is_served_follows_runs_that_go_on(chromium: Browser, tmp_path: Path) -> None:

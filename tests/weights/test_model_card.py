@@ -111,6 +111,14 @@ def test_sources_are_named_only_if_the_report_is_of_these_shards(folder: Path) -
     assert header["datasets"] == ["someone/articles"]
     assert "- wiki: hub `someone/articles`, subset en, split train\n- mine: text\n" in data and "secret" not in text
     assert "of 70 documents; left out: 10 duplicate" in data
+    assert "Licence, by tokens" not in data
+    shards = folder / "data/train/dataset.json"
+    before = shards.read_text()
+    mit, none = ({"documents": 1, "tokens": tokens} for tokens in (3, 1))
+    fields = {"licence": {"values": {"MIT": mit}, "missing": none, "other": {"documents": 0, "tokens": 0}}}
+    shards.write_text(json.dumps(json.loads(before) | {"fields": fields}))
+    assert "Licence, by tokens: MIT 75 %, (missing) 25 %." in section(card(folder)[1], "Data")
+    shards.write_text(before)
     path.write_text(json.dumps(report | {"written": {"train": counts | {"tokens": 1}}}))
     header, text = card(folder)
     assert "datasets" not in header and "not recorded beside the shards" in section(text, "Data")

@@ -6,14 +6,21 @@ which keys a kind reads is the table FIELDS, and a key that the chosen kind woul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from dataclasses import field as field_  # where a key is called so
+from math import isfinite
 from typing import Any, Literal
 
 from omegaconf import MISSING
 
 SMALLEST_VOCABULARY = 320  # 256 bytes and 5 special tokens, rounded up to a multiple of 64
 LANGUAGE_FILTER = "LanguageFilter"
+MOST_FIELDS = 10
+MOST_STREAMS = 100
+REST = "rest"  # the stream of what belongs to no other
+_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +36,10 @@ class SourceConfig:
     # text, jsonl, csv: `auto` takes what is not UTF-8 for UTF-16 or Windows-1252, where it looks so, and counts it;
     # utf-8 guesses nothing
     encoding: Literal["utf-8", "auto", "latin-1", "cp1252", "utf-16"] = "utf-8"
+    # facts of a document by a name of yours: the column or key that holds each, such as licence: meta.license; how many
+    # documents and tokens have which value is counted
+    fields: dict[str, str] = field(default_factory=dict)
+    fixed_fields: dict[str, str] = field(default_factory=dict)  # such facts that all its documents share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +80,18 @@ class NearDuplicatesConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StreamsConfig:
+    """Training documents in folders of their own by one of their fields, to be weighed by data.streams of a run.
+
+    Stream NAME is the folder train-NAME; what belongs to none is train-rest.
+    """
+
+    field: str | None = None  # one of the sources' fields; None: all training documents in one folder, train
+    values: dict[str, list[str]] = field_(default_factory=dict)  # stream -> values of the field
+    scores: dict[str, float] = field_(default_factory=dict)  # stream -> its lowest score; it ends where the next begins
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExecutorConfig:
     """Who runs the tasks: nothing here changes what is written."""
 
@@ -89,6 +112,7 @@ class PrepareConfig:
     # evaluation sets by name: documents that share overlap_words words in a row with one are left out
     decontaminate: dict[str, SourceConfig] = field(default_factory=dict)
     overlap_words: int = 13  # fewer find more, and leave more out by chance
+    streams: StreamsConfig = field(default_factory=StreamsConfig)  # training documents by language, score, ...
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     validation_share: float = 0.05  # share of the documents, by hash of their text, that is held out; 0 holds out none
     min_characters: int = 1  # shorter documents are left out and counted
@@ -101,13 +125,13 @@ class PrepareConfig:
 
 # kind -> the keys of SourceConfig that it reads
 FIELDS: dict[str, tuple[str, ...]] = {
-    "python_stdlib": (),
-    "text": ("path", "glob", "encoding"),
-    "jsonl": ("path", "glob", "text_field", "encoding"),
-    "parquet": ("path", "glob", "text_field"),
-    "csv": ("path", "glob", "text_field", "encoding"),
-    "mds": ("path", "glob", "text_field"),
-    "hub": ("path", "subset", "split", "text_field"),
+    "python_stdlib": ("fixed_fields",),
+    "text": ("path", "glob", "encoding", "fixed_fields"),
+    "jsonl": ("path", "glob", "text_field", "encoding", "fields", "fixed_fields"),
+    "parquet": ("path", "glob", "text_field", "fields", "fixed_fields"),
+    "csv": ("path", "glob", "text_field", "encoding", "fields", "fixed_fields"),
+    "mds": ("path", "glob", "text_field", "fields", "fixed_fields"),
+    "hub": ("path", "subset", "split", "text_field", "fields", "fixed_fields"),
 }
 
 # kind -> patterns of the files taken from a folder when `glob` is not given
@@ -132,6 +156,7 @@ def prepare_problems(config: PrepareConfig) -> list[str]:
     """
     return [
         *_source_problems(config),
+        *_field_problems(config),
         *_filter_problems(config),
         *_tokenizer_problems(config.tokenizer),
         *_number_problems(config),
@@ -148,11 +173,63 @@ def _source_problems(config: PrepareConfig) -> Iterator[str]:
         reads = FIELDS[source.kind]
         if "path" in reads and not source.path:
             yield f"{where}.path: missing. A source of kind {source.kind} needs one."
-        for key in ("path", "glob", "text_field", "subset", "split", "encoding"):
-            if key not in reads and getattr(source, key) != getattr(SourceConfig, key):
+        usual = SourceConfig(kind=source.kind)
+        for key in ("path", "glob", "text_field", "subset", "split", "encoding", "fields", "fixed_fields"):
+            if key not in reads and getattr(source, key) != getattr(usual, key):
                 yield (
                     f"{where}.{key}={getattr(source, key)}: a source of kind {source.kind} does not read it. Remove it."
                 )
+
+
+def _field_problems(config: PrepareConfig) -> Iterator[str]:
+    for name, source in config.decontaminate.items():
+        if source.fields or source.fixed_fields:
+            yield f"decontaminate.{name}: no fields are counted of an evaluation set. Remove fields and fixed_fields."
+    for name, source in config.sources.items():
+        for both in sorted(source.fields.keys() & source.fixed_fields.keys()):
+            yield f"sources.{name}.fixed_fields.{both}: is among its fields too. Remove one of the two."
+        for key, empty in [*source.fields.items(), *source.fixed_fields.items()]:
+            if not empty:
+                yield f"sources.{name}: field {key} is empty. Name its column, or its value under fixed_fields."
+    names = field_names(config)
+    if len(names) > MOST_FIELDS:
+        yield f"sources: {len(names)} fields, at most {MOST_FIELDS} are counted. Remove some."
+    yield from _stream_problems(config.streams, names)
+
+
+def _stream_problems(streams: StreamsConfig, names: list[str]) -> Iterator[str]:
+    asked = [*streams.values, *streams.scores]
+    if streams.field is None:
+        if asked:
+            yield f"streams.field: missing, and streams {', '.join(asked)} are asked for. Name one of the fields."
+        return
+    if streams.field not in names:
+        known = ", ".join(names) or "none; add sources.NAME.fields"
+        yield f"streams.field={streams.field}: not among the fields of the sources ({known}). Correct it."
+    if bool(streams.values) == bool(streams.scores):
+        yield "streams: needs either values or scores, see docs/data.md. Give one of the two."
+    for name in asked:
+        if not _STREAM.fullmatch(name) or name == REST:
+            yield f"streams: {name!r} cannot be a stream's name. Use at most 40 letters, digits, _ and -; not {REST}."
+    if len(asked) > MOST_STREAMS:
+        yield f"streams: {len(asked)} of them, at most {MOST_STREAMS}. Put values together."
+    homes: dict[str, str] = {}
+    for name, values in streams.values.items():
+        if not values:
+            yield f"streams.values.{name}: empty. Name the values of {streams.field} that belong to it."
+        for value in values:
+            if homes.setdefault(value, name) != name:
+                yield f"streams.values.{name}: {value!r} belongs to {homes[value]} already. Remove one of the two."
+    for name, lowest in streams.scores.items():
+        if not isfinite(lowest):
+            yield f"streams.scores.{name}={lowest}: must be a number; lower scores go to {REST}."
+    if len(set(streams.scores.values())) < len(streams.scores):
+        yield "streams.scores: two streams begin at the same score. Change one."
+
+
+def field_names(config: PrepareConfig) -> list[str]:
+    """The fields that any source has, in the order of their names."""
+    return sorted({name for source in config.sources.values() for name in (*source.fields, *source.fixed_fields)})
 
 
 def _filter_problems(config: PrepareConfig) -> Iterator[str]:

@@ -239,6 +239,8 @@ def _kind(hint: Any) -> str:
 def _several(hint: Any) -> str:
     if typing.get_origin(hint) is dict:
         return f"mappings of names to {_several(typing.get_args(hint)[-1])}"
+    if typing.get_origin(hint) is list:
+        return f"lists of {_several(typing.get_args(hint)[0])}"
     return _WORDS[hint][1]
 
 

@@ -34,7 +34,9 @@ Words = Callable[..., list[str]]
 @pytest.fixture
 def words(tmp_path: Path, corpus: Path, texts: list[str]) -> Words:
     """A command line with three sources, duplicates between them, and a dozen tasks."""
-    lines = [json.dumps({"text": text}) for text in [*texts[5:20], *(f"{text}more" for text in texts[:30]), "", "x"]]
+    backwards = [text[::-1] for text in texts[:18]]
+    every = enumerate([*texts[5:20], *(f"{text}more" for text in texts[:30]), *backwards, "", "x"])
+    lines = [json.dumps({"text": text, "by": {"licence": ["MIT", "CC0", None][i % 3]}}) for i, text in every]
     (corpus / "a.jsonl").write_text("\n".join([*lines, "{", '{"text": null}']))
     (tmp_path / "near.txt").write_text(texts[3].replace(texts[3].split()[50], "replaced"))
 
@@ -42,6 +44,7 @@ def words(tmp_path: Path, corpus: Path, texts: list[str]) -> Words:
         usual = [f"out={tmp_path / out}", "tokenizer.vocab_size=384", "validation_share=0.2", "task_bytes=10000"]
         usual += ["sources.texts.kind=text", f"sources.texts.path={corpus}"]
         usual += ["sources.lines.kind=jsonl", f"sources.lines.path={corpus}"]
+        usual += ["sources.lines.fields.licence=by.licence", "sources.texts.fixed_fields.licence=mine"]
         usual += ["sources.near.kind=text", f"sources.near.path={tmp_path}/near.txt"]
         return [*usual, *more]
 
@@ -74,6 +77,7 @@ def run_and_kill(line: list[str], seconds: float) -> bool:
 def test_killed_anywhere_and_started_again_gives_the_same_bytes(words: Words, tmp_path: Path, files_of: Files) -> None:
     """A preemption in hour ten must cost minutes, and nobody may have to ask whether the data is still good."""
     near = ["duplicates=near", "near_duplicates.buckets=4", "near_duplicates.hashes_per_bucket=6"]
+    near += ["streams.field=licence", "streams.values={open: [MIT, CC0], own: [mine]}"]
     main(words("warm", *near))  # imports
     started = time.monotonic()
     assert main(words("whole", *near)) == 0
@@ -88,6 +92,7 @@ def test_killed_anywhere_and_started_again_gives_the_same_bytes(words: Words, tm
     assert len(set(completed)) >= 3  # each time it had got further
     assert main(words("killed", *near)) == 0
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+    assert {path.name for path in (tmp_path / "killed").glob("train-*")} == {"train-open", "train-own", "train-rest"}
     assert not list(tmp_path.glob("killed.*"))
 
 

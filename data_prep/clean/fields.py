@@ -1,0 +1,91 @@
+"""Fields of documents: what of them is counted, and which stream a document belongs to.
+
+Licences, languages, flags of personal data, scores: whatever stands beside the text in its source. Nothing is left out
+by them; a run weighs streams (docs/mixtures.md), exactly, in every phase as it likes, and without preparing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+from modernbert_train.config.tools.prepare import REST, StreamsConfig
+from modernbert_train.data.field_counts import FieldCounts
+from modernbert_train.read_json import as_type
+from modernbert_train.text import shorten
+
+_LETTERS = 100  # of a value
+_DIGITS = 2  # of a number with a fraction
+EMPTY = "(empty)"
+
+
+def as_text(value: Any) -> str | None:
+    """A field's value as it is counted; None where there is none.
+
+    A number with a fraction is rounded to two digits, texts of a list are joined, and of a list of anything else its
+    length counts: of spans of personal data, how many there are.
+    """
+    if value is None or isinstance(value, Mapping):
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        if not isfinite(value):
+            return None
+        return str(int(value)) if value.is_integer() else f"{value:.{_DIGITS}g}"
+    if isinstance(value, str):
+        return shorten(" ".join(value.split()), _LETTERS) or None
+    if isinstance(value, Sequence):
+        texts = all(isinstance(each, str) for each in value)
+        value = (", ".join(sorted(set(value))) or EMPTY) if texts else len(value)
+    return shorten(str(value), _LETTERS)
+
+
+def as_score(value: Any) -> float | None:
+    """A field's value as a number, also where it is written as text; None where it is none."""
+    if not isinstance(value, (bool, int, float, str)):
+        return None
+    try:
+        score = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return score if isfinite(score) else None
+
+
+def stream_of(streams: StreamsConfig, fields: Mapping[str, Any]) -> str:
+    """The stream of a document with these fields."""
+    assert streams.field is not None
+    value = fields.get(streams.field)
+    if streams.values:
+        text = as_text(value)
+        return next((name for name, values in streams.values.items() if text in values), REST)
+    score = as_score(value)
+    reached = [(lowest, name) for name, lowest in streams.scores.items() if score is not None and score >= lowest]
+    return max(reached)[1] if reached else REST
+
+
+@dataclass
+class SplitFields:
+    """The documents of a split by each of their fields."""
+
+    fields: dict[str, FieldCounts] = field(default_factory=dict)
+
+    def count(self, values: Mapping[str, str | None], tokens: int) -> None:
+        """Count one document."""
+        for name, value in values.items():
+            self.fields.setdefault(name, FieldCounts()).count(value, 1, tokens)
+
+    def add(self, later: SplitFields) -> None:
+        for name, counts in later.fields.items():
+            self.fields.setdefault(name, FieldCounts()).add(counts)
+
+    def listed(self) -> dict[str, FieldCounts] | None:
+        """As it stands on the card of a dataset; None without fields."""
+        return {name: counts.listed() for name, counts in self.fields.items()} or None
+
+    @classmethod
+    def from_json(cls, content: Any) -> SplitFields:
+        found: SplitFields = as_type(SplitFields, content)
+        return found

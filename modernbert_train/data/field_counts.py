@@ -1,0 +1,89 @@
+"""How many documents and tokens have which value of a field: of a licence, a language, a flag of personal data.
+
+It stands on the card of a dataset. Memory is bounded whatever the field holds, and what is counted depends on the
+documents and their order alone: the values that are met first have places of their own, all others share one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from modernbert_train.read_json import Count
+from modernbert_train.text import percent
+
+_HELD = 1000  # values in memory
+_LISTED = 100  # on the card
+_SHOWN = 8  # in a line
+
+
+@dataclass
+class Amount:
+    """Documents, and the tokens in them."""
+
+    documents: Count = 0
+    tokens: Count = 0
+
+    def add(self, documents: int, tokens: int) -> None:
+        self.documents += documents
+        self.tokens += tokens
+
+
+@dataclass
+class FieldCounts:
+    """Documents by the value of one field.
+
+    Attributes:
+        values: those that were met first.
+        missing: documents without the field.
+        other: documents with any further value.
+    """
+
+    values: dict[str, Amount] = field(default_factory=dict)
+    missing: Amount = field(default_factory=Amount)
+    other: Amount = field(default_factory=Amount)
+
+    def count(self, value: str | None, documents: int, tokens: int) -> None:
+        """Count documents with one value; None: with none."""
+        if value is None:
+            place = self.missing
+        elif value in self.values:
+            place = self.values[value]
+        elif len(self.values) < _HELD:
+            place = self.values[value] = Amount()
+        else:
+            place = self.other
+        place.add(documents, tokens)
+
+    def add(self, later: FieldCounts) -> None:
+        """Add what was counted of later documents."""
+        for value, amount in later.values.items():
+            self.count(value, amount.documents, amount.tokens)
+        self.missing.add(later.missing.documents, later.missing.tokens)
+        self.other.add(later.other.documents, later.other.tokens)
+
+    def listed(self) -> FieldCounts:
+        """The values with the most tokens; the rest is among the others."""
+        return self.most(_LISTED)
+
+    def rows(self) -> list[tuple[str, Amount]]:
+        """Each value with what has it, most tokens first; then what has another, or none."""
+        rows = self._sorted()
+        beside = (("(other)", self.other), ("(missing)", self.missing))
+        return rows + [(name, amount) for name, amount in beside if amount.documents]
+
+    def __str__(self) -> str:
+        """Shares of the tokens in a line, most first."""
+        rows = self.most(_SHOWN).rows()
+        total = sum(amount.tokens for _, amount in rows) or 1
+        return ", ".join(f"{value} {percent(1)(amount.tokens / total)}" for value, amount in rows)
+
+    def most(self, number: int) -> FieldCounts:
+        """So many values with the most tokens; the rest is among the others."""
+        rows = self._sorted()
+        found = FieldCounts(dict(rows[:number]), self.missing, Amount(self.other.documents, self.other.tokens))
+        for _, amount in rows[number:]:
+            found.other.add(amount.documents, amount.tokens)
+        return found
+
+    def _sorted(self) -> list[tuple[str, Amount]]:
+        return sorted(self.values.items(), key=lambda row: (-row[1].tokens, -row[1].documents, row[0]))

@@ -1,0 +1,128 @@
+"""What the data of a run are: how long the documents, which licences and the like, what was left out of which source.
+
+It is recorded in a run's folder where a start begins, because the page of a run is drawn wherever its folder is. No
+shard is read here; the lengths of a large dataset were counted when it was prepared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.data.dataset_card import LENGTHS, PREPARE_REPORT, DatasetCard
+from modernbert_train.data.facts import DataFacts, FolderFacts
+from modernbert_train.data.field_counts import FieldCounts
+from modernbert_train.read_json import Count, as_type, read_json
+
+DATA = "data.json"  # in a run's folder
+_EDGES = [1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # tokens; the last bin is open
+_COUNTED_AT_ONCE = 1 << 22  # documents
+_COUNTED_HERE = 10_000_000  # documents: counting the lengths of more takes a start longer than a second
+_VALUES = 12  # of a field
+_STREAMS = 50  # of a run: the first ones
+
+Bin = TypedDict("Bin", {"from": Count, "to": Count, "documents": Count, "tokens": Count})  # [from, to) in tokens
+
+
+@dataclass(frozen=True)
+class SourceCounts:
+    """What became of the documents of one source; `read` is the sum of all but the tokens.
+
+    Attributes:
+        read, documents: as they were read, and as they were written into any split.
+        tokens: written.
+        duplicates, near_duplicates, left_out: left out, the last for any other reason.
+    """
+
+    read: Count
+    documents: Count
+    tokens: Count
+    duplicates: Count
+    near_duplicates: Count
+    left_out: Count
+
+
+@dataclass(frozen=True)
+class FolderStatistics:
+    """One folder of shards.
+
+    Attributes:
+        documents, tokens: in it.
+        lengths: documents by their lengths; None where nobody has counted.
+        fields: documents by the values of their fields, the commonest values of each.
+        sources: of the whole dataset, where `prepare` made it and its report is at hand.
+    """
+
+    documents: Count
+    tokens: Count
+    lengths: list[Bin] | None
+    fields: dict[str, FieldCounts]
+    sources: dict[str, SourceCounts]
+
+
+@dataclass(frozen=True)
+class RunStatistics:
+    """The data of a run: its streams by name, and the held-out text."""
+
+    streams: dict[str, FolderStatistics]
+    validation: FolderStatistics | None
+
+
+def length_bins(lengths: NDArray[Any]) -> list[Bin]:
+    """Documents and tokens by the lengths of documents, in bins of powers of two; memory does not grow with them."""
+    documents, tokens, longest = np.zeros(len(_EDGES), np.int64), np.zeros(len(_EDGES), np.int64), 0
+    for begin in range(0, len(lengths), _COUNTED_AT_ONCE):
+        part = np.asarray(lengths[begin : begin + _COUNTED_AT_ONCE])
+        places = np.searchsorted(_EDGES[1:], part, side="right")
+        documents += np.bincount(places, minlength=len(_EDGES))
+        tokens += np.bincount(places, part, minlength=len(_EDGES)).astype(np.int64)
+        longest = max(longest, int(part.max()))
+    ends = [*_EDGES[1:], max(_EDGES[-1], longest) + 1]
+    return [
+        {"from": first, "to": end, "documents": int(count), "tokens": int(amount)}
+        for first, end, count, amount in zip(_EDGES, ends, documents, tokens, strict=True)
+    ]
+
+
+def source_counts(source: dict[str, Any]) -> SourceCounts:
+    """Of one source in prepare_report.json. Raises KeyError, TypeError or ValueError where it is none."""
+    written, dropped = source["written"].values(), dict(source["dropped"])
+    documents, tokens = (sum(split[key] for split in written) for key in ("documents", "tokens"))
+    duplicates, near = dropped.pop("duplicate", 0), dropped.pop("near_duplicate", 0)
+    found = (source["documents_read"], documents, tokens, duplicates, near, sum(dropped.values()))
+    return SourceCounts(*(as_type(Count, each) for each in found))
+
+
+def run_statistics(facts: DataFacts) -> RunStatistics:
+    """Figures of a run's data; what cannot be read is left out, because nothing depends on it."""
+    streams = {name: _folder_statistics(folder) for name, folder in list(facts.streams.items())[:_STREAMS]}
+    return RunStatistics(streams, None if facts.validation is None else _folder_statistics(facts.validation))
+
+
+def _folder_statistics(folder: FolderFacts) -> FolderStatistics:
+    card = folder.card
+    lengths, sources = _prepared(folder.local, card)
+    if lengths is None and card.documents <= _COUNTED_HERE:
+        try:
+            lengths = length_bins(np.load(folder.local / LENGTHS, mmap_mode="r", allow_pickle=False))
+        except (OSError, ValueError, EOFError, TypeError):
+            lengths = None  # whoever trains on them will say what is wrong
+    fields = {name: counts.most(_VALUES) for name, counts in (card.fields or {}).items()}
+    return FolderStatistics(card.documents, card.tokens, lengths, fields, sources)
+
+
+def _prepared(folder: Path, card: DatasetCard) -> tuple[list[Bin] | None, dict[str, SourceCounts]]:
+    """What `prepare` has recorded of these very shards."""
+    try:
+        report = read_json(folder.parent / PREPARE_REPORT)
+        written = report["written"][folder.name]
+        if (written["documents"], written["tokens"]) != (card.documents, card.tokens):
+            return None, {}
+        lengths = as_type(list[Bin] | None, report.get("lengths", {}).get(folder.name))
+        return lengths, {name: source_counts(source) for name, source in report["sources"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None, {}

@@ -1,0 +1,114 @@
+"""data.json of a run -> what its page draws of the data: lengths, fields, and what became of the sources' documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.data.statistics import DATA, FolderStatistics, RunStatistics, SourceCounts
+from modernbert_train.read_json import as_type, read_json
+from modernbert_train.report.table import Table
+from modernbert_train.text import percent, plural, shorten, tokens_text, whole
+
+_STREAMS = 50  # that are drawn: the first ones
+_FIELDS, _VALUES, _BINS = 10, 15, 20  # of a stream
+_SOURCES = 100  # lines of the table
+_LETTERS = 80  # of a name
+
+
+def read_data(run_folder: Path) -> RunStatistics | None:
+    """The record; None of a run that has none, or a damaged one."""
+    try:
+        found: RunStatistics = as_type(RunStatistics, read_json(run_folder / DATA))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found
+
+
+def pictures(data: RunStatistics | None) -> list[dict[str, Any]]:
+    """Of each stream and of the held-out text: title, a line, bars of the lengths, shares of each field, and sources.
+
+    A bar is [from, share of the documents, share of the tokens, in words], a share [value, share, in words], and a
+    source [name, shares of what is kept and left out, in words].
+    """
+    if data is None:
+        return []
+    shown = [(f"Stream {name}", folder) for name, folder in list(data.streams.items())[:_STREAMS]]
+    if data.validation is not None:
+        shown.append(("Held out", data.validation))
+    found, drawn = [], set()
+    for title, folder in shown:
+        sources = tuple(folder.sources.items())
+        found.append(_picture(title, folder, [] if sources in drawn else list(sources[:_SOURCES])))
+        drawn.add(sources)  # those of a dataset once, however many of its folders are streams
+    return found
+
+
+def source_table(data: RunStatistics | None) -> Table | None:
+    """What became of the documents of every source; none where it is not known."""
+    heads = ("Source", "Read", "Documents", "Tokens", "Duplicates", "Near duplicates", "Left out otherwise")
+    rows: dict[tuple[str, SourceCounts], None] = {}
+    for folder in [] if data is None else [*data.streams.values(), *([data.validation] if data.validation else [])]:
+        rows |= dict.fromkeys(folder.sources.items())
+    cells = [
+        (
+            shorten(name, _LETTERS),
+            *map(whole, (each.read, each.documents)),
+            tokens_text(each.tokens),
+            *map(whole, (each.duplicates, each.near_duplicates, each.left_out)),
+        )
+        for name, each in list(rows)[:_SOURCES]
+    ]
+    return Table("Sources of the data", heads, cells, "Documents as they were prepared.") if cells else None
+
+
+def _picture(title: str, folder: FolderStatistics, sources: list[tuple[str, SourceCounts]]) -> dict[str, Any]:
+    return {
+        "title": shorten(title, _LETTERS),
+        "note": f"{plural(folder.documents, 'document')} with {tokens_text(folder.tokens)} tokens",
+        "bars": _bars(folder),
+        "fields": [[shorten(name, _LETTERS), _shares(folder, name)] for name in list(folder.fields)[:_FIELDS]],
+        "sources": [[shorten(name, _LETTERS), *_kept(counts)] for name, counts in sources],
+    }
+
+
+def _bars(folder: FolderStatistics) -> list[list[Any]]:
+    bins = folder.lengths or []
+    some = [number for number, each in enumerate(bins) if each["documents"]]
+    bins = bins[some[0] : some[-1] + 1] if some else []  # without the empty ones at both ends
+    documents, tokens = (sum(each[key] for each in bins) or 1 for key in ("documents", "tokens"))
+    return [
+        [
+            each["from"],
+            round(each["documents"] / documents, 5),
+            round(each["tokens"] / tokens, 5),
+            f"{each['from']:,} to {each['to'] - 1:,} tokens: {plural(each['documents'], 'document')} "
+            f"({percent(1)(each['documents'] / documents)}), {percent(1)(each['tokens'] / tokens)} of the tokens",
+        ]
+        for each in bins[:_BINS]
+    ]
+
+
+def _shares(folder: FolderStatistics, name: str) -> list[list[Any]]:
+    rows = folder.fields[name].rows()[:_VALUES]
+    total = folder.tokens or 1
+    return [
+        [
+            shorten(value, _LETTERS),
+            round(min(amount.tokens / total, 1.0), 5),
+            f"{percent(1)(amount.tokens / total)} of the tokens, {plural(amount.documents, 'document')}",
+        ]
+        for value, amount in rows
+    ]
+
+
+def _kept(counts: SourceCounts) -> tuple[list[float], str]:
+    parts = {
+        "kept": counts.documents,
+        "duplicates": counts.duplicates,
+        "near duplicates": counts.near_duplicates,
+        "left out otherwise": counts.left_out,
+    }
+    total = sum(parts.values()) or 1
+    words = ", ".join(f"{name} {percent(1)(number / total)}" for name, number in parts.items() if number)
+    return [round(number / total, 5) for number in parts.values()], f"{whole(counts.read)} read: {words}"

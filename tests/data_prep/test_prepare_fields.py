@@ -1,0 +1,155 @@
+"""Fields and streams from files of every kind to the cards, and the mistakes of a spec that asks for them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.prepare import main
+from data_prep.read.items import Document
+from data_prep.read.sources import read_source
+from modernbert_train.config.tools.prepare import SourceConfig
+from modernbert_train.data.dataset_card import read_card
+
+Command = Callable[..., int]
+ROWS = [
+    {"text": "one", "meta": {"licence": "MIT"}, "score": 2.5, "pii": True},
+    {"text": "two", "meta": {"licence": None}, "score": 0.25, "pii": False},
+]
+FIELDS = {"licence": "meta.licence", "score": "score", "pii": "pii", "gone": "gone"}
+
+
+def write(kind: str, folder: Path) -> None:
+    if kind == "jsonl":
+        (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    elif kind == "parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "a.parquet")
+    elif kind == "csv":
+        with (folder / "a.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["score", "text", "meta.licence", "pii"])
+            writer.writerows([["2.5", "one", "MIT", "True"], ["0.25", "two", "", "False"]])
+    else:
+        from modernbert_train import import_stubs
+
+        import_stubs.install()
+        from streaming import MDSWriter
+
+        columns = {"text": "str", "meta": "json", "score": "float64", "pii": "uint8", "bad": "pkl"}
+        with MDSWriter(columns=columns, out=str(folder / "mds")) as out:
+            for row in ROWS:
+                out.write({**row, "pii": int(row["pii"]), "bad": {1, 2}})
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", pytest.param("csv", marks=pytest.mark.slow), "mds"])
+def test_every_kind_of_file_has_fields(kind: str, tmp_path: Path) -> None:
+    """A field that is missing is no error, and one that nobody asked for is not read."""
+    write(kind, tmp_path)
+    source = SourceConfig(kind=kind, path=str(tmp_path), fields=FIELDS, fixed_fields={"from": "here"})  # type: ignore[arg-type]
+    documents = [item for item in read_source("mine", source, 1000) if isinstance(item, Document)]
+    assert [document.text for document in documents] == ["one", "two"]
+    first, second = (dict(document.fields) for document in documents)
+    assert float(first.pop("score")) == 2.5 and first.pop("pii") in (True, 1, "True")
+    assert first == {"licence": "MIT", "from": "here"}
+    assert float(second.pop("score")) == 0.25 and second.pop("pii") in (False, 0, "False")
+    assert second in ({"from": "here"}, {"licence": "", "from": "here"})
+
+
+@pytest.fixture
+def lines(tmp_path: Path, texts: list[str]) -> list[str]:
+    """Words that add a source with fields to the command: 40 texts of three languages, one of them with two copies."""
+    rows = [
+        {"text": f"{text} again", "lang": ["en", "de", "nl"][i % 3], "score": i / 10} for i, text in enumerate(texts)
+    ]
+    rows += [rows[0], rows[0]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = ["sources.rows.kind=jsonl", f"sources.rows.path={tmp_path / 'rows.jsonl'}"]
+    return [*source, "sources.rows.fields={language: lang, score: score}", "sources.mine.fixed_fields.language=en"]
+
+
+@pytest.mark.runs
+def test_documents_become_streams_and_none_is_lost(
+    command: Command, lines: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """What a run weighs by language is all that was kept, each document in one folder, and the cards tell of all."""
+    assert command(*lines, "streams={field: language, values: {english: [en], german: [de]}}") == 0
+    said = capsys.readouterr().out
+    out = tmp_path / "out"
+    assert f"    german: {{path: {out}/train-german, repeat: 1}}" in said
+    assert "train-german, language by tokens: de 100 %" in said
+    assert "validation, score by tokens: " in said
+    report = json.loads((out / "prepare_report.json").read_text())
+    assert set(report["written"]) == {"train-english", "train-german", "train-rest", "validation"}
+    assert sum(split["documents"] for split in report["written"].values()) == 120
+    assert report["dropped"] == {"duplicate": 2}
+    languages: dict[str, int] = {}
+    for split, numbers in report["written"].items():
+        card = read_card(out / split)
+        assert (card.documents, card.tokens) == (numbers["documents"], numbers["tokens"])
+        assert card.fields is not None and list(card.fields) == ["language", "score"]
+        for counts in card.fields.values():
+            rows = counts.rows()
+            assert sum(amount.documents for _, amount in rows) == card.documents
+            assert sum(amount.tokens for _, amount in rows) == card.tokens
+        for language, amount in card.fields["language"].rows():
+            languages[language] = languages.get(language, 0) + amount.documents
+        assert set(card.fields["language"].values) <= {
+            "train-english": {"en"}, "train-german": {"de"}, "train-rest": {"nl"}, "validation": {"en", "de", "nl"},
+        }[split]  # fmt: skip
+        assert sum(bin["documents"] for bin in report["lengths"][split]) == card.documents
+    assert languages == {"en": 80, "de": 20, "nl": 20}
+    assert command(*lines, "streams={field: language, values: {german: [de], english: [en]}}") == 0
+    assert "already complete" in capsys.readouterr().out
+    assert command(*lines) == 78  # other folders: another dataset
+    assert "streams" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_a_stream_that_stays_empty_is_told_with_what_the_field_holds(
+    command: Command, lines: list[str], capsys: Any
+) -> None:
+    """`eng` for `en` would cost the run a language, and nobody would notice."""
+    assert command(*lines, "streams={field: language, values: {english: [eng]}}") == 65
+    error = capsys.readouterr().err
+    assert (
+        "streams.values.english: no training document belongs to it. language is: en in 82, de in 20, nl in 20" in error
+    )
+
+
+def test_mistakes_in_fields_are_told_at_once(command: Command, capsys: Any) -> None:
+    """Before any text is read."""
+    words = ["sources.mine.fields.licence=x", "sources.j.kind=jsonl", "sources.j.path=x", "sources.j.fields.a=b"]
+    words += ["sources.j.fixed_fields.a=c", "sources.j.fields.empty=''", "streams.field=language"]
+    words += ["streams.values={rest: [a], 'a b': [a], none: []}"]
+    words += ["decontaminate.e={kind: jsonl, path: x, fields: {a: b}}"]
+    assert command(*words) == 78
+    error = capsys.readouterr().err
+    for expected in (
+        "sources.mine.fields={'licence': 'x'}: a source of kind text does not read it",
+        "sources.j.fixed_fields.a: is among its fields too",
+        "sources.j: field empty is empty",
+        "streams.field=language: not among the fields of the sources (a, empty, licence)",
+        "streams: 'rest' cannot be a stream's name",
+        "streams: 'a b' cannot be a stream's name",
+        "streams.values.a b: 'a' belongs to rest already",
+        "streams.values.none: empty",
+        "decontaminate.e: no fields are counted of an evaluation set",
+    ):
+        assert expected in error
+    assert command("streams.scores={a: 1}") == 78
+    assert "streams.field: missing, and streams a are asked for" in capsys.readouterr().err
+    assert main(["out=x", "sources.a={kind: jsonl, path: x, fields: {s: s}}", "streams.field=s"]) == 78
+    assert "streams: needs either values or scores" in capsys.readouterr().err
+    assert (
+        main(["out=x", "sources.a={kind: jsonl, path: x, fields: {s: s}}", "streams={field: s, scores: {a: 1, b: 1}}"])
+        == 78
+    )
+    assert "two streams begin at the same score" in capsys.readouterr().err
