@@ -219,7 +219,7 @@ FAULTS = (
     ),
     Fault(
         "term-count",
-        "modernbert_train/train/adapters.py",
+        "modernbert_train/batch.py",
         "sums[term] / counts[term]",
         "sums[term] / counts[next(iter(counts))]",
         "the weight of a second loss term: it is divided by the count of the first",

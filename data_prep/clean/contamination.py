@@ -8,10 +8,9 @@ Source: Brown et al. 2020, arXiv:2005.14165, appendix C, whose runs have 13 word
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +104,13 @@ def evaluations_of(config: PrepareConfig) -> Evaluations | None:
     Raises:
         DataError: one of them cannot be read as a whole, or has no text of as many words.
     """
-    return _read(tuple(config.decontaminate.items()), config.overlap_words, config.max_characters)
+    asked = (config.decontaminate, config.overlap_words, config.max_characters)
+    if not _kept or _kept[0][0] != asked:
+        _kept[:] = [(asked, _read(*asked))]
+    return _kept[0][1]
+
+
+_kept: list[tuple[tuple[Any, ...], Evaluations | None]] = []  # what was asked for last, and found
 
 
 @contextmanager
@@ -117,12 +122,11 @@ def set_named(name: str) -> Iterator[None]:
         raise DataError(str(error).replace(f"sources.{name}", f"decontaminate.{name}")) from None
 
 
-@functools.lru_cache(1)
-def _read(sets: tuple[tuple[str, SourceConfig], ...], words: int, max_characters: int) -> Evaluations | None:
+def _read(sets: Mapping[str, SourceConfig], words: int, max_characters: int) -> Evaluations | None:
     if not sets:
         return None
     texts: dict[str, list[str]] = {}
-    for name, source in sets:
+    for name, source in sets.items():
         texts[name] = []
         with set_named(name):
             for item in read_source(name, source, max_characters):

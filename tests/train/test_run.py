@@ -89,7 +89,7 @@ def test_a_run_killed_again_and_again_equals_one_that_never_stopped(tiny_run: Ti
     draw = random.Random(1)
     for number, workers in ((signal.SIGKILL, 2), (signal.SIGKILL, 0), (signal.SIGTERM, 1), (signal.SIGKILL, 1)):
         words = tiny_run(*common, "name=broken", f"data.num_workers={workers}")
-        code = interrupt_after(words, broken, draw.randint(1, 4), number)
+        code = interrupt_after(words, broken, draw.randint(1, 4), number, checkpoints=1)
         assert code == (75 if number == signal.SIGTERM else -signal.SIGKILL)
     code, output = finish(tiny_run(*common, "name=broken", "data.num_workers=1"))
     assert code == 0, output
