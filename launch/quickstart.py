@@ -51,7 +51,7 @@ def main(overrides: list[str] | None = None) -> int:
     started = time.monotonic()
     steps = (
         ("text to tokens: some 10 seconds", [*prepare, DATA]),
-        ("training: six to ten minutes on 2 cores, less on more", [*run, "train", RUN, *overrides]),
+        ("training: five to seven minutes on 2 cores, less on more", [*run, "train", RUN, *overrides]),
         ("measuring on held-out text", [*run, "eval", RUN, *overrides]),
         ("exporting for transformers", [*run, "export", RUN, *overrides]),
         ("drawing the report", [*run, "report", RUN, *overrides]),
