@@ -44,7 +44,6 @@ class Store:
 
         self._ended.clear()
         self._server = make_server("127.0.0.1", port, self._answer, threaded=True)
-        self._server.daemon_threads = True
         self.port: int = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
