@@ -31,7 +31,6 @@ from modernbert_train.text import markdown_table
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "tests/cuda_build/recorded/microbatch.json"
 SIZES, ROWS, FORMS = ("base", "large"), (1024, 8192), ("compiled", "eager")
-OPTIMIZER_BYTES = {"compiled": 40, "eager": 140}  # of StableAdamW for a weight: in two kernels, tensor by tensor
 MICROBATCH_TOKENS = {"base": 98_304, "large": 49_152}
 BATCH_TOKENS = 589_824  # of one rank of eight in the recipe's batch of 4,608 x 1,024
 BESIDE = {  # of GOALS
@@ -91,6 +90,7 @@ class Case:
         kernels: all but products and attention.
         product_flops: of a token.
         launches: of all kinds, attention included.
+        optim: the optimizer; fused where layers are compiled.
         flops: of a token in the forward pass, by part.
         weights: parameters.
         num_layers: of the encoder.
@@ -103,6 +103,7 @@ class Case:
     kernels: tuple[Kernel, ...]
     product_flops: float
     launches: int
+    optim: OptimConfig
     flops: Flops
     weights: int
     num_layers: int
@@ -125,7 +126,7 @@ def model_of(size: str) -> tuple[ModelConfig, OptimConfig, Any]:
 def read_case(recorded: dict[str, Any], size: str, row_tokens: int, form: str) -> Case:
     """A case from what is on record, its rows full of one document each, which costs most."""
     found = recorded[f"{size} {form}"]
-    model, _, objective = model_of(size)
+    model, optim, objective = model_of(size)
     counted = census(model, objective)
     share = {"tokens": objective.predicted_share}
     kernels = tuple(Kernel(name, *numbers) for name, numbers in found["kernels"].items())
@@ -137,6 +138,7 @@ def read_case(recorded: dict[str, Any], size: str, row_tokens: int, form: str) -
         kernels=kernels,
         product_flops=found["products"][1],
         launches=sum(found["launches"].values()),
+        optim=replace(optim, fused=form == "compiled"),
         flops=flops_per_token(counted, mean_spans([row_tokens], counted), share),
         weights=count_parameters(model, objective).total,
         num_layers=model.num_layers,
@@ -149,7 +151,7 @@ def parts(case: Case, gpu: Gpu, rates: Rates) -> dict[str, float]:
     attention = 3 * tokens / (rates.attention * gpu.peak_flops)
     layers = [kernel for kernel in case.kernels if kernel.of_layers]
     rest = [kernel for kernel in case.kernels if not kernel.of_layers]
-    update = case.weights * OPTIMIZER_BYTES[case.form] * tokens / BATCH_TOKENS
+    update = case.weights * speed.optimizer_bytes(case.optim) * tokens / BATCH_TOKENS
     return {
         "products": case.product_flops * tokens / (rates.products * gpu.peak_flops),
         "attention, global": attention * case.flops.global_attention,
@@ -172,18 +174,13 @@ def seconds(case: Case, gpu: Gpu, rates: Rates) -> float:
 
 def predicted(case: Case, gpu_name: str) -> float:
     """Tokens/s by `plan`'s roofline, the optimizer included, whatever was measured."""
-    model, optim, objective = model_of(case.size)
+    model, _, objective = model_of(case.size)
     work = speed.Work(
-        model, objective, ComputeConfig(compile=case.form == "compiled"), optim, case.row_tokens, case.flops, 1.0
+        model, objective, ComputeConfig(compile=case.form == "compiled"), case.optim, case.row_tokens, case.flops, 1.0
     )
     spent = speed.roofline_seconds(gpu_name, work, case.tokens)
-    spent += (
-        speed.OPTIMIZER_BYTES
-        * case.weights
-        / (speed.MEMORY_SHARE * GPUS[gpu_name].memory_rate)
-        * (case.tokens / BATCH_TOKENS)
-    )
-    return case.tokens / spent
+    update = speed.optimizer_bytes(case.optim) * case.weights / (speed.MEMORY_SHARE * GPUS[gpu_name].memory_rate)
+    return case.tokens / (spent + update * case.tokens / BATCH_TOKENS)
 
 
 def wins(case: Case, gpu: Gpu, rates: Rates) -> Iterator[tuple[float, str]]:

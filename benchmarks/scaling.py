@@ -39,7 +39,10 @@ MOST_ADDED = 1 / 8  # of the recipe's batch, to give every GPU the same number o
 
 def read_plan(shape: str) -> Plan:
     """A phase of a recipe, compiled, its rows full of one sequence each, which costs most."""
-    return make_plan(read_run([str(RECIPES / f"{shape}.yaml"), "compute.compile=true", "data.train=absent"]), ranks=1)
+    return make_plan(
+        read_run([str(RECIPES / f"{shape}.yaml"), "compute.compile=true", "optim.fused=true", "data.train=absent"]),
+        ranks=1,
+    )
 
 
 def title(plan: Plan) -> str:

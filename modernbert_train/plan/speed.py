@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig, OptimConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig, OptimConfig, StableAdamWConfig
 from modernbert_train.plan.census import census
 from modernbert_train.plan.communication import Exchange, exchange, transfers
 from modernbert_train.plan.flops import Flops, optimizer_flops
@@ -24,7 +24,8 @@ ATTENTION_SHARE = 0.27  # of the peak, FlashAttention-2 forward and backward wit
 MEMORY_SHARE = 0.75  # of the memory's rate
 LOCAL_TILES = 2.5  # keys that a kernel computes for each key inside a window: tiles of 128 overhang it
 LAUNCH_SECONDS = 5e-6  # of one kernel
-OPTIMIZER_BYTES = 28  # read and written for each parameter: weight, gradient, two moments
+# read and written for each parameter: weight, gradient, two moments; tensor by tensor, and in two kernels
+OPTIMIZER_BYTES, FUSED_OPTIMIZER_BYTES = 140, 40
 PLANNED_TOKENS_PER_SECOND = 700e6  # by one core, on each rank, of the whole batch; benchmarks/packing.py
 
 
@@ -145,6 +146,11 @@ def roofline_seconds(gpu_name: str, work: Work, tokens: int) -> float:
     return max(tokens * seconds, LAUNCH_SECONDS * traffic.kernels * work.num_layers)
 
 
+def optimizer_bytes(optim: OptimConfig) -> int:
+    """Moved for each parameter by an update."""
+    return FUSED_OPTIMIZER_BYTES if isinstance(optim, StableAdamWConfig) and optim.fused else OPTIMIZER_BYTES
+
+
 def step_time(
     gpu_name: str,
     work: Work,
@@ -176,7 +182,7 @@ def step_time(
     basis = timed[sizes[0]][1]
     shards = sharing_ranks(strategy, ranks, shard_ranks, gpu)
     # of a measured rate it is part already, but of a batch so large that it does not count
-    compute += OPTIMIZER_BYTES * parameters.total / shards / (MEMORY_SHARE * gpu.memory_rate)
+    compute += optimizer_bytes(work.optim) * parameters.total / shards / (MEMORY_SHARE * gpu.memory_rate)
     # Muon's matrices are shared out among those that share the weights
     compute += optimizer_flops(model, work.optim) / shards / (MATRIX_SHARE * gpu.peak_flops)
     sent = Exchange(0, 0.0, 0.0)
