@@ -120,8 +120,8 @@ def layer_groups(
 
             def run(x_TD: Tensor, layer: nn.Module = layer) -> Tensor:
                 with autocast(device, dtype):
-                    out: Tensor = layer(x_TD, tables, kernel, layout)
-                return out
+                    out_TD, added_TD = layer(x_TD, None, tables, kernel, layout)
+                return out_TD + added_TD
 
             value = random(tokens, width, dtype=torch.float32)
             cases.append(passes(name, run, [value], list(layer.parameters()), work))

@@ -126,7 +126,8 @@ class ComputeConfig:
 
     device: Literal["auto", "cpu", "cuda"] = knob("auto", restart=True)
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast over fp32 weights, or fp32 without bf16
-    # kernel; auto: as `tune` found, otherwise the first that serves, and says so
+    # kernel; auto: as `tune` found, otherwise FlashAttention-3 where it is installed and the GPU is a Hopper, else the
+    # first that serves; it says which
     attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] = knob("auto", restart=True)
     # kernel of global layers; None: as `tune` found, where attention is auto too, otherwise the same
     global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = knob(None, restart=True)

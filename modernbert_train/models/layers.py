@@ -26,26 +26,31 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def rotary_tables(position_ids_T: Tensor, theta: float, head_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every angle position * theta^(-2e / head_size).
+    """Cosine and sine of every angle position * theta^(-2e / head_size), as `rotate` takes them.
 
     The angles are computed in fp32 whatever `dtype` is: in bf16 positions above 256 are no longer distinct.
 
     Returns:
-        cos_TE and sin_TE in `dtype`.
+        cos_TE, and in sin_T2E the sine negated, then as it is; in `dtype`.
 
     Source: Su et al. 2021, arXiv:2104.09864.
     """
     exponent_E = torch.arange(0, head_size, 2, device=position_ids_T.device, dtype=torch.float32) / head_size
     angle_TE = position_ids_T.float().unsqueeze(1) * (1.0 / theta**exponent_E)
-    return angle_TE.cos().to(dtype), angle_TE.sin().to(dtype)
+    sin_TE = angle_TE.sin().to(dtype)
+    return angle_TE.cos().to(dtype), torch.stack((-sin_TE, sin_TE), dim=1)
 
 
-def rotate(x_TANH: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """Turn each pair (e, e + H/2) of every head by its position's angle; A is any number of tensors (q and k: 2)."""
-    cos, sin = cos_TE[:, None, None].float(), sin_TE[:, None, None].float()
-    first, second = x_TANH.float().chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(x_TANH.dtype)
+def rotate(x_TANH: Tensor, cos_TE: Tensor, sin_T2E: Tensor) -> Tensor:
+    """Turn each pair (e, e + H/2) of every head by its position's angle; A is any number of tensors (q and k: 2).
+
+    The halves are exchanged by `flip`, which Inductor computes as an index. Of slices and a `cat` it makes a tensor, in
+    fp32, and the backward pass one more kernel.
+    """
+    pairs_TAN2E = x_TANH.float().unflatten(-1, (2, -1))
+    cos, sin = cos_TE[:, None, None, None].float(), sin_T2E[:, None, None].float()
+    turned_TAN2E = pairs_TAN2E * cos + pairs_TAN2E.flip(-2) * sin
+    return turned_TAN2E.flatten(-2).to(x_TANH.dtype)
 
 
 def layer_norm(config: ModernBertConfig) -> nn.LayerNorm:
@@ -67,9 +72,9 @@ class Attention(nn.Module):
         self.out_drop = nn.Dropout(config.attention_out_dropout)
 
     def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any) -> Tensor:
-        qkv_T3NH = self.Wqkv(x_TD).unflatten(-1, self.split)
-        q_TNH, k_TNH = rotate(qkv_T3NH[:, :2], *rotary).unbind(1)
-        out_TNH = kernel.attend(q_TNH, k_TNH, qkv_T3NH[:, 2], layout, self.window)
+        qk_T2NH, v_T1NH = self.Wqkv(x_TD).unflatten(-1, self.split).split((2, 1), dim=1)
+        q_TNH, k_TNH = rotate(qk_T2NH, *rotary).unbind(1)
+        out_TNH = kernel.attend(q_TNH, k_TNH, v_T1NH.squeeze(1), layout, self.window)
         return self.out_drop(self.Wo(out_TNH.flatten(1)))
 
 
@@ -89,7 +94,11 @@ class GeGLU(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Pre-norm: x + attn(norm(x)), then x + mlp(norm(x)). Layer 0 reads the embedding's norm, so it has none itself."""
+    """Pre-norm: x + attn(norm(x)), then x + mlp(norm(x)). Layer 0 reads the embedding's norm, so it has none itself.
+
+    The last sum is left to the next layer, whose norm reads it anyway: compiled, both are one kernel, which saves a
+    pass over the fp32 residual in each direction.
+    """
 
     def __init__(self, config: ModernBertConfig, index: int) -> None:
         super().__init__()
@@ -98,6 +107,11 @@ class EncoderLayer(nn.Module):
         self.mlp_norm = layer_norm(config)
         self.mlp = GeGLU(config)
 
-    def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any) -> Tensor:
+    def forward(
+        self, x_TD: Tensor, added_TD: Tensor | None, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Residual and what is yet to be added to it, of the layer before and then of this one."""
+        if added_TD is not None:
+            x_TD = x_TD + added_TD
         x_TD = x_TD + self.attn(self.attn_norm(x_TD), rotary, kernel, layout)
-        return x_TD + self.mlp(self.mlp_norm(x_TD))
+        return x_TD, self.mlp(self.mlp_norm(x_TD))

@@ -58,7 +58,7 @@ class ModernBert(Encoder):
         self.final_norm = layer_norm(config)
 
     def rotary(self, position_ids_T: Tensor, dtype: torch.dtype) -> dict[bool, tuple[Tensor, Tensor]]:
-        """cos_TE and sin_TE of global (True) and local (False) layers, from the bases of the present phase."""
+        """Tables of global (True) and local (False) layers, from the bases of the present phase."""
         config, size = self.config, self.config.head_size
         return {
             True: rotary_tables(position_ids_T, config.global_rope_theta, size, dtype),
@@ -84,7 +84,7 @@ class ModernBert(Encoder):
     def forward(self, packed: Packed) -> Tensor:
         """See `Encoder`."""
         config, compute = self.config, self.compute
-        hidden_TD = self.embeddings(packed.input_ids_T)
+        hidden_TD, added_TD = self.embeddings(packed.input_ids_T), None
         device, dtype, order = hidden_TD.device, compute_dtype(hidden_TD), packed.order
         visible = Visible.around(config.half_window, order, compute.query_block)
         local = choose_kernel(compute.attention, device, dtype, order=order)
@@ -99,9 +99,11 @@ class ModernBert(Encoder):
         recompute = compute.activation_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):
             is_global = config.is_global(index)
-            inputs = (hidden_TD, rotary[is_global], *attention[is_global])
-            hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
-        return self.final_norm(hidden_TD)
+            if recompute and added_TD is not None:  # which keeps a layer's inputs: one tensor is less than two
+                hidden_TD, added_TD = hidden_TD + added_TD, None
+            inputs = (hidden_TD, added_TD, rotary[is_global], *attention[is_global])
+            hidden_TD, added_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
+        return self.final_norm(hidden_TD + added_TD)
 
 
 class ModernBertForMaskedLM(ForMaskedLM):

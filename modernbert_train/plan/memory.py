@@ -81,24 +81,27 @@ def layer_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool) -> 
 
     Attention: the residual 4D and its norm's statistics 8; the norm's output cD; q, k and v as projected 3cD, q and k
     as rotated 2cD; the kernel's output cD and fp32 log-sum-exp 4N; dropout's mask D; in bf16 cosines and sines in fp32
-    4H. Feed-forward: the residual 4D and statistics 8; the norm's output cD; Wi's output 2cF, its GELU cF and the
-    product with the gate cF. Compiled, cosines and GELU are computed again, and the second residual from the first and
-    the attention's output, which is kept in its place, cD.
+    6H. Feed-forward: the residual 4D and statistics 8; the norm's output cD; Wi's output 2cF, its GELU cF and the
+    product with the gate cF. Compiled, cosines and GELU are computed again, and the first residual from the second one
+    of the layer before and what that one left to be added, which is kept in its place, cD.
     """
     c, width, hidden = (2 if bf16 else 4), model.hidden_size, model.intermediate_size
     dropout = width if model.attention_out_dropout > 0 else 0
     common = 4 * width + 8 + c * 7 * width + 4 * model.num_heads + dropout + 8 + c * width
     if compute.compile:
         return common + c * width + c * 3 * hidden
-    return common + 4 * width + c * 4 * hidden + (4 * model.head_size if bf16 else 0)
+    return common + 4 * width + c * 4 * hidden + (6 * model.head_size if bf16 else 0)
 
 
 def layers_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, tokens: int) -> int:
-    """What autograd keeps of all layers; with activation checkpointing their inputs alone. The first has no norm."""
+    """What autograd keeps of all layers; with activation checkpointing their inputs alone.
+
+    The first has no norm and nothing to add.
+    """
     residual = 4 * model.hidden_size
     if compute.activation_checkpointing:
         return model.num_layers * residual * tokens
-    first = 8 + (0 if compute.compile else residual)
+    first = 8 + ((2 if bf16 else 4) * model.hidden_size if compute.compile else residual)
     return (model.num_layers * layer_bytes(model, compute, bf16) - first) * tokens
 
 
@@ -110,7 +113,7 @@ def outside_bytes(model: ModernBertConfig, bf16: bool, tokens: int, predicted: i
     head's output in fp32. The loss leaves the decoder's gradient in fp32.
     """
     c, width = (2 if bf16 else 4), model.hidden_size
-    per_token = 2 * (4 * width + 8) + 8 + (0 if bf16 else 8 * model.head_size)
+    per_token = 2 * (4 * width + 8) + 8 + (0 if bf16 else 12 * model.head_size)
     per_prediction = 8 + 2 * c * width + 4 * width + 8 + 4 * width
     return per_token * tokens + per_prediction * predicted + 4 * model.vocab_size * (width + 1)
 

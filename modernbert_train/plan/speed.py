@@ -46,7 +46,7 @@ class Traffic:
 
 
 COMPILED = Traffic(width=100, hidden=20, logit=10, kernels=40)  # 100 KB a token and layer of base, 155 KB of large
-EAGER = Traffic(width=450, hidden=30, logit=42, kernels=120)  # counted operation by operation, residuals in fp32
+EAGER = Traffic(width=420, hidden=30, logit=42, kernels=110)  # counted operation by operation, residuals in fp32
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from benchmarks.batches import all_logits, mean_loss
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.layers import rotary_tables
+from modernbert_train.models.layers import rotary_tables, rotate
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 Make = Callable[..., Any]
@@ -97,7 +97,7 @@ def test_state_dict_is_transformers_own(small: Make, build: Make, reference: Mak
 def angles(model: ModernBertForMaskedLM, positions: Tensor) -> tuple[Tensor, Tensor]:
     tables = model.model.rotary(positions, torch.float32)
     (cos, sin), (local_cos, local_sin) = tables[True], tables[False]
-    return torch.atan2(sin, cos), torch.atan2(local_sin, local_cos)
+    return torch.atan2(sin[:, 1], cos), torch.atan2(local_sin[:, 1], local_cos)
 
 
 def test_theta_changes_the_angles_of_global_layers_only(small: Make, build: Make, sequences: Make, pack: Make) -> None:
@@ -125,6 +125,21 @@ def test_rotary_tables_tell_long_positions_apart_in_bf16() -> None:
     for table, expected in zip(rounded, exact, strict=True):
         assert torch.equal(table, expected.to(torch.bfloat16))
     assert len(rounded[0][:, 0].unique()) > 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rotary_positions_equal_the_equation_to_the_bit(dtype: torch.dtype) -> None:
+    """Written so that a compiler makes one kernel of it; what it computes, and its gradient, is that of halves."""
+    generator = torch.Generator().manual_seed(0)
+    qk, outer = (torch.randn(50, 2, 3, 32, generator=generator, dtype=dtype, requires_grad=True) for _ in range(2))
+    cos_TE, sin_T2E = rotary_tables(torch.arange(50), 10_000.0, 32, dtype)
+    cos, sin = cos_TE[:, None, None].float(), sin_T2E[:, None, None, 1].float()
+    first, second = qk.float().chunk(2, dim=-1)
+    plain = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(dtype)
+    turned = rotate(qk, cos_TE, sin_T2E)
+    assert torch.equal(turned, plain)
+    grads = [torch.autograd.grad(each, qk, outer)[0] for each in (turned, plain)]
+    assert torch.equal(*grads)
 
 
 def test_a_document_does_not_change_its_neighbours(small: Make, build: Make, sequences: Make, pack: Make) -> None:
@@ -208,7 +223,7 @@ def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone(sma
     rotary = rotary_tables(torch.arange(tokens), 10_000.0, 32, torch.float32)
 
     def added() -> Tensor:
-        return (layer(x_TD, rotary, kernel, None) - x_TD).detach()
+        return (layer(x_TD, None, rotary, kernel, None)[0] - x_TD).detach()
 
     whole = added()
     model.train()

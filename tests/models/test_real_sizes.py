@@ -130,7 +130,7 @@ def test_a_local_layer_of_base_sees_64_tokens_to_each_side(pack: Make, sequences
     packed = pack([sequences([200])], row_tokens=200).packed
     x_TD = torch.randn(200, BASE.hidden_size, generator=torch.Generator().manual_seed(0), requires_grad=True)
     rotary = rotary_tables(packed.position_ids_T, BASE.local_rope_theta, BASE.head_size, torch.float32)
-    out_TD = layer(x_TD, rotary, sdpa, sdpa.prepare(packed, Visible.around(BASE.half_window)))
+    out_TD = sum(layer(x_TD, None, rotary, sdpa, sdpa.prepare(packed, Visible.around(BASE.half_window))))
     (grad_TD,) = torch.autograd.grad(out_TD[query, 0], x_TD)
     seen = grad_TD.abs().sum(1).nonzero().flatten().tolist()
     assert seen == list(range(max(0, query - 64), min(200, query + 65)))

@@ -129,7 +129,7 @@ def local_layer_sizes(config: ModernBertConfig, pack: Make, num_tokens: int) -> 
     with Allocations() as seen:
         rotary = rotary_tables(packed.position_ids_T, config.local_rope_theta, config.head_size, torch.float32)
         layout = sdpa.prepare(packed, Visible.around(config.half_window))
-        layer(x_TD, rotary, sdpa, layout).square().mean().backward()
+        sum(layer(x_TD, None, rotary, sdpa, layout)).square().mean().backward()
     return seen.sizes
 
 

@@ -133,7 +133,7 @@ def test_base_with_98304_tokens_keeps_what_is_said(
     told = layers_bytes(config, compute, bf16, tokens) + outside_bytes(config, bf16, tokens, predicted)
     if checkpointing:  # copies of the layers' weights are gone with what else they kept
         weights = config.hidden_size**2
-        told -= 0 if bf16 else 8 * config.head_size * tokens  # rotary tables, which are an argument then
+        told -= 0 if bf16 else 12 * config.head_size * tokens  # rotary tables, which are an argument then
     else:
         weights = decoded(config)
     assert told + 2 * weights * bf16 - norm_on_cpu(config, bf16, predicted) == pytest.approx(found, rel=0.002)
@@ -152,6 +152,7 @@ def test_compiled_layers_keep_what_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     batch = make_batch([512, 512], 312)
     found = saved(model, batch, True)
     told = layers_bytes(config, ComputeConfig(compile=True), True, 1024) + outside_bytes(config, True, 1024, 312)
+    told += 3 * (4 - 2) * config.hidden_size * 1024  # on a CPU it keeps the sum in fp32, not what is added in bf16
     assert told + 2 * decoded(config) - norm_on_cpu(config, True, 312) == pytest.approx(found, rel=0.02)
 
 

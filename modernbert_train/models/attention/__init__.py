@@ -52,7 +52,7 @@ class Kernel(Protocol):
         """
 
 
-# in the order in which `auto` asks
+# in the order in which `auto` asks; FlashAttention-3, where it is, comes before all of them
 KERNELS: dict[str, Kernel] = {"varlen": varlen, "flash": flash, "flex": flex, "sdpa": sdpa}
 
 
@@ -68,7 +68,7 @@ def choose_kernel(
     """Find the kernel that a run gets.
 
     Args:
-        name: of the kernel; "auto" takes the first one of `KERNELS` that serves.
+        name: of the kernel; "auto" takes FlashAttention-3 where it serves, else the first one of `KERNELS` that does.
         device: where the model runs.
         dtype: of q, k and v, which under autocast is not that of the weights.
         key: where the name was set, for the messages.
@@ -80,7 +80,8 @@ def choose_kernel(
     """
     reasons = {kind: kernel.support(device, dtype, order, bias) for kind, kernel in KERNELS.items()}
     usable = [kind for kind, reason in reasons.items() if reason is None]
-    chosen = usable[0] if name == "auto" else name
+    best = "flash" if "flash" in usable and flash.is_third(device) else usable[0]
+    chosen = best if name == "auto" else name
     if chosen not in usable:
         reason = reasons.get(name, "no such kernel")
         raise ConfigError(f"{key}={name}: {reason}. Usable here: {', '.join(usable)}. Or set {key}=auto.")

@@ -1,8 +1,9 @@
 """The newest FlashAttention that is installed and runs on the GPU: CUDA, bf16 or fp16, for those who have a package.
 
 FlashAttention-3 (module flash_attn_interface, Hopper only), else FlashAttention-4 (package flash-attn-4, Hopper and
-later), else FlashAttention-2 (package flash-attn), which is the algorithm of `varlen`. The newer ones gain most in
-global layers on long documents; compute.attention=varlen with compute.global_attention=flash gives them those alone.
+later), else FlashAttention-2 (package flash-attn), which is the algorithm of `varlen`. compute.attention=auto takes the
+third of its own accord. The newer ones gain most in global layers on long documents; compute.attention=varlen with
+compute.global_attention=flash gives them those alone.
 
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
 """
@@ -95,6 +96,11 @@ def attend(
     )
     attended: Tensor = out[0] if isinstance(out, tuple) else out  # FA4 and early FA3 return the log-sum-exp too
     return attended
+
+
+def is_third(device: torch.device) -> bool:
+    """Whether it is FlashAttention-3 that serves a device, which on Hopper is faster than `varlen` at every length."""
+    return flash3 is not None and _newest(device) is flash3
 
 
 def _newest(device: torch.device) -> Callable[..., Any] | None:

@@ -1,0 +1,108 @@
+"""What a compiled layer of base reads and writes beside its matrix products and its attention, layer by layer.
+
+`python -m tests.cuda_build.layer_bytes DROPOUT ...`, on the null device, prints JSON. A generated kernel counts each
+tensor that it is given once, whole, and twice where it writes into it. Of one kernel that is too much: what turns q and
+k reads two thirds of Wqkv's output. The microbatch is that of the recipe: on few tokens Inductor fuses less.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+from benchmarks.batches import mean_loss
+from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModernBertConfig
+from modernbert_train.models.build import build_model
+from tests.gpu.parts import make_batch
+
+ROW, ROWS = 1024, 95  # about 98,304 tokens, and a number that divides no weight: so what follows the tokens is told
+TOKENS = ROW * ROWS
+LAYERS = {"first": 0, "local": 1, "global": 3}
+OF_BASE = {"first": 1, "local": 14, "global": 7}
+OUTSIDE = (None, "outside")
+
+
+class LayerTraffic:
+    """Bytes by (layer, direction) and kernel; those of tensors that are as long as the microbatch, and the others."""
+
+    def __init__(self) -> None:
+        self.where: tuple[int | None, str] = OUTSIDE
+        self.of_tokens: dict[tuple[int | None, str], Counter[str]] = {}
+        self.others: Counter[tuple[int | None, str]] = Counter()
+        run = CachingAutotuner.run
+
+        def counted(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            for argument, value in zip(tuner.fn.arg_names, args, strict=False):
+                if isinstance(value, Tensor):
+                    moved = (2 if argument.startswith("in_out") else 1) * value.numel() * value.element_size()
+                    if value.numel() % TOKENS == 0:
+                        self.of_tokens.setdefault(self.where, Counter())[tuner.fn.__name__] += moved
+                    else:
+                        self.others[self.where] += moved
+            return run(tuner, *args, **kwargs)
+
+        CachingAutotuner.run = counted
+
+    def clear(self) -> None:
+        self.of_tokens.clear()
+        self.others.clear()
+
+    def watch(self, layer: Any, index: int) -> None:
+        """Know when a compiled layer is at work, in either direction."""
+        call = layer._compiled_call_impl
+
+        def enter(direction: str) -> None:
+            self.where = (index, direction)
+
+        def leave() -> None:
+            self.where = OUTSIDE
+
+        def watched(*given: Any) -> Any:
+            enter("forward")
+            found = call(*given)
+            leave()
+            node = found[0].grad_fn
+            node.register_prehook(lambda grads: enter("backward"))
+            node.register_hook(lambda inputs, outputs: leave())
+            return found
+
+        layer._compiled_call_impl = watched
+
+
+def look_at(dropout: float, traffic: LayerTraffic) -> dict[str, Any]:
+    """Base's kinds of layers with one rate of dropout."""
+    torch._dynamo.reset()
+    config = ModernBertConfig(num_layers=4, attention_out_dropout=dropout)
+    with torch.device("cuda"):
+        model = build_model(config, MaskedLmConfig(), ComputeConfig(attention="varlen", compile=True)).train()
+    model.compile_layers()
+    for index, layer in enumerate(model.model.layers):
+        traffic.watch(layer, index)
+    batch = make_batch([1000] * 97, ROW, config.vocab_size, boundaries=128, rows=ROWS)
+    for _ in range(2):  # the first compiles
+        traffic.clear()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = mean_loss(model, batch)
+        loss.backward()
+        model.zero_grad()
+    found: dict[str, Any] = {}
+    for name, index in LAYERS.items():
+        passes = {way: dict(sorted(traffic.of_tokens[index, way].items())) for way in ("forward", "backward")}
+        by_kernel = {way: {kernel: round(b / TOKENS) for kernel, b in each.items()} for way, each in passes.items()}
+        weights = sum(traffic.others[index, way] for way in passes)
+        total = sum(sum(each.values()) for each in by_kernel.values())
+        found[name] = by_kernel | {"bytes_per_token": total, "bytes_of_weights": weights}
+    layers = sum(times * found[name]["bytes_per_token"] for name, times in OF_BASE.items())
+    once = sum(traffic.of_tokens.get(OUTSIDE, Counter()).values()) + traffic.others[OUTSIDE]
+    return found | {"base_bytes_per_token": layers, "loss_bytes_per_token": round(once / TOKENS)}
+
+
+if __name__ == "__main__":
+    traffic = LayerTraffic()
+    print(json.dumps({f"dropout {rate}": look_at(float(rate), traffic) for rate in sys.argv[1:]}))
