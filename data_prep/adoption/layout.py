@@ -230,7 +230,7 @@ def _plain(entry: Entry) -> Entry:
 
 def _moved(entry: Entry, below: str, shared: _Shared) -> Entry:
     """The entry with paths as seen from the root."""
-    moved = {key: shared.get(value) if isinstance(value, list) else value for key, value in entry.items()}
+    moved: Entry = {key: shared.get(value) if isinstance(value, list) else value for key, value in entry.items()}
     for kind in ("zip_data", "raw_data"):
         info = moved[kind]
         if info is not None:
