@@ -1,7 +1,8 @@
 """dataset.json: the card beside a folder of shards that says what they hold and which tokenizer made them.
 
 The card carries the hashes of the files that must belong together, so that a half-copied folder or another run's
-tokenizer is found before training. Standard library only: `check` reads it where neither torch nor streaming exists.
+tokenizer is found before training. Standard library, and xxhash where it is: `check` reads it where neither torch nor
+streaming exists.
 """
 
 from __future__ import annotations
