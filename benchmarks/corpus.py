@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from data_prep.make_tokenizer import save_tokenizer
-from modernbert_train.data.dataset_card import INDEX, LENGTHS, file_sha256, read_card, write_card
+from modernbert_train.data.dataset_card import INDEX, LENGTHS, file_sha256, file_xxh3, read_card, write_card
 from modernbert_train.data.shard_writer import ShardWriter
 from modernbert_train.vocabulary import read_vocabulary
 
@@ -106,4 +106,5 @@ def write_index_of(
         shutil.rmtree(folder / f"part-{number}")
     of_each = [cards[shard % distinct].tokens for shard in range(shards)]
     card = replace(cards[0], documents=shards * in_each, tokens=sum(of_each), index_sha256=file_sha256(train / INDEX))
-    write_card(train, replace(card, lengths_sha256=file_sha256(train / LENGTHS)))
+    lengths_sha256, lengths_xxh3 = file_sha256(train / LENGTHS), file_xxh3(train / LENGTHS)
+    write_card(train, replace(card, lengths_sha256=lengths_sha256, lengths_xxh3=lengths_xxh3))

@@ -7,7 +7,6 @@ Parquet and Arrow files of ids are converted to shards of ours. After a kill the
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -149,14 +148,14 @@ def _fingerprint(
     root: str, column: str, dtype: str | None, tokenizer_sha256: str, entries: list[dict[str, Any]]
 ) -> Fingerprint:
     """What the outcome depends on; the shards by what their indexes say."""
-    from data_prep.adoption.result import digest
+    from data_prep.adoption.result import digest_of
 
     return {
         "shards": root,
         "column": column,
         "dtype": dtype,
         "tokenizer": tokenizer_sha256,
-        "index": digest([json.dumps(entries, sort_keys=True)]),
+        "index": digest_of(entries),
     }
 
 

@@ -12,11 +12,19 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
 
 
+def release_freed_memory() -> None:
+    """Have glibc give back what a start has freed between what it still needs. No effect with another C library."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def keep_freed_memory() -> None:
     """Ask glibc to keep freed memory for the next allocation instead of giving each large tensor back to the system.
 
-    Every operation of a CPU step allocates its result, and fresh pages cost a fault each: 8 % of the quickstart's step
-    (2 cores, medians of 3). Has no effect with another C library.
+    For the steps alone: what is freed before them is not needed again. Every operation of a CPU step allocates its
+    result, and fresh pages cost a fault each: 8 % of the quickstart's step (2 cores, medians of 3). Has no effect with
+    another C library.
     """
     mmap_max, trim_threshold = -4, -1  # the names' numbers in malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

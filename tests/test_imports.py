@@ -143,7 +143,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.data.check": (),
     "modernbert_train.data.pack_kernel": ("llvmlite", "numba", "numpy"),
     "modernbert_train.data.shuffle_kernel": ("numba", "numpy"),
-    "modernbert_train.data.dataset_card": (),
+    "modernbert_train.data.dataset_card": ("xxhash",),
     "modernbert_train.data.facts": (),
     "modernbert_train.data.field_counts": (),
     "modernbert_train.data.fingerprint": (),

@@ -11,12 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modernbert_train.read_json import Count, array_in, as_type, content_of, lines_of, parse_json, read_json, read_lines
+from modernbert_train import read_json as reading
+from modernbert_train.read_json import (
+    Count,
+    array_in,
+    as_type,
+    content_of,
+    lines_of,
+    parse_json,
+    read_json,
+    read_lines,
+    require_utf8,
+)
 
 BAD = {
     "nothing": b"",
@@ -132,14 +144,19 @@ def test_what_json_can_hold_is_read_as_it_stands() -> None:
 NESTED = {"version": 2, "shards": [{"a": [1, {"b": "],"}]}, 3.5, "ä", [], None], "after": {"shards": [1]}}
 
 
+@pytest.mark.parametrize("window", [1, 2, 7, 1 << 20])
 @pytest.mark.parametrize("dump", [dict(), dict(indent=1), dict(separators=(",", ":")), dict(ensure_ascii=False)])
-def test_elements_of_an_array_come_one_by_one_and_say_where_they_stand(dump: dict[str, Any]) -> None:
-    """What is found at those places of the file is what was read."""
-    text = json.dumps(NESTED, **dump)
-    found = list(array_in(text, "shards"))
-    assert [value for _, _, value in found] == NESTED["shards"]
-    assert [json.loads(text[begin:end]) for begin, end, _ in found] == NESTED["shards"]
-    assert list(array_in(json.dumps({"shards": []}, **dump), "shards")) == []
+def test_elements_of_an_array_come_one_by_one_and_say_where_they_stand(
+    dump: dict[str, Any], window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found at those places of the file is what was read, wherever a window of a large file ends."""
+    monkeypatch.setattr(reading, "_WINDOW", window)
+    content = json.dumps(NESTED, **dump).encode()
+    found = list(array_in(content, "shards"))
+    assert [json.loads(content[begin:end]) for begin, end, _ in found] == NESTED["shards"]
+    if dump.get("ensure_ascii", True):  # else a character of the value is a byte
+        assert [value for _, _, value in found] == NESTED["shards"]
+    assert list(array_in(json.dumps({"shards": []}, **dump).encode(), "shards")) == []
 
 
 @pytest.mark.parametrize(
@@ -153,19 +170,30 @@ def test_elements_of_an_array_come_one_by_one_and_say_where_they_stand(dump: dic
         '{"a": ' + '{"a": ' * 200_000,
     ],
 )  # fmt: skip
-def test_what_is_no_such_array_is_a_value_error(text: str) -> None:
+@pytest.mark.parametrize("window", [3, 1 << 20])
+def test_what_is_no_such_array_is_a_value_error(text: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_WINDOW", window)
     with pytest.raises(ValueError, match="."):
-        list(array_in(text, "shards"))
+        list(array_in(text.encode(), "shards"))
 
 
-@given(st.text(alphabet='{}[]",:1 ashrd\n', max_size=60))
-def test_it_reads_what_python_reads_and_nothing_else(text: str) -> None:
+def test_what_is_not_utf8_is_found_across_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_WINDOW", 3)
+    require_utf8("aäß".encode())
+    for wrong in (b"abc\xff", "abä".encode()[:-1]):
+        with pytest.raises(ValueError, match="utf-8"):
+            require_utf8(wrong)
+
+
+@given(st.text(alphabet='{}[]",:1 ashrd\n', max_size=60), st.sampled_from([1, 2, 5, 1 << 20]))
+def test_it_reads_what_python_reads_and_nothing_else(text: str, window: int) -> None:
     try:
         expected = json.loads(text)["shards"]
     except (ValueError, KeyError, TypeError):
         expected = None
     try:
-        found = [value for _, _, value in array_in(text, "shards")]
+        with mock.patch.object(reading, "_WINDOW", window):
+            found = [value for _, _, value in array_in(text.encode(), "shards")]
     except ValueError:
         return  # it may refuse more: a key that is there twice
     assert found == expected

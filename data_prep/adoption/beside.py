@@ -26,6 +26,7 @@ from modernbert_train.data.dataset_card import (
     TOKEN_COUNTS,
     DatasetCard,
     file_sha256,
+    file_xxh3,
     write_card,
 )
 from modernbert_train.errors import ConfigError, DataError
@@ -111,6 +112,7 @@ def write_beside(
         tokenizer_sha256=facts["tokenizer_sha256"],
         index_sha256=file_sha256(work / ADOPTED_INDEX),
         lengths_sha256=file_sha256(work / LENGTHS),
+        lengths_xxh3=file_xxh3(work / LENGTHS),
         special_tokens="loader",
         created_by=f"modernbert-train {__version__}",
         index=ADOPTED_INDEX,

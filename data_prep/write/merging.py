@@ -30,6 +30,7 @@ from modernbert_train.data.dataset_card import (
     TOKEN_COUNTS,
     DatasetCard,
     file_sha256,
+    file_xxh3,
     read_card,
     write_card,
 )
@@ -103,6 +104,7 @@ def merge_split(parts: list[Path], folder: Path, fields: dict[str, FieldCounts] 
         tokens=tokens,
         index_sha256=file_sha256(folder / INDEX),
         lengths_sha256=file_sha256(folder / LENGTHS),
+        lengths_xxh3=file_xxh3(folder / LENGTHS),
         fields=fields,
     )
     write_card(folder, card)

@@ -183,18 +183,38 @@ def _best_fit(room: int, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -
 
 
 @_njit
-def count(chunks_C4: Ints, firsts: Ints, tokens: Ints, documents: Ints) -> None:
-    """Add up the tokens of each stream's chunks, and the documents that begin; `firsts` are the streams' first ones."""
-    for at in range(len(chunks_C4)):
-        stream = len(firsts) - 1
-        while chunks_C4[at, 1] < firsts[stream]:
+def take(chunks: Ints, row_ends: Ints, firsts: Ints, counts: Ints, out: Ints, ends: Ints, done: Ints) -> None:
+    """Take the first rows out of those that are done.
+
+    Args:
+        chunks: of these rows; written.
+        row_ends: how many of them there are at the end of each; written.
+        firsts: number of each stream's first document.
+        counts: of each stream its tokens and its documents that begin; added to.
+        out, ends, done: see `place`; what is left moves to their beginning.
+    """
+    taken, rows, streams = len(chunks), len(row_ends), len(firsts)
+    for at in range(taken):
+        for column in range(4):
+            chunks[at, column] = out[at, column]
+        stream = streams - 1
+        while stream > 0 and out[at, 1] < firsts[stream]:
             stream -= 1
-        tokens[stream] += chunks_C4[at, 3]
-        documents[stream] += chunks_C4[at, 2] == 0
+        counts[stream, 0] += out[at, 3]
+        counts[stream, 1] += out[at, 2] == 0
+    for row in range(rows):
+        row_ends[row] = ends[row]
+    for at in range(taken, done[0]):
+        for column in range(4):
+            out[at - taken, column] = out[at, column]
+    for row in range(rows, done[1]):
+        ends[row - rows] = ends[row] - taken
+    done[0] -= taken
+    done[1] -= rows
 
 
-@_njit
-def place(
+@_inline
+def _place(
     chunk: Ints, out: Ints, ends: Ints, done: Ints, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints
 ) -> None:
     """Take one chunk, no longer than a row; finish rows as they fall due.
@@ -227,6 +247,14 @@ def place(
 
 
 @_njit
+def place(
+    chunk: Ints, out: Ints, ends: Ints, done: Ints, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints
+) -> None:
+    """As `_place`."""
+    _place(chunk, out, ends, done, state, waiting, by_need, bits, rule)
+
+
+@_njit
 def place_many(
     chunks: Ints,
     epoch: int,
@@ -249,7 +277,7 @@ def place_many(
         chunk[1] = chunks[taken, 0] + first_document
         chunk[2] = chunks[taken, 1]
         chunk[3] = chunks[taken, 2]
-        place(chunk, out, ends, done, state, waiting, by_need, bits, rule)
+        _place(chunk, out, ends, done, state, waiting, by_need, bits, rule)
         taken += 1
     return taken
 
@@ -338,7 +366,7 @@ def mix_many(
         chunk[1] = chunks[at, 0] + first_documents[chosen]
         chunk[2] = chunks[at, 1]
         chunk[3] = chunks[at, 2]
-        place(chunk, out, ends, done, state, waiting, by_need, bits, rule)
+        _place(chunk, out, ends, done, state, waiting, by_need, bits, rule)
         at += 1
         firsts[chosen] = at
         if at == limits[chosen]:

@@ -62,6 +62,7 @@ _BULK = 3  # a row is filled in order of arrival while it has room for more than
 _as_chunk = partial(tuple.__new__, Chunk)  # Chunk(*values), three times as fast
 Row = tuple[Chunk, ...]
 Ints = NDArray[np.int64]
+_ONE_STREAM: Ints = np.zeros(1, dtype=np.int64)
 
 
 class Rows(Sequence[Row]):
@@ -75,14 +76,6 @@ class Rows(Sequence[Row]):
     def __init__(self, chunks_C4: Ints, ends_R: Ints) -> None:
         self.chunks_C4 = chunks_C4
         self.ends_R = ends_R
-
-    def count_streams(self, firsts: Ints) -> tuple[Ints, Ints]:
-        """Tokens of each stream, and documents that begin; the streams by the numbers of their first documents."""
-        from modernbert_train.data import pack_kernel
-
-        tokens, documents = np.zeros((2, len(firsts)), dtype=np.int64)
-        pack_kernel.count(self.chunks_C4, firsts, tokens, documents)
-        return tokens, documents
 
     def __len__(self) -> int:
         return len(self.ends_R)
@@ -210,16 +203,21 @@ class GreedyPacker:
         """Their number."""
         return int(self._done[1])
 
-    def take_rows(self, number: int) -> Rows:
-        """Take the first of the finished rows."""
+    def take_rows(self, number: int, firsts_S: Ints = _ONE_STREAM) -> tuple[Rows, Ints]:
+        """Take the first of the finished rows.
+
+        Args:
+            number: how many.
+            firsts_S: number of the first document of each stream.
+
+        Returns:
+            The rows; and int64 [streams, 2], of each stream its tokens in them, and its documents that begin there.
+        """
         chunks = int(self._ends[number - 1]) if number else 0
-        taken = Rows(self._out[:chunks].copy(), self._ends[:number].copy())
-        left_chunks, left_rows = int(self._done[0]) - chunks, int(self._done[1]) - number
-        if left_rows:
-            self._out[:left_chunks] = self._out[chunks : chunks + left_chunks].copy()
-            self._ends[:left_rows] = self._ends[number : number + left_rows] - chunks
-        self._done[:] = left_chunks, left_rows
-        return taken
+        chunks_C4, ends_R = np.empty((chunks, 4), np.int64), np.empty(number, np.int64)
+        counts_S2 = np.zeros((len(firsts_S), 2), np.int64)
+        self._kernel.take(chunks_C4, ends_R, firsts_S, counts_S2, self._out, self._ends, self._done)
+        return Rows(chunks_C4, ends_R), counts_S2
 
     def add(self, epoch: int, document: int, length: int) -> None:
         """Cut the first `length` tokens of a document into chunks that fit a row, and place them."""

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from modernbert_train.clock import Position, position_at
-from modernbert_train.config.schema import ObjectiveConfig, RunConfig
+from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.mixing import FairQueue, phase_weights
-from modernbert_train.data.packing import GreedyPacker, Ints, Row, Rows
+from modernbert_train.data.packing import GreedyPacker, Ints, Row
 from modernbert_train.data.place import PlannerState, check_place
 from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
 
@@ -30,8 +31,7 @@ _AT_ONCE = 4096  # chunks that are handed to the compiled loop
 _MOST = 1 << 62  # products of the queue up to here are exact in the compiled loop
 
 
-@dataclass(frozen=True)
-class StreamCount:
+class StreamCount(NamedTuple):
     """What a batch has of one stream.
 
     Attributes:
@@ -103,8 +103,10 @@ class BatchPlanner:
         self._by_documents = config.data.mix_by == "documents"
         own = {n: p.num_documents if self._by_documents else p.num_tokens for n, p in streams.items()}
         self._weights = [list(phase_weights(config, phase, own).values()) for phase in config.phases.values()]
+        self._total = config.total_tokens
         self.tokens = 0
         self._phase: str | None = None  # of the last batch
+        self._now: _Now | None = None  # what stays the same within the phase; None: to be looked up
         self._queue = FairQueue(self._weights[0])
         self._packer = self._new_packer(position_at(config, 0).phase.row_tokens)
 
@@ -112,31 +114,34 @@ class BatchPlanner:
         return self
 
     def __next__(self) -> BatchPlan:
-        if self.tokens >= self._config.total_tokens:
+        before = self.tokens
+        if before >= self._total:
             raise StopIteration
-        position = position_at(self._config, self.tokens)
-        phase = position.phase
-        self._enter(position)
-        wanted = batch_rows_at(phase, position.tokens)
-        self._fill(wanted)
-        rows = self._packer.take_rows(wanted)
-        streams = self._count(rows)
-        tokens = sum(stream.tokens for stream in streams) + self._special * len(rows.chunks_C4)
-        last = self.tokens + tokens >= self._config.total_tokens
-        plan = BatchPlan(
-            phase=position.name,
-            tokens_before=self.tokens,
+        now = self._now
+        if now is None or before >= now.end:
+            now = self._now = self._enter(position_at(self._config, before))
+        wanted = batch_rows_at(now.phase, before - now.first)
+        self._fill(now, wanted)
+        rows, counts = self._packer.take_rows(wanted, self._first_documents)
+        streams = tuple(
+            StreamCount(name, cursor.epoch, tokens, documents)
+            for name, cursor, (tokens, documents) in zip(self._names, self._cursors, counts.tolist(), strict=True)
+        )
+        tokens = sum([stream.tokens for stream in streams]) + self._special * len(rows.chunks_C4)
+        self.tokens = before + tokens
+        last = self.tokens >= self._total
+        return BatchPlan(
+            phase=now.name,
+            tokens_before=before,
             tokens=tokens,
             rows=rows,
-            num_rows=len(rows),
-            row_tokens=phase.row_tokens,
-            microbatch_rows=phase.microbatch_rows,
-            objective=self._config.in_phase[position.name].objective,
+            num_rows=wanted,
+            row_tokens=now.row_tokens,
+            microbatch_rows=now.microbatch_rows,
+            objective=now.objective,
             streams=streams,
             unused=sum(chunk.length for chunk in self._packer.waiting()) if last else 0,
         )
-        self.tokens += tokens
-        return plan
 
     def state_dict(self) -> PlannerState:
         """Where the next batch starts, as JSON; its size does not grow with the position."""
@@ -156,7 +161,7 @@ class BatchPlanner:
             ValueError: there is no such place in the data; names the field.
         """
         check_place(state, self._chunks, self._special)
-        self.tokens, self._phase, self._drawn = state["tokens"], state["phase"], None
+        self.tokens, self._phase, self._now, self._drawn = state["tokens"], state["phase"], None, None
         for name, cursor in zip(self._names, self._cursors, strict=True):
             cursor.load_state_dict(state["streams"][name])
         self._queue = FairQueue(state["weights"])
@@ -168,7 +173,7 @@ class BatchPlanner:
         data = self._config.data
         return GreedyPacker(row_tokens, data.packing_window, data.max_wait_rows, self._special)
 
-    def _enter(self, position: Position) -> None:
+    def _enter(self, position: Position) -> _Now:
         """Follow the phase that the next batch starts in: its passes, shares and row length."""
         phase = position.phase
         if position.name != self._phase:
@@ -187,14 +192,25 @@ class BatchPlanner:
             for chunk in waiting:
                 for part in chunk.cut(most):
                     self._packer.place(part)
+        weights = self._queue.weights
+        return _Now(
+            name=position.name,
+            phase=phase,
+            first=self.tokens - position.tokens,
+            end=self.tokens - position.tokens + phase.tokens,
+            row_tokens=phase.row_tokens,
+            microbatch_rows=phase.microbatch_rows,
+            objective=self._config.in_phase[position.name].objective,
+            used=[index for index, weight in enumerate(weights) if weight],
+            most_drawn=sum(weights) * most,
+        )
 
-    def _fill(self, wanted: int) -> None:
+    def _fill(self, now: _Now, wanted: int) -> None:
         """Draw chunks until so many rows are ready."""
-        used = [index for index, weight in enumerate(self._queue.weights) if weight]
-        if len(used) == 1:
-            self._fill_from(self._cursors[used[0]], wanted)
+        if len(now.used) == 1:
+            self._fill_from(self._cursors[now.used[0]], wanted)
         else:
-            self._fill_in_turn(used, wanted)
+            self._fill_in_turn(now, wanted)
 
     def _fill_from(self, cursor: ChunkCursor, wanted: int) -> None:
         packer = self._packer
@@ -206,10 +222,10 @@ class BatchPlanner:
             else:
                 packer.place(cursor.take())
 
-    def _fill_in_turn(self, used: list[int], wanted: int) -> None:
-        packer, cursors, queue = self._packer, [self._cursors[index] for index in used], self._queue
-        most = packer.row_tokens - self._special
-        exact = sum(queue.weights) * most + max(map(abs, queue.lag)) < _MOST  # rows may have been longer before
+    def _fill_in_turn(self, now: _Now, wanted: int) -> None:
+        packer, queue, used = self._packer, self._queue, now.used
+        cursors = [self._cursors[index] for index in used]
+        exact = now.most_drawn + max(max(queue.lag), -min(queue.lag)) < _MOST  # rows may have been longer before
         while packer.num_ready < wanted:
             drawn = self._drawn = (self._drawn or _draw(cursors)) if exact else None
             if drawn is not None:
@@ -228,13 +244,32 @@ class BatchPlanner:
                 for index, cursor in zip(used, cursors, strict=True):
                     sizes[index] = cursor.next_size()[unit]
                 packer.place(self._cursors[queue.give(sizes)].take())
-        for cursor in cursors:
-            cursor.look()
+        if self._drawn is None:  # else none of them is at the end of its block
+            for cursor in cursors:
+                cursor.look()
 
-    def _count(self, rows: Rows) -> tuple[StreamCount, ...]:
-        tokens, documents = rows.count_streams(self._first_documents)
-        columns = zip(self._names, self._cursors, tokens.tolist(), documents.tolist(), strict=True)
-        return tuple(StreamCount(name, cursor.epoch, *counts) for name, cursor, *counts in columns)
+
+@dataclass(frozen=True)
+class _Now:
+    """What stays the same from the first batch of a phase, or of a start, to the last of the phase.
+
+    Attributes:
+        name, phase: of the phase.
+        first, end: global tokens where the phase begins and ends.
+        row_tokens, microbatch_rows, objective: see `BatchPlan`.
+        used: numbers of the streams that have a share.
+        most_drawn: what a chunk can change of the queue's numbers.
+    """
+
+    name: str
+    phase: PhaseConfig
+    first: int
+    end: int
+    row_tokens: int
+    microbatch_rows: int
+    objective: ObjectiveConfig
+    used: list[int]
+    most_drawn: int
 
 
 @dataclass(frozen=True)

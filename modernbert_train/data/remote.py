@@ -28,12 +28,11 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from modernbert_train.config.schema import DataConfig
-from modernbert_train.data.dataset_card import CARD, TOKEN_COUNTS, file_sha256, parse_card
+from modernbert_train.data.dataset_card import CARD, TOKEN_COUNTS, Hashes, other_sha256, parse_card
 from modernbert_train.data.download import Downloader, Patience
 from modernbert_train.data.shared_files import locked, mtime, size_of, touch, try_lock, writing
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.own_files import require_own_files
-from modernbert_train.read_once import read_once
 
 Fault = Callable[[bytes], str | None]  # what is wrong with a file's bytes, if anything
 REMEDY = "Upload the folder again from a whole copy, or prepare the data again with data_prep/prepare.py."
@@ -113,9 +112,9 @@ class RemoteFolder:
             for partial in self._root.glob("*/partial/*"):
                 self._remove_if_dead(partial)
             card = parse_card(self._get(self.local / CARD, None, _nothing, fresh=True), f"{self.url}/{CARD}")
-            for name, sha256 in card.hashes().items():
-                if _known_sha256(self.local / name) != sha256:
-                    self._get(self.local / name, None, functools.partial(_wrong_sha256, sha256))
+            for name, hashes in card.hashes().items():
+                if not _is_there(self.local / name, hashes):
+                    self._get(self.local / name, None, functools.partial(_wrong_sha256, hashes.sha256))
             self._get(self.local / TOKEN_COUNTS, None, functools.partial(_wrong_counts, card.tokens))
             self._described = True
         return self.local
@@ -241,12 +240,12 @@ def _sound(path: Path, fault: Fault) -> bytes | None:
     return data
 
 
-def _known_sha256(path: Path) -> str | None:
-    """As read_card will ask for it, so that a file in the cache is hashed once; None if it cannot be read."""
+def _is_there(path: Path, hashes: Hashes) -> bool:
+    """Whether a file in the cache is the expected one; asked as read_card will ask, so that it is hashed once."""
     try:
-        return read_once(path, file_sha256)
+        return other_sha256(path, hashes) is None
     except OSError:
-        return None
+        return False
 
 
 def _nothing(data: bytes) -> None:

@@ -21,6 +21,7 @@ from modernbert_train.data.dataset_card import (
     TOKEN_COUNTS,
     DatasetCard,
     file_sha256,
+    file_xxh3,
     write_card,
 )
 
@@ -109,6 +110,7 @@ class ShardWriter:
             special_tokens="loader",
             created_by=f"modernbert-train {__version__}",
             labels_sha256=file_sha256(self._folder / LABELS) if self._labels else None,
+            lengths_xxh3=file_xxh3(self._folder / LENGTHS),
         )
         write_card(self._folder, card)
         return card

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 from contextlib import closing, suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
 from composer import Callback
 
 from modernbert_train import provenance
-from modernbert_train.compute import Compute, keep_freed_memory, use_threads
+from modernbert_train.compute import Compute, keep_freed_memory, release_freed_memory, use_threads
 from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.copies.second_home import SecondHome, bring_back, refuse_fresh
 from modernbert_train.data.check import check_data
-from modernbert_train.data.dataset_card import file_sha256
-from modernbert_train.data.facts import read_facts
+from modernbert_train.data.dataset_card import file_sha256, file_xxh3
+from modernbert_train.data.facts import DataFacts, read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
+from modernbert_train.data.shard_index import ShardIndex, read_index
 from modernbert_train.data.statistics import run_statistics
 from modernbert_train.effective import LAST_SIGN, spent
-from modernbert_train.errors import RunError, StoppedEarly, StorageError
+from modernbert_train.errors import DataError, RunError, StoppedEarly, StorageError
 from modernbert_train.preflight import preflight
 from modernbert_train.ranks.fail_together import tell_others
 from modernbert_train.ranks.group import (
@@ -79,8 +81,6 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
     """
     composer_internals.install()
     compute = Compute.of(config)
-    if compute.device.type == "cpu":
-        keep_freed_memory()
     requests = Requests(config.checkpoint.interval_seconds)
     with (
         closing(requests),
@@ -89,7 +89,9 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
     ):
         check(config, num_ranks())
         if num_ranks() > 1:
-            require_agreement(config, data_fingerprint(read_once_per_node(lambda: read_facts(config), file_sha256)))
+            read = partial(_read_facts, config)
+            facts = read_once_per_node(read, file_sha256, file_xxh3, ShardIndex)
+            require_agreement(config, data_fingerprint(facts))
             on_rank_zero(lambda: preflight(config, num_ranks(), fresh=fresh))
         if compute.device.type == "cuda" and num_ranks() > ranks_per_node() and local_rank() == 0:
             warn_of_slow_network()  # of each machine, since they may differ
@@ -160,6 +162,9 @@ def _train(
     stage(
         "compiling the layers, and training the first batch" if config.compute.compile else "training the first batch"
     )
+    release_freed_memory()
+    if compute.device.type == "cpu":
+        keep_freed_memory()
     try:
         built.trainer.fit()
         built.save.finish(built.trainer.logger)
@@ -201,6 +206,15 @@ def _train(
             spent=str(spent(folder.path)),
         )
         print(text)
+
+
+def _read_facts(config: RunConfig) -> DataFacts:
+    """The facts of a run's data, and the index of each of its folders, which `build` asks for."""
+    facts = read_facts(config)
+    for folder in facts.streams.values():
+        with suppress(DataError):  # whoever opens the shards says which stream it is of
+            read_index(folder.local / folder.card.index_file, folder.card.column, nested=folder.card.is_adopted)
+    return facts
 
 
 def _fill(config: RunConfig, built: Built, start: Start, origin: Origin | None) -> None:

@@ -200,7 +200,7 @@ def test_what_waits_is_what_was_not_given_out(stream: tuple[tuple[int, list[int]
     chunks = [Chunk(0, document, 0, length) for document, length in enumerate(lengths)]
     for chunk in chunks:
         packer.place(chunk)
-    rows = list(packer.take_rows(min(given, packer.num_ready)))
+    rows = list(packer.take_rows(min(given, packer.num_ready))[0])
     assert sorted(packer.waiting() + [chunk for row in rows for chunk in row]) == chunks
 
 

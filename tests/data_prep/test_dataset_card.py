@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from modernbert_train.data.dataset_card import DatasetCard, file_sha256, read_card, write_card
+from modernbert_train.data.dataset_card import (
+    DatasetCard,
+    Hashes,
+    file_sha256,
+    file_xxh3,
+    other_sha256,
+    parse_card,
+    read_card,
+    write_card,
+)
 from modernbert_train.errors import DataError
 
 
@@ -79,6 +89,34 @@ def test_files_of_another_dataset_are_found(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(DataError, match=rf"{name}: No such file"):
         read_card(folder)
+
+
+def test_one_flipped_bit_of_the_lengths_is_told_with_and_without_the_fast_hash(folder: Path) -> None:
+    """Lengths of 1.6 billion documents are no longer hashed by SHA-256 at each start, and must be as safe."""
+    plain = parse_card((folder / "dataset.json").read_bytes(), "here")
+    for card in (plain, replace(plain, lengths_xxh3=file_xxh3(folder / "lengths.npy"))):
+        write_card(folder, card)
+        (folder / "lengths.npy").write_bytes(b"lengths")
+        assert read_card(folder) == card
+        (folder / "lengths.npy").write_bytes(b"lengthr")
+        with pytest.raises(DataError, match=r"lengths\.npy: sha256 .* dataset\.json says"):
+            read_card(folder)
+
+
+def test_where_the_fast_hash_fits_no_other_is_computed_and_where_it_does_not_sha256_decides(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computed six seconds at each start; and a card must not be refused for what only the fast hash says."""
+    lengths, plain = folder / "lengths.npy", parse_card((folder / "dataset.json").read_bytes(), "here")
+    fast = file_xxh3(lengths)
+    assert other_sha256(lengths, Hashes("0" * 64, fast)) is None
+    assert other_sha256(lengths, Hashes(plain.lengths_sha256, "0" * 32)) is None
+    assert other_sha256(lengths, Hashes("0" * 64, "0" * 32)) == plain.lengths_sha256
+    monkeypatch.setitem(sys.modules, "xxhash", None)  # a login node without it
+    assert file_xxh3(lengths) is None
+    (folder / "copy.npy").write_bytes(b"lengths")
+    assert other_sha256(folder / "copy.npy", Hashes(plain.lengths_sha256, fast)) is None
+    assert other_sha256(folder / "copy.npy", Hashes("0" * 64, fast)) == plain.lengths_sha256
 
 
 @pytest.mark.runs

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from data_prep.adopt import adopt, main
 from data_prep.adoption import survey
+from data_prep.adoption.result import digest, digest_of
 from modernbert_train.config.schema import DataConfig
 from modernbert_train.data.dataset_card import read_card, write_card
 from modernbert_train.data.facts import read_folder
@@ -505,3 +506,9 @@ def test_the_command_ends_with_the_usual_codes(
     assert main([str(folder), "--tokenizer", tokenizer, "--dtype", "int64", "--workers", "1"]) == 0
     assert f"train on it with data.train={folder} data.tokenizer={tokenizer}" in capsys.readouterr().out
     assert main([str(folder / "gone"), "--tokenizer", tokenizer]) == 65
+
+
+@pytest.mark.parametrize("entries", [[], [{"b": 'ä"\\', "a": None}], [{"a": 1}, {"c": {"z": [2], "b": "\n"}}]])
+def test_the_index_has_the_digest_that_it_had_when_it_was_made_of_one_text(entries: list[Any]) -> None:
+    """Else what was adopted before would count as adopted otherwise."""
+    assert digest_of(entries) == digest([json.dumps(entries, sort_keys=True)])
