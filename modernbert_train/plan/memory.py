@@ -122,7 +122,7 @@ def head_peak_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool,
     output in the products' precision.
     """
     c = 2 if bf16 else 4
-    chunk = min(predicted, model.logit_chunk(on_gpu=True, bytes_per_logit=c))
+    chunk = min(predicted, compute.logit_chunk or model.logit_chunk(on_gpu=True, bytes_per_logit=c))
     logit = c if not bf16 else 2 * c if compute.compile else c + 4
     return logit * model.vocab_size * chunk + (2 * model.hidden_size * predicted if bf16 else 0)
 
