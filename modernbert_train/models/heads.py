@@ -175,6 +175,7 @@ class ChunkedLoss(torch.autograd.Function):
                 torch.addmm(weight_grad_VD, gradient_CV.t(), hidden[chunk], out=weight_grad_VD)
             else:
                 weight_grad_VD += gradient_CV.t() @ hidden[chunk]
+            del gradient_CV  # or it were there beside the next chunk's
         ctx.save_for_backward(hidden_grad_MD, weight_grad_VD, bias_grad_V)
         if ids_M is not None:
             ctx.mark_non_differentiable(ids_M)
