@@ -126,6 +126,14 @@ def test_a_finding_that_cannot_serve_any_more_is_ignored(config: RunConfig) -> N
     assert taken.compute.attention == "auto" and "is ignored: varlen: " in text
 
 
+def test_a_compiler_that_is_not_here_is_not_asked_for(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was there when it was found that compiling pays, on another machine of the same kind."""
+    write(config, FOUND | {"compute.compile": True})
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    taken, text = take(config, CPU)
+    assert taken.compute.compile is False and "is ignored: compute.compile=true: there is no compiler here" in text
+
+
 def test_threads_that_the_environment_names_stay(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher of several ranks shares the cores out by it."""
     write(config)
