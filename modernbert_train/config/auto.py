@@ -6,6 +6,7 @@ found, if that fits (run/tuned.py); one that was trained before keeps what it wa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
@@ -76,6 +77,11 @@ def value_of(config: RunConfig, key: str) -> Any:
     for part in key.split("."):
         found = found.get(part, ABSENT) if isinstance(found, dict) else getattr(found, part, ABSENT)
     return found
+
+
+def assigned(key: str, value: Any) -> str:
+    """KEY=VALUE as it is written on a command line."""
+    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _replaced(tree: Any, path: list[str], value: Any) -> Any:

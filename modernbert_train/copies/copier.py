@@ -119,7 +119,7 @@ class Copier:
         return found
 
     def copy(self, step: int, manifest: Manifest) -> bool:
-        """Copy a checkpoint.
+        """Copy a checkpoint, with the run's small files as they are now, and its manifest last.
 
         Args:
             step: of it.

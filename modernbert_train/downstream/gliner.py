@@ -2,34 +2,40 @@
 
 The library trains, scores and stores the model. What is decided here is what it reads: words with the space before
 them that the encoder knows, sentences and types in an order that is a function of the seed, and what is counted.
-
-    items      a sentence in words, its entities as (first word, last word, label)
-    labels     what the model reads of a type: "creative work" for creative-work
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from modernbert_train.config.tools.gliner import GlinerConfig, gliner_problems
-from modernbert_train.data.conll import read_sentences
-from modernbert_train.data.tables import some
+from modernbert_train.downstream.entities import (
+    SAID,
+    TRAIN,
+    Corpus,
+    Counts,
+    Entity,
+    Item,
+    of_labels,
+    read_corpus,
+    tags_of,
+)
 from modernbert_train.downstream.runs import (
     MODEL,
     choose_device,
     exported_encoder,
-    has_letter,
     in_words,
     new_folder,
     open_run,
+    print_warnings,
     quiet,
     read_settings,
     require,
@@ -43,65 +49,9 @@ from modernbert_train.own_files import require_own_files
 from modernbert_train.tokenizer_threads import tokenizer_threads
 
 SETTINGS = "gliner.yaml"
-TRAIN = "train"
 METRICS = ("f1", "precision", "recall", "zero_shot_f1", "zero_shot_precision", "zero_shot_recall")
 _ORDER, _TYPES, _SHUFFLE = 1, 2, 3
 _AT_ONCE = 32  # sentences that are scored together
-
-
-class Entity(NamedTuple):
-    """Words from `first` to `last`, the last included, that are one entity."""
-
-    first: int
-    last: int
-    label: str
-
-
-class Item(NamedTuple):
-    """A sentence in words, and its entities."""
-
-    words: tuple[str, ...]
-    entities: tuple[Entity, ...]
-
-
-@dataclass
-class Counts:
-    """What became of the sentences of a split."""
-
-    texts: int = 0  # learned from, or measured on
-    empty: int = 0  # without a letter, left out
-    loose_tags: int = 0  # I-x and E-x that go on with no entity of type x, read as a beginning
-    entities: int = 0  # in those texts, of the types that training has
-    zero_shot_entities: int = 0  # of other types: not learned, and measured for themselves
-    wide: int = 0  # entities of more words than max_width, neither learned nor found
-    truncated: int = 0  # sentences longer than max_len words, or than the encoder's tokens, cut at the end
-    lost: int = 0  # entities cut off with them, neither learned nor found
-
-
-_SAID = {
-    "empty": "without a letter, left out",
-    "loose_tags": "tags I-x or E-x that continue no entity, read as its beginning",
-    "wide": "entities of more words than max_width, neither learned nor found",
-    "truncated": "longer than max_len words or the encoder's tokens, cut at the end",
-    "lost": "entities cut off, neither learned nor found",
-}
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """What was read.
-
-    Attributes:
-        items: of each split, the training one first.
-        labels: that training has, sorted.
-        zero_shot: of each split, those that training has not.
-        counts: of each split.
-    """
-
-    items: Mapping[str, list[Item]]
-    labels: tuple[str, ...]
-    zero_shot: Mapping[str, tuple[str, ...]]
-    counts: Mapping[str, Counts]
 
 
 def train(recipe: str, model: str, overrides: Sequence[str] = ()) -> Path:
@@ -132,8 +82,7 @@ def train(recipe: str, model: str, overrides: Sequence[str] = ()) -> Path:
         gliner = build(config, encoder)
         for name, items in corpus.items.items():
             _count_cuts(gliner, items, (*corpus.labels, *corpus.zero_shot[name]), config, corpus.counts[name])
-        for line in _warnings(corpus):
-            print(f"warning: {line}")
+        print_warnings(corpus.counts, SAID)
         loss = _fit(gliner, config, corpus, device)
         figures = {name: measure(gliner, corpus, name, config.threshold) for name in config.validation}
         staging = stack.enter_context(whole_run(folder, SETTINGS, config))
@@ -173,8 +122,7 @@ def evaluate(run: str, overrides: Sequence[str] = ()) -> dict[str, dict[str, flo
     corpus = read_corpus(config, labels)
     for name, items in corpus.items.items():
         _count_cuts(gliner, items, (*labels, *corpus.zero_shot[name]), config, corpus.counts[name])
-    for line in _warnings(corpus):
-        print(f"warning: {line}")
+    print_warnings(corpus.counts, SAID)
     figures = {name: measure(gliner, corpus, name, config.threshold) for name in config.validation}
     print(in_words(folder.name, figures, METRICS, None))
     return figures
@@ -207,85 +155,6 @@ def predict(
         list(texts), asked, flat_ner=True, threshold=threshold or config.threshold
     )
     return found
-
-
-# --- what is read --------------------------------------------------------------------------------------------------
-
-
-def read_corpus(config: GlinerConfig, labels: tuple[str, ...] = ()) -> Corpus:
-    """Sentences of all splits.
-
-    Args:
-        config: files and names of types.
-        labels: that a model was trained for, which is measured again; (): those of the training file, which is read.
-
-    Raises:
-        DataError: a file cannot be read or has a broken line, or there is nothing to learn.
-    """
-    named = {**({} if labels else {TRAIN: config.train}), **config.validation}
-    items, counts = {}, {}
-    for name, file in named.items():
-        items[name], counts[name] = _read(TRAIN if name == TRAIN else f"validation.{name}", Path(file), config)
-    if not labels:
-        hidden = {label_of(kind, config) for kind in config.zero_shot}
-        there = {entity.label for item in items[TRAIN] for entity in item.entities}
-        known = there | {entity.label for each in items.values() for item in each for entity in item.entities}
-        if wrong := sorted(kind for kind in config.zero_shot if label_of(kind, config) not in known):
-            raise DataError(f"zero_shot: no file has an entity of type {some(wrong)}. There are {some(sorted(known))}.")
-        labels = tuple(sorted(there - hidden))
-        if not labels:
-            raise DataError(
-                f"train={config.train}: has no entity to learn from{' but those of zero_shot' * bool(there)}. Name a "
-                "file with tags B-x and I-x."
-            )
-        items[TRAIN] = [Item(each.words, _of(each, labels)) for each in items[TRAIN]]
-    zero_shot = {}
-    for name, each in items.items():
-        every = [entity for item in each for entity in item.entities]
-        zero_shot[name] = tuple(sorted({entity.label for entity in every} - {*labels}))
-        counts[name].entities = sum(entity.label in labels for entity in every)
-        counts[name].zero_shot_entities = len(every) - counts[name].entities
-        counts[name].wide = sum(entity.last - entity.first >= config.max_width for entity in every)
-    return Corpus(items, labels, zero_shot, counts)
-
-
-def label_of(kind: str, config: GlinerConfig) -> str:
-    """What the model reads of a type in the files."""
-    return config.labels.get(kind) or kind.replace("-", " ").replace("_", " ").strip() or kind
-
-
-def _read(key: str, path: Path, config: GlinerConfig) -> tuple[list[Item], Counts]:
-    from modernbert_train.evals.metrics import spans
-
-    try:
-        sentences = list(read_sentences(path))
-    except OSError as error:
-        raise DataError(f"{key}={path}: cannot be read ({error.strerror}). Name a .conll file.") from None
-    except ValueError as error:
-        raise DataError(f"{key}={path}: {error}") from None
-    items, counts = [], Counts()
-    for sentence in sentences:
-        counts.loose_tags += sentence.loose
-        if not any(map(has_letter, sentence.words)):
-            counts.empty += 1
-            continue
-        found = (Entity(each.first, each.end - 1, label_of(each.kind, config)) for each in spans(sentence.tags))
-        items.append(Item(sentence.words, tuple(found)))
-    counts.texts = len(items)
-    if not items:
-        raise DataError(f"{key}={path}: holds no sentence with a letter. Name another file.")
-    return items, counts
-
-
-def _of(item: Item, labels: Sequence[str]) -> tuple[Entity, ...]:
-    return tuple(entity for entity in item.entities if entity.label in labels)
-
-
-def _warnings(corpus: Corpus) -> Iterator[str]:
-    for name, counts in corpus.counts.items():
-        said = [f"{getattr(counts, each.name):,} {_SAID[each.name]}" for each in fields(counts) if each.name in _SAID]
-        if found := [text for text in said if not text.startswith("0 ")]:
-            yield f"{name}: of {counts.texts + counts.empty:,} sentences " + "; ".join(found)
 
 
 def _count_cuts(
@@ -491,7 +360,7 @@ def measure(gliner: Any, corpus: Corpus, split: str, threshold: float) -> dict[s
     for prefix, labels in (("", corpus.labels), ("zero_shot_", corpus.zero_shot[split])):
         if not labels:
             continue
-        found = _figures([find(gliner, items, labels, threshold), [_of(item, labels) for item in items]], items)
+        found = _figures([find(gliner, items, labels, threshold), [of_labels(item, labels) for item in items]], items)
         figures |= {f"{prefix}{name.removeprefix('entity_')}": value for name, value in found.items()}
     return figures
 
@@ -501,14 +370,6 @@ def _figures(found: Sequence[Sequence[Sequence[Entity]]], items: Sequence[Item])
 
     told, labels = ([tags_of(each, len(item.words)) for each, item in zip(of, items, strict=True)] for of in found)
     return entity_figures(told, labels)
-
-
-def tags_of(entities: Sequence[Entity], words: int) -> list[str]:
-    """Entities that do not overlap as IOB2 tags."""
-    tags = ["O"] * words
-    for first, last, label in entities:
-        tags[first : last + 1] = [f"B-{label}", *[f"I-{label}"] * (last - first)]
-    return tags
 
 
 def find(gliner: Any, items: Sequence[Item], labels: Sequence[str], threshold: float) -> list[tuple[Entity, ...]]:

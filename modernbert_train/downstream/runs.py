@@ -10,7 +10,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -168,6 +168,18 @@ def in_words(name: str, figures: dict[str, dict[str, float]], metrics: Sequence[
         for split, found in figures.items()
     ]
     return "; ".join([f"{name}: {parts[0]}", *parts[1:], *([str(result)] if result else [])])
+
+
+def print_warnings(counts: Mapping[str, Any], said: Mapping[str, str]) -> None:
+    """Print what became of the texts of each split that somebody should know.
+
+    Args:
+        counts: by split; `texts` of one were used and `empty` left out.
+        said: names of its other counts -> what they mean.
+    """
+    for name, of in counts.items():
+        if found := [f"{getattr(of, each):,} {text}" for each, text in said.items() if getattr(of, each)]:
+            print(f"warning: {name}, {of.texts + of.empty:,} texts: " + "; ".join(found))
 
 
 def has_letter(text: str) -> bool:

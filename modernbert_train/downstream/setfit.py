@@ -11,9 +11,9 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from modernbert_train.downstream.runs import (
     in_words,
     new_folder,
     open_run,
+    print_warnings,
     quiet,
     read_settings,
     require,
@@ -124,8 +125,7 @@ def train(recipe: str, model: str, overrides: Sequence[str] = ()) -> Path:
         setfit = build(encoder, corpus.classes, config.max_tokens, device, config.seed)
         for name, counts in corpus.counts.items():
             counts.truncated = _cut(setfit, [each.text for each in corpus.splits[name]])
-        for line in _warnings(corpus):
-            print(f"warning: {line}")
+        print_warnings(corpus.counts, _SAID)
         _fit_head(setfit, corpus)
         frozen = {name: measure(setfit, corpus, name) for name in config.validation}
         loss, pairs = _fit(setfit, config, corpus, device)
@@ -169,8 +169,7 @@ def evaluate(run: str, overrides: Sequence[str] = ()) -> dict[str, dict[str, flo
     corpus = read_corpus(config, tuple(setfit.labels))
     for name, counts in corpus.counts.items():
         counts.truncated = _cut(setfit, [each.text for each in corpus.splits[name]])
-    for line in _warnings(corpus):
-        print(f"warning: {line}")
+    print_warnings(corpus.counts, _SAID)
     figures = {name: measure(setfit, corpus, name) for name in config.validation}
     print(in_words(folder.name, figures, METRICS, None))
     return figures
@@ -271,13 +270,6 @@ def draw(every: Sequence[Example], shots: int, seed: int) -> list[Example]:
         order = permutation(len(by_class[label]), derive(seed, _DRAW, place))
         drawn += [by_class[label][number] for number in order[:shots]]
     return drawn
-
-
-def _warnings(corpus: Corpus) -> Iterator[str]:
-    for name, counts in corpus.counts.items():
-        said = [f"{getattr(counts, each.name):,} {_SAID[each.name]}" for each in fields(counts) if each.name in _SAID]
-        if found := [text for text in said if not text.startswith("0 ")]:
-            yield f"{name}: " + "; ".join(found)
 
 
 def _cut(setfit: Any, texts: Sequence[str]) -> int:

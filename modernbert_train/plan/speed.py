@@ -126,6 +126,11 @@ def microbatch_seconds(gpu_name: str, work: Work, tokens: int) -> tuple[float, L
     found = find_measurement(gpu_name, work.model, work.objective, work.compute, work.row_tokens)
     if found is not None:
         return tokens * work.fill / found.tokens_per_second, "measured"
+    return roofline_seconds(gpu_name, work, tokens), "roofline"
+
+
+def roofline_seconds(gpu_name: str, work: Work, tokens: int) -> float:
+    """The same by FLOPs, bytes and launches, whatever was measured."""
     gpu, flops = GPUS[gpu_name], work.flops
     traffic = COMPILED if work.compute.compile else EAGER
     passes = 4 if work.compute.activation_checkpointing else 3  # the layers' forward pass is computed twice
@@ -137,7 +142,7 @@ def microbatch_seconds(gpu_name: str, work: Work, tokens: int) -> tuple[float, L
     moved += traffic.logit * work.model.vocab_size * work.objective.predicted_share
     seconds = matrices / (MATRIX_SHARE * gpu.peak_flops) + attention / (ATTENTION_SHARE * gpu.peak_flops)
     seconds += moved / (MEMORY_SHARE * gpu.memory_rate)
-    return max(tokens * seconds, LAUNCH_SECONDS * traffic.kernels * work.num_layers), "roofline"
+    return max(tokens * seconds, LAUNCH_SECONDS * traffic.kernels * work.num_layers)
 
 
 def step_time(

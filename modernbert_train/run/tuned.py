@@ -20,7 +20,16 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import torch
 
 from modernbert_train.compute import Compute
-from modernbert_train.config.auto import MICROBATCH, OPEN, filled, open_settings, recorded, value_of, with_settings
+from modernbert_train.config.auto import (
+    MICROBATCH,
+    OPEN,
+    assigned,
+    filled,
+    open_settings,
+    recorded,
+    value_of,
+    with_settings,
+)
 from modernbert_train.config.check import check
 from modernbert_train.config.knob import architecture_keys
 from modernbert_train.config.load import load_run
@@ -283,7 +292,7 @@ def _refusal(config: RunConfig, compute: Compute) -> str | None:
 def _shown(config: RunConfig, left: Mapping[str, Any]) -> list[str]:
     """The settings that were left open and are not plain, each as it would be written."""
     values = {key: value_of(config, key) for key, plain in left.items() if value_of(config, key) != plain}
-    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
+    return [assigned(key, value) for key, value in values.items()]
 
 
 def _gain(tuned: Tuned) -> str:

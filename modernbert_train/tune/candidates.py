@@ -6,13 +6,12 @@ leaves open is tried, since what is given stays; a given microbatch is tried and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from modernbert_train.config.auto import MICROBATCH, OPEN, filled, open_settings, with_settings
+from modernbert_train.config.auto import MICROBATCH, OPEN, assigned, filled, open_settings, with_settings
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.config.schema import (
     CheckpointConfig,
@@ -266,8 +265,4 @@ def candidate_run(case: Case, settings: Settings, *, rows: int | None = None) ->
 def label(settings: Settings, before: Settings | None = None) -> str:
     """The settings as one would write them; of several those alone that others had otherwise."""
     changed = {key: value for key, value in settings.items() if before is None or before.get(key) != value}
-    return ", ".join(f"{key}={_shown(value)}" for key, value in changed.items()) or "as it was"
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return ", ".join(assigned(key, value) for key, value in changed.items()) or "as it was"

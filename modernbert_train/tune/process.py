@@ -17,7 +17,6 @@ from typing import Any
 MARK = "tune: "  # before an answer, among whatever libraries print
 PARENT = "MODERNBERT_TRAIN_TUNE"  # environment of a worker: the process it ends with
 _END_SECONDS = 5.0  # for a worker to end when its commands do
-_ROOT = str(Path(__file__).parents[2])
 
 
 class Failure(Exception):
@@ -34,12 +33,8 @@ class Failure(Exception):
 
 
 def command_of(config: Path) -> list[str]:
-    """The command of the worker of a candidate, whatever folder it is called in."""
-    code = (
-        f"import sys; sys.path.insert(0, {_ROOT!r}); from modernbert_train.tune.worker import main; "
-        f"main({str(config)!r})"
-    )
-    return [sys.executable, "-c", code]
+    """The command of the worker of a candidate."""
+    return [sys.executable, "-m", "modernbert_train.tune.worker", str(config)]
 
 
 class Process:

@@ -142,7 +142,8 @@ def _free_memory() -> int:
 
 def main(file: str) -> None:
     """Serve until the commands end."""
-    die_with(int(os.environ.pop(PARENT)))
+    if PARENT in os.environ:  # not where somebody calls it by hand
+        die_with(int(os.environ.pop(PARENT)))
     worker = Worker(load_run([Path(file)]))
     for line in sys.stdin:
         command = json.loads(line)

@@ -23,7 +23,8 @@ from modernbert_train.__main__ import main
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.config.tools.gliner import GlinerConfig, gliner_problems
 from modernbert_train.downstream import gliner, runs
-from modernbert_train.downstream.gliner import Entity, Item, Visits, read_corpus, tags_of, with_leading_space
+from modernbert_train.downstream.entities import Entity, Item, read_corpus, tags_of
+from modernbert_train.downstream.gliner import Visits, with_leading_space
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evals.metrics import spans
 from modernbert_train.models.build import build_model
