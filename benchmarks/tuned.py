@@ -19,7 +19,7 @@ import torch
 from benchmarks.corpus import write_corpus
 from benchmarks.train_step import PRESETS, run_config
 from modernbert_train.config.schema import ComputeConfig
-from modernbert_train.tune.findings import TABLE
+from modernbert_train.tune.findings import PICTURE, TABLE
 from modernbert_train.tune.session import tune
 
 
@@ -27,9 +27,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", help="such as base-1024")
     parser.add_argument("--preset", choices=PRESETS, default="gpu")
-    parser.add_argument("--out", type=Path, default=Path("tuned"), help="folder for documents and what is found")
+    parser.add_argument("--out", type=Path, default=Path("data/tuned"), help="folder for documents and what is found")
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--json", type=Path, help="write the table here, too")
+    parser.add_argument("--json", type=Path, help="write the table here, too, and the picture beside it")
     options = parser.parse_args()
     if options.case not in PRESETS[options.preset]:
         parser.error(f"{options.case}: not in this preset, which has {', '.join(PRESETS[options.preset])}")
@@ -48,6 +48,7 @@ def main() -> None:
     folder = tune(config, minutes=options.minutes)
     if options.json is not None:
         shutil.copyfile(folder / TABLE, options.json)
+        shutil.copyfile(folder / PICTURE, options.json.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,15 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from modernbert_train.__main__ import main
+from modernbert_train.config.load import load_run
+from modernbert_train.config.packages import missing_packages
 from tests.conftest import TINY_YAML, TinyRun
 from tests.test_cli import call_probed
 
@@ -132,6 +135,36 @@ def test_what_is_not_installed(
     absent = ("slack_sdk", "psutil", "flash_attn", "flash_attn_interface", "triton")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in absent else real(name, *rest))
     assert message in refusal(tiny_run(*words), capsys)
+
+
+@pytest.mark.parametrize(
+    ("device", "there", "missing"),
+    [
+        ("cpu", "", "no-such-compiler"),
+        ("cpu", "gcc", "no-such-compiler"),
+        ("cuda", "", "gcc, clang"),
+        ("auto", "", "no-such-compiler, gcc, clang"),
+        ("cuda", "clang", None),
+        ("auto", "gcc", None),
+    ],
+)
+def test_a_compiler_that_is_not_installed(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, there: str, missing: str | None
+) -> None:
+    """The first batch would end in two hundred lines of torch's, and be taken for a bug of ours."""
+    config = load_run([tiny_run()[0]], [f"compute.device={device}", "compute.compile=true"])
+    (tmp_path / "bin").mkdir()
+    if there:
+        (tmp_path / "bin" / there).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.delenv("CC", raising=False)
+    said = list(missing_packages(config))
+    if missing is None:
+        assert said == []
+    else:
+        assert len(said) == 1 and f"there is no compiler here ({missing})." in said[0] and "apt install g++" in said[0]
+    assert not list(missing_packages(replace(config, compute=replace(config.compute, compile=None))))
 
 
 def test_packages_are_not_asked_for_where_nothing_is_trained(

@@ -25,6 +25,7 @@ OPEN: dict[str, Open] = {
     "compute.attention": Open("auto", "auto"),
     "compute.global_attention": Open(None, None),
     "compute.query_block": Open(None, None),
+    "compute.logit_chunk": Open(None, None),
     "compute.compile": Open(None, False),
     "compute.threads": Open(None, None),
     "optim.fused": Open(None, False),

@@ -95,7 +95,8 @@ class ModelConfig:
         return _nearest(self.num_layers * depth)
 
     def logit_chunk(self, *, on_gpu: bool, bytes_per_logit: int) -> int:
-        """Predicted positions whose logits exist at the same time in training: as many as keep products efficient."""
+        """Predicted positions whose logits exist at the same time in training: as many as keep products efficient.
+        `compute.logit_chunk` may say another number."""
         budget = 1 << 30 if on_gpu else 1 << 26
         return max(1, budget // (self.vocab_size * bytes_per_logit * 128)) * 128
 

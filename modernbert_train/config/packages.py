@@ -1,12 +1,15 @@
-"""Which packages a run needs by name and this environment lacks; they are looked for, and not imported."""
+"""Which packages and programs a run needs by name and this environment lacks; they are looked for, and not imported."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import sys
 from collections.abc import Iterator
 
 from modernbert_train.config.plugins import PACKAGES
-from modernbert_train.config.schema import OptimConfig, RunConfig
+from modernbert_train.config.schema import ComputeConfig, OptimConfig, RunConfig
 
 _FLASH = ("flash_attn", "flash_attn_interface")
 
@@ -16,6 +19,7 @@ def missing_packages(config: RunConfig) -> Iterator[str]:
     for section in ("callbacks", "loggers"):
         yield from missing_plugins(config, section)
     yield from missing_kernels(config)
+    yield from missing_compiler(config.compute)
     yield from missing_fused(config.optim)
 
 
@@ -45,6 +49,20 @@ def missing_kernels(config: RunConfig) -> Iterator[str]:
                 f"{key}=flex: Triton, which compiles it, is not installed; CUDA builds of torch have it. Set "
                 f"{key}=auto."
             )
+
+
+def missing_compiler(compute: ComputeConfig) -> Iterator[str]:
+    """What torch.compile builds its programs with: on a CPU a C++ compiler, on a GPU, for Triton, one of C."""
+    if not compute.compile:
+        return
+    of_cpp = [os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")]
+    of_c = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    needed = {"cpu": of_cpp, "cuda": of_c, "auto": of_cpp + of_c}[compute.device]
+    if not any(map(shutil.which, needed)):
+        yield (
+            f"compute.compile=true: there is no compiler here ({', '.join(needed)}). Install one (on Debian and "
+            "Ubuntu: apt install g++), or set compute.compile=false."
+        )
 
 
 def missing_fused(optim: OptimConfig) -> Iterator[str]:

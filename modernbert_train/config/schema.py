@@ -133,6 +133,9 @@ class ComputeConfig:
     global_attention: Literal["auto", "varlen", "flash", "flex", "sdpa"] | None = knob(None, restart=True)
     # queries that the kernel sdpa computes together in local layers; None: as `tune` found, otherwise 64
     query_block: int | None = knob(None, above=0, restart=True)
+    # predicted tokens whose logits exist at a time in training: less memory, or larger products; None: as `tune` found,
+    # otherwise what 1 GiB of logits holds on a GPU, and 64 MiB on a CPU
+    logit_chunk: int | None = knob(None, above=0, restart=True)
     # torch.compile the layers; None: as `tune` found, otherwise not
     compile: bool | None = knob(None, restart=True)
     # threads of torch on a CPU; None: OMP_NUM_THREADS, or as `tune` found, otherwise as many as torch takes

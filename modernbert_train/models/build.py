@@ -57,7 +57,10 @@ def build_model(model: ModelConfig, objective: ObjectiveConfig, compute: Compute
     """
 
     def another(config: ModelConfig) -> Encoder:
-        return ENCODERS[type(config)](config, compute or ComputeConfig())
+        given = compute or ComputeConfig()
+        encoder = ENCODERS[type(config)](config, given)
+        encoder.compute = given
+        return encoder
 
     return HEADS[objective.heads + objective.idle_heads].build(another(model), objective, another)
 

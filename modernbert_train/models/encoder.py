@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modernbert_train.batch import Batch, Packed, Sums
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig
 
 
 class Encoder(nn.Module):
@@ -22,6 +22,7 @@ class Encoder(nn.Module):
 
     Attributes:
         config: the architecture.
+        compute: how it is computed, the loss too.
         embeddings: called, it gives the first hidden states; another encoder may share it, or have a projection of it.
         layers: the units that are compiled and recomputed, each once, however many layers share it; those that a token
             passes through once (`ModelConfig.unit_passes`) are sharded each on its own.
@@ -30,6 +31,7 @@ class Encoder(nn.Module):
     """
 
     config: Any
+    compute: ComputeConfig = ComputeConfig()
     embeddings: nn.Module
     layers: nn.ModuleList
     tables: ClassVar[tuple[str, ...]] = ("tok_embeddings",)

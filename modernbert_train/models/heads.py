@@ -4,7 +4,7 @@ Logits are the largest tensor of a step by far: 6 GB in bf16, with their gradien
 `ChunkedLoss` makes some of them at a time, takes loss and gradient from them at once, and forgets them. It computes
 nothing twice. The plain form is its meaning, which tests hold it against; it serves where logits are wanted.
 Small chunks make its matrix products slow, so chunks are large, see `ModelConfig.logit_chunk`; `benchmarks/kernels.py`
-compares sizes.
+compares sizes, and `tune` finds the one that pays.
 
 Shape legend: M predicted positions (padded), C positions of a chunk, D model width, V vocabulary.
 """
@@ -146,7 +146,7 @@ class ChunkedLoss(torch.autograd.Function):
             labels_M: IGNORED_LABEL where nothing is predicted.
             draws_M: see `sample`; None: nothing is drawn.
             z_loss: see `masked_lm_loss_sum`.
-            chunk_positions: C; see `ModelConfig.logit_chunk`.
+            chunk_positions: C; see `ComputeConfig.logit_chunk`.
             step: `loss_and_gradient`, or the same compiled.
 
         Returns:
@@ -175,6 +175,7 @@ class ChunkedLoss(torch.autograd.Function):
                 torch.addmm(weight_grad_VD, gradient_CV.t(), hidden[chunk], out=weight_grad_VD)
             else:
                 weight_grad_VD += gradient_CV.t() @ hidden[chunk]
+            del gradient_CV  # or it were there beside the next chunk's
         ctx.save_for_backward(hidden_grad_MD, weight_grad_VD, bias_grad_V)
         if ids_M is not None:
             ctx.mark_non_differentiable(ids_M)

@@ -84,7 +84,8 @@ class ForMaskedLM(OnEncoder):
             return sums, None if draws_M is None else sample(_exp(logits_MV), draws_M)
         weight_VD, bias_V = self.decoder.weight, self.decoder.bias
         size = compute_dtype(hidden_MD).itemsize
-        chunk = self.config.logit_chunk(on_gpu=hidden_MD.is_cuda, bytes_per_logit=size)
+        usual = self.config.logit_chunk(on_gpu=hidden_MD.is_cuda, bytes_per_logit=size)
+        chunk = self.model.compute.logit_chunk or usual
         loss_sum, sampled_M = ChunkedLoss.apply(
             hidden_MD, weight_VD, bias_V, labels_M, draws_M, self.z_loss, chunk, self._loss_and_gradient
         )

@@ -121,13 +121,14 @@ def outside_bytes(model: ModernBertConfig, bf16: bool, tokens: int, predicted: i
 def head_peak_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, predicted: int) -> int:
     """What the loss needs while it works on a chunk of logits, beyond what `outside_bytes` has of it.
 
-    The gradient of a chunk's logits cV, and in bf16 beside it the logits, 4V in fp32 or, compiled, cV; and the head's
-    output in the products' precision.
+    The gradient of a chunk's logits cV, and in bf16 beside it the logits, 4V in fp32 or, compiled, cV; of a small chunk
+    rather what it adds to the decoder's gradient, cVD; and the head's output in the products' precision.
     """
     c = 2 if bf16 else 4
-    chunk = min(predicted, model.logit_chunk(on_gpu=True, bytes_per_logit=c))
+    chunk = min(predicted, compute.logit_chunk or model.logit_chunk(on_gpu=True, bytes_per_logit=c))
     logit = c if not bf16 else 2 * c if compute.compile else c + 4
-    return logit * model.vocab_size * chunk + (2 * model.hidden_size * predicted if bf16 else 0)
+    width = model.hidden_size if bf16 else 0
+    return max(logit * chunk, c * (chunk + width)) * model.vocab_size + 2 * width * predicted
 
 
 def matrix_numbers(parameters: Parameters, optim: OptimConfig) -> int:

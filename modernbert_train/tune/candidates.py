@@ -36,6 +36,7 @@ NUMERIC = (
     "optim.fused",
 )  # what may compute something else, if it is wrong
 THREADS, BLOCK, WORKERS = "compute.threads", "compute.query_block", "data.num_workers"
+CHUNK, CHUNKS = "compute.logit_chunk", (0.25, 0.5, 2.0)  # times the usual one; in steps of 128 positions
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,20 @@ class Case:
         most = MOST_TOKENS[self.facts["on_gpu"]] // phase.row_tokens
         return max(1, min(phase.batch_rows, most))
 
+    @property
+    def usual_chunk(self) -> int:
+        """Predicted tokens whose logits exist at a time, where nobody says how many; 0 where no logits are made."""
+        now = self.config.in_phase[self.phase]
+        if not {"tokens", "generator"} & {*now.objective.heads, *now.objective.idle_heads}:
+            return 0
+        size = 2 if self.facts["fit"]["precision"] == "bf16" else 4
+        return now.model.logit_chunk(on_gpu=self.facts["on_gpu"], bytes_per_logit=size)
+
+    def cuts(self, settings: Settings) -> bool:
+        """Whether the loss of a microbatch comes in several chunks of the size that the settings name, if they do."""
+        share = self.config.in_phase[self.phase].objective.predicted_share
+        return (settings.get(CHUNK) or 0) < share * settings[MICROBATCH]
+
     def microbatches(self) -> list[int]:
         """Tokens of the microbatches to try, from one row on where nobody gives any."""
         phase = self.config.phases[self.phase]
@@ -126,6 +141,7 @@ def questions(case: Case) -> list[Question]:
         _optimizer(case),
         _threads(case),
         _blocks(case),
+        _chunks(case),
         _workers(case),
         microbatch,
     ]
@@ -183,6 +199,15 @@ def _blocks(case: Case) -> Question:
     local = hasattr(case.config.model, "half_window") and not case.facts["on_gpu"]
     sizes = (32, 128) if local and BLOCK in case.open else ()
     return Question("block of local layers", [{BLOCK: size} for size in sizes])
+
+
+def _chunks(case: Case) -> Question:
+    """Which cut changes nothing but the order of sums, so that it is not held against the plain form anew."""
+    usual = case.usual_chunk if CHUNK in case.open else 0
+    sizes = dict.fromkeys(max(1, round(usual * times / 128)) * 128 for times in CHUNKS)
+    most = max([case.plain[MICROBATCH], *case.microbatches()])
+    options: list[Settings] = [{CHUNK: size} for size in sizes if usual and size != usual]
+    return Question("chunk of the loss", [each for each in options if case.cuts({MICROBATCH: most} | each)])
 
 
 def _workers(case: Case) -> Question:

@@ -31,6 +31,7 @@ class Row:
         tokens_per_second: median over its steps.
         ratio: of that to what there was before.
         steps: that were timed.
+        first_seconds: of its first step, which compiles and is not counted.
     """
 
     question: str
@@ -40,6 +41,7 @@ class Row:
     tokens_per_second: float | None = None
     ratio: float | None = None
     steps: int = 0
+    first_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Report:
 
 def as_markdown(report: Report) -> str:
     """The table, and the last comparison."""
-    head = ("question", "settings", "outcome", "tokens/s", "x before", "steps", "")
+    head = ("question", "settings", "outcome", "tokens/s", "x before", "first step, s", "steps", "")
     rows = [
         (
             row.question,
@@ -78,6 +80,7 @@ def as_markdown(report: Report) -> str:
             row.outcome,
             "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
             "" if row.ratio is None else f"{row.ratio:.2f}",
+            "" if row.first_seconds is None else f"{row.first_seconds:.1f}",
             f"{row.steps}" if row.steps else "",
             row.text.replace("|", "/"),
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,8 @@ class Trace:
 
 def plain(config: RunConfig) -> RunConfig:
     """The run in the plain form."""
-    compute = replace(config.compute, attention="sdpa", global_attention=None, query_block=None, compile=False)
+    kernels: dict[str, Any] = {"attention": "sdpa", "global_attention": None, "query_block": None}
+    compute = replace(config.compute, **kernels, logit_chunk=None, compile=False)
     optim = replace(config.optim, fused=False) if isinstance(config.optim, StableAdamWConfig) else config.optim
     return replace(config, compute=compute, optim=optim)
 

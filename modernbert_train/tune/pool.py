@@ -45,6 +45,7 @@ class Pool:
         self._limit_bytes = limit_bytes
         self._alive: dict[str, Process] = {}
         self._seconds: dict[str, float] = {}  # of a step
+        self._first_seconds: dict[str, float] = {}  # of the first, at the first start, which finds nothing compiled
 
     def start(self, settings: Settings) -> Mapping[str, Any]:
         """Begin to train with some settings; what `start` of worker.py says.
@@ -65,7 +66,12 @@ class Pool:
             self._end(name)
             raise
         self._seconds[name] = found["seconds"]
+        self._first_seconds.setdefault(name, found["first_seconds"])
         return found
+
+    def first_seconds(self, settings: Settings) -> float:
+        """Of the first step with some settings that have been started."""
+        return self._first_seconds[label(settings)]
 
     def steps(self, settings: Settings, number: int) -> list[float]:
         """Take steps with some settings; tokens a second of each.

@@ -31,6 +31,7 @@ from modernbert_train.tune.search import gain
 from modernbert_train.tune.tuning import TODAY, Tuning
 
 LOOK_SECONDS = 300.0
+COMPILED_SECONDS = 5.0  # that the first step takes longer, which is worth a line
 SPARE = 0.9  # of a GPU's memory may be taken: several ranks need more than one does, to exchange gradients
 _KERNELS = dict.fromkeys(("varlen", "flash", "flex"), "not asked") | {"sdpa": None}
 
@@ -127,6 +128,7 @@ def _run(tuning: Tuning, until: float, fit: Fit) -> tuple[Report, Settings]:
     if won < 1.0 and right:
         tuning.advice.append(f"In turns {label(found, today)} was no faster, so today's settings stay.")
         found = today
+    tuning.advice += _start_advice(tuning.first_seconds, today, found, won)
     title = (
         f"{case.config.name}, phase {case.phase}: {fit.model['name']} in rows of {fit.row_tokens:,} on {fit.device}, "
         f"{fit.precision}, torch {fit.torch}"
@@ -142,6 +144,18 @@ def _microbatch_advice(case: Case, given: int, best: int) -> list[str]:
         return []
     key = f"phases.{case.phase}.{MICROBATCH}"
     return [f"{key}={best:,} was faster than {given:,}, which the run gives. Set it, or leave the key out."]
+
+
+def _start_advice(first_seconds: Mapping[str, float], today: Settings, found: Settings, won: float) -> list[str]:
+    """What is lost at each start, where it is more than a few seconds, and how long a run must be to win it back."""
+    before, after = (first_seconds.get(label(settings), 0.0) for settings in (today, found))
+    if won <= 1.0 or after - before < COMPILED_SECONDS:
+        return []
+    minutes = (after - before) / (1 - 1 / won) / 60
+    return [
+        f"The first step takes {after - before:.0f} s more than with today's settings, at each start: a run of less "
+        f"than {minutes:.0f} minutes wins nothing."
+    ]
 
 
 def _phase(config: RunConfig, phase: str | None) -> str:

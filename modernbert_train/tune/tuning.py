@@ -40,6 +40,7 @@ class Tuning:
         say: prints a line.
         rows: of the table, so far.
         advice: for the user.
+        first_seconds: of the first step of settings, by their label: compilation, if there is any.
     """
 
     case: Case
@@ -50,6 +51,7 @@ class Tuning:
     say: Callable[[str], None]
     rows: list[Row] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
+    first_seconds: dict[str, float] = field(default_factory=dict)
 
     def fitting(self, settings: Settings) -> tuple[Settings, int]:
         """Today's settings, with the microbatch halved until it fits; and how many steps are a turn.
@@ -86,7 +88,8 @@ class Tuning:
         """The best settings, with what the answer to a question changes."""
         for option, reason in question.left_out:
             self.say(_line(self._row(question.title, label(option), "left out", reason)))
-        options = [now, *(now | option for option in question.options if (now | option) != now)]
+        options = [now | option for option in question.options if (now | option) != now]
+        options = [now, *(option for option in options if self.case.cuts(option))]
         options = [option for option in options if self.is_right(question.title, option, now)]
         if len(options) < 2:
             return options[0] if options else now
@@ -104,6 +107,7 @@ class Tuning:
                 row = self._row(question.title, label(option, now), outcome)
                 row.tokens_per_second, row.steps = each.rate, len(each.rates)
                 row.ratio = each.rate / base if base else None
+                row.first_seconds = self.first_seconds[label(option)]
             self.say(_line(row))
         return now if taken is None else options[taken]
 
@@ -124,6 +128,8 @@ class Tuning:
             )
             if "error" in found:
                 raise Failure(found["error"], found["full"])
+            name = label(options[number])
+            self.first_seconds[name] = max(self.first_seconds.get(name, 0.0), found["first_seconds"])
             rates: list[float] = found["rates"]
             return rates
 
@@ -131,7 +137,7 @@ class Tuning:
 
     def _steps(self, settings: Settings, steps: int) -> dict[str, Any]:
         try:
-            return {"rates": self.pool.steps(settings, steps)}
+            return {"rates": self.pool.steps(settings, steps), "first_seconds": self.pool.first_seconds(settings)}
         except Failure as failure:
             return {"error": failure.text, "full": failure.full}
 
@@ -174,4 +180,5 @@ class Tuning:
 
 def _line(row: Row) -> str:
     speed = "" if row.ratio is None else f" {row.tokens_per_second:,.0f} tokens/s, {row.ratio:.2f} x"
-    return f"  {row.question}: {row.settings}: {row.outcome}{speed}{f', {row.text}' if row.text else ''}"
+    first = "" if row.first_seconds is None else f", first step {row.first_seconds:.1f} s"
+    return f"  {row.question}: {row.settings}: {row.outcome}{speed}{first}{f', {row.text}' if row.text else ''}"

@@ -85,13 +85,14 @@ class Worker:
         return {"equal": equal, "text": text}
 
     def start(self) -> dict[str, Any]:
-        """Build, and take the first steps; with the seconds of the last of them."""
+        """Build, and take the first steps; with the seconds of the first, which compiles, and of the last of them."""
         self._loop = BareLoop(fresh_model(self._config, self._compute), self._config, self._compute)
         self._batches = batches_of(self._config)
         seconds = [self._step()[0] for _ in range(WARM_UP)]
         on_gpu = self._compute.device.type == "cuda"
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"seconds": seconds[-1], "peak_bytes": torch.cuda.max_memory_reserved() if on_gpu else rss}
+        peak = torch.cuda.max_memory_reserved() if on_gpu else rss
+        return {"first_seconds": seconds[0], "seconds": seconds[-1], "peak_bytes": peak}
 
     def steps(self, number: int) -> dict[str, Any]:
         """Take steps; tokens a second of each, from the wait for its batch to its end."""

@@ -1,4 +1,4 @@
-"""Compiled layers and loss on the null device: python -m tests.cuda_build.layers ENCODER ...
+"""Compiled layers and loss on the null device: python -m tests.cuda_build.layers CASE ..., see `CASES`.
 
 Inductor generates them for the GPU and Triton compiles what it wrote, forward and backward; nothing of that runs. Three
 batches with other documents go through, then a phase with other settings, then rows of another length. Prints JSON.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from benchmarks.batches import mean_loss
+from modernbert_train.batch import Batch, weighted
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
@@ -24,17 +25,45 @@ from modernbert_train.config.schema import (
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
+    ObjectiveConfig,
+    ReplacedTokensConfig,
+    XLNetConfig,
 )
+from modernbert_train.models import replaced
+from modernbert_train.models.attention import sdpa
 from modernbert_train.models.build import build_model
 from tests.cuda_build.null import Account, faults
 from tests.gpu.parts import make_batch
 
 TOKENS, ROW = 4096, 1024
-# the kinds of layers of each are among its first ones, and of base's width
-ENCODERS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
-    "modernbert": (ModernBertConfig(num_layers=4, attention_out_dropout=0.1), {"global_rope_theta": 160_000.0}),
-    "bert": (BertConfig(num_layers=2, max_positions=2048), {}),
-    "albert": (AlbertConfig(num_layers=2, max_positions=2048), {}),
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is compiled. The kinds of layers of a model are among its first ones, which are of base's width.
+
+    Attributes:
+        model: the encoder.
+        phase: what another phase has otherwise.
+        objective: the heads.
+        attention: the kernel.
+    """
+
+    model: ModelConfig
+    phase: dict[str, Any] = field(default_factory=dict)
+    objective: ObjectiveConfig = field(default_factory=MaskedLmConfig)
+    attention: str = "varlen"
+
+
+MODERNBERT = ModernBertConfig(num_layers=4, attention_out_dropout=0.1)
+LONG = {"global_rope_theta": 160_000.0}
+CASES = {
+    "modernbert": Case(MODERNBERT, LONG),
+    "bert": Case(BertConfig(num_layers=2, max_positions=2048)),
+    "albert": Case(AlbertConfig(num_layers=2, max_positions=2048)),
+    "modernbert-flex": Case(MODERNBERT, LONG, attention="flex"),
+    "modernbert-rtd": Case(MODERNBERT, LONG, ReplacedTokensConfig()),
+    "xlnet": Case(XLNetConfig(num_layers=2), attention="sdpa"),  # no other kernel takes its bias
 }
 DOCUMENTS = ([1000, 900, 700, 600], [1024] * 3, [100] * 35)
 
@@ -63,38 +92,51 @@ def graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
+def batch_of(case: Case, seed: int) -> Batch:
+    """A microbatch of some of the documents; what replaced-token detection has besides is made by hand."""
+    rows, vocab = TOKENS // ROW, case.model.vocab_size
+    batch = make_batch(DOCUMENTS[seed], ROW, vocab, boundaries=64, rows=rows, seed=seed)
+    if "rtd" not in case.objective.terms:
+        return batch
+    more = {
+        replaced.DRAWS: torch.zeros_like(batch.targets["positions_M"]),
+        replaced.TOKENS: torch.ones_like(batch.packed.input_ids_T),
+    }
+    counts = {**batch.counts, "rtd": batch.num_tokens}
+    return replace(batch, targets={**batch.targets, **more}, counts=counts)
+
+
 def look_at(name: str, traffic: Traffic) -> dict[str, Any]:
-    """One encoder."""
-    config, phase = ENCODERS[name]
+    """One case."""
+    case = CASES[name]
+    config, phase = case.model, case.phase
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     with torch.device("cuda"):
-        model = build_model(config, MaskedLmConfig(), ComputeConfig(attention="varlen", compile=True)).train()
+        model = build_model(config, case.objective, ComputeConfig(attention=case.attention, compile=True)).train()
     model.compile_layers()
-    rows = TOKENS // ROW
-    batches = [
-        make_batch(lengths, ROW, config.vocab_size, boundaries=64, rows=rows, seed=seed)
-        for seed, lengths in enumerate(DOCUMENTS)
-    ]
+    batches = [batch_of(case, seed) for seed in range(len(DOCUMENTS))]
     seen = []
 
-    def step(batch: Any) -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = mean_loss(model, batch)
+    def step(number: int) -> None:
+        batch, lengths = batches[number], [*DOCUMENTS[number], TOKENS - sum(DOCUMENTS[number])]
+        # sdpa reads lengths from the device, which has no contents
+        known = patch.object(sdpa, "prepare", lambda packed, visible: sdpa.Layout(lengths, visible))
+        with known, torch.autocast("cuda", torch.bfloat16):
+            loss = weighted(model(batch).losses, case.objective.terms, batch.counts)
         loss.backward()
         model.zero_grad()
         seen.append(graphs())
 
-    step(batches[0])
-    for batch in batches[1:]:
-        step(batch)
+    for number in range(len(batches)):
+        step(number)
     if phase:
-        model.model.set_phase(replace(config, **phase))
+        model.set_phase(replace(config, **phase))
     traffic.launches.clear()
     traffic.bytes.clear()
     account = Account()
     account.reset()
-    step(batches[0])
+    step(0)
     found = account.read()
     per_token = {kernel: round(moved / TOKENS) for kernel, moved in sorted(traffic.bytes.items())}
     return {

@@ -647,7 +647,8 @@ cudaError_t cudaStreamQuery(cudaStream_t s) {
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   note("wait cudaStreamSynchronize", 0);
   finish_stream(st(s));
-  return bad_in_capture("cudaStreamSynchronize") ? fail(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
+  return st(s)->capturing && bad_in_capture("cudaStreamSynchronize") ? fail(cudaErrorStreamCaptureUnsupported)
+                                                                     : cudaSuccess;
 }
 typedef struct {
   struct timespec at;

@@ -1,4 +1,4 @@
-"""A plugin of pytest: plants the mistake that the variable PLANTED names into the program, before any test runs."""
+"""A plugin of pytest: plants the mistakes that the variable PLANTED names into the program, before any test runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 
 def pytest_configure(config: Any) -> None:
-    planted = os.environ.get("PLANTED", "")
-    if planted:
+    for planted in filter(None, os.environ.get("PLANTED", "").split(" + ")):
         MISTAKES[planted]()
 
 
@@ -119,6 +118,43 @@ def _the_optimizer_reads_a_number() -> None:
     StableAdamW.step = reads  # type: ignore[method-assign]
 
 
+def _sdpa_stands_in() -> None:
+    """For `varlen`, which needs a GPU: what holds a kernel against the plain one can be tried with the plain one."""
+    from modernbert_train.models.attention import sdpa, varlen
+
+    varlen.support = sdpa.support  # type: ignore[assignment]
+    varlen.prepare = sdpa.prepare  # type: ignore[assignment]
+    varlen.attend = lambda *given: sdpa.attend(*given)  # type: ignore[assignment, misc]
+
+
+def _across_boundaries() -> None:
+    from dataclasses import replace
+
+    from modernbert_train.models.attention import varlen
+
+    prepare = varlen.prepare
+
+    def joined(packed: Any, visible: Any) -> Any:
+        boundaries_S = packed.cu_seqlens_S.clone()
+        boundaries_S[2] = boundaries_S[3]
+        return prepare(replace(packed, cu_seqlens_S=boundaries_S), visible)
+
+    varlen.prepare = joined  # type: ignore[assignment]
+
+
+def _no_gradient_of_v() -> None:
+    from modernbert_train.models.attention import varlen
+
+    attend = varlen.attend
+    varlen.attend = lambda q, k, v, *rest: attend(q, k, v.detach(), *rest)  # type: ignore[assignment]
+
+
+def _no_gloo() -> None:
+    """In the program that a test starts, too."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "none0"
+
+
+STAND_IN, NO_GLOO = "sdpa in the place of varlen", "gloo has no network"
 OTHER_NOISE = "other noise after each start"
 _NOISE_OF_EACH_START = """
 import os
@@ -135,6 +171,11 @@ MISTAKES = {
     "each output is kept": _each_output_is_kept,
     "the optimizer reads a number": _the_optimizer_reads_a_number,
     OTHER_NOISE: lambda: None,
+    STAND_IN: _sdpa_stands_in,
+    NO_GLOO: _no_gloo,
+    "everything": lambda: None,
+    "a kernel that sees across boundaries": _across_boundaries,
+    "a kernel without a gradient of v": _no_gradient_of_v,
     "a window one token wider": _wider_window,
     "half the dropout": _half_the_dropout,
     "no gradient of one weight": _no_gradient_of_one_weight,

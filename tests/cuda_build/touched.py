@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+import os
 
 import torch
 
@@ -23,6 +25,20 @@ def copy_from(host: torch.Tensor, *, touch: bool) -> list[str]:
     return faults(account.read())
 
 
+def free_early() -> list[str]:
+    """The faults of pinned memory that is freed while it is being copied; torch's own allocator keeps it until then."""
+    device = ctypes.CDLL(os.environ["LD_PRELOAD"])
+    account, host, size = Account(), ctypes.c_void_p(), 4096
+    account.reset()
+    device.cudaHostAlloc(ctypes.byref(host), ctypes.c_size_t(size), 0)
+    there = torch.empty(size, dtype=torch.uint8, device="cuda")
+    to_device, legacy_stream = 1, None
+    device.cudaMemcpyAsync(ctypes.c_void_p(there.data_ptr()), host, ctypes.c_size_t(size), to_device, legacy_stream)
+    device.cudaFreeHost(host)
+    torch.cuda.synchronize()
+    return faults(account.read())
+
+
 def main() -> None:
     host = torch.zeros(1024, pin_memory=True)
     waited, changed = copy_from(host, touch=False), copy_from(host, touch=True)
@@ -30,7 +46,8 @@ def main() -> None:
     back.copy_(torch.ones(1024, device="cuda"), non_blocking=True)
     early = math.isnan(float(back[0]))
     torch.cuda.synchronize()
-    print(json.dumps({"waited": waited, "changed": changed, "early": early, "late": float(back[0])}))
+    late = float(back[0])
+    print(json.dumps({"waited": waited, "changed": changed, "freed": free_early(), "early": early, "late": late}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """`train` on the null device: python -m tests.cuda_build.train_step FOLDER CASE ..., see `train`.
 
-The whole program, from the configuration to the last checkpoint; under ddp and fsdp2 as rank 0 of two, through torch's
-NCCL and that of the null device. Prints what a step asked of the device, as JSON.
+The whole program, from the configuration to the last checkpoint; under ddp and fsdp2 as rank 0 of two, under hsdp of
+four, through torch's NCCL and that of the null device. Prints what a step asked of the device, as JSON. A process has
+one group of ranks: hsdp wants one of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import shutil
 import sys
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,14 +25,22 @@ from composer.utils import dist as composer_dist
 from torch.nn.parallel import distributed
 
 from modernbert_train.__main__ import read_run
+from modernbert_train.batch import Packed
+from modernbert_train.config import packages
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import RunError
+from modernbert_train.models.attention import flash
+from modernbert_train.models.attention.visible import Visible
+from modernbert_train.plan.memory import memory
+from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.run import saver
 from modernbert_train.train import build, session
 from modernbert_train.weights.shares import Copier
 from tests.conftest import TINY_YAML, make_tiny_data
+from tests.cuda_build import flash as flash_attention
 from tests.cuda_build.null import Account, by_kind, faults
 
-RANKS = 2
+RANKS = {"ddp": 2, "fsdp2": 2, "hsdp": 4}
 STEPS = 8
 SAVED = 6  # a checkpoint is taken at its end
 WATCHED = 5  # the step that is counted: nothing is warming up, and no checkpoint is taken
@@ -42,15 +52,16 @@ class Watch(Callback):
     def __init__(self) -> None:
         self.account, self.peak = Account(), 0
         self.step: dict[str, tuple[int, int]] = {}
+        self.after_checkpoint: dict[str, tuple[int, int]] = {}
+        self.predicted = 0
         self.faults: set[str] = set()
-        self.waits_of_device = 0
 
     def batch_end(self, state: Any, logger: Any) -> None:
         step = state.timestamp.batch.value
         found = self.account.read()
         self.faults.update(faults(found))
         if step == SAVED + 1:
-            self.waits_of_device = found.get("stream waits for event", (0, 0))[0]
+            self.after_checkpoint = found
         if step == WATCHED:
             self.step = found
             self.peak = torch.cuda.max_memory_allocated()
@@ -59,23 +70,29 @@ class Watch(Callback):
             torch.cuda.reset_peak_memory_stats()
 
     def after_train_batch(self, state: Any, logger: Any) -> None:
+        self.predicted = len(state.batch.microbatches[0].targets["positions_M"])
         for name, parameter in state.model.named_parameters():
             grad = parameter.grad
             assert grad is None or (grad.device.type == "cuda" and grad.dtype == torch.float32), name
 
 
 def train(here: Path, case: str) -> dict[str, Any]:
-    """Train one case, `KERNEL eager|compiled|fused alone|ddp|fsdp2 [PLANTED]`; what came of it."""
+    """Train one case, `KERNEL eager|compiled|fused alone|ddp|fsdp2|hsdp [PLANTED]`; what came of it."""
     kernel, form, strategy, *planted = case.split(maxsplit=3)
+    ranks = RANKS.get(strategy, 1)
+    rows = max(8, 4 * ranks)  # two microbatches for each of several ranks
     name = case.replace(" ", "-")
     shutil.rmtree(here / "runs" / name, ignore_errors=True)
     file = here / f"{name}.yaml"
     file.write_text(TINY_YAML.format(runs=here / "runs", data=here / "data"), encoding="utf-8")
     words = [
-        *(str(file), f"name={name}", "compute.device=cuda", "compute.precision=bf16", f"compute.attention={kernel}"),
+        *(str(file), f"name={name}", "compute.device=cuda", "compute.precision=bf16"),
+        f"compute.attention={kernel.rstrip('23')}",
         *(f"compute.compile={form == 'compiled'}".lower(), "data.validation=null", "data.num_workers=1"),
         *([] if strategy == "alone" else [f"distributed.strategy={strategy}"]),
-        *("phases.long=null", "phases.short.batch_warmup=null", f"phases.short.tokens={round((STEPS - 0.5) * 480)}"),
+        *(["distributed.shard_ranks=2"] if strategy == "hsdp" else []),
+        *("phases.long=null", "phases.short.batch_warmup=null", f"phases.short.batch_rows={rows}"),
+        f"phases.short.tokens={round((STEPS - 0.5) * 60 * rows)}",
         *("model.hidden_size=128", "model.num_heads=2", "model.intermediate_size=192"),
         f"checkpoint.interval_steps={SAVED}",
         *("model.attention_out_dropout=0.1", *(["optim.fused=true"] if form == "fused" else [])),
@@ -86,13 +103,17 @@ def train(here: Path, case: str) -> dict[str, Any]:
     torch._dynamo.utils.counters.clear()
     with ExitStack() as patches:
         patches.enter_context(patch.object(build, "accumulation", lambda *given: [*accumulation(*given), watch]))
+        patches.enter_context(patch.object(packages, "_is_there", lambda name: True))
+        for version, function in (("flash2", flash_attention.flash2), ("flash3", flash_attention.flash3)):
+            patches.enter_context(patch.object(flash, version, function if kernel == version else None))
         plant(" ".join(planted), patches)
         if strategy != "alone":
-            pretend(patches)
+            pretend(patches, ranks)
+        run = read_run(words)
         try:
-            session.train(read_run(words))
+            session.train(run)
             outcome = "done"
-        except RunError as error:
+        except (RunError, RuntimeError) as error:
             outcome = str(error)
     gc.collect()
     torch.cuda.empty_cache()
@@ -101,11 +122,32 @@ def train(here: Path, case: str) -> dict[str, Any]:
         "outcome": outcome,
         "step": by_kind(watch.step),
         "faults": sorted(watch.faults),
-        "waits_of_device_after_checkpoint": watch.waits_of_device,
+        "after_checkpoint": by_kind(watch.after_checkpoint),
         "peak": watch.peak,
+        "planned": planned(run, ranks, watch.predicted),
         "graph_breaks": sum(counters["graph_break"].values()),
         "graphs": counters["stats"]["unique_graphs"],
     }
+
+
+def planned(run: RunConfig, ranks: int, predicted: int) -> int:
+    """The peak of memory that `plan` says."""
+    (phase,) = run.phases.values()
+    strategy = run.distributed.strategy
+    shards = {"ddp": 1, "fsdp2": ranks, "hsdp": run.distributed.shard_ranks or ranks}[strategy]
+    told = memory(
+        run.modernbert,
+        run.compute,
+        count_parameters(run.model, run.objective, shards=shards),
+        optim=run.optim,
+        bf16=True,
+        strategy=strategy,
+        shards=shards,
+        ranks=ranks,
+        tokens=phase.tokens_at_once,
+        predicted=predicted,
+    )
+    return told.peak
 
 
 def plant(planted: str, patches: ExitStack) -> None:
@@ -114,6 +156,13 @@ def plant(planted: str, patches: ExitStack) -> None:
         patches.enter_context(patch.object(Copier, "wait", lambda self: None))
     elif planted == "no wait of the device":
         patches.enter_context(patch.object(Copier, "before_update", lambda self: None))
+    elif planted == "boundaries of 64 bits":
+        prepare = flash.prepare
+
+        def of_64_bits(packed: Packed, visible: Visible) -> flash.Layout:
+            return prepare(replace(packed, cu_seqlens_S=packed.cu_seqlens_S.long()), visible)
+
+        patches.enter_context(patch.object(flash, "prepare", of_64_bits))
     elif planted == "a wait more":
         step = build.PlannedTrainer._train_batch
 
@@ -124,14 +173,14 @@ def plant(planted: str, patches: ExitStack) -> None:
         patches.enter_context(patch.object(build.PlannedTrainer, "_train_batch", slower))
 
 
-def pretend(patches: ExitStack) -> None:
+def pretend(patches: ExitStack, ranks: int) -> None:
     """This process is rank 0 of several; what the others would say is what this one says."""
-    names = {"RANK": 0, "WORLD_SIZE": RANKS, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "NODE_RANK": 0, "MASTER_PORT": 1}
+    names = {"RANK": 0, "WORLD_SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "NODE_RANK": 0, "MASTER_PORT": 1}
     here = {each: str(value) for each, value in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
     patches.enter_context(patch.dict(os.environ, here))
 
     def gather(found: list[Any], value: Any, group: Any = None) -> None:
-        found[:] = [value] * RANKS
+        found[:] = [value] * ranks
 
     def written(self: Any, snapshot: Any) -> None:
         snapshot.copied()
@@ -142,7 +191,7 @@ def pretend(patches: ExitStack) -> None:
 
     for thing, each, instead in (
         (dist, "all_gather_object", gather),
-        (composer_dist, "all_gather_object", lambda value: [value] * RANKS),
+        (composer_dist, "all_gather_object", lambda value: [value] * ranks),
         (distributed, "_verify_param_shape_across_processes", lambda *_, **__: None),  # read from the device
         (session, "joined", lambda *_: nullcontext()),
         (saver.Saver, "_run", written),
@@ -150,7 +199,7 @@ def pretend(patches: ExitStack) -> None:
         patches.enter_context(patch.object(thing, each, instead))
     torch.cuda.set_device(0)
     if not dist.is_initialized():  # and it stays: to end a group, its ranks wait for each other
-        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=RANKS)
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=ranks)
 
 
 if __name__ == "__main__":

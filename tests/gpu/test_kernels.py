@@ -9,7 +9,7 @@ from benchmarks.batches import lay_out
 from modernbert_train.batch import Order, Packed
 from modernbert_train.models.attention import KERNELS, sdpa
 from modernbert_train.models.attention.visible import Visible
-from tests.gpu.parts import DEVICE, GPU_TEST, needs_gpu
+from tests.gpu.parts import DEVICE, GPU_TEST
 from tests.models.test_attention import given
 
 pytestmark = GPU_TEST
@@ -24,7 +24,6 @@ def packed(lengths: list[int], spare: int) -> Packed:
     return lay_out(torch.zeros(total, dtype=torch.int64), boundaries).to(DEVICE)
 
 
-@needs_gpu
 @pytest.mark.parametrize("order", ["all", "causal", "given"])
 @pytest.mark.parametrize("window", [True, False])
 @pytest.mark.parametrize(
@@ -43,11 +42,11 @@ def test_kernel_equals_sdpa(
 ) -> None:
     """The fast kernel must mean what the reference means, at the window's edge and across boundaries."""
     kernel = KERNELS[name]
-    if (reason := kernel.support(torch.device("cuda"), dtype, order)) is not None:
+    if (reason := kernel.support(DEVICE, dtype, order)) is not None:
         pytest.skip(reason)
-    line = given(lengths, spare).to("cuda") if order == "given" else packed(lengths, spare)
+    line = given(lengths, spare).to(DEVICE) if order == "given" else packed(lengths, spare)
     visible = Visible.around(64, order)
-    qkv = torch.randn(sum(lengths), 3, 2, 64, device="cuda").to(dtype).requires_grad_()
+    qkv = torch.randn(sum(lengths), 3, 2, 64, device=DEVICE).to(dtype).requires_grad_()
     out = kernel.attend(*qkv.unbind(1), kernel.prepare(line, visible), window)
     (grad,) = torch.autograd.grad(out.float().square().sum(), qkv)
     exact = qkv.detach().float().requires_grad_()

@@ -96,12 +96,11 @@ def test_the_loss_by_chunks_is_the_loss(chunk: int, z_loss: float, bf16: bool) -
 
 
 @pytest.mark.runs
-def test_training_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, pack: Make) -> None:
+def test_training_never_holds_all_logits(small: Make, build: Make, pack: Make) -> None:
     """They would be the largest tensor of a step, with their gradient twice that."""
-    monkeypatch.setattr(ModernBertConfig, "logit_chunk", lambda *_, **__: 128)
     batch = pack([[torch.arange(600) % 100 + 5]], row_tokens=600, predict_every=1)
     with Allocations() as seen:
-        mean_loss(build(small(vocab_size=163)), batch).backward()
+        mean_loss(build(small(vocab_size=163), logit_chunk=128), batch).backward()
     with Allocations() as plain:
         mean_loss(build(small(vocab_size=163)), batch, figures=True).backward()
     logits = len(batch.targets["positions_M"]) * 163 * 4

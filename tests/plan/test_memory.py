@@ -175,11 +175,12 @@ def planned(
     [
         (SMALL, PLAIN, True, 0.02),
         (SMALL, PLAIN, False, 0.02),
+        (SMALL, replace(PLAIN, logit_chunk=320), True, 0.02),
         (replace(SMALL, vocab_size=512), PLAIN, True, 0.02),
         (SMALL, RECOMPUTED, True, 0.1),
         (replace(SMALL, vocab_size=512), RECOMPUTED, True, 0.1),
     ],
-    ids=["bf16", "fp32", "small head", "checkpointed", "checkpointed, small head"],
+    ids=["bf16", "fp32", "loss in chunks", "small head", "checkpointed", "checkpointed, small head"],
 )
 def test_the_highest_point_of_a_step_is_what_is_said(
     monkeypatch: pytest.MonkeyPatch,

@@ -53,7 +53,7 @@ def test_without_a_finding_a_run_is_what_it_was(config: RunConfig) -> None:
     assert taken.compute.compile is False and taken.compute.attention == "auto" and taken.compute.threads is None
     assert text == "not tuned. `tune` measures here what a compiler, threads may win"
     assert open_settings(taken).keys() <= {"compute.attention", "compute.global_attention", "compute.threads",
-                                           "compute.query_block"}  # fmt: skip
+                                           "compute.query_block", "compute.logit_chunk"}  # fmt: skip
 
 
 def test_a_finding_that_fits_is_taken_and_what_is_given_stays(config: RunConfig) -> None:
@@ -124,6 +124,14 @@ def test_a_finding_that_cannot_serve_any_more_is_ignored(config: RunConfig) -> N
     write(config, {"compute.attention": "varlen"})
     taken, text = take(config, CPU)
     assert taken.compute.attention == "auto" and "is ignored: varlen: " in text
+
+
+def test_a_compiler_that_is_not_here_is_not_asked_for(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was there when it was found that compiling pays, on another machine of the same kind."""
+    write(config, FOUND | {"compute.compile": True})
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    taken, text = take(config, CPU)
+    assert taken.compute.compile is False and "is ignored: compute.compile=true: there is no compiler here" in text
 
 
 def test_threads_that_the_environment_names_stay(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from tests.conftest import TinyRun
 
 GPU: dict[str, Any] = {
     "on_gpu": True,
+    "fit": {"precision": "bf16"},
     "kernels": {"varlen": None, "flash": "flash-attn is not installed", "flex": None, "sdpa": None},
     "fused": None,
     "threads": 8,
@@ -21,6 +22,7 @@ GPU: dict[str, Any] = {
 }
 CPU: dict[str, Any] = {
     "on_gpu": False,
+    "fit": {"precision": "fp32"},
     "kernels": {"varlen": "no GPU", "flash": "no GPU", "flex": "no GPU", "sdpa": None},
     "fused": "it needs a GPU",
     "threads": 4,
@@ -91,6 +93,24 @@ def test_a_microbatch_that_nobody_gives_is_found_from_one_row_on(run: RunConfig)
     first, *_, last = questions(case)
     assert first.title == "microbatch, at first" and not first.reported and not last.reported
     assert [label(option) for option in first.options] == [f"microbatch_tokens={n}" for n in (128, 256, 512)]
+
+
+def test_chunks_of_the_loss_are_tried_where_a_microbatch_is_cut_by_them(run: RunConfig) -> None:
+    """Of more tokens than it predicts a chunk changes nothing; where nothing is predicted there is none."""
+    phase = replace(run.phases["short"], microbatch_tokens=None, batch_rows=4096)
+    wide = replace(run, model=replace(run.model, vocab_size=50368), phases={"short": phase})
+    case = Case(wide, "short", GPU)
+    (question,) = (each for each in questions(case) if each.title == "chunk of the loss")
+    usual = wide.model.logit_chunk(on_gpu=True, bytes_per_logit=2)
+    assert usual == 10624 and [label(option) for option in question.options] == [
+        "compute.logit_chunk=2688", "compute.logit_chunk=5376", "compute.logit_chunk=21248"
+    ]  # fmt: skip
+    assert case.cuts({"compute.logit_chunk": 2688, "microbatch_tokens": 16384})
+    assert not case.cuts({"compute.logit_chunk": 2688, "microbatch_tokens": 8192})
+    assert numeric({"compute.logit_chunk": 2688}) == {}
+    small = replace(wide, compute=replace(wide.compute, logit_chunk=128))
+    assert "chunk of the loss" not in asked(Case(small, "short", GPU))
+    assert "chunk of the loss" not in asked(Case(run, "short", GPU))
 
 
 def test_a_candidate_is_a_run_of_the_phase_without_what_surrounds_it(run: RunConfig) -> None:

@@ -75,7 +75,8 @@ def test_the_fastest_that_is_right_is_written_and_the_others_are_named(fake: Fak
     found = read_tuned(folder / SETTINGS)
     assert found.settings == {
         "compute.attention": "sdpa", "compute.global_attention": None, "compute.query_block": None,
-        "compute.compile": False, "compute.threads": 2, "optim.fused": False, "microbatch_tokens": 128,
+        "compute.logit_chunk": None, "compute.compile": False, "compute.threads": 2, "optim.fused": False,
+        "microbatch_tokens": 128,
     }  # fmt: skip
     assert found.tokens_per_second == (1000.0, 1500.0)
     outcomes = rows(folder)
@@ -87,6 +88,14 @@ def test_the_fastest_that_is_right_is_written_and_the_others_are_named(fake: Fak
     text = (folder / MARKDOWN).read_text()
     assert "1.50 x, the median over turns" in text and "off by 4.0e-01" in text
     assert "<svg" in (folder / PICTURE).read_text()
+
+
+def test_what_compilation_costs_at_each_start_is_said_and_not_counted(fake: Fake) -> None:
+    """A run of minutes is slower with it; and what later starts find compiled is not what the first one costs."""
+    fake.rule({"compute.compile": True}, rate=2.0, first_seconds=91.0)
+    text = (fake.tune("compute.threads=1", "compute.query_block=64") / MARKDOWN).read_text()
+    assert re.search(r"\| `compute.compile=true` +\| taken +\| 2,000 +\| 2.00 +\| 91.0 +\|", text)
+    assert "90 s more than with today's settings, at each start: a run of less than 3 minutes wins nothing" in text
 
 
 def test_what_is_no_faster_in_turns_is_not_written(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,8 +132,7 @@ def attend(
     # split, not slices: its backward joins the gradients once, where each slice would fill a whole line with zeros
     parts = zip(*(x_TNH.unsqueeze(0).split(layout.lengths, dim=1) for x_TNH in (q_TNH, k_TNH, v_TNH)), strict=True)
     causal = layout.visible.order == "causal"
-    pairs = zip(parts, bands, strict=True)
-    out = [_sdpa(q, k, v, band, causal and band is None) for (q, k, v), band in pairs]
+    out = [_sdpa(q, k, v, band, causal and band is None) for (q, k, v), band in zip(parts, bands, strict=True)]
     return torch.cat(out, dim=1).squeeze(0)
 
 
