@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.train_step import GOALS
 from modernbert_train.config.load import load_run
-from modernbert_train.config.schema import ComputeConfig, ModelConfig, OptimConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig, OptimConfig, StableAdamWConfig
 from modernbert_train.plan import speed
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Flops, flops_per_token, mean_spans
@@ -118,15 +118,16 @@ class Case:
         return sum(kernel.token_bytes for kernel in self.kernels if kernel.of_layers) / self.num_layers
 
 
-def model_of(size: str) -> tuple[ModelConfig, OptimConfig, Any]:
+def model_of(size: str) -> tuple[ModelConfig, ObjectiveConfig]:
     run = load_run([ROOT / f"yamls/recipes/modernbert-{size}.yaml"])
-    return run.model, run.optim, next(iter(run.phases.values())).objective or run.objective
+    first = next(iter(run.in_phase.values()))
+    return first.model, first.objective
 
 
 def read_case(recorded: dict[str, Any], size: str, row_tokens: int, form: str) -> Case:
     """A case from what is on record, its rows full of one document each, which costs most."""
     found = recorded[f"{size} {form}"]
-    model, optim, objective = model_of(size)
+    model, objective = model_of(size)
     counted = census(model, objective)
     share = {"tokens": objective.predicted_share}
     kernels = tuple(Kernel(name, *numbers) for name, numbers in found["kernels"].items())
@@ -138,7 +139,7 @@ def read_case(recorded: dict[str, Any], size: str, row_tokens: int, form: str) -
         kernels=kernels,
         product_flops=found["products"][1],
         launches=sum(found["launches"].values()),
-        optim=replace(optim, fused=form == "compiled"),
+        optim=StableAdamWConfig(lr=1.0, fused=form == "compiled"),
         flops=flops_per_token(counted, mean_spans([row_tokens], counted), share),
         weights=count_parameters(model, objective).total,
         num_layers=model.num_layers,
@@ -174,7 +175,7 @@ def seconds(case: Case, gpu: Gpu, rates: Rates) -> float:
 
 def predicted(case: Case, gpu_name: str) -> float:
     """Tokens/s by `plan`'s roofline, the optimizer included, whatever was measured."""
-    model, _, objective = model_of(case.size)
+    model, objective = model_of(case.size)
     work = speed.Work(
         model, objective, ComputeConfig(compile=case.form == "compiled"), case.optim, case.row_tokens, case.flops, 1.0
     )
