@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.errors import DataError
+from modernbert_train.read_json import read_json
 from modernbert_train.tokenizer_threads import tokenizer_threads
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -91,7 +92,7 @@ def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int =
     """
     file = tokenizer_file(path)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         tokenizer = Tokenizer.from_str(json.dumps(content))
     except Exception as error:  # tokenizers raises a bare Exception for what it cannot parse
         raise DataError(
