@@ -115,12 +115,12 @@ def test_the_answer_says_what_stands_in_the_way(capsys: pytest.CaptureFixture[st
     """A run that does not fit, or that would be cheaper elsewhere, is seen before anything is rented."""
     run = [str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml"), "data.train=absent/train", "--ranks", "8"]
     _, found = answered(told(capsys, *run, "--gpu", "rtx4090", "b200"))
-    assert found["memory"][0].startswith("does NOT fit, 47.2 GB too much: 69.4 of 22.2 usable GB in phase stable")
+    assert found["memory"][0].startswith("does NOT fit, 47.5 GB too much: 69.7 of 22.2 usable GB in phase stable")
     assert found["note"][0].startswith("stable does not fit as configured. Set microbatch_tokens=")
     assert found["note"][1].startswith("Documents are assumed, since absent/train is not here")
     assert found["cheapest"][0].startswith("8 x B200: ")  # although it costs more: the other does not do it
     _, found = answered(told(capsys, *run, "--gpu", "h100", "b200", "--price", "b200=1"))
-    assert found["memory"][0].startswith("fits, 7.75 GB to spare: 69.4 of 77.2 usable GB")
+    assert found["memory"][0].startswith("fits, 7.48 GB to spare: 69.7 of 77.2 usable GB")
     assert found["cheapest"][0].startswith("8 x B200: ") and len(found["note"]) == 2
     assert re.match(r"compute.compile=true: .+ instead of .+, predicted", found["note"][1])
 
