@@ -20,9 +20,11 @@ import yaml
 
 from modernbert_train import vocabulary
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.data import dataset_card
 from modernbert_train.data.check import check_data, without_words
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.train import session
 from modernbert_train.vocabulary import read_vocabulary
 from tests.conftest import TINY_YAML, TinyRun
 
@@ -39,17 +41,23 @@ HASHED = {"check": CARDS, "plan": CARDS, "inspect": CARDS, "train": CARDS | COUN
 def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each file of data was hashed, and each tokenizer was parsed."""
     found = Counter[str]()
-    digest, parse = hashlib.file_digest, vocabulary.parse_json
+    digest, fast_digest, parse = hashlib.file_digest, dataset_card.file_xxh3, vocabulary.parse_json
 
     def hashed(file: Any, *rest: Any) -> Any:
         found["/".join(Path(file.name).parts[-2:])] += 1
         return digest(file, *rest)
+
+    def hashed_fast(path: Path) -> Any:
+        found["/".join(path.parts[-2:])] += 1
+        return fast_digest(path)
 
     def parsed(content: bytes) -> Any:
         found["tokenizer"] += 1
         return parse(content)
 
     monkeypatch.setattr(hashlib, "file_digest", hashed)
+    for module in (dataset_card, session):
+        monkeypatch.setattr(module, "file_xxh3", hashed_fast)
     monkeypatch.setattr(vocabulary, "parse_json", parsed)
     return found
 
