@@ -15,7 +15,7 @@ from modernbert_train.ranks.group import gather_from_all, local_rank, this_rank,
 from modernbert_train.read_once import asked_for, known, learn
 
 T = TypeVar("T")
-_MOST_SENT = 1 << 16  # bytes that go to every rank of the job; more goes through a file, to those of the machine
+_MOST_SENT = 1 << 13  # bytes that go to every rank of the job; more goes through a file, to those of the machine
 
 
 def read_once_per_node(ask: Callable[[], T], *reads: Callable[[Path], Any]) -> T:
@@ -44,7 +44,7 @@ def read_once_per_node(ask: Callable[[], T], *reads: Callable[[Path], Any]) -> T
                 # nothing, where it could not be written
                 for read, each in zip(reads, pickle.loads(content), strict=False):
                     learn(read, each)
-        if any(isinstance(each, str) for each in told):
+        if str in map(type, told):
             wait_for_all()  # before it is removed
     return ask()
 

@@ -26,7 +26,7 @@ LONG = "phases.long.model.local_rope_theta=40_000"
 def first_angles(model: ModernBertForMaskedLM) -> dict[bool, list[float]]:
     """Angle between neighbours in each pair of a head, of global (True) and local (False) layers."""
     tables = model.model.rotary(torch.tensor([1]), torch.float32)
-    return {kind: torch.atan2(sin, cos)[0].tolist() for kind, (cos, sin) in tables.items()}
+    return {kind: torch.atan2(sin_T2E[:, 1], cos_TE)[0].tolist() for kind, (cos_TE, sin_T2E) in tables.items()}
 
 
 def test_the_clock_sets_the_angles_of_local_layers(tiny_run: TinyRun) -> None:
