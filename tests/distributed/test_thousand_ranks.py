@@ -290,12 +290,12 @@ def test_plan_knows_what_a_rank_holds(runs: Any, strategy: str, ranks: int, tmp_
     for rank in runs(strategy, ranks):
         found = Counter(rank.bytes)
         assert found["Sharded Param"] == said.weights
-        # none before the first backward pass; under hsdp those that wait for the sum over copies have no name
+        # some or none, where the peak is in the first backward pass or before; under hsdp those that wait for the sum over copies have no name
         seen.append(found["Sharded Grad"] or (found["Temp"] if strategy == "hsdp" else 0))
         assert found["OptState"] <= said.moments  # the last ranks have less, or nothing, of small weights
         gathered = [found[name] for name in ("Unsharded Param", "All Gather", "Unsharded Grad", "Reduce Scatter")]
         assert 0 < sum(gathered) <= said.copies + said.buffers
-    assert {*seen} <= {0, said.gradients} and (ranks > 64 or said.gradients in seen)
+    assert max(seen) <= said.gradients and (ranks > 64 or said.gradients in seen)
     assert runs(strategy, ranks)[0].bytes["OptState"] == said.moments
 
 
