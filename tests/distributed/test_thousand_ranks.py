@@ -290,7 +290,7 @@ def test_plan_knows_what_a_rank_holds(runs: Any, strategy: str, ranks: int, tmp_
     for rank in runs(strategy, ranks):
         found = Counter(rank.bytes)
         assert found["Sharded Param"] == said.weights
-        # not all of them where the peak is before the end of the first backward pass; under hsdp those that wait for the
+        # not all, where the peak is before the end of the first backward pass; under hsdp those that wait for the
         # sum over copies have no name
         seen.append(found["Sharded Grad"] or (found["Temp"] if strategy == "hsdp" else 0))
         assert found["OptState"] <= said.moments  # the last ranks have less, or nothing, of small weights
