@@ -71,10 +71,12 @@ def test_more_bandwidth_more_speed_and_eager_is_slower() -> None:
 
 
 def test_small_microbatches_wait_for_launches() -> None:
-    """A quickstart is no faster on a B200 than on an RTX 4090: its kernels are shorter than their launch."""
-    plan = make_plan(read_run([str(ROOT / "yamls/quickstart.yaml"), "data.train=absent/train"]), ranks=1)
+    """A quickstart is no faster on a B200 than on an RTX 4090: its kernels are shorter than their launch. Updates are
+    left to few bytes, which take longer where memory is slow."""
+    words = [str(ROOT / "yamls/quickstart.yaml"), "data.train=absent/train", "optim.fused=true"]
+    plan = make_plan(read_run(words), ranks=1)
     fast, slow = (plan.phase_seconds(name, plan.phases[0]) for name in ("b200", "rtx4090"))
-    assert fast == pytest.approx(slow, rel=0.2)
+    assert fast == pytest.approx(slow, rel=0.1)
 
 
 @pytest.mark.runs
