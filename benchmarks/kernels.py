@@ -68,7 +68,7 @@ class Preset:
 
 PRESETS = {
     "cpu": Preset(
-        Sizes(4096, documents=((300, 1024),), heads=(3, 12), half_window=64, padded_documents=8),
+        Sizes(4096, documents=((300, 1024), (14, 64)), heads=(3, 12), half_window=64, padded_documents=8),
         SMALL,
         {"quickstart": SMALL},
         rounds=5,

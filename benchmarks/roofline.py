@@ -50,8 +50,8 @@ class Rates:
     local_tiles: float
 
 
-# torch's varlen attention (FlashAttention-2) as `plan` has it; FlashAttention-3 reaches twice that and skips what local
-# windows do not need but for one tile on each side; products as a large square one reaches them
+# what `plan` takes (FlashAttention-2); and what is assumed to be in reach: products as a large square one has them,
+# FlashAttention-3 on heads of 64, forward and backward, its tiles of local windows, and a plain copy's share of memory
 NOW = Rates(speed.MATRIX_SHARE, speed.ATTENTION_SHARE, speed.MEMORY_SHARE, speed.LOCAL_TILES)
 REACHABLE = Rates(products=0.80, attention=0.45, memory=0.92, local_tiles=2.0)
 
