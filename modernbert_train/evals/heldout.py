@@ -6,6 +6,7 @@ steps, runs and numbers of ranks compare.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -33,7 +34,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.evals.samples import Samples
 from modernbert_train.models.masked_lm import LABELS
 from modernbert_train.objectives import build_objective
-from modernbert_train.ranks.group import num_ranks, sum_over_ranks, this_rank
+from modernbert_train.ranks.group import num_ranks, sums_over_ranks, this_rank
 
 MASK_SEED = 0  # masks of validation never change, whatever the run's seed
 
@@ -201,13 +202,12 @@ class Validation:
         """
         self.samples = []
         plan, device = self.plan(phase, objective), compute.device
-        _, *others = plan.objective.terms
+        first_term = next(iter(plan.objective.terms))
         ranks = num_ranks()
         rows: tuple[Row, ...] = tuple(plan.rows) + ((),) * (-len(plan.rows) % ranks)  # the same number on every rank
         log_probability_V = torch.from_numpy(self._unigram.log_probability_V).to(device, torch.float32)
-        # unigram loss and hits; then of each term loss, hits and count
-        sums = torch.zeros(2 + 3 * len(plan.objective.terms), dtype=torch.float64)
-        counted: dict[str, Tensor] = {}  # figures besides hits
+        sums: defaultdict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
+        counts = dict.fromkeys(plan.objective.terms, 0)
         was_training, first = model.training, True
         model.eval()
         for batch in self._maker.microbatches(rows[this_rank() :: ranks], plan):
@@ -221,46 +221,33 @@ class Validation:
             first = False
             labels_M = moved.targets[LABELS]
             labels_P = labels_M[labels_M != IGNORED_LABEL]
+            sums["unigram/loss"] -= log_probability_V[labels_P].sum().double()
+            sums["unigram/hits"] += (labels_P == self._unigram.most_frequent).sum()
+            for term in plan.objective.terms:
+                sums[f"{term}/loss"] += found.losses[term].double()
+                counts[term] += batch.counts[term]
             for name, figure in found.figures.items():
-                if not name.endswith("/hits"):
-                    counted[name] = counted.get(name, torch.zeros((), device=device)).double() + figure
-            sums += torch.stack(
-                [
-                    -log_probability_V[labels_P].sum().double(),
-                    (labels_P == self._unigram.most_frequent).sum().double(),
-                    *(
-                        number
-                        for term in plan.objective.terms
-                        for number in (
-                            found.losses[term].double(),
-                            found.figures[f"{term}/hits"].double(),
-                            torch.tensor(float(batch.counts[term]), dtype=torch.float64, device=device),
-                        )
-                    ),
-                ]
-            ).cpu()
+                sums[name] += figure
         model.train(was_training)
         if isinstance(model, FSDPModule):
             model.reshard()  # without a backward pass what lies outside the layers stays gathered, on every rank
-        sums = torch.cat([sums.to(device), *(figure.reshape(1) for figure in counted.values())])
-        sum_over_ranks(sums)
-        unigram_loss, unigram_hits, loss, hits, predicted, *rest = sums.tolist()
-        counts = dict(zip(plan.objective.terms, [predicted, *rest[2::3]], strict=False))
-        more = dict(zip(counted, rest[3 * len(others) :], strict=True))
-        if not predicted:
+        totals = sums_over_ranks([*sums.values()], [*counts.values()])
+        counts = dict(zip(counts, map(round, totals[len(sums) :]), strict=True))
+        found_sums = dict(zip(sums, totals, strict=False))
+        means = {name: each / max(1, counts.get(name.partition("/")[0], 0)) for name, each in found_sums.items()}
+        if not (predicted := counts[first_term]):
             raise DataError(f"{self._key}: not one token to predict. Hold out more text, or raise eval.max_tokens.")
         return Evaluation(
-            loss=loss / predicted,
-            accuracy=hits / predicted,
-            unigram_loss=unigram_loss / predicted,
-            unigram_accuracy=unigram_hits / predicted,
-            predicted=int(predicted),
+            loss=means.pop(f"{first_term}/loss"),
+            accuracy=means.pop(f"{first_term}/hits"),
+            unigram_loss=found_sums["unigram/loss"] / predicted,
+            unigram_accuracy=found_sums["unigram/hits"] / predicted,
+            predicted=predicted,
             figures={
-                f"{term}/{figure}": number / max(1.0, rest[3 * index + 2])
-                for index, term in enumerate(others)
-                for figure, number in (("loss", rest[3 * index]), ("accuracy", rest[3 * index + 1]))
-            }
-            | {name: number / max(1.0, counts[name.partition("/")[0]]) for name, number in more.items()},
+                name.replace("/hits", "/accuracy"): mean
+                for name, mean in means.items()
+                if not name.startswith("unigram/")
+            },
         )
 
 

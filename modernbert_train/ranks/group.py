@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
@@ -189,6 +189,26 @@ def sum_over_ranks(values: Tensor) -> None:
     """Replace values by their sums over all ranks."""
     if num_ranks() > 1:
         dist.all_reduce(values)
+
+
+def sums_over_ranks(of_device: Sequence[Tensor], of_host: Sequence[float]) -> list[float]:
+    """Sums over all ranks, in one all-reduce. The host waits for the device.
+
+    Args:
+        of_device: scalars, fp64, where the model is; at least one.
+        of_host: numbers that the host knows; they go to the device in one copy.
+
+    Returns:
+        The sums, in the order of the arguments.
+    """
+    split = len(of_device)
+    values = of_device[0].new_empty(split + len(of_host))
+    torch.stack([*of_device], out=values[:split])
+    values[split:].copy_(torch.tensor(of_host, dtype=values.dtype), non_blocking=True)
+    if num_ranks() > 1:
+        dist.all_reduce(values)
+    sums: list[float] = values.tolist()
+    return sums
 
 
 def wait_for_all() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from modernbert_train.optim.stable_adamw import tensor_norms
+from modernbert_train.ranks.group import sums_over_ranks
 from modernbert_train.ranks.save_requests import Requests, SaveRequest
 
 
@@ -118,12 +119,7 @@ class CurrentStep(Callback):
         counts = [sum(each[term] for _, each in self._sums) for term in self._terms]
         known = [*counts, float(request.stop), float(request.overdue), float(request.failed)]
         squared = squared_gradient(state.model.parameters(), dist.get_world_size())
-        told = squared.new_empty(len(found) + 1 + len(known))
-        torch.stack([*found, squared], out=told[: len(found) + 1])
-        # what the host knows comes in one copy
-        told[len(found) + 1 :].copy_(torch.tensor(known, dtype=told.dtype), non_blocking=True)
-        dist.all_reduce(told)
-        numbers, split = told.tolist(), len(self._terms)
+        numbers, split = sums_over_ranks([*found, squared], known), len(self._terms)
         self._numbers = StepNumbers.of(
             self._terms, numbers[:split], numbers[split + 1 : 2 * split + 1], numbers[split], *numbers[-3:]
         )

@@ -34,7 +34,8 @@ def why_not() -> str | None:
 
 def build() -> Path:
     """The library, built once for each state of its source, beside this environment."""
-    folder = Path(sys.prefix, "null_device", hashlib.sha256(b"".join(each.read_bytes() for each in SOURCES)).hexdigest()[:12])
+    sources = b"".join(each.read_bytes() for each in SOURCES)
+    folder = Path(sys.prefix, "null_device", hashlib.sha256(sources).hexdigest()[:12])
     library = folder / NAME
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,20 +53,26 @@ def build() -> Path:
 _WITH_HEADERS = ("nvidia.cu13", "triton.backends.nvidia", "nvidia.nccl")
 
 
-def run(module: str, *words: str, timeout: float = 900, **environment: str) -> Any:
-    """Run a module of this folder on the null device; what it prints as its last line is JSON."""
+def environment() -> dict[str, str]:
+    """Of a process that is to run on the null device."""
     library = build()
-    where = {
+    return {
         "LD_PRELOAD": str(library),
         "LD_LIBRARY_PATH": str(library.parent),
         "TRITON_LIBCUDA_PATH": str(library.parent),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
-    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+def run(module: str, *words: str, timeout: float = 900, **settings: str) -> Any:
+    """Run a module of this folder on the null device; what it prints as its last line is JSON."""
     command = [sys.executable, "-m", f"tests.cuda_build.{module}", *words]
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=os.environ | where | settings | environment,
+        env=os.environ | environment() | settings,
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -34,7 +34,7 @@ from modernbert_train.models.attention.visible import Visible
 from modernbert_train.plan.memory import memory
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.run import saver
-from modernbert_train.train import build, session
+from modernbert_train.train import build, composer_internals, session
 from modernbert_train.weights.shares import Copier
 from tests.conftest import TINY_YAML, make_tiny_data
 from tests.cuda_build import flash as flash_attention
@@ -197,7 +197,7 @@ def pretend(patches: ExitStack, ranks: int) -> None:
         (saver.Saver, "_run", written),
     ):
         patches.enter_context(patch.object(thing, each, instead))
-    torch.cuda.set_device(0)
+    patches.enter_context(patch.dict(composer_internals.BACKENDS, cuda="nccl"))
     if not dist.is_initialized():  # and it stays: to end a group, its ranks wait for each other
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=ranks)
 

@@ -1,0 +1,158 @@
+"""Start `launch/run.py` on the null device's GPUs, with nothing of the product replaced, and read what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import TINY_YAML
+from tests.cuda_build.null import ROOT, environment
+
+# a width whose gradients fill several of DDP's buckets, in as few layers as have both kinds of attention
+WIDTHS = {
+    "tiny": ("model.hidden_size=128", "model.num_heads=2", "model.intermediate_size=192"),
+    "base": ("model.hidden_size=768", "model.num_heads=12", "model.intermediate_size=1152"),
+    "large": ("model.hidden_size=1024", "model.num_heads=16", "model.intermediate_size=2624"),
+}
+JOURNEY = ("phases.short.tokens=15000", "phases.short.microbatch_tokens=64", "checkpoint.interval_steps=5")
+
+
+@dataclass
+class Machine:
+    """A machine with GPUs that compute nothing.
+
+    Attributes:
+        folder: of the runs and of what the device writes.
+        data: prepared text.
+        gpus: that it has.
+        root: the checkout whose launcher is started.
+        settings: further environment variables.
+    """
+
+    folder: Path
+    data: Path
+    gpus: int
+    root: Path = ROOT
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def faults(self) -> list[str]:
+        """What broke a rule of CUDA's or NCCL's since the machine was made."""
+        file = self.folder / "faults"
+        return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+    def words(self, name: str, *overrides: str, width: str = "tiny") -> list[str]:
+        """The arguments of a run of 70 steps: batch warmup, two phases, validation, checkpoints."""
+        file = self.folder / f"{name}.yaml"
+        file.write_text(TINY_YAML.format(runs=self.folder / "runs", data=self.data), encoding="utf-8")
+        return [str(file), f"name={name}", "compute.device=cuda", *WIDTHS[width], *JOURNEY, *overrides]
+
+    @contextmanager
+    def launched(self, *words: str, visible: str | None = None) -> Iterator[Launch]:
+        """The launcher and its ranks; they are ended with the block."""
+        meeting = self.folder / "nccl"
+        meeting.unlink(missing_ok=True)  # where the ranks of one start meet
+        settings = environment() | {
+            "NULL_DEVICES": str(self.gpus),
+            "CUDA_VISIBLE_DEVICES": visible or ",".join(map(str, range(self.gpus))),
+            "NULL_NCCL": str(meeting),
+            "NULL_DEVICE_FAULTS": str(self.folder / "faults"),
+            "PYTHONPATH": str(self.root),
+        }
+        log = self.folder / "output.txt"
+        with log.open("w", encoding="utf-8") as output:
+            process = subprocess.Popen(
+                [sys.executable, "launch/run.py", *words],
+                cwd=self.root,
+                env=os.environ | settings | self.settings,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            yield Launch(process, log)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def train(self, *words: str, seconds: float, visible: str | None = None) -> tuple[int, str]:
+        """Start a run and wait for its end; the exit code, and what was printed."""
+        with self.launched(*words, visible=visible) as launch:
+            return launch.end(seconds)
+
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl so far."""
+        file = self.folder / "runs" / name / "metrics.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def steps(self, name: str) -> list[dict[str, Any]]:
+        """Of these, the lines of steps."""
+        return [line for line in self.metrics(name) if "lr" in line]
+
+
+@dataclass
+class Launch:
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    def end(self, seconds: float) -> tuple[int, str]:
+        """The exit code, and what was printed.
+
+        Raises:
+            TimeoutError: it goes on; with what was printed.
+        """
+        try:
+            return self.process.wait(seconds), self.output
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"still there after {seconds} s:\n{self.output[-4000:]}") from None
+
+    def until(self, found: Any, seconds: float) -> None:
+        """Wait until `found()` is true, or the launcher has ended, or that takes too long."""
+        deadline = time.monotonic() + seconds
+        while not found():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"exit code {self.process.poll()}:\n{self.output[-4000:]}")
+            time.sleep(0.2)
+
+
+def planted_tree(to: Path, file: str, line: str, instead: str) -> Path:
+    """A copy of the product with one line replaced, which stands there once."""
+    for folder in ("modernbert_train", "launch", "data_prep"):
+        shutil.copytree(ROOT / folder, to / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    path = to / file
+    text = path.read_text(encoding="utf-8")
+    assert text.count(line) == 1, (file, line)
+    path.write_text(text.replace(line, instead), encoding="utf-8")
+    return to
+
+
+def journey(machine: Machine, name: str, ranks: int, overrides: Sequence[str], width: str, seconds: float) -> str:
+    """A run that is stopped by a signal after some steps, and then goes on to its end; what both starts printed."""
+    words = [*machine.words(name, *overrides, width=width), "--ranks", str(ranks)]
+    with machine.launched(*words) as launch:
+        launch.until(lambda: len(machine.steps(name)) > 6, seconds)
+        launch.process.send_signal(signal.SIGTERM)
+        code, first = launch.end(seconds)
+    assert code == 75, first[-4000:]
+    stopped_at = machine.steps(name)[-1]["step"]
+    code, second = machine.train(*words, seconds=seconds)
+    assert code == 0, second[-4000:]
+    steps = [line["step"] for line in machine.steps(name)]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) > stopped_at > 6
+    return first + second

@@ -1,0 +1,144 @@
+"""`launch/run.py` on several GPUs that compute nothing, among real processes that keep NCCL's rules.
+
+If this breaks, no run on two or more GPUs starts, or its ranks wait for each other for ever. What NCCL sends is not
+seen here, but for what comes from the host; see null_nccl.c.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import make_tiny_data
+from tests.cuda_build.front_door import Machine, journey, planted_tree
+from tests.cuda_build.null import ROOT, environment
+
+pytestmark = [pytest.mark.runs, pytest.mark.timeout(1800)]
+
+COMPILED, RECOMPUTED = "compute.compile=true", "compute.activation_checkpointing=true"
+EAGER = "compute.compile=false"
+FSDP2, HSDP = ("distributed.strategy=fsdp2",), ("distributed.strategy=hsdp", "distributed.shard_ranks=4")
+ON_TWO = {
+    "ddp eager base": (EAGER,),
+    "ddp eager recomputed tiny": (EAGER, RECOMPUTED),
+    "ddp compiled large": (COMPILED,),
+    "ddp compiled recomputed fused base": (COMPILED, RECOMPUTED, "optim.fused=true"),
+    "fsdp2 eager large": (EAGER, *FSDP2),
+    "fsdp2 compiled base": (COMPILED, *FSDP2),
+    "fsdp2 compiled recomputed fused tiny": (COMPILED, RECOMPUTED, "optim.fused=true", *FSDP2),
+}
+ON_EIGHT = {
+    "ddp eager base": (EAGER,),
+    "ddp compiled tiny": (COMPILED,),
+    "fsdp2 eager tiny": (EAGER, *FSDP2),
+    "fsdp2 compiled recomputed tiny": (COMPILED, RECOMPUTED, *FSDP2),
+    "hsdp eager base": (EAGER, *HSDP),
+    "hsdp compiled tiny": (COMPILED, *HSDP),
+}
+EIGHT_ROWS = ("phases.short.batch_rows=16", "phases.short.batch_warmup.start_rows=8", "phases.short.tokens=24000")
+MORE_ROWS = (*EIGHT_ROWS, "phases.short.batch_warmup.step_rows=8", "phases.long.batch_rows=8")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_data(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture
+def two(tmp_path: Path, data: Path) -> Machine:
+    return Machine(tmp_path, data, gpus=2)
+
+
+@pytest.mark.parametrize("case", ON_TWO)
+def test_two_gpus_train_stop_and_resume(two: Machine, case: str) -> None:
+    """Batch warmup, two phases, validation, checkpoints, a signal, a resume; no rule of CUDA's or NCCL's is broken."""
+    said = journey(two, "run", 2, ON_TWO[case], case.split()[-1], seconds=400)
+    assert two.faults == []
+    assert "2 x NVIDIA H100" in said and "validation at" in said
+
+
+@pytest.mark.parametrize("case", ON_EIGHT)
+def test_eight_gpus_train_stop_and_resume(tmp_path: Path, data: Path, case: str) -> None:
+    machine = Machine(tmp_path, data, gpus=8)
+    journey(machine, "run", 8, [*MORE_ROWS, *ON_EIGHT[case]], case.split()[-1], seconds=800)
+    assert machine.faults == []
+
+
+def test_two_ranks_on_one_gpu_are_refused_by_name(two: Machine) -> None:
+    code, said = two.train(*two.words("run"), "--ranks", "2", seconds=200, visible="0,0")
+    assert code == 78
+    assert "compute on the same GPU" in said and "rank 0 on" in said and "rank 1 on" in said
+
+
+def test_each_rank_may_be_shown_one_gpu(two: Machine) -> None:
+    """As Slurm does with --gpus-per-task=1: LOCAL_RANK counts, and the only GPU that a rank sees is number 0."""
+    words = ["train", *two.words("run", "phases.short.tokens=600", "phases.long=null")]
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    common |= {"MASTER_PORT": str(29_500 + os.getpid() % 1000), "NULL_DEVICES": "2", "PYTHONPATH": str(ROOT)}
+    common |= {"NULL_NCCL": str(two.folder / "nccl"), "NULL_DEVICE_FAULTS": str(two.folder / "faults")}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "modernbert_train", *words],
+            env=os.environ | environment() | common
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": str(rank)},
+            cwd=ROOT,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [rank.wait(300) for rank in ranks] == [0, 0]
+    assert two.faults == []
+
+
+class TestBrokenRulesAreSeen:
+    """Else the runs above would say nothing."""
+
+    def test_a_rank_that_does_not_set_its_device(self, tmp_path: Path, data: Path) -> None:
+        line = "    torch.cuda.set_device(device)"
+        tree = planted_tree(tmp_path / "tree", "modernbert_train/compute.py", line, "    torch.cuda.device_count()")
+        machine = Machine(tmp_path, data, gpus=2, root=tree)
+        machine.train(*machine.words("run", "phases.short.tokens=600", "phases.long=null"), "--ranks", "2", seconds=300)
+        assert any("GPU 0 of a process that has touched GPU 1" in fault or "touched GPU 0" in fault
+                   for fault in machine.faults), machine.faults  # fmt: skip
+
+    def test_two_ranks_on_one_gpu_reach_nccl(self, tmp_path: Path, data: Path) -> None:
+        line = "                    _claim_gpu(store, device)"
+        tree = planted_tree(tmp_path / "tree", "modernbert_train/ranks/group.py", line, "                    pass")
+        machine = Machine(tmp_path, data, gpus=2, root=tree)
+        code, said = machine.train(*machine.words("run"), "--ranks", "2", seconds=300, visible="0,0")
+        assert code != 0 and "Duplicate GPU detected" in said + "".join(machine.faults)
+
+    def test_a_rank_that_skips_a_collective(self, tmp_path: Path, data: Path) -> None:
+        """The call after it is another on this rank than on the others, and both are named."""
+        line = "    values[split:].copy_(torch.tensor(of_host, dtype=values.dtype), non_blocking=True)\n"
+        skipped = line + "    if this_rank() == 1:\n        return [0.0] * len(values)\n"
+        tree = planted_tree(tmp_path / "tree", "modernbert_train/ranks/group.py", line, skipped)
+        machine = Machine(tmp_path, data, gpus=2, root=tree)
+        code, _ = machine.train(*machine.words("run", "data.validation=null"), "--ranks", "2", seconds=300)
+        assert code != 0
+        assert any("is allReduce of" in fault and "on rank" in fault for fault in machine.faults), machine.faults
+
+    def test_a_rank_that_never_comes_is_named(self, tmp_path: Path, data: Path) -> None:
+        """By the device, and by the product: that rank, within the timeout."""
+        line = "    split = len(of_device)\n"
+        stuck = line + "    import time\n    time.sleep(1e6 if this_rank() == 1 else 0)\n"
+        tree = planted_tree(tmp_path / "tree", "modernbert_train/ranks/group.py", line, stuck)
+        machine = Machine(tmp_path, data, gpus=2, root=tree, settings={"NULL_NCCL_PATIENCE": "5"})
+        words = machine.words("run", "data.validation=null", "distributed.timeout_seconds=15")
+        code, said = machine.train(*words, "--ranks", "2", seconds=300)
+        assert code == 124 and "rank 1" in said
+        assert any("waits in call" in fault and "for rank 1, which has not come to it" in fault
+                   for fault in machine.faults), machine.faults  # fmt: skip
+
+    def test_a_killed_rank_ends_all(self, two: Machine) -> None:
+        with two.launched(*two.words("run"), "--ranks", "2") as launch:
+            launch.until(lambda: len(two.steps("run")) > 2, 300)
+            ranks = subprocess.run(["pgrep", "-f", str(two.folder / "run.yaml")], capture_output=True, text=True)
+            pids = [int(pid) for pid in ranks.stdout.split() if int(pid) != launch.process.pid]
+            os.kill(max(pids), signal.SIGKILL)
+            code, said = launch.end(120)
+        assert code == 70 and "rank" in said
