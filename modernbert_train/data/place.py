@@ -14,7 +14,6 @@ from modernbert_train.data.packing import ChunkState, PackerState
 from modernbert_train.data.shuffle import CursorState, ShuffledChunks
 from modernbert_train.read_json import Count
 
-
 LONGEST_ROW = 1 << 24  # tokens; a row longer than a text of 64 MB is a mistake
 _MOST_EPOCHS = 1 << 31
 

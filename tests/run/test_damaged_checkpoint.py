@@ -149,7 +149,7 @@ STATE_EDITS: list[tuple[str, Any, str]] = [
         for key, value in (("laid_out_for", 0), ("laid_out_for", 63), ("laid_out_for", 1 << 62), ("offset", 10**9))
     ),
     ("training.loader.packer.row_tokens", 1 << 62, "training.loader.packer.row_tokens: no such place"),
-    ("training.loader.packer.waiting.0.0", 10**9, r"training.loader.packer.waiting\[0\]: no such place"),
+    ("training.loader.packer.waiting", [[10**9, [0, 2, 0, 7]]], r"training.loader.packer.waiting\[0\]: no such place"),
     ("training.loader.lag", [10**9], "training.loader.lag: no such place"),
     ("training.stability.unlabelled_steps", 3, "training.stability.unlabelled_steps: expected at most 2"),
     (
