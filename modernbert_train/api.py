@@ -124,19 +124,29 @@ class LoadedEncoder:
     _vocabulary: Vocabulary
     _objective: ObjectiveConfig
 
-    def embed(self, texts: Sequence[str]) -> Tensor:
+    def embed(self, texts: str | Sequence[str]) -> Tensor:
         """The mean of the last hidden states over the tokens of each text, [CLS] and [SEP] included.
 
         That is sentence-transformers' mean pooling of the exported model. Texts longer than `max_tokens` are cut.
 
+        Args:
+            texts: one text, which is one row, or several.
+
         Returns:
             embeddings_ND: fp32, on the CPU.
+
+        Raises:
+            TypeError: one of them is no text; names its place.
         """
         import numpy as np
 
         from modernbert_train.compute import Compute
         from modernbert_train.evals.embeddings import embed, most_tokens
 
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"texts[{number}]={text!r:.60}: is no text. Give a text, or a list of texts.")
         config = RunConfig(name="embed", model=self.config, objective=self._objective)
         rows = max(1, _MICROBATCH_TOKENS // self.max_tokens)
         phase = PhaseConfig(
@@ -144,7 +154,7 @@ class LoadedEncoder:
         )
         ids = [
             np.asarray(each.ids[: most_tokens(phase)], dtype=np.int32)
-            for each in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+            for each in self.tokenizer.encode_batch(texts, add_special_tokens=False)
         ]
         compute = Compute.of(config)
         return embed(self.module.to(compute.device), ids, self._vocabulary, config, phase, compute)

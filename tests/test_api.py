@@ -83,6 +83,10 @@ def test_embeddings_are_those_of_the_exported_model(tiny_run: TinyRun, tmp_path:
             theirs_D = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
         torch.testing.assert_close(embedding_D, theirs_D, atol=1e-5, rtol=0)
     assert mine.isfinite().all() and len(mine) == 3
+    one = load_model(folder).embed(texts[1])  # a text, and no list of its letters
+    assert one.shape == (1, mine.shape[1]) and torch.allclose(one[0], mine[1], atol=1e-6)
+    with pytest.raises(TypeError, match=r"texts\[1\]=7: is no text"):
+        load_model(folder).embed(["w3", 7])  # type: ignore[list-item]
     fresh, trained = (
         dict(model_.model.named_parameters()) for model_ in (build_model(config), load_model(folder).module)
     )

@@ -32,6 +32,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.installed": (),
     "modernbert_train.lasting_output": (),
     "modernbert_train.effective": ("provenance", "read_json", "text"),
+    "modernbert_train.training_loss": ("read_json",),
     "modernbert_train.provenance": ("installed", "read_json", "redact", "text"),
     "modernbert_train.results": ("files", "read_json", "text"),
     "modernbert_train.torch_internals": (),
@@ -56,7 +57,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.optim": ("clock", "config", "errors"),
     "modernbert_train.report": (
         "config.evals", "config.read", "data.statistics", "effective", "errors", "files", "provenance", "read_json",
-        "results", "text",
+        "results", "text", "training_loss",
     ),
     "modernbert_train.plan": (
         "clock", "config", "data.batch_warmup", "data.check", "data.dataset_card", "data.facts", "data.mixing",
@@ -64,7 +65,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.run": (
         "clock", "compute", "config", "data", "errors", "files", "models", "own_files", "plan", "provenance", "ranks",
-        "read_json", "read_once", "redact", "tensor_files", "text",
+        "read_json", "read_once", "redact", "tensor_files", "text", "training_loss",
     ),
     "modernbert_train.copies": ("config", "errors", "files", "ranks.orphans", "run.manifest"),
     "modernbert_train.checkpoint_tools": (
@@ -94,7 +95,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.train": (
         "batch", "clock", "compute", "config", "copies", "data", "effective", "errors", "evals", "import_hook",
         "keyed_random", "models", "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report",
-        "run", "text", "vocabulary", "weights",
+        "run", "text", "training_loss", "vocabulary", "weights",
     ),
     # beside training
     "modernbert_train.collate": ("data.packing",),

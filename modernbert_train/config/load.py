@@ -295,7 +295,12 @@ def _fill_plugins(config: Any, section: str, value: Any, origins: Origins, error
             texts = [(key, text) for key, value in arguments.items() for text in _texts(value)]
             resolvers = [(key, text) for key, text in texts if "${" in text and ":" in text]
             errors.extend(_bad((*here, key), text, _NO_RESOLVERS, origins) for key, text in resolvers)
-            if not wrong and not resolvers:
+            secret = _secret_in(
+                {key: each for key, each in arguments.items() if f"{section}.{name}.{key}" not in REFUSED}
+            )
+            if secret is not None:
+                errors.append(f"{'.'.join((*here, *secret))} ({_origin(here, origins)}): {_NO_SECRETS}")
+            if not wrong and not resolvers and secret is None:
                 config[section][name] = arguments
         elif arguments is not False:
             wanted = "a section with its arguments, {} for none, or false to leave it out"
@@ -341,9 +346,8 @@ def _variant(
 def _set_leaf(
     config: Any, key: str, value: Any, hint: Any, here: tuple[str, ...], origins: Origins, errors: list[str]
 ) -> None:
-    named = [str(name) for name in value if is_secret_name(str(name))] if isinstance(value, Mapping) else []
-    if named or any(has_secret(text) for text in _texts(value)):
-        errors.append(f"{'.'.join([*here, *named[:1]])} ({_origin(here, origins)}): {_NO_SECRETS}")
+    if (secret := _secret_in(value)) is not None:
+        errors.append(f"{'.'.join((*here, *secret))} ({_origin(here, origins)}): {_NO_SECRETS}")
         return
     interpolations = [text for text in _texts(value) if "${" in text]
     if any(":" in text for text in interpolations):
@@ -411,6 +415,22 @@ def _origin(here: tuple[str, ...], origins: Origins) -> str:
 def _nearest(word: str, names: list[str], prefix: str = "") -> str:
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f" Did you mean {prefix + '.' if prefix else ''}{near[0]}?" if near else ""
+
+
+def _secret_in(value: Any) -> tuple[str, ...] | None:
+    """Where within a value, however deep, something is named or shaped as secrets are; None if nothing is."""
+    if isinstance(value, Mapping):
+        entries = [(str(name), each) for name, each in value.items()]
+    elif isinstance(value, list | tuple):
+        entries = [(str(number), each) for number, each in enumerate(value)]
+    else:
+        return () if isinstance(value, str) and has_secret(value) else None
+    for name, each in entries:
+        if is_secret_name(name):
+            return (name,)
+        if (inner := _secret_in(each)) is not None:
+            return (name, *inner)
+    return None
 
 
 def _describe(hint: Any) -> str:

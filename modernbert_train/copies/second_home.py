@@ -29,7 +29,7 @@ from modernbert_train.copies.copier import (
     step_name,
 )
 from modernbert_train.copies.store import RECORD, Store
-from modernbert_train.errors import ConfigError, RunError, StoppedEarly, StorageError
+from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 from modernbert_train.files import append_line, free_bytes, publish, write_whole
 
 COPIES = "copies.jsonl"
@@ -275,7 +275,7 @@ def _fetched(store: Store, name: str, checkpoints: Path, say: Callable[[str], No
         return True
     except OSError as error:
         raise StorageError(f"{checkpoints}: cannot be written ({error.strerror or error}). Fix the disk.") from None
-    except StorageError as error:
+    except (StorageError, DataError) as error:  # DataError: a file of it is missing there
         if str(error).startswith(store.url):
             say(f"warning: passed over a damaged copy: {error}")
             return False

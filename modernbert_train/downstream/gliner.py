@@ -152,7 +152,7 @@ def predict(
         raise ConfigError("--labels: one names nothing. Write types of entities, such as: --labels person location")
     gliner = load(folder, choose_device(config.device))
     found: list[list[dict[str, Any]]] = gliner.inference(
-        list(texts), asked, flat_ner=True, threshold=threshold or config.threshold
+        list(texts), asked, flat_ner=True, threshold=config.threshold if threshold is None else threshold
     )
     return found
 

@@ -15,6 +15,7 @@ from modernbert_train.report.curves import History, ValidationRecord
 from modernbert_train.report.evaluations import NUMBER, last_figures
 from modernbert_train.report.table import Table
 from modernbert_train.text import duration, fixed, percent, plural, rate, tokens_text, whole
+from modernbert_train.training_loss import LOSS_STEPS, training_loss
 
 Newest = Callable[[Path], tuple[str, str]]  # of a run's folder: which checkpoint is the newest valid one, and a note
 LOSS, ACCURACY = fixed(3), percent(2)
@@ -51,7 +52,7 @@ def tiles(
         (
             "Training loss",
             _shown(_final(steps.column("loss")), LOSS),
-            f"mean of last {plural(_tail(len(steps)), 'step')}",
+            f"mean of last {plural(min(len(steps), LOSS_STEPS), 'step')}",
         ),
         ("Validation loss", LOSS(last.loss) if last else "none", _validated(last)),
         ("Unigram baseline", LOSS(last.unigram_loss) if last else "none", "loss of guessing"),
@@ -159,15 +160,10 @@ def warnings(history: History) -> list[str]:
     return notes
 
 
-def _tail(number: int) -> int:
-    """Steps that the last value is a mean of: at most a hundredth of them, between 5 and 101."""
-    return min(number, min(max(number // 50, 8), 200) // 2 + 1)
-
-
 def _final(losses: NDArray[np.float64]) -> float:
     """Training loss at the end; not a number where no loss is one."""
-    last = _finite(losses[len(losses) - _tail(len(losses)) :])
-    return float(last.mean()) if len(last) else math.nan
+    loss = training_loss(losses[-LOSS_STEPS:].tolist())
+    return math.nan if loss is None else loss
 
 
 def _median(values: NDArray[np.float64]) -> float:

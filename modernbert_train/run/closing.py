@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.training_loss import LOSS_STEPS
 
 
 def closing_text(
@@ -22,14 +23,14 @@ def closing_text(
     Args:
         config: the run.
         tokens, steps: trained.
-        loss: of the last steps, smoothed.
+        loss: see training_loss.py.
         held_out: figures as measured last, which is at the end; None where nothing is held out.
         compared: with those before the first step, see before_after.py.
         spent: what its time went into, see effective.py.
     """
     figures = [f"done: {tokens:,} tokens in {steps:,} steps"]
     if loss is not None:
-        figures.append(f"loss {loss:.3f}")
+        figures.append(f"loss {loss:.3f} (mean of the last {min(steps, LOSS_STEPS)} steps)")
     if held_out is not None:
         figures.append(held_out)
     more = [text for text in (spent, compared) if text is not None]

@@ -22,8 +22,8 @@ from modernbert_train.files import lock_now
 from modernbert_train.provenance import read_starts
 from modernbert_train.read_json import number, open_file, parse_object
 from modernbert_train.text import duration, percent, table, tokens_text, whole
+from modernbert_train.training_loss import LOSS_STEPS, losses_of, training_loss
 
-_SMOOTHED = 20  # steps that a loss and a speed are means of
 _FIRST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24  # of the end of metrics.jsonl
 _REASON = 100  # letters of why a run failed
 
@@ -109,7 +109,7 @@ def read_run_state(folder: Path, now: float) -> RunState:
         reason=reason,
         tokens=tokens,
         total_tokens=config.total_tokens,
-        loss=_mean(steps, "loss"),
+        loss=training_loss(losses_of(entries)),
         held_out_loss=_mean(held_out[-1:], "loss"),
         tokens_per_second=_mean(steps, "tokens_per_second"),
         age_seconds=None if last is None else max(0.0, now - last),
@@ -155,14 +155,14 @@ def last_entries(path: Path, *, held_out: bool) -> list[dict[str, Any]]:
             return []
         entries = [entry for line in lines[first > 0 :] if (entry := parse_object(line)) is not None]
         kinds = [entry.get("kind") for entry in entries]
-        enough = kinds.count("step") >= _SMOOTHED and ("validation" in kinds or not held_out)
+        enough = len(losses_of(entries)) >= LOSS_STEPS and ("validation" in kinds or not held_out)
         if enough or first == 0 or size >= _MOST_BYTES:
             return entries
         size *= 8
 
 
 def _mean(entries: Sequence[dict[str, Any]], key: str) -> float | None:
-    values = [value for entry in entries[-_SMOOTHED:] if (value := number(entry.get(key))) is not None]
+    values = [value for entry in entries[-LOSS_STEPS:] if (value := number(entry.get(key))) is not None]
     known = [value for value in values if math.isfinite(value)]
     return statistics.fmean(known) if known else None
 

@@ -33,7 +33,7 @@ class Progress:
         visible: whether this process shows anything (rank 0 only).
 
     Attributes:
-        loss: of the last steps, smoothed; None before the first.
+        loss: of the last steps of the phase, smoothed, for the line that is seen while training; None before the first.
     """
 
     def __init__(self, config: RunConfig, *, visible: bool) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.place import PlannerState
+from modernbert_train.data.place import PlannerState, check_numbers
 from modernbert_train.read_json import Count, as_type, read_json
 
 _MOST_SECONDS = 1e10  # three hundred years
@@ -146,7 +146,17 @@ def _check_training(state: SavedState, training: TrainingState, config: RunConfi
     }
     for name, (found, expected) in equal.items():
         _require(found == expected, f"training.{name}", str(expected), found)
+    try:
+        check_numbers(training.loader, config)
+    except ValueError as error:
+        raise ValueError(f"training.loader.{error}") from None
     guard = training.stability
+    _require(
+        guard["unlabelled_steps"] <= state.step,
+        "training.stability.unlabelled_steps",
+        f"at most {state.step}",
+        guard["unlabelled_steps"],
+    )
     known = guard["phase"] is None or guard["phase"] in config.phases
     _require(known, "training.stability.phase", "a phase of the run", guard["phase"])
 

@@ -124,15 +124,16 @@ class Saver:
         """Write a checkpoint behind the run. The one before must have been awaited."""
         assert self._thread is None
         self._number += 1
+        self._saved = None
         self._tell()
         self._thread = threading.Thread(target=self._run, args=(snapshot,), daemon=True, name="saver")
         self._thread.start()
 
     def take_saved(self) -> Saved | None:
         """The last checkpoint, once it is written; each is given out once, and nothing is waited for."""
-        if self._thread is not None and not self._thread.is_alive() and self._error is None:
+        if self._thread is not None and not self._thread.is_alive() and self._saved is not None:
             self._thread = None
-        if self._thread is not None:
+        if self._thread is not None:  # at work, or `wait` has an error to raise
             return None
         saved, self._saved = self._saved, None
         return saved
@@ -153,6 +154,8 @@ class Saver:
                     "(distributed.timeout_seconds). Earlier checkpoints are untouched; fix the disk or the network to "
                     "it and run the same command again."
                 )
+        if self._thread is not None and self._error is None and self._saved is None:
+            self._error = RunError(f"{self._checkpoints}: the thread that writes checkpoints ended without a word")
         self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
@@ -175,7 +178,7 @@ class Saver:
             self._saved = Saved(snapshot.step, written, time.monotonic() - began)
         except RunError as error:
             self._error = error
-        except Exception as error:
+        except BaseException as error:  # whatever ends this thread (a panic of Rust's is no Exception) is told
             final = folder_of(self._checkpoints, snapshot.step)
             self._error = RunError(f"{final}: writing it failed with {type(error).__name__}: {error}")
         if self._error is not None:
@@ -204,13 +207,20 @@ class Saver:
                     milestone=snapshot.milestone,
                 )
                 self._tell()
-        except Exception as error:
+        except BaseException as error:  # the other ranks wait for a word, whatever it was
             self._post_error("begun" if staging is None else "end", error)
             if staging is not None:
                 shutil.rmtree(staging, ignore_errors=True)
             raise
-        clean(self._checkpoints, self._keep)
-        self._post("end", {})
+        self._post("end", {})  # it is whole now, whatever becomes of the older ones
+        try:
+            clean(self._checkpoints, self._keep)
+        except OSError as error:
+            print(
+                f"warning: {final} is written; those that checkpoint.keep={self._keep} no longer keeps could not be "
+                f"removed ({error.strerror or error}). The next checkpoint tries again.",
+                flush=True,
+            )
         return written
 
     def _others(self, final: Path, seconds: float) -> list[Part]:
@@ -239,7 +249,7 @@ class Saver:
                 with refusals_told(final):
                     part = write_part(self._checkpoints / answer["staging"], snapshot.share, self._tell)
                 self._post(f"part/{self._rank}", asdict(part))
-        except Exception as error:
+        except BaseException as error:  # as above; rank 0 hands it back with its own "end"
             self._post_error(f"part/{self._rank}", error)
         self._hear("end", 2 * self._timeout + 4 * (time.monotonic() - began))
         return 0
@@ -260,7 +270,7 @@ class Saver:
         if self._mailbox is not None:
             self._mailbox.post(self._key(what), message)
 
-    def _post_error(self, what: str, error: Exception) -> None:
+    def _post_error(self, what: str, error: BaseException) -> None:
         kind = type(error).__name__ if isinstance(error, RunError) else RunError.__name__
         text = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
         self._post(what, {"error": text, "kind": kind})

@@ -65,6 +65,7 @@ from modernbert_train.train.start import (
     origin_text,
     restore,
 )
+from modernbert_train.training_loss import losses_of, training_loss
 from modernbert_train.weights.source import Origin, fill_first, find_origin
 from modernbert_train.weights.token_effect import Effect, describe_effects, effects
 
@@ -193,8 +194,9 @@ def _train(
         )
     if this_rank() == 0:
         held_out = None if built.validate is None or built.validate.last is None else str(built.validate.last)
-        loss = built.progress.loss
-        compared = before_and_after(config, folder.read_metrics())
+        metrics = folder.read_metrics()
+        loss = training_loss(losses_of(metrics))
+        compared = before_and_after(config, metrics)
         tokens, steps = at.token.value, at.batch.value
         text = closing_text(
             config,

@@ -316,6 +316,21 @@ def test_no_secret_of_the_environment_reaches_the_configuration(
     assert "hunter2" not in line and line.startswith(override.split("=")[0]) and "expected" in line
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "loggers.wandb={init_kwargs: {api_key: hunter2hunter}}",
+        "loggers.wandb.init_kwargs={settings: {api_key: hunter2hunter}}",
+        "loggers.wandb.init_kwargs={settings: [{password: hunter2hunter}]}",
+    ],
+)
+def test_a_secret_below_a_key_is_refused_however_deep(refused: Callable[..., list[str]], override: str) -> None:
+    """It would stand in config.yaml, in every checkpoint and in the report, which are copied and published."""
+    (line,) = refused("", override)
+    assert "hunter2" not in line and line.startswith("loggers.wandb") and "init_kwargs" in line
+    assert "holds what looks like a key" in line
+
+
 @pytest.mark.runs
 def test_the_resolved_configuration_is_a_runnable_yaml_that_loads_to_itself(load: Load, tmp_path: Path) -> None:
     config = load(

@@ -217,6 +217,22 @@ def test_a_damaged_copy_is_passed_over_for_the_one_before(home: Home, capsys: py
     assert not list(home.checkpoints.iterdir())
 
 
+@pytest.mark.parametrize("kind", ["*.safetensors", "state.json", "config.yaml"])
+def test_a_copy_that_lacks_a_file_is_passed_over_for_the_one_before(
+    home: Home, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """Every later start would end with it, though whole copies and an older checkpoint here exist."""
+    for step in (2, 3):
+        write(home.checkpoints, step)
+        home.copy_all()
+    next((home.there / "step-00000003").glob(kind)).unlink()
+    shutil.rmtree(home.folder)
+    bring_back(home.config, print)
+    found, _ = newest_valid(home.checkpoints)
+    assert found is not None and found.step == 2
+    assert "passed over a damaged copy" in capsys.readouterr().out
+
+
 def test_a_store_that_cannot_be_asked_starts_nothing_from_zero(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -332,6 +332,24 @@ def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         gliner.train(str(recipe), "anything", [])
 
 
+def test_a_threshold_of_zero_is_zero(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not the recipe's: whoever asks for everything that the model finds would get a part of it without a word."""
+    asked: list[float] = []
+
+    class Model:
+        def inference(self, texts: list[str], labels: list[str], *, flat_ner: bool, threshold: float) -> list[Any]:
+            asked.append(threshold)
+            return [[] for _ in texts]
+
+    recipe = write_recipe(tmp_path / gliner.SETTINGS, **write_files(tmp_path))
+    config = gliner.read_settings(gliner.GlinerConfig, gliner.gliner_problems, recipe)
+    monkeypatch.setattr(gliner, "open_run", lambda *_: tmp_path)
+    monkeypatch.setattr(gliner, "load", lambda *_: Model())
+    for threshold in (0.0, None, 0.001):
+        gliner.predict("run", ["text"], ["person"], threshold)
+    assert asked == [0.0, config.threshold, 0.001]
+
+
 @pytest.mark.runs
 def test_a_model_without_a_tokenizer_or_that_sees_one_side_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(models["modernbert"], tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))

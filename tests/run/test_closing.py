@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shlex
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.config.load import to_yaml
 from modernbert_train.evals.heldout import Evaluation
+from modernbert_train.report.summary import _final
 from modernbert_train.run.closing import closing_text
+from modernbert_train.run.listing import read_run_state
+from modernbert_train.training_loss import LOSS_STEPS, losses_of, training_loss
 from tests.conftest import TinyRun
 
 
@@ -42,5 +50,26 @@ def test_a_run_without_held_out_text_is_not_told_to_measure_it(tiny_run: TinyRun
         "  python -m modernbert_train report 'my runs/tiny'"
     )
     held_out = str(Evaluation(3.5, 0.25, 6.5, 0.125, 900))
-    text = closing_text(config, tokens=1, steps=1, loss=4.25, held_out=held_out)
-    assert "loss 4.250, held-out loss 3.500 (unigram 6.500), accuracy 25.0%\n" in text
+    text = closing_text(config, tokens=1, steps=20, loss=4.25, held_out=held_out)
+    assert "loss 4.250 (mean of the last 20 steps), held-out loss 3.500 (unigram 6.500), accuracy 25.0%\n" in text
+
+
+def test_a_run_has_one_training_loss_wherever_it_is_told(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """The line at the end, `runs` and `report` said three numbers of one run; steps done twice counted twice."""
+    lines: list[dict[str, Any]] = [
+        {"kind": "step", "step": step, "tokens": 10 * step, "loss": float(step)} for step in (*range(1, 31), 29, 30, 31)
+    ]
+    assert losses_of(lines) == [float(step) for step in range(1, 32)]
+    expected = sum(range(32 - LOSS_STEPS, 32)) / LOSS_STEPS
+    assert training_loss(losses_of(lines)) == expected == 21.5
+    assert training_loss([math.nan]) is None and training_loss([math.nan, 2.0]) == 2.0
+
+    config = read_run(tiny_run())
+    said = closing_text(config, tokens=310, steps=31, loss=training_loss(losses_of(lines)), held_out=None)
+    assert "loss 21.500 (mean of the last 20 steps)" in said
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert read_run_state(folder, 0.0).loss == expected
+    assert _final(np.array(losses_of(lines))) == expected

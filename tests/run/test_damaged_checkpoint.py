@@ -144,6 +144,14 @@ STATE_EDITS: list[tuple[str, Any, str]] = [
     ("training.loader.phase", "long", "training.loader.phase: expected short"),
     ("training.loader.streams", {}, r"training.loader.streams: expected \['train'\]"),
     ("training.loader.streams.train.block", -1, "training.loader.streams.train.block: expected a whole number"),
+    *(
+        (f"training.loader.streams.train.{key}", value, f"training.loader.streams.train.{key}: no such place")
+        for key, value in (("laid_out_for", 0), ("laid_out_for", 63), ("laid_out_for", 1 << 62), ("offset", 10**9))
+    ),
+    ("training.loader.packer.row_tokens", 1 << 62, "training.loader.packer.row_tokens: no such place"),
+    ("training.loader.packer.waiting", [[10**9, [0, 2, 0, 7]]], r"training.loader.packer.waiting\[0\]: no such place"),
+    ("training.loader.lag", [10**9], "training.loader.lag: no such place"),
+    ("training.stability.unlabelled_steps", 3, "training.stability.unlabelled_steps: expected at most 2"),
     (
         "training.loader.packer.waiting",
         [[1, [1, 2, 3]]],

@@ -140,3 +140,42 @@ def test_an_error_of_ours_in_the_thread_is_not_lost(run: Run, monkeypatch: pytes
     run.save(1)
     with pytest.raises(module.RunError, match="step-00000001: writing it failed with KeyError: 'a bug'"):
         run.saver.wait()
+
+
+class Panic(BaseException):
+    """As pyo3 raises it for a panic in Rust, which safetensors and tokenizers are written in."""
+
+
+def test_no_end_of_the_thread_is_taken_for_a_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panics(*args: object, **rest: object) -> None:
+        raise Panic("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr(module, "write_part", panics)
+    run.save(1)
+    with pytest.raises(module.RunError, match="step-00000001: writing it failed with Panic: called"):
+        run.saver.wait()
+    assert run.told == ["failed"] and list(run.folder.iterdir()) == []
+
+
+def test_a_thread_without_a_result_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.saver, "_run", lambda snapshot: None)
+    run.save(1)
+    assert run.saver._thread is not None
+    run.saver._thread.join()
+    assert run.saver.take_saved() is None
+    with pytest.raises(module.RunError, match="ended without a word"):
+        run.saver.wait()
+
+
+def test_older_checkpoints_that_cannot_be_removed_cost_no_whole_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*args: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(module, "clean", refused)
+    run.save(1)
+    run.saver.wait()
+    found, _ = newest_valid(run.folder)
+    assert found is not None and found.step == 1 and run.saver.take_saved() is not None
+    assert "step-00000001 is written; those that checkpoint.keep=2 no longer keeps" in capsys.readouterr().out
