@@ -40,10 +40,10 @@ def use_threads(config: RunConfig, device: torch.device) -> None:
 
 
 def choose_device(config: RunConfig) -> torch.device:
-    """The device asked for.
+    """Return the device asked for, and make it the current one: no rank may touch the GPU of another.
 
     Raises:
-        ConfigError: a GPU was asked for and there is none.
+        ConfigError: a GPU was asked for and there is none, or this machine has fewer GPUs than ranks.
     """
     if config.compute.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
@@ -51,7 +51,23 @@ def choose_device(config: RunConfig) -> torch.device:
         )
     if config.compute.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device("cuda", _gpu_of_rank(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
+    torch.cuda.set_device(device)  # before anything else: collectives and kernels run on the current device
+    return device
+
+
+def _gpu_of_rank(local_rank: int, gpus: int) -> int:
+    """The index of a rank's GPU among those that it sees: a launcher may show each rank one of its own.
+
+    Raises:
+        ConfigError: there are several GPUs, and fewer than ranks.
+    """
+    if gpus > 1 and local_rank >= gpus:
+        raise ConfigError(
+            f"LOCAL_RANK={local_rank}: this machine shows {gpus} GPUs, and every rank needs one of its own. Start "
+            f"{gpus} ranks on it (launch/run.py --ranks {gpus}), or show it more with CUDA_VISIBLE_DEVICES."
+        )
+    return local_rank if gpus > 1 else 0  # two ranks on one GPU are refused when they join
 
 
 def resolve_precision(config: RunConfig, device: torch.device) -> str:

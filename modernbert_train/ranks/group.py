@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from modernbert_train.errors import RunError, StoppedEarly
+from modernbert_train.errors import ConfigError, RunError, StoppedEarly
 from modernbert_train.ranks.fail_together import failing_together, holds_store
 from modernbert_train.ranks.heartbeat import GRACE_SECONDS
 from modernbert_train.ranks.rendezvous import wait_for_store
 
 T = TypeVar("T")
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # device -> torch's names of what carries collectives
 _MEET_SECONDS = 5.0  # between two meetings while rank 0 is at work
 
 # what a launcher tells its ranks; Composer's Trainer asks for all of them, also of a process that is alone
@@ -54,8 +55,16 @@ def ranks_per_node() -> int:
 def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
     """Join the other ranks, if a launcher started any, and leave them in order; an error of one ends all.
 
+    What a step sums goes over the network of the device, NCCL's on GPUs. What ranks tell each other as objects goes
+    over gloo, from the CPU: neither waits in the other's queue.
+
+    Args:
+        device: this rank's own, and on a GPU the current one.
+        timeout_seconds: longest wait for another rank.
+
     Raises:
         RunError: the others cannot be reached.
+        ConfigError: another rank computes on the same GPU.
     """
     store = None if dist.is_initialized() or num_ranks() == 1 else _meet(timeout_seconds)
     missing = {name: value for name, value in _ALONE.items() if name not in os.environ}
@@ -64,12 +73,16 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
     try:
         with failing_together(timeout_seconds, store):
             if not dist.is_initialized():
+                if store is not None and device.type == "cuda":
+                    _claim_gpu(store, device)
                 dist.init_process_group(
-                    "nccl" if device.type == "cuda" else "gloo",
+                    BACKENDS[device.type],
                     store=dist.HashStore() if store is None else store,  # type: ignore[attr-defined]
                     rank=this_rank(),
                     world_size=num_ranks(),
                     timeout=timedelta(seconds=timeout_seconds + GRACE_SECONDS),
+                    # NCCL connects now, where an error of it can still be told
+                    device_id=device if store is not None and device.type == "cuda" else None,
                 )
             yield
         failed = False
@@ -82,6 +95,23 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
             dist.destroy_process_group()
         for name in missing:
             os.environ.pop(name, None)
+
+
+def _claim_gpu(store: Any, device: torch.device) -> None:
+    """Note which GPU this rank computes on; NCCL knows no two ranks on one.
+
+    Raises:
+        ConfigError: another rank has noted the same.
+    """
+    gpu = str(torch.cuda.get_device_properties(device).uuid)
+    mine = f"rank {this_rank()} on {socket.gethostname()}"
+    first = store.compare_set(f"gpu/{gpu}", "", mine).decode()
+    if first != mine:
+        raise ConfigError(
+            f"{mine} and {first} compute on the same GPU ({gpu}), and every rank needs one of its own. Start as many "
+            "ranks on each machine as it shows GPUs, and look at CUDA_VISIBLE_DEVICES: a launcher that shows each "
+            "rank one GPU must show each another one."
+        )
 
 
 def _meet(timeout_seconds: float) -> Any:
@@ -164,4 +194,4 @@ def sum_over_ranks(values: Tensor) -> None:
 def wait_for_all() -> None:
     """Until every rank has come here."""
     if num_ranks() > 1:
-        dist.barrier()
+        dist.all_reduce(torch.zeros(1))  # over the CPU; a barrier would be one of the GPUs, behind all that they have

@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from modernbert_train.batch import Batch
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.planner import BatchPlan
+from modernbert_train.ranks.group import BACKENDS
 
 # where it is -> its signature in Composer 0.32.1; "property", or empty where it is an attribute of instances
 INTERNALS = {
@@ -77,7 +78,11 @@ def install() -> None:
 
 def composer_device(device: torch.device) -> Device:
     """The device as Composer knows it, with fp32 meaning fp32: by itself Composer turns TF32 on, which has ten bits."""
-    return DeviceGPU(allow_tf32=False) if device.type == "cuda" else get_device(device.type)
+    if device.type != "cuda":
+        return get_device(device.type)
+    gpu = DeviceGPU(device.index, allow_tf32=False)
+    gpu.dist_backend = BACKENDS["cuda"]  # Composer compares it with the group that there is
+    return gpu
 
 
 def close(trainer: Trainer) -> None:
@@ -98,12 +103,14 @@ def replicate(module: nn.Module, find_unused_parameters: bool) -> nn.Module:
     """DDP whose gradients lie in the buckets themselves, so that they are not copied back after the all-reduce.
 
     That saves 8 bytes of memory traffic for each parameter, and after the backward pass the room of a second copy.
+    Nothing is broadcast from rank 0: the weights come later, the same on every rank (`models.init`, `weights/source`,
+    a checkpoint), and a second copy of them on the device would have no use.
 
     Where a phase leaves parameters idle, on all ranks alike, DDP finds them and leaves their gradients None. It does
     so with the last microbatch of a step, which it reduces with; the others have the same.
     """
     unused = find_unused_parameters or getattr(module, "idles", False)
-    return DistributedDataParallel(module, find_unused_parameters=unused, gradient_as_bucket_view=True)
+    return DistributedDataParallel(module, find_unused_parameters=unused, gradient_as_bucket_view=True, init_sync=False)
 
 
 @contextmanager

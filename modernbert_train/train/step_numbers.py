@@ -118,7 +118,10 @@ class CurrentStep(Callback):
         counts = [sum(each[term] for _, each in self._sums) for term in self._terms]
         known = [*counts, float(request.stop), float(request.overdue), float(request.failed)]
         squared = squared_gradient(state.model.parameters(), dist.get_world_size())
-        told = torch.stack([*found, squared, *(torch.full_like(squared, number) for number in known)])
+        told = squared.new_empty(len(found) + 1 + len(known))
+        torch.stack([*found, squared], out=told[: len(found) + 1])
+        # what the host knows comes in one copy
+        told[len(found) + 1 :].copy_(torch.tensor(known, dtype=told.dtype), non_blocking=True)
         dist.all_reduce(told)
         numbers, split = told.tolist(), len(self._terms)
         self._numbers = StepNumbers.of(

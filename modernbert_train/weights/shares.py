@@ -152,7 +152,9 @@ class Copier:
 
     def wait(self) -> None:
         """Until the copies are there; for the thread that writes them."""
-        if self._done is not None:
+        if self._done is not None and self._stream is not None:
+            # a thread begins on GPU 0, and to wait there would take half a gigabyte of it for every rank of a machine
+            torch.cuda.set_device(self._stream.device)
             self._done.synchronize()
 
     def before_update(self) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).with_name("null_device.c")
+SOURCES = (SOURCE, SOURCE.with_name("null_nccl.c"))  # the second is included by the first
 ROOT = Path(__file__).parents[2]
 NAME = "libcuda.so.1"  # the driver, as Triton looks for it
 
@@ -33,7 +34,7 @@ def why_not() -> str | None:
 
 def build() -> Path:
     """The library, built once for each state of its source, beside this environment."""
-    folder = Path(sys.prefix, "null_device", hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12])
+    folder = Path(sys.prefix, "null_device", hashlib.sha256(b"".join(each.read_bytes() for each in SOURCES)).hexdigest()[:12])
     library = folder / NAME
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)

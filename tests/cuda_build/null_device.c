@@ -7,7 +7,13 @@
  * the host waits for it, by a stream, an event or the device. Until then what is copied to the host holds bytes of
  * ones, NaN as a float; and if what is copied from the host is changed or freed before, that is noted as a fault.
  *
- * Everything is counted by name; see null.py. Environment: NULL_DEVICE_CC (80, 90, 100), NULL_DEVICE_GB, NULL_DEVICES.
+ * With NULL_DEVICE_WORKS=1 it works by itself instead, as a GPU does: a thread does what can be done, what was asked of a
+ * stream stands behind what is not met yet, and the host waits where 1,024 things are in the queue. It can then hang
+ * (null_device_hang) or have an error that stays (null_device_error); see also null_nccl.c.
+ *
+ * Everything is counted by name; see null.py. Faults, a second GPU that a process touches among them, are also written
+ * to the file NULL_DEVICE_FAULTS. Environment: NULL_DEVICE_CC (75, 80, 90, 100), NULL_DEVICE_GB, NULL_DEVICES (how many
+ * GPUs the machine has), CUDA_VISIBLE_DEVICES.
  */
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -21,6 +27,7 @@ typedef struct {
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <nccl.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -29,6 +36,7 @@ typedef struct {
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 #define LOCK pthread_mutex_lock(&lock)
@@ -49,14 +57,44 @@ static size_t total_bytes(void) {
   }
   return v;
 }
+/* the GPUs of the machine that this process sees, by its own numbers */
+enum { MOST_DEVICES = 16 };
+static int seen[MOST_DEVICES];
 static int devices(void) {
-  static int v;
-  if (!v) {
-    char *e = getenv("NULL_DEVICES");
-    v = e ? atoi(e) : 1;
+  static int v = -1;
+  if (v < 0) {
+    char *e = getenv("NULL_DEVICES"), *c = getenv("CUDA_VISIBLE_DEVICES");
+    int there = e ? atoi(e) : 1, n = 0;
+    if (c)
+      while (*c && n < MOST_DEVICES) {
+        char *end;
+        long d = strtol(c, &end, 10);
+        if (end == c || d < 0 || d >= there)
+          break;
+        seen[n++] = d;
+        c = *end == ',' ? end + 1 : end;
+      }
+    else
+      for (; n < there && n < MOST_DEVICES; n++)
+        seen[n] = n;
+    v = n;
   }
   return v;
 }
+static int physical(int d) { return d < devices() ? seen[d] : d; }
+static int works(void) {
+  static int v = -1;
+  if (v < 0)
+    v = getenv("NULL_DEVICE_WORKS") != 0;
+  return v;
+}
+static double seconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec + t.tv_nsec / 1e9;
+}
+static volatile cudaError_t sticky;
+void null_device_error(int e) { sticky = e; } /* of all calls from now on */
 static __thread int current;
 static __thread cudaError_t last;
 static cudaError_t fail(cudaError_t e) {
@@ -94,6 +132,34 @@ static void notef(double amount, const char *f, ...) {
   vsnprintf(b, sizeof b, f, a);
   va_end(a);
   note(b, amount);
+}
+static void fault(const char *f, ...) {
+  char b[1024], line[1200];
+  va_list a;
+  va_start(a, f);
+  vsnprintf(b, sizeof b, f, a);
+  va_end(a);
+  notef(0, "FAULT %s", b);
+  char *path = getenv("NULL_DEVICE_FAULTS"), *rank = getenv("RANK");
+  int file = path ? open(path, O_WRONLY | O_APPEND | O_CREAT, 0600) : -1;
+  int n = snprintf(line, sizeof line, "rank %s, process %d: %s\n", rank ? rank : "-", getpid(), b);
+  if (file < 0 || write(file, line, n) < 0)
+    fprintf(stderr, "null device: %s", line);
+  if (file >= 0)
+    close(file);
+}
+/* a GPU is touched by whatever needs a context there; a rank that touches two takes memory of another's */
+static unsigned long touched;
+static void touch(const char *what) {
+  unsigned long bit = 1ul << physical(current);
+  if (touched & bit)
+    return;
+  LOCK;
+  unsigned long others = touched & ~bit;
+  touched |= bit;
+  UNLOCK;
+  if (others)
+    fault("%s on GPU %d of a process that has touched GPU %d", what, physical(current), __builtin_ctzl(others));
 }
 void null_device_reset(void) {
   LOCK;
@@ -138,6 +204,7 @@ static cudaError_t get(void **p, size_t n, int kind) {
   Block *b = malloc(sizeof *b);
   *b = (Block){at, n, kind, current, blocks};
   blocks = b;
+  touch(kind == 0 ? "cudaMalloc" : "cudaHostAlloc");
   if (kind == 0) {
     used[current] += n;
     if (used[current] > peak[current])
@@ -178,19 +245,32 @@ static int kind_of(const void *p) {
   return k;
 }
 
-/* ---- streams: what was asked of each, and how much of it the host has waited for ---- */
+static int device_of(const void *p) {
+  LOCK;
+  Block *b = find(p);
+  int d = b && b->kind == 0 ? physical(b->device) : -1;
+  UNLOCK;
+  return d;
+}
+
+/* ---- streams: what was asked of each, how much of it is done, and behind what the rest stands ---- */
 typedef struct Stream Stream;
+typedef struct Call Call; /* a collective, see null_nccl.c */
+enum { EVENT, CALL, HANG };
 typedef struct {
-  Stream *on;
+  unsigned long at;
+  int kind;
+  Stream *on; /* EVENT: behind so much of another stream */
   unsigned long upto;
-} Wait;
+  Call *call;
+} Mark;
 struct Stream {
   int capturing;
   unsigned long long id;
-  int priority;
+  int priority, device; /* -1: of whichever is current */
   unsigned long asked, done;
-  Wait *waits;
-  int num_waits;
+  Mark *marks;
+  int first, num, room;
   Stream *next;
 };
 typedef struct Copy {
@@ -201,9 +281,19 @@ typedef struct Copy {
   size_t size;
   unsigned long sum;
   void *data;
+  Call *call; /* out of whose result it comes */
+  size_t offset;
   struct Copy *next;
 } Copy;
-static Stream legacy, *streams;
+static Stream legacy = {.device = -1}, *streams;
+static Call *unmet; /* that was looked at last in vain, and the rank it waits for */
+static int unmet_rank;
+static int call_met(Call *c);
+static char *result_of(Call *c);
+static void hold(Call *c);
+static void release(Call *c);
+static void tell_unmet(void);
+static double patience(void);
 static Copy *copies;
 static int num_capturing;
 static unsigned long long captures;
@@ -221,7 +311,8 @@ static unsigned long sum_of(const void *p, size_t n) {
 typedef struct Known {
   const char *at;
   size_t size;
-  void *data;
+  void *data; /* 0: the result of a call */
+  Call *call;
   struct Known *next;
 } Known;
 static Known *known;
@@ -231,18 +322,47 @@ static void learn(const void *at, const void *from, size_t n) {
     return;
   LOCK;
   Known *k = malloc(sizeof *k);
-  *k = (Known){at, n, copy_of(from, n), known};
+  *k = (Known){at, n, copy_of(from, n), 0, known};
   known = k;
   UNLOCK;
 }
-static void *recall(const void *at, size_t n) {
+/* with the lock held */
+static void learn_call(const void *at, size_t n, Call *c) {
+  Known *k = malloc(sizeof *k);
+  *k = (Known){at, n, 0, c, known};
+  known = k;
+  hold(c);
+}
+/* what the newest that was learnt of these bytes says: its data, or a place in the result of a call */
+static void *recall(const void *at, size_t n, Call **call, size_t *offset) {
   LOCK;
   Known *k = known;
-  while (k && (k->at != at || k->size < n))
+  while (k && (k->at > (char *)at || k->at + k->size < (char *)at + n))
     k = k->next;
-  void *found = k ? copy_of(k->data, n) : 0;
+  void *found = k && k->data ? copy_of((char *)k->data + ((char *)at - k->at), n) : 0;
+  if (k && k->call) {
+    *call = k->call;
+    *offset = (char *)at - k->at;
+    hold(k->call);
+  }
   UNLOCK;
   return found;
+}
+/* the bytes of a few that came from the host */
+static void overlay(const void *at, size_t n, char *data, char *is_known) {
+  LOCK;
+  for (Known *k = known; k; k = k->next) {
+    if (!k->data || k->at + k->size <= (char *)at || k->at >= (char *)at + n)
+      continue;
+    for (size_t i = 0; i < n; i++) {
+      const char *b = (const char *)at + i;
+      if (!is_known[i] && b >= k->at && b < k->at + k->size) {
+        is_known[i] = 1;
+        data[i] = ((char *)k->data)[b - k->at];
+      }
+    }
+  }
+  UNLOCK;
 }
 static void forget(void) {
   LOCK;
@@ -250,12 +370,21 @@ static void forget(void) {
     Known *k = known;
     known = k->next;
     free(k->data);
+    if (k->call)
+      release(k->call);
     free(k);
   }
   UNLOCK;
 }
 /* with the lock held */
-static void finish(Stream *s, unsigned long upto) {
+static void mark(Stream *s, int kind, Stream *on, unsigned long upto, Call *call) {
+  if (s->num == s->room) {
+    s->room = s->room ? 2 * s->room : 64;
+    s->marks = realloc(s->marks, s->room * sizeof *s->marks);
+  }
+  s->marks[s->num++] = (Mark){s->asked, kind, on, upto, call};
+}
+static void done(Stream *s, unsigned long upto) {
   if (upto <= s->done)
     return;
   s->done = upto;
@@ -266,47 +395,118 @@ static void finish(Stream *s, unsigned long upto) {
       continue;
     }
     *q = c->next;
+    char *result = c->call ? result_of(c->call) : 0;
     if (c->to && c->data)
       memcpy(c->to, c->data, c->size);
+    else if (c->to && result)
+      memcpy(c->to, result + c->offset, c->size);
     else if (c->to)
       memset(c->to, 0, c->size);
     free(c->data);
+    if (c->call)
+      release(c->call);
     if (c->from && sum_of(c->from, c->size) != c->sum)
-      notef(c->size, "FAULT changed before it was copied");
+      fault("changed before it was copied");
     free(c);
   }
-  for (int i = 0; i < s->num_waits; i++)
-    finish(s->waits[i].on, s->waits[i].upto);
-  s->num_waits = 0;
 }
-static void finish_stream(Stream *s) {
-  LOCK;
-  finish(s, s->asked);
-  UNLOCK;
+/* with the lock held: do of a stream what can be done, up to a point */
+static void reach(Stream *s, unsigned long upto) {
+  while (s->first < s->num && s->marks[s->first].at <= upto) {
+    Mark m = s->marks[s->first];
+    int met = 0;
+    if (m.kind == EVENT) {
+      reach(m.on, m.upto);
+      met = m.on->done >= m.upto;
+    }
+    if (m.kind == CALL)
+      met = call_met(m.call);
+    if (!met) {
+      done(s, m.at - 1);
+      return;
+    }
+    s->first++;
+    done(s, m.at);
+    if (m.kind == CALL)
+      release(m.call);
+  }
+  if (s->first == s->num)
+    s->first = s->num = 0;
+  done(s, upto);
 }
-static void finish_all(void) {
-  LOCK;
-  finish(&legacy, legacy.asked);
+static void reach_all(void) {
+  reach(&legacy, legacy.asked);
   for (Stream *s = streams; s; s = s->next)
-    finish(s, s->asked);
-  UNLOCK;
+    reach(s, s->asked);
+}
+static void *work(void *nothing) {
+  for (;; usleep(300)) {
+    LOCK;
+    if (!sticky)
+      reach_all();
+    UNLOCK;
+  }
+}
+static void begin_work(void) {
+  pthread_t thread;
+  pthread_create(&thread, 0, work, 0);
+  pthread_detach(thread);
+}
+/* the host waits */
+static cudaError_t finish(Stream *s, unsigned long upto) {
+  double began = 0;
+  for (;;) {
+    LOCK;
+    if (!works())
+      reach(s, upto);
+    int there = s->done >= upto;
+    if (!there && began && seconds() - began > patience())
+      tell_unmet();
+    UNLOCK;
+    if (sticky)
+      return fail(sticky);
+    if (there)
+      return cudaSuccess;
+    if (!began)
+      began = seconds();
+    usleep(100);
+  }
+}
+static cudaError_t finish_stream(Stream *s) { return finish(s, s->asked); }
+static cudaError_t finish_all(void) {
+  cudaError_t e = finish(&legacy, legacy.asked);
+  for (Stream *s = streams; s && !e; s = s->next)
+    e = finish(s, s->asked);
+  return e;
 }
 static void ask(Stream *s) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  if (works()) {
+    pthread_once(&once, begin_work);
+    while (s->asked - s->done > 1024 && !sticky)
+      usleep(100);
+  }
   LOCK;
   s->asked++;
+  UNLOCK;
+}
+void null_device_hang(void) { /* a kernel that never ends */
+  LOCK;
+  legacy.asked++;
+  mark(&legacy, HANG, 0, 0, 0);
   UNLOCK;
 }
 static int bad_in_capture(const char *what) {
   if (!num_capturing)
     return 0;
-  notef(0, "FAULT %s while capturing", what);
+  fault("%s while capturing", what);
   return 1;
 }
 
 /* ---- device ---- */
 cudaError_t cudaGetDeviceCount(int *n) {
   *n = devices();
-  return cudaSuccess;
+  return *n ? cudaSuccess : fail(cudaErrorNoDevice);
 }
 cudaError_t cudaGetDevice(int *d) {
   *d = current;
@@ -316,6 +516,7 @@ cudaError_t cudaSetDevice(int d) {
   if (d < 0 || d >= devices())
     return fail(cudaErrorInvalidDevice);
   current = d;
+  touch("cudaSetDevice"); /* it makes a context, since CUDA 12 */
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int *v) {
@@ -331,7 +532,8 @@ static int smem_optin(void) { return cc() == 80 ? 166912 : 232448; }
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d) {
   memset(p, 0, sizeof *p);
   snprintf(p->name, sizeof p->name,
-           cc() == 80    ? "NVIDIA A100-SXM4-80GB"
+           cc() == 75    ? "Tesla T4"
+           : cc() == 80  ? "NVIDIA A100-SXM4-80GB"
            : cc() == 100 ? "NVIDIA B200"
                          : "NVIDIA H100 80GB HBM3");
   p->major = cc() / 10;
@@ -355,11 +557,13 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d) {
   p->maxGridSize[0] = 2147483647;
   p->maxGridSize[1] = p->maxGridSize[2] = 65535;
   p->memoryBusWidth = 5120;
-  p->pciBusID = d + 1;
+  p->pciBusID = physical(d) + 1;
   p->maxBlocksPerMultiProcessor = 32;
   p->cooperativeLaunch = 1;
   p->streamPrioritiesSupported = 1;
   p->managedMemory = 1;
+  p->uuid.bytes[0] = 0x6e;
+  p->uuid.bytes[15] = physical(d) + 1;
   return cudaSuccess;
 }
 static int attribute(int a) {
@@ -425,7 +629,7 @@ cudaError_t cudaDeviceCanAccessPeer(int *v, int a, int b) {
 }
 cudaError_t cudaDeviceEnablePeerAccess(int a, unsigned f) { return cudaSuccess; }
 cudaError_t cudaDeviceGetPCIBusId(char *s, int n, int d) {
-  snprintf(s, n, "0000:%02x:00.0", d + 1);
+  snprintf(s, n, "0000:%02x:00.0", physical(d) + 1);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int *lo, int *hi) {
@@ -437,7 +641,9 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *lo, int *hi) {
 }
 cudaError_t cudaDeviceSynchronize(void) {
   note("wait cudaDeviceSynchronize", 0);
-  finish_all();
+  touch("cudaDeviceSynchronize");
+  if (finish_all())
+    return last;
   return bad_in_capture("cudaDeviceSynchronize") ? fail(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
 }
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *p, int d) {
@@ -489,7 +695,7 @@ cudaError_t cudaFreeHost(void *p) {
   for (Copy *c = copies; b && c; c = c->next) {
     char *at = c->to ? c->to : (char *)c->from;
     if (at >= b->at && at < b->at + b->size) {
-      note("FAULT freed before it was copied", 0);
+      fault("freed before it was copied");
       break;
     }
   }
@@ -537,22 +743,25 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void
   return cudaSuccess;
 }
 static const char *PLACES[] = {"device", "pinned", "pageable"};
-static void move(void *to, const void *from, size_t n, const char *how, Stream *s) {
+static cudaError_t move(void *to, const void *from, size_t n, const char *how, Stream *s) {
   int t = kind_of(to), f = kind_of(from);
   notef(n, "copy %s %s to %s", how, PLACES[f], PLACES[t]);
+  touch("cudaMemcpy");
+  if (sticky)
+    return fail(sticky);
   if (t != 0 && f != 0) {
     memmove(to, from, n);
-    return;
+    return cudaSuccess;
   }
   ask(s);
   if (t == 0 && f == 0)
-    return;
+    return cudaSuccess;
   Copy *c = malloc(sizeof *c);
-  *c = (Copy){s, s->asked, t == 0 ? 0 : to, f == 0 ? 0 : from, n, f == 0 ? 0 : sum_of(from, n), 0, 0};
+  *c = (Copy){s, s->asked, t == 0 ? 0 : to, f == 0 ? 0 : from, n, f == 0 ? 0 : sum_of(from, n)};
   if (t == 0) {
     learn(to, from, n);
   } else {
-    c->data = recall(from, n);
+    c->data = recall(from, n, &c->call, &c->offset);
     memset(to, 255, n);
   }
   if (f == 2)
@@ -561,17 +770,16 @@ static void move(void *to, const void *from, size_t n, const char *how, Stream *
   c->next = copies;
   copies = c;
   UNLOCK;
+  return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemcpyKind k) {
   if (bad_in_capture("cudaMemcpy"))
     return fail(cudaErrorStreamCaptureUnsupported);
-  move(to, from, n, "at once", &legacy);
-  finish_stream(&legacy);
-  return cudaSuccess;
+  cudaError_t e = move(to, from, n, "at once", &legacy);
+  return e ? e : finish_stream(&legacy);
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind k, cudaStream_t s) {
-  move(to, from, n, "behind", st(s));
-  return cudaSuccess;
+  return move(to, from, n, "behind", st(s));
 }
 cudaError_t cudaMemcpy2DAsync(void *to, size_t tp, const void *from, size_t fp, size_t w, size_t h,
                               enum cudaMemcpyKind k, cudaStream_t s) {
@@ -580,8 +788,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t tp, const void *from, size_t fp, 
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyPeerAsync(void *to, int td, const void *from, int fd, size_t n, cudaStream_t s) {
-  move(to, from, n, "behind", st(s));
-  return cudaSuccess;
+  return move(to, from, n, "behind", st(s));
 }
 cudaError_t cudaMemcpyToSymbol(const void *s, const void *f, size_t n, size_t o, enum cudaMemcpyKind k) {
   return cudaSuccess;
@@ -624,6 +831,8 @@ cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *e, cudaIpcEventHandle_t h) {
 static cudaError_t new_stream(cudaStream_t *s, int priority) {
   Stream *n = calloc(1, sizeof *n);
   n->priority = priority;
+  n->device = physical(current);
+  touch("cudaStreamCreate");
   LOCK;
   n->next = streams;
   streams = n;
@@ -642,11 +851,15 @@ cudaError_t cudaStreamGetPriority(cudaStream_t s, int *p) {
 cudaError_t cudaStreamQuery(cudaStream_t s) {
   if (bad_in_capture("cudaStreamQuery"))
     return fail(cudaErrorStreamCaptureUnsupported);
+  if (sticky)
+    return fail(sticky);
   return st(s)->done == st(s)->asked ? cudaSuccess : fail(cudaErrorNotReady);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   note("wait cudaStreamSynchronize", 0);
-  finish_stream(st(s));
+  touch("cudaStreamSynchronize");
+  if (finish_stream(st(s)))
+    return last;
   return st(s)->capturing && bad_in_capture("cudaStreamSynchronize") ? fail(cudaErrorStreamCaptureUnsupported)
                                                                      : cudaSuccess;
 }
@@ -662,8 +875,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned f) {
   LOCK;
   if (v->on && v->on != w) {
     w->asked++;
-    w->waits = realloc(w->waits, (w->num_waits + 1) * sizeof(Wait));
-    w->waits[w->num_waits++] = (Wait){v->on, v->upto};
+    mark(w, EVENT, v->on, v->upto, 0);
   }
   UNLOCK;
   return cudaSuccess;
@@ -745,6 +957,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
   note("event recorded", 0);
+  touch("cudaEventRecord");
   Event *v = (Event *)e;
   clock_gettime(CLOCK_MONOTONIC, &v->at);
   v->on = st(s);
@@ -756,16 +969,18 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
   Event *v = (Event *)e;
   if (bad_in_capture("cudaEventQuery"))
     return fail(cudaErrorStreamCaptureUnsupported);
+  if (sticky)
+    return fail(sticky);
   return !v->on || v->on->done >= v->upto ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
   Event *v = (Event *)e;
-  LOCK;
+  touch("cudaEventSynchronize");
   if (v->on && v->on->done < v->upto) {
     note("wait cudaEventSynchronize", 0);
-    finish(v->on, v->upto);
+    if (finish(v->on, v->upto))
+      return last;
   }
-  UNLOCK;
   return bad_in_capture("cudaEventSynchronize") ? fail(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
@@ -819,14 +1034,17 @@ static const char *name_of(const void *f) {
   return r ? r->name : "unknown kernel";
 }
 static void launched(const void *f, dim3 g, dim3 b, size_t smem) {
+  touch("a kernel");
   forget();
   if (smem > (size_t)smem_optin())
-    notef(0, "FAULT too much shared memory: %zu %s", smem, name_of(f));
+    fault("too much shared memory: %zu %s", smem, name_of(f));
   if (!g.x || !g.y || !g.z || g.y > 65535 || g.z > 65535)
-    notef(0, "FAULT no such grid: %u %u %u %s", g.x, g.y, g.z, name_of(f));
+    fault("no such grid: %u %u %u %s", g.x, g.y, g.z, name_of(f));
   notef((double)g.x * g.y * g.z * b.x * b.y * b.z, "kernel %s", name_of(f));
 }
 cudaError_t cudaLaunchKernel(const void *f, dim3 g, dim3 b, void **a, size_t m, cudaStream_t s) {
+  if (sticky)
+    return fail(sticky);
   ask(st(s));
   launched(f, g, b, m);
   return cudaSuccess;
@@ -837,6 +1055,8 @@ cudaError_t cudaLaunchCooperativeKernel(const void *f, dim3 g, dim3 b, void **a,
   return cudaSuccess;
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *f, void **a) {
+  if (sticky)
+    return fail(sticky);
   ask(st(c->stream));
   launched(f, c->gridDim, c->blockDim, c->dynamicSmemBytes);
   return cudaSuccess;
@@ -846,6 +1066,8 @@ cudaError_t __cudaGetKernel(cudaKernel_t *k, const void *f) {
   return cudaSuccess;
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t k, dim3 g, dim3 b, void **a, size_t m, cudaStream_t s) {
+  if (sticky)
+    return fail(sticky);
   ask(st(s));
   launched((void *)k, g, b, m);
   return cudaSuccess;
@@ -930,7 +1152,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) {
 }
 CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned *f, int *a) {
   *f = 0;
-  *a = 1;
+  *a = (touched >> physical(d)) & 1;
   return CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext *c) {
@@ -976,20 +1198,25 @@ CUresult cuFuncGetAttribute(int *v, CUfunction_attribute a, CUfunction f) {
 CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute a, int v) { return CUDA_SUCCESS; }
 CUresult cuFuncSetCacheConfig(CUfunction f, CUfunc_cache c) { return CUDA_SUCCESS; }
 static void dlaunched(CUfunction f, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned m) {
+  touch("a kernel of Triton");
   forget();
   if (m > (unsigned)smem_optin())
-    notef(0, "FAULT too much shared memory: %u %s", m, (char *)f);
+    fault("too much shared memory: %u %s", m, (char *)f);
   if (!x || !y || !z || y > 65535 || z > 65535)
-    notef(0, "FAULT no such grid: %u %u %u %s", x, y, z, (char *)f);
+    fault("no such grid: %u %u %u %s", x, y, z, (char *)f);
   notef((double)x * y * z * threads, "triton %s", (char *)f);
 }
 CUresult cuLaunchKernel(CUfunction f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
                         unsigned m, CUstream s, void **p, void **e) {
+  if (sticky)
+    return (CUresult)sticky;
   ask(st(s));
   dlaunched(f, x, y, z, bx * by * bz, m);
   return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **p, void **e) {
+  if (sticky)
+    return (CUresult)sticky;
   ask(st(c->hStream));
   dlaunched(f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX * c->blockDimY * c->blockDimZ, c->sharedMemBytes);
   return CUDA_SUCCESS;
@@ -1184,101 +1411,5 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
   return 0;
 }
 
-/* ---- NCCL: counted, nothing is sent ---- */
-typedef struct {
-  int n, rank;
-} Comm;
-static size_t width(ncclDataType_t t) {
-  static const int w[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
-  return w[t];
-}
-ncclResult_t ncclGetVersion(int *v) {
-  *v = 22809;
-  return 0;
-}
-ncclResult_t ncclGetUniqueId(ncclUniqueId *u) {
-  memset(u, 1, sizeof *u);
-  return 0;
-}
-ncclResult_t ncclCommInitRank(ncclComm_t *c, int n, ncclUniqueId u, int r) {
-  Comm *m = malloc(sizeof *m);
-  *m = (Comm){n, r};
-  *c = (ncclComm_t)m;
-  notef(n, "ncclCommInit");
-  return 0;
-}
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *c, int n, ncclUniqueId u, int r, ncclConfig_t *f) {
-  return ncclCommInitRank(c, n, u, r);
-}
-ncclResult_t ncclCommInitRankScalable(ncclComm_t *c, int n, int r, int k, ncclUniqueId *u, ncclConfig_t *f) {
-  return ncclCommInitRank(c, n, *u, r);
-}
-ncclResult_t ncclCommInitAll(ncclComm_t *c, int n, const int *d) {
-  for (int i = 0; i < n; i++) {
-    ncclUniqueId u;
-    ncclCommInitRank(c + i, n, u, i);
-  }
-  return 0;
-}
-ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *o, ncclConfig_t *f) {
-  Comm *m = malloc(sizeof *m);
-  *m = *(Comm *)c;
-  *o = (ncclComm_t)m;
-  return 0;
-}
-ncclResult_t ncclCommDestroy(ncclComm_t c) { return 0; }
-ncclResult_t ncclCommAbort(ncclComm_t c) { return 0; }
-ncclResult_t ncclCommFinalize(ncclComm_t c) { return 0; }
-ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *e) {
-  *e = 0;
-  return 0;
-}
-ncclResult_t ncclCommCount(const ncclComm_t c, int *n) {
-  *n = ((Comm *)c)->n;
-  return 0;
-}
-ncclResult_t ncclCommUserRank(const ncclComm_t c, int *n) {
-  *n = ((Comm *)c)->rank;
-  return 0;
-}
-ncclResult_t ncclCommRegister(const ncclComm_t c, void *b, size_t n, void **h) {
-  *h = b;
-  return 0;
-}
-ncclResult_t ncclCommDeregister(const ncclComm_t c, void *h) { return 0; }
-const char *ncclGetErrorString(ncclResult_t r) { return "null nccl"; }
-const char *ncclGetLastError(ncclComm_t c) { return ""; }
-ncclResult_t ncclGroupStart(void) { return 0; }
-ncclResult_t ncclGroupEnd(void) { return 0; }
-#define COUNT(what, n, t)                                                                                              \
-  ask(st(on));                                                                                                         \
-  notef((double)(n) * width(t), "nccl " what " of %d", ((Comm *)c)->n);                                                \
-  return 0
-ncclResult_t ncclAllReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t o, ncclComm_t c,
-                           cudaStream_t on) {
-  COUNT("allReduce", n, t);
-}
-ncclResult_t ncclAllGather(const void *s, void *r, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t on) {
-  COUNT("allGather", n, t);
-}
-ncclResult_t ncclReduceScatter(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t o, ncclComm_t c,
-                               cudaStream_t on) {
-  COUNT("reduceScatter", n, t);
-}
-ncclResult_t ncclBroadcast(const void *s, void *r, size_t n, ncclDataType_t t, int root, ncclComm_t c,
-                           cudaStream_t on) {
-  COUNT("broadcast", n, t);
-}
-ncclResult_t ncclBcast(void *r, size_t n, ncclDataType_t t, int root, ncclComm_t c, cudaStream_t on) {
-  COUNT("broadcast", n, t);
-}
-ncclResult_t ncclReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t o, int root, ncclComm_t c,
-                        cudaStream_t on) {
-  COUNT("reduce", n, t);
-}
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *o, void *s, ncclDataType_t t, ncclScalarResidence_t r,
-                                      ncclComm_t c) {
-  *o = ncclSum;
-  return 0;
-}
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t o, ncclComm_t c) { return 0; }
+/* ---- NCCL ---- */
+#include "null_nccl.c"

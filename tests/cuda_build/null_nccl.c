@@ -1,0 +1,425 @@
+/* NCCL among real processes, for null_device.c, which includes this file. Nothing is sent but what the host knows.
+ *
+ * The ranks of a run share the file NULL_NCCL; without it a process is alone, and what the others would do is what it
+ * does. NCCL's rules hold: one GPU a rank, memory and streams of the communicator's GPU, the same calls in the same
+ * order with the same sizes on all ranks. A call that breaks a rule ends its process with what it was (exit code 97). A
+ * collective ends when all ranks have come to it, so what waits for one that never comes hangs; after
+ * NULL_NCCL_PATIENCE seconds (120) that is told as a fault, and the wait goes on.
+ *
+ * A rank has come to a collective when its host has asked for it; on a device that works by itself (NULL_DEVICE_WORKS,
+ * see null_device.c), when its device has. Of small messages the bytes that came from the host are carried: sums,
+ * broadcasts and gathers of them are what they would be, and every other byte is zero.
+ */
+enum { MOST_RANKS = 16, MOST_COMMS = 64, RING = 256, SMALL = 512 };
+
+typedef struct {
+  volatile unsigned long number; /* of the call, from 1 */
+  char what[96];                 /* name, type, count, operation and root: equal on all ranks */
+  int mine[4];                   /* what a rank says for itself */
+  unsigned size;
+  char data[SMALL], known[SMALL];
+} Post;
+typedef struct {
+  volatile unsigned long posted, arrived, read;
+  volatile int here, device;
+  Post ring[RING];
+} Member;
+typedef struct {
+  char id[NCCL_UNIQUE_ID_BYTES];
+  int used;
+  Member member[MOST_RANKS];
+} Meeting;
+typedef struct {
+  volatile int lock;
+  Meeting meeting[MOST_COMMS];
+} Shared;
+typedef struct {
+  int n, rank, device;
+  unsigned long calls;
+  Meeting *meeting; /* 0 where the process is alone */
+} Comm;
+struct Call {
+  Comm *comm;
+  unsigned long number;
+  char what[96];
+  int kind, root, told, met, refs;
+  ncclDataType_t type;
+  ncclRedOp_t how;
+  size_t count, size; /* of what comes out, in bytes */
+  char *result;       /* what is known of that, once the call is met */
+};
+enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, SPLIT };
+
+static volatile int aborted, nccl_error;
+void null_device_nccl_error(int e) { nccl_error = e; } /* for ncclCommGetAsyncError */
+static __thread char nccl_words[256];
+
+static Shared *shared(void) {
+  static Shared *at;
+  static int looked;
+  LOCK;
+  if (!looked) {
+    char *path = getenv("NULL_NCCL");
+    int file = path ? open(path, O_RDWR | O_CREAT, 0600) : -1;
+    if (file >= 0 && !ftruncate(file, sizeof(Shared)))
+      at = mmap(0, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    looked = 1;
+  }
+  UNLOCK;
+  return at == MAP_FAILED ? 0 : at;
+}
+static double patience(void) {
+  char *e = getenv("NULL_NCCL_PATIENCE");
+  return e ? atof(e) : 120;
+}
+static Meeting *meeting_of(const char *id) {
+  Shared *s = shared();
+  if (!s)
+    return 0;
+  while (__sync_lock_test_and_set(&s->lock, 1))
+    usleep(50);
+  Meeting *found = 0;
+  for (int i = 0; i < MOST_COMMS && !found; i++)
+    if (!s->meeting[i].used || !memcmp(s->meeting[i].id, id, sizeof s->meeting[i].id))
+      found = &s->meeting[i];
+  if (found && !found->used) {
+    memcpy(found->id, id, sizeof found->id);
+    found->used = 1;
+  }
+  __sync_lock_release(&s->lock);
+  return found;
+}
+static void against_rules(Comm *c, const char *f, ...) {
+  char b[512];
+  va_list a;
+  va_start(a, f);
+  vsnprintf(b, sizeof b, f, a);
+  va_end(a);
+  fault("NCCL: rank %d of %d on GPU %d: %s", c->rank, c->n, c->device, b);
+  _exit(97);
+}
+
+/* until all ranks of a communicator are there, as ncclCommInitRank waits: for ever */
+static ncclResult_t meet(ncclComm_t *out, int n, const char *id, int rank) {
+  Comm *c = calloc(1, sizeof *c);
+  *c = (Comm){n, rank, physical(current), 0, n > 1 ? meeting_of(id) : 0};
+  *out = (ncclComm_t)c;
+  touch("ncclCommInitRank");
+  notef(n, "ncclCommInit");
+  if (!c->meeting)
+    return ncclSuccess;
+  if (n > MOST_RANKS)
+    against_rules(c, "the null NCCL knows at most %d ranks", MOST_RANKS);
+  Member *m = c->meeting->member;
+  m[rank].device = c->device;
+  m[rank].here = 1;
+  double began = seconds();
+  for (int r = 0, told = 0; r < n;) {
+    if (m[r].here) {
+      r++;
+      continue;
+    }
+    usleep(200);
+    if (!told && seconds() - began > patience()) {
+      fault("NCCL: rank %d of %d waits in ncclCommInitRank for rank %d", rank, n, r);
+      told = 1;
+    }
+  }
+  for (int r = 0; r < n; r++)
+    if (r != rank && m[r].device == c->device) {
+      snprintf(nccl_words, sizeof nccl_words, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x000",
+               rank, r, c->device + 1);
+      fault("NCCL: %s", nccl_words);
+      return ncclInvalidUsage;
+    }
+  return ncclSuccess;
+}
+
+static size_t width(ncclDataType_t t) {
+  static const int w[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+  return w[t];
+}
+static char *result_of(Call *c) { return c->result; }
+static void hold(Call *c) {
+  LOCK;
+  c->refs++;
+  UNLOCK;
+}
+static void release(Call *c) {
+  LOCK;
+  if (!--c->refs) {
+    free(c->result);
+    free(c);
+  }
+  UNLOCK;
+}
+/* with the lock held: the element of a result that all ranks know their part of */
+static void add_up(Call *c, Post **posts) {
+  size_t w = width(c->type);
+  for (size_t i = 0; i + w <= c->size; i += w) {
+    double sum = 0;
+    long whole = 0;
+    int known = c->how == ncclSum;
+    for (int r = 0; r < c->comm->n && known; r++) {
+      for (size_t b = 0; b < w; b++)
+        known &= posts[r]->known[i + b];
+      const char *at = posts[r]->data + i;
+      switch (c->type) {
+      case ncclFloat64: sum += *(double *)at; break;
+      case ncclFloat32: sum += *(float *)at; break;
+      case ncclInt64: whole += *(long *)at; break;
+      case ncclInt32: whole += *(int *)at; break;
+      default: known = 0;
+      }
+    }
+    char *to = c->result + i;
+    if (!known)
+      continue;
+    switch (c->type) {
+    case ncclFloat64: *(double *)to = sum; break;
+    case ncclFloat32: *(float *)to = sum; break;
+    case ncclInt64: *(long *)to = whole; break;
+    default: *(int *)to = whole;
+    }
+  }
+}
+static void take_known(char *to, Post *p, size_t n) {
+  for (size_t i = 0; i < n && i < p->size; i++)
+    if (p->known[i])
+      to[i] = p->data[i];
+}
+/* with the lock held: whether all ranks have come to a call; the first time its result is put together */
+static int call_met(Call *c) {
+  Comm *comm = c->comm;
+  Meeting *m = comm->meeting;
+  if (c->met || aborted || !m)
+    return 1;
+  Member *me = &m->member[comm->rank];
+  if (me->arrived < c->number)
+    me->arrived = c->number;
+  Post *posts[MOST_RANKS];
+  for (int r = 0; r < comm->n; r++) {
+    Member *other = &m->member[r];
+    if ((works() ? other->arrived : other->posted) < c->number) {
+      unmet = c;
+      unmet_rank = r;
+      return 0;
+    }
+    posts[r] = &other->ring[c->number % RING];
+  }
+  for (int r = 0; r < comm->n; r++)
+    if (strcmp(posts[r]->what, c->what))
+      against_rules(comm, "call %lu is %s here and %s on rank %d", c->number, c->what, posts[r]->what, r);
+  if (c->size && c->size <= SMALL) {
+    c->result = calloc(1, c->size);
+    if (c->kind == ALL_REDUCE)
+      add_up(c, posts);
+    if (c->kind == BROADCAST)
+      take_known(c->result, posts[c->root], c->size);
+    if (c->kind == ALL_GATHER)
+      for (int r = 0; r < comm->n; r++)
+        take_known(c->result + c->size / comm->n * r, posts[r], c->size / comm->n);
+  }
+  c->met = 1;
+  if (me->read < c->number)
+    me->read = c->number;
+  return 1;
+}
+/* what was waited for, and for whom */
+static void tell_unmet(void) {
+  Call *c = unmet;
+  if (!c || c->told)
+    return;
+  c->told = 1;
+  fault("NCCL: rank %d of %d waits in call %lu, %s, for rank %d, which has not come to it", c->comm->rank, c->comm->n,
+        c->number, c->what, unmet_rank);
+}
+/* write a call where the others see it; a rank cannot be further ahead than the ring is long */
+static void post(Call *c, const void *send, size_t size, const int *mine) {
+  Comm *comm = c->comm;
+  if (!comm->meeting)
+    return;
+  Member *m = comm->meeting->member, *me = &m[comm->rank];
+  for (int r = 0; r < comm->n; r++)
+    while (m[r].read + RING <= c->number && !aborted) {
+      LOCK;
+      reach_all();
+      UNLOCK;
+      usleep(100);
+    }
+  Post *p = &me->ring[c->number % RING];
+  strcpy(p->what, c->what);
+  memset(p->known, 0, SMALL);
+  p->size = size <= SMALL ? size : 0;
+  if (p->size && send)
+    overlay(send, p->size, p->data, p->known);
+  if (mine)
+    memcpy(p->mine, mine, sizeof p->mine);
+  p->number = c->number;
+  __sync_synchronize();
+  me->posted = c->number;
+}
+static void of_its_device(Comm *c, const void *p, const char *which, const char *what) {
+  int on = device_of(p);
+  if (on != c->device && on >= 0)
+    against_rules(c, "%s has its %s on GPU %d", what, which, on);
+  if (on < 0)
+    against_rules(c, "%s has its %s in memory that is on no GPU", what, which);
+}
+static const char *KINDS[] = {"allReduce", "allGather", "reduceScatter", "broadcast", "reduce"};
+static ncclResult_t collective(int kind, const void *send, void *recv, size_t n, ncclDataType_t t, int how, int root,
+                               ncclComm_t on, cudaStream_t stream) {
+  Comm *comm = (Comm *)on;
+  Stream *s = st(stream);
+  touch(KINDS[kind]);
+  Call *c = calloc(1, sizeof *c);
+  *c = (Call){comm, ++comm->calls, "", kind, root, 0, 0, 1, t, how, n};
+  snprintf(c->what, sizeof c->what, "%s of %zu elements of %zu bytes, operation %d, root %d", KINDS[kind], n, width(t),
+           how, root);
+  if (send)
+    of_its_device(comm, send, "input", c->what);
+  if (recv)
+    of_its_device(comm, recv, "output", c->what);
+  if (s->device >= 0 && s->device != comm->device)
+    against_rules(comm, "%s is on a stream of GPU %d", c->what, s->device);
+  if (s->device < 0 && physical(current) != comm->device)
+    against_rules(comm, "%s is called with GPU %d current", c->what, physical(current));
+  size_t out = n * width(t) * (kind == ALL_GATHER ? comm->n : 1);
+  c->size = kind == REDUCE_SCATTER || kind == REDUCE ? 0 : out;
+  post(c, send, n * width(t), 0);
+  ask(s);
+  LOCK;
+  mark(s, CALL, 0, 0, c);
+  if (comm->meeting && c->size && c->size <= SMALL)
+    learn_call(recv, c->size, c);
+  UNLOCK;
+  notef((double)n * width(t), "nccl %s of %d", KINDS[kind], comm->n);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGetVersion(int *v) {
+  *v = 22809;
+  return ncclSuccess;
+}
+ncclResult_t ncclGetUniqueId(ncclUniqueId *u) {
+  memset(u, 1, sizeof *u);
+  int random = open("/dev/urandom", O_RDONLY);
+  if (read(random, u, sizeof *u) < 0)
+    memset(u, 1, sizeof *u);
+  close(random);
+  return ncclSuccess;
+}
+ncclResult_t ncclCommInitRank(ncclComm_t *c, int n, ncclUniqueId u, int r) { return meet(c, n, u.internal, r); }
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *c, int n, ncclUniqueId u, int r, ncclConfig_t *f) {
+  return meet(c, n, u.internal, r);
+}
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *c, int n, int r, int k, ncclUniqueId *u, ncclConfig_t *f) {
+  return meet(c, n, u->internal, r);
+}
+ncclResult_t ncclCommInitAll(ncclComm_t *c, int n, const int *d) {
+  for (int i = 0; i < n; i++) {
+    Comm *m = calloc(1, sizeof *m);
+    *m = (Comm){n, i, physical(d ? d[i] : i)};
+    c[i] = (ncclComm_t)m;
+  }
+  return ncclSuccess;
+}
+ncclResult_t ncclCommSplit(ncclComm_t on, int color, int key, ncclComm_t *out, ncclConfig_t *f) {
+  Comm *comm = (Comm *)on;
+  *out = 0;
+  if (!comm->meeting) { /* alone: as many as there are */
+    Comm *m = malloc(sizeof *m);
+    *m = *comm;
+    *out = (ncclComm_t)m;
+    return ncclSuccess;
+  }
+  Call c = {comm, ++comm->calls, "split", SPLIT, 0, 0, 0, 1};
+  int mine[4] = {color, key};
+  post(&c, 0, 0, mine);
+  double began = seconds();
+  for (int met = 0; !met;) {
+    LOCK;
+    comm->meeting->member[comm->rank].arrived = c.number;
+    met = call_met(&c);
+    if (!met && seconds() - began > patience())
+      tell_unmet();
+    UNLOCK;
+    if (!met)
+      usleep(200);
+  }
+  if (color == NCCL_SPLIT_NOCOLOR)
+    return ncclSuccess;
+  int n = 0, rank = 0;
+  for (int r = 0; r < comm->n; r++) {
+    Post *p = &comm->meeting->member[r].ring[c.number % RING];
+    if (p->mine[0] != color)
+      continue;
+    n++;
+    rank += p->mine[1] < key || (p->mine[1] == key && r < comm->rank);
+  }
+  char id[NCCL_UNIQUE_ID_BYTES];
+  memcpy(id, comm->meeting->id, sizeof id);
+  for (int i = 0; i < 4; i++) /* the same for all of a color, and no other's */
+    ((unsigned *)id)[i] = ((unsigned *)id)[i] * 2654435761u + (unsigned)c.number * 40503u + (unsigned)color * 2246822519u;
+  return meet(out, n, id, rank);
+}
+ncclResult_t ncclCommDestroy(ncclComm_t c) { return ncclSuccess; }
+ncclResult_t ncclCommAbort(ncclComm_t c) {
+  aborted = 1;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommFinalize(ncclComm_t c) {
+  finish_all();
+  return ncclSuccess;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *e) {
+  *e = nccl_error;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommCount(const ncclComm_t c, int *n) {
+  *n = ((Comm *)c)->n;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t c, int *n) {
+  *n = ((Comm *)c)->rank;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommRegister(const ncclComm_t c, void *b, size_t n, void **h) {
+  *h = b;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDeregister(const ncclComm_t c, void *h) { return ncclSuccess; }
+const char *ncclGetErrorString(ncclResult_t r) {
+  return r == ncclSuccess ? "no error" : r == ncclInvalidUsage ? "invalid usage" : "remote process exited or there was a network error";
+}
+const char *ncclGetLastError(ncclComm_t c) { return nccl_words; }
+ncclResult_t ncclGroupStart(void) { return ncclSuccess; }
+ncclResult_t ncclGroupEnd(void) { return ncclSuccess; }
+ncclResult_t ncclAllReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t o, ncclComm_t c,
+                           cudaStream_t on) {
+  return collective(ALL_REDUCE, s, r, n, t, o, 0, c, on);
+}
+ncclResult_t ncclAllGather(const void *s, void *r, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t on) {
+  return collective(ALL_GATHER, s, r, n, t, 0, 0, c, on);
+}
+ncclResult_t ncclReduceScatter(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t o, ncclComm_t c,
+                               cudaStream_t on) {
+  return collective(REDUCE_SCATTER, s, r, n, t, o, 0, c, on);
+}
+ncclResult_t ncclBroadcast(const void *s, void *r, size_t n, ncclDataType_t t, int root, ncclComm_t c,
+                           cudaStream_t on) {
+  return collective(BROADCAST, s, r, n, t, 0, root, c, on);
+}
+ncclResult_t ncclBcast(void *r, size_t n, ncclDataType_t t, int root, ncclComm_t c, cudaStream_t on) {
+  return collective(BROADCAST, r, r, n, t, 0, root, c, on);
+}
+ncclResult_t ncclReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t o, int root, ncclComm_t c,
+                        cudaStream_t on) {
+  return collective(REDUCE, s, ((Comm *)c)->rank == root ? r : 0, n, t, o, root, c, on);
+}
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *o, void *s, ncclDataType_t t, ncclScalarResidence_t r,
+                                      ncclComm_t c) {
+  *o = ncclNumOps; /* a sum of its own kind: its result is not put together here */
+  return ncclSuccess;
+}
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t o, ncclComm_t c) { return ncclSuccess; }
