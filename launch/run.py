@@ -6,9 +6,10 @@
     srun --ntasks-per-node=1 python launch/run.py RUN.yaml             in a Slurm job, on all its machines
     python launch/run.py RUN.yaml --on slurm --submit                  a job file from the same YAML, submitted
 
-Without these words the YAML's `launch:` section decides; docs/clusters.md tells how. Where neither says how many, a
-machine takes as many of its GPUs as can share every global batch evenly, and says which batches leave some idle. torch's elastic agent starts the
-ranks and ends them together. A process that torchrun or Composer's launcher started is a rank and trains.
+Without these words the YAML's `launch:` section decides; docs/clusters.md tells how. Where neither says how many, one
+machine takes as many of its GPUs as can share every global batch evenly, and says so if some stay idle. torch's elastic
+agent starts the ranks and ends them together. A process that torchrun or Composer's launcher started is a rank and
+trains.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ def _idle_note(config: RunConfig, used: int, gpus: int) -> str:
     keys = ", ".join(f"phases.{name}.batch_rows" for name in names)
     warmup = any(config.phases[name].batch_warmup is not None for name in names)
     return (
-        f"launch: {used} of this machine's {gpus} GPUs take part: more cannot share every global batch evenly. For all, "
-        f"make {keys}{' and the rows of its batch_warmup' if warmup else ''} multiples of {gpus}."
+        f"launch: {used} of this machine's {gpus} GPUs take part: more cannot share every global batch evenly. "
+        f"For all, make {keys}{' and the rows of its batch_warmup' if warmup else ''} multiples of {gpus}."
     )
 
 

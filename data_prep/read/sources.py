@@ -97,7 +97,7 @@ def _pattern_problem(pattern: str) -> str | None:
     if pattern.startswith("/"):
         return "it begins with /"
     if any("**" in part and part != "**" for part in parts):
-        return "** stands for folders and must stand alone between slashes"
+        return "** means any folders and must be alone between slashes"
     return None
 
 

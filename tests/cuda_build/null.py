@@ -34,7 +34,9 @@ def why_not() -> str | None:
 
 def build() -> Path:
     """The library, built once for each state of its source, beside this environment."""
-    folder = Path(sys.prefix, "null_device", hashlib.sha256(b"".join(each.read_bytes() for each in SOURCES)).hexdigest()[:12])
+    folder = Path(
+        sys.prefix, "null_device", hashlib.sha256(b"".join(each.read_bytes() for each in SOURCES)).hexdigest()[:12]
+    )
     library = folder / NAME
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
