@@ -4,7 +4,7 @@ CUDA_VENV ?= .venv-cuda
 PYTHON_IN_VENV := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart format lint test test-quick test-wheel test-gpu test-cuda drill coverage docs clean
+.PHONY: help venv quickstart format lint test test-quick test-pythons test-wheel test-gpu test-cuda drill coverage docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: lint ## style, types and the tests that need no GPU, on all cores
 test-quick: venv ## the tests that start nothing, train nothing and take no time
 	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m 'not gpu and not slow and not runs' -n logical --maxprocesses 8 -q
 
+test-pythons: venv ## test-quick under the other Pythons that are here, with the CUDA build of torch; 8 GB each
+	@sh tests/other_pythons.sh $(VENV)
+
 coverage: venv ## lines that no test reaches; as long as all tests in one process
 	$(PYTHON_IN_VENV) -m pytest --cov --cov-report=term-missing:skip-covered
 
@@ -50,4 +53,4 @@ docs: venv ## the documentation as a site, in .site
 
 clean: ## remove caches and builds; the environment and the runs stay
 	rm -rf build dist .site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -path './$(VENV)' -prune -o -path './$(CUDA_VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path './$(VENV)' -prune -o -path './$(CUDA_VENV)' -prune -o -path './.venv-3.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -616,8 +616,8 @@ FAULTS = (
     Fault(
         "unsorted-sources",
         "data_prep/read/sources.py",
-        "files = sorted({file for pattern in patterns for file in root.glob(pattern) if not file.is_dir()})",
-        "files = list({file for pattern in patterns for file in root.glob(pattern) if not file.is_dir()})",
+        "files = sorted({file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts)})",
+        "files = list({file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts)})",
         "the same data set from the same files: their order is that of the disk",
         ("tests/data_prep/read/test_sources.py",),
     ),

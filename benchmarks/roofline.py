@@ -174,12 +174,12 @@ def seconds(case: Case, gpu: Gpu, rates: Rates) -> float:
 
 
 def predicted(case: Case, gpu_name: str) -> float:
-    """Tokens/s by `plan`'s roofline, the optimizer included, whatever was measured."""
+    """Tokens/s by `plan`'s roofline, the optimizer included."""
     model, objective = model_of(case.size)
     work = speed.Work(
         model, objective, ComputeConfig(compile=case.form == "compiled"), case.optim, case.row_tokens, case.flops, 1.0
     )
-    spent = speed.roofline_seconds(gpu_name, work, case.tokens)
+    spent = speed.microbatch_seconds(gpu_name, work, case.tokens)
     update = speed.optimizer_bytes(case.optim) * case.weights / (speed.MEMORY_SHARE * GPUS[gpu_name].memory_rate)
     return case.tokens / (spent + update * case.tokens / BATCH_TOKENS)
 

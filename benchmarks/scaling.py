@@ -104,7 +104,7 @@ def choice_rows(plan: Plan, gpu: str, scales: Sequence[int] = (8, 16, 64)) -> It
         for setting in sorted(settings(plan, with_rows(phase, rows), gpu, ranks), key=lambda each: each.strategy):
             shards = sharing_ranks(setting.strategy, ranks, None, kind)
             tokens = setting.microbatch_rows * phase.config.row_tokens
-            computed = [microbatch_seconds(gpu, plan.work(phase), tokens)[0]] * setting.microbatches
+            computed = [microbatch_seconds(gpu, plan.work(phase), tokens)] * setting.microbatches
             parts = transfers(
                 setting.strategy,
                 counts,
@@ -154,8 +154,7 @@ def print_tables(gpus: Sequence[str], shapes: Sequence[str] = SHAPES, scales: Se
         )
         for plan in plans:
             (phase, *_) = plan.phases
-            basis = "published rate" if plan.measured(gpu, phase) is not None else "predicted rate"
-            print(f"\n{title(plan)}, {basis}, {alone(plan, phase, gpu):,.0f} tokens/s of one GPU alone")
+            print(f"\n{title(plan)}, by the roofline {alone(plan, phase, gpu):,.0f} tokens/s of one GPU alone")
             for weak in (False, True):
                 print(f"\n{'weak' if weak else 'strong'} scaling\n")
                 print(markdown_table(head, scaling_rows(plan, gpu, weak=weak, scales=scales)))

@@ -6,8 +6,10 @@
     srun --ntasks-per-node=1 python launch/run.py RUN.yaml             in a Slurm job, on all its machines
     python launch/run.py RUN.yaml --on slurm --submit                  a job file from the same YAML, submitted
 
-Without these words the YAML's `launch:` section decides; docs/clusters.md tells how. torch's elastic agent starts the
-ranks and ends them together. A process that torchrun or Composer's launcher started is a rank and trains.
+Without these words the YAML's `launch:` section decides; docs/clusters.md tells how. Where neither says how many, one
+machine takes as many of its GPUs as can share every global batch evenly, and says so if some stay idle. torch's elastic
+agent starts the ranks and ends them together. A process that torchrun or Composer's launcher started is a rank and
+trains.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ if __name__ == "__main__":  # before the slower imports
     stop_signals.take_over()
 
 from launch.render import TARGETS, render, submit  # noqa: E402
-from launch.topology import Topology, find_topology, is_rank, seconds_until_stop  # noqa: E402
+from launch.topology import Topology, find_topology, is_rank, seconds_until_stop, uneven_phases, usable_gpus  # noqa: E402
 from modernbert_train.__main__ import main as modernbert_train  # noqa: E402
 from modernbert_train.cli.arguments import read_run  # noqa: E402
 from modernbert_train.cli.parser import Parser, positive  # noqa: E402
@@ -56,15 +58,19 @@ def main(arguments: list[str] | None = None) -> int:
             return _render(read_run(options.run), options)
         with with_later_mistakes(options.ranks or 1):
             config = read_run(options.run)
+        gpus = 0 if config.compute.device == "cpu" else count_gpus()
         topology = find_topology(
             config.launch,
             os.environ,
-            gpus=0 if config.compute.device == "cpu" else count_gpus(),
+            gpus=gpus,
+            usable=usable_gpus(config.phases, gpus),
             nodes=options.nodes,
             ranks=options.ranks,
             node_rank=options.node_rank,
             rendezvous=options.rendezvous,
         )
+        if topology.idle_gpus:
+            print(_idle_note(config, topology.ranks_per_node, gpus), file=sys.stderr)
         preflight(config, topology.num_ranks, fresh=options.fresh, folder=topology.node_rank in (None, 0))
         stop_after = seconds_until_stop(config.launch, os.environ, time.time())
         if stop_after is not None:
@@ -75,6 +81,16 @@ def main(arguments: list[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _idle_note(config: RunConfig, used: int, gpus: int) -> str:
+    names = uneven_phases(config.phases, gpus)
+    keys = ", ".join(f"phases.{name}.batch_rows" for name in names)
+    warmup = any(config.phases[name].batch_warmup is not None for name in names)
+    return (
+        f"launch: {used} of this machine's {gpus} GPUs take part: more cannot share every global batch evenly. "
+        f"For all, make {keys}{' and the rows of its batch_warmup' if warmup else ''} multiples of {gpus}."
+    )
 
 
 def _start(config: RunConfig, topology: Topology, train: list[str]) -> int:

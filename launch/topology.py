@@ -1,7 +1,8 @@
 """How many processes on how many machines, and where they meet: one pure function.
 
 The command line wins over a scheduler's environment (Slurm's, then torchrun's), that over the YAML's `launch:`
-section, and that over what the machine has.
+section, and that over what the machine has. Without any of them one machine starts a process per GPU, on as many of its
+GPUs as can share every global batch evenly.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from modernbert_train.config.launch import LaunchConfig, split_endpoint
+from modernbert_train.config.schema import PhaseConfig
 from modernbert_train.errors import ConfigError
 
 
@@ -23,12 +25,14 @@ class Topology:
         ranks_per_node: processes on each.
         node_rank: number of this machine; 0 is where the others come to. None: whoever has the endpoint's name.
         endpoint: HOST:PORT where several machines meet.
+        idle_gpus: GPUs of a single machine that are left out, because the global batches cannot be shared by all.
     """
 
     nodes: int
     ranks_per_node: int
     node_rank: int | None = None
     endpoint: str | None = None
+    idle_gpus: int = 0
 
     @property
     def num_ranks(self) -> int:
@@ -45,6 +49,7 @@ def find_topology(
     environment: Mapping[str, str],
     *,
     gpus: int,
+    usable: int | None = None,
     nodes: int | None = None,
     ranks: int | None = None,
     node_rank: int | None = None,
@@ -56,6 +61,7 @@ def find_topology(
         launch: the YAML's section.
         environment: of this process.
         gpus: that this machine has for the run.
+        usable: of them, where it is the only machine and nobody said how many; None: all. See `usable_gpus`.
         nodes, ranks, node_rank, rendezvous: from the command line; ranks are those of one machine.
 
     Raises:
@@ -63,14 +69,17 @@ def find_topology(
             on each machine.
     """
     there = _from_slurm(environment, told=nodes) or _from_torchrun(environment)
+    told = ranks or there.get("ranks_per_node") or launch.ranks_per_node
     found = Topology(
         nodes=nodes or there.get("nodes") or launch.nodes,
-        ranks_per_node=ranks or there.get("ranks_per_node") or launch.ranks_per_node or gpus or 1,
+        ranks_per_node=told or gpus or 1,
         node_rank=there.get("node_rank") if node_rank is None else node_rank,
         endpoint=rendezvous or launch.rendezvous or _endpoint(environment),
     )
     if found.nodes == 1:
-        return Topology(1, found.ranks_per_node)
+        if told or not usable:
+            return Topology(1, found.ranks_per_node)
+        return Topology(1, usable, idle_gpus=gpus - usable)
     if found.endpoint is None or split_endpoint(found.endpoint) is None:
         raise ConfigError(
             f"{found.nodes} machines and rendezvous={found.endpoint}: where do they meet? Start this on each of them "
@@ -79,6 +88,16 @@ def find_topology(
     if found.node_rank is not None and not 0 <= found.node_rank < found.nodes:
         raise ConfigError(f"--node-rank={found.node_rank}: {found.nodes} machines are numbered 0 to {found.nodes - 1}.")
     return found
+
+
+def usable_gpus(phases: Mapping[str, PhaseConfig], gpus: int) -> int:
+    """The most of so many GPUs that can share every global batch of a run evenly; 0 where there are none."""
+    return next((number for number in range(gpus, 0, -1) if not uneven_phases(phases, number)), 0)
+
+
+def uneven_phases(phases: Mapping[str, PhaseConfig], ranks: int) -> list[str]:
+    """Names of the phases with a global batch that so many ranks cannot share evenly."""
+    return [name for name, phase in phases.items() if any(rows % ranks for rows in phase.batch_sizes)]
 
 
 def _from_slurm(environment: Mapping[str, str], told: int | None) -> dict[str, int]:

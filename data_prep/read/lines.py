@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -124,10 +125,11 @@ def can_be_cut(file: Path, encoding: str) -> bool:
         return False  # which reading will report
 
 
-def open_unpacked(file: Path) -> BinaryIO:
-    """The bytes of a file, decompressed; close it."""
-    raw = file.open("rb")
-    return _decompressed(file, raw)
+@contextmanager
+def open_unpacked(file: Path) -> Iterator[BinaryIO]:
+    """Within it, the bytes of a file, decompressed."""
+    with file.open("rb") as raw, _decompressed(file, raw) as content:
+        yield content
 
 
 def _utf_16(content: BinaryIO, encoding: str) -> str | None:

@@ -10,7 +10,9 @@ import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 from data_prep.read.encodings import UTF_8
 from data_prep.read.items import Document, LeftOut, decode, unreadable
@@ -72,21 +74,60 @@ def source_files(name: str, source: SourceConfig) -> list[Path]:
         parts = path.parts
         first = next(i for i, part in enumerate(parts) if any(letter in part for letter in "*?["))
         root, patterns = Path(*parts[:first]), (str(Path(*parts[first:])),)
-    for _ in os.walk(root, onerror=_refuse_folder):  # Path.glob passes over folders that it may not read
-        pass
-    try:
-        files = sorted({file for pattern in patterns for file in root.glob(pattern) if not file.is_dir()})
-    except (ValueError, NotImplementedError) as error:
-        raise ConfigError(
-            f"sources.{name}: {' or '.join(patterns)} is not a pattern ({error}). Write one like **/*.txt, relative to "
-            "the folder."
-        ) from None
+    for pattern in patterns:
+        if (problem := _pattern_problem(pattern)) is not None:
+            raise ConfigError(
+                f"sources.{name}: {pattern} is not a pattern ({problem}). Write one like **/*.txt, relative to the "
+                "folder."
+            )
+    files = sorted({file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts)})
     if not files:
         raise DataError(
             f"sources.{name}: no file in {root} matches {' or '.join(patterns)}. Correct sources.{name}.path, "
             f"or set sources.{name}.glob to a pattern of your files."
         )
     return without_unpacked(files) if source.kind == "mds" else files
+
+
+def _pattern_problem(pattern: str) -> str | None:
+    """Say why this is no pattern; Path.glob's answer depends on the version of Python."""
+    parts = PurePosixPath(pattern).parts
+    if not parts:
+        return "it names no file"
+    if pattern.startswith("/"):
+        return "it begins with /"
+    if any("**" in part and part != "**" for part in parts):
+        return "** means any folders and must be alone between slashes"
+    return None
+
+
+def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files below a folder that match; ** is any number of folders, at the end with all their files.
+
+    Links to folders are followed where a part of their own names them, and never by **.
+
+    Raises:
+        DataError: a folder on the way cannot be read. Path.glob would pass over it.
+    """
+    part, rest = parts[0], parts[1:]
+    if part == "..":
+        yield from _matching(folder / part, rest) if rest else ()
+        return
+    if part == "**":
+        yield from _matching(folder, rest or ("*",))
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        _refuse_folder(error)
+    for entry in entries:
+        if part == "**":
+            if entry.is_dir(follow_symlinks=False):
+                yield from _matching(Path(entry.path), parts)
+        elif fnmatchcase(entry.name, part):
+            if not os.path.isdir(entry):
+                yield from () if rest else [Path(entry.path)]
+            elif rest:
+                yield from _matching(Path(entry.path), rest)
 
 
 def file_state(path: Path) -> tuple[int, int]:
@@ -175,7 +216,7 @@ def _stdlib_files() -> list[Path]:
     )
 
 
-def _refuse_folder(error: OSError) -> None:
+def _refuse_folder(error: OSError) -> NoReturn:
     raise DataError(f"{error.filename}: {error.strerror}. Make the folder readable, or leave it out of the glob.")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from launch.topology import usable_gpus
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
@@ -22,7 +23,7 @@ FOLLOW = Path(__file__).parent / "follow.py"
 def ranks_of(sweep: SweepConfig, config: RunConfig) -> int:
     """Processes of a trial in this worker."""
     gpus = 0 if config.compute.device == "cpu" else count_gpus()
-    return sweep.ranks or config.launch.ranks_per_node or gpus or 1
+    return sweep.ranks or config.launch.ranks_per_node or usable_gpus(config.phases, gpus) or 1
 
 
 def shares(sweep: SweepConfig, environment: Mapping[str, str], gpus: int, cores: int) -> list[dict[str, str]]:

@@ -17,7 +17,8 @@ class LaunchConfig:
     """Machines of the run, and what a job file asks a scheduler for; see docs/clusters.md."""
 
     nodes: int = knob(1, above=0)  # machines
-    # processes on each; None: one per GPU, or one. A job file needs the number
+    # processes on each; None: one per GPU, on one machine no more than can share every batch evenly; or one. A job file
+    # needs the number
     ranks_per_node: int | None = knob(None, above=0)
     rendezvous: str | None = None  # HOST:PORT of the first machine, where the others meet it
     rendezvous_seconds: float = knob(600.0, above=0)  # a machine that has not come for so long ends the start

@@ -10,8 +10,8 @@ from modernbert_train.plan.cost import Bill, bill_of, stored
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan
 from modernbert_train.plan.memory import usable_bytes
-from modernbert_train.plan.sections import MEASURE, Section, dollars, gb
-from modernbert_train.text import duration, plural, tokens_text
+from modernbert_train.plan.sections import MEASURE, Section, between, gb, time_between
+from modernbert_train.text import plural, tokens_text
 
 GAIN = 1.05  # a change is proposed if it makes a run faster by this factor
 MOST_NOTES = 2
@@ -31,7 +31,7 @@ def answer(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float])
     rows = [
         ("model", f"{plan.parameters.total:,} parameters"),
         ("training", f"{tokens_text(plan.tokens)} tokens in {plural(plan.steps, 'step')}, {_phases(plan)}"),
-        ("takes", f"{duration(bill.seconds)}, {bill.rates}, and {dollars(bill.dollars)} dollars at {price}"),
+        ("takes", f"{time_between(bill)}, predicted, and {between(bill, bill.dollars)} dollars at {price}"),
         ("memory", _memory(plan, gpu)),
         ("disk", f"{gb(stored(plan, gpu).most_bytes)} GB for checkpoints"),
     ]
@@ -66,7 +66,7 @@ def _cheaper(plan: Plan, bill: Bill, bills: dict[str, Bill]) -> str | None:
     name, best = min(fitting.items(), key=lambda item: item[1].dollars)
     if bill.fits and bill.dollars - best.dollars < max(1.0, (GAIN - 1) * bill.dollars):
         return None
-    return f"{plan.ranks} x {GPUS[name].label}: {duration(best.seconds)}, {dollars(best.dollars)} dollars"
+    return f"{plan.ranks} x {GPUS[name].label}: {time_between(best)}, {between(best, best.dollars)} dollars"
 
 
 def _notes(plan: Plan, gpu: str, bill: Bill) -> Iterator[str]:
@@ -79,8 +79,8 @@ def _notes(plan: Plan, gpu: str, bill: Bill) -> Iterator[str]:
     if not plan.documents.streams:
         yield f"Documents are {plan.documents.source}."
     compiled = replace(plan, config=replace(plan.config, compute=replace(plan.config.compute, compile=True)))
-    faster = bill_of(compiled, gpu, {}).seconds
-    if faster * GAIN < bill.seconds:
-        yield f"compute.compile=true: {duration(faster)} instead of {duration(bill.seconds)}, predicted."
+    faster = bill_of(compiled, gpu, {})
+    if faster.seconds * GAIN < bill.seconds:
+        yield f"compute.compile=true: {time_between(faster)} instead of {time_between(bill)}, predicted."
     if plan.config.data.validation is None:
         yield "data.validation is not set: nothing will tell whether the model learns more than its own text."

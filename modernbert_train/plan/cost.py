@@ -1,9 +1,8 @@
-"""What a run takes of a kind of GPU: hours and dollars; and of a disk."""
+"""What a run takes of a kind of GPU: hours and dollars, as a range; and of a disk."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from modernbert_train.plan.advice import fits
 from modernbert_train.plan.gpus import GPUS
@@ -16,22 +15,26 @@ class Bill:
     """A run on one kind of GPU.
 
     Attributes:
-        tokens_per_second: of one GPU, in training.
-        mfu: share of the datasheet's FLOPs that training uses.
-        rates: where the rates of its phases come from.
-        seconds: of training and validation.
-        gpu_hours: the same of all GPUs.
+        tokens_per_second: of one GPU, in training, by the roofline.
+        mfu: share of the datasheet's FLOPs that training uses then.
+        seconds: of training and validation, by the roofline.
+        longer_by: times as long as that, the least and the most, as published runs of such a size took.
+        ranks: GPUs.
         price: dollars an hour for one GPU.
         fits: whether every phase fits as it is configured; None where memory is not predicted.
     """
 
     tokens_per_second: float
     mfu: float
-    rates: Literal["measured", "part measured", "predicted"]
     seconds: float
-    gpu_hours: float
+    longer_by: tuple[float, float]
+    ranks: int
     price: float
     fits: bool | None
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.ranks * self.seconds / 3600
 
     @property
     def dollars(self) -> float:
@@ -49,13 +52,12 @@ def bill_of(plan: Plan, gpu: str, prices: dict[str, float]) -> Bill:
     training = sum(plan.phase_seconds(gpu, phase) for phase in plan.phases)
     flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
     seconds = training + plan.validation_seconds(gpu)
-    measured = [plan.measured(gpu, phase) is not None for phase in plan.phases]
     return Bill(
         tokens_per_second=plan.tokens / training / plan.ranks,
         mfu=flops / training / plan.ranks / GPUS[gpu].peak_flops,
-        rates="measured" if all(measured) else "part measured" if any(measured) else "predicted",
         seconds=seconds,
-        gpu_hours=plan.ranks * seconds / 3600,
+        longer_by=plan.longer_by,
+        ranks=plan.ranks,
         price=prices.get(gpu, GPUS[gpu].price),
         fits=all(fits(plan, phase, gpu) for phase in plan.phases) if plan.knows_memory else None,
     )

@@ -13,7 +13,7 @@ from modernbert_train.data.facts import DataFacts
 from modernbert_train.plan.census import Census, census
 from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
 from modernbert_train.plan.flops import Flops, flops_per_token
-from modernbert_train.plan.gpus import Measurement, find_measurement
+from modernbert_train.plan.gpus import Publication, find_published, longer_by
 from modernbert_train.plan.parameters import Parameters, count_parameters
 from modernbert_train.plan.speed import StepTime, Work, step_time
 from modernbert_train.plan.steps import StepRange, crossings, step_ranges, validations
@@ -116,9 +116,14 @@ class Plan:
             phase.fill,
         )
 
-    def measured(self, gpu: str, phase: PlannedPhase) -> Measurement | None:
-        """What was measured of such a phase on a GPU, or None."""
-        return find_measurement(gpu, self.config.model, phase.objective, self.config.compute, phase.config.row_tokens)
+    @property
+    def longer_by(self) -> tuple[float, float]:
+        """See `gpus.longer_by`."""
+        return longer_by(self.config.model)
+
+    def published(self, gpu: str, phase: PlannedPhase) -> Publication | None:
+        """What others published of such a phase on a GPU, or None."""
+        return find_published(gpu, self.config.model, phase.objective, self.config.compute, phase.config.row_tokens)
 
     def step(self, gpu: str, phase: PlannedPhase, rows: int) -> StepTime:
         """Time of a step of the run as it is configured.

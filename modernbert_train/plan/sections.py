@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from modernbert_train.plan.advice import Setting, configured_memory, fits, remedy, settings
 from modernbert_train.plan.census import census
-from modernbert_train.plan.cost import bill_of, stored
+from modernbert_train.plan.cost import Bill, bill_of, stored
 from modernbert_train.plan.flops import optimizer_flops
-from modernbert_train.plan.gpus import GPUS, PRICE_DATE
+from modernbert_train.plan.gpus import GPUS, PRICE_DATE, size_class
 from modernbert_train.plan.make import Plan, PlannedPhase
 from modernbert_train.plan.memory import usable_bytes
 from modernbert_train.plan.speed import PLANNED_TOKENS_PER_SECOND
-from modernbert_train.text import duration, percent, plural, tokens_text
+from modernbert_train.text import percent, plural, tokens_text
 
 GB = 1e9
 # what is said in place of memory that is not predicted
@@ -66,9 +67,25 @@ def gb(count: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def dollars(amount: float) -> str:
-    """An amount, with cents while they count."""
-    return f"{amount:,.2f}" if amount < 100 else f"{amount:,.0f}"
+def between(bill: Bill, amount: float) -> str:
+    """A roofline's amount as the range that its errors imply, in two digits: 4231 -> '4,700 to 6,700'."""
+    low, high = (_two_digits(amount * factor) for factor in bill.longer_by)
+    return low if low == high else f"{low} to {high}"
+
+
+def _two_digits(number: float) -> str:
+    digits = 1 - math.floor(math.log10(number)) if number > 0 else 0
+    return f"{round(number, digits):,.{max(0, digits)}f}"
+
+
+def time_between(bill: Bill) -> str:
+    """The range of its time, in one unit: '9.9 to 14 d'."""
+    least = bill.longer_by[0] * bill.seconds
+    unit, size = next(((unit, size) for unit, size in _UNITS if least >= 2 * size), _UNITS[-1])
+    return f"{between(bill, bill.seconds / size)} {unit}"
+
+
+_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def _model(plan: Plan) -> Section:
@@ -287,7 +304,7 @@ def _storage(plan: Plan, gpu: str) -> Section:
 
 def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section:
     fit = ("fits",) if plan.knows_memory else ()
-    head = ("GPUs", "tokens/s each", "MFU", "rates", "time", "GPU hours", "dollars an hour", "cost", *fit)
+    head = ("GPUs", "roofline tokens/s each", "MFU", "time", "GPU hours", "dollars an hour", "cost", *fit)
     rows: list[Cells] = [head]
     for name in shown:
         bill = bill_of(plan, name, prices)
@@ -296,33 +313,47 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
                 f"{plan.ranks} x {GPUS[name].label}",
                 f"{bill.tokens_per_second:,.0f}",
                 SHARE(bill.mfu),
-                bill.rates,
-                duration(bill.seconds),
-                f"{bill.gpu_hours:,.1f}" if bill.gpu_hours >= 1 else f"{bill.gpu_hours:.2g}",
+                time_between(bill),
+                between(bill, bill.gpu_hours),
                 f"{bill.price:.2f}" + ("" if name in prices else " assumed"),
-                dollars(bill.dollars),
+                between(bill, bill.dollars),
                 *(("yes" if bill.fits else "NO",) if plan.knows_memory else ()),
             )
         )
     compiled = "compiled" if plan.config.compute.compile else "NOT compiled (compute.compile=true is faster)"
     notes = [
-        "Predicted: matrix products at 55 % of the peak, attention at 27 %, elementwise work at 75 % of the memory's "
-        f"rate, {compiled}; against the published averages on H100, of ModernBERT's masked-language modelling, this is "
-        f"from -6 to +21 %. Prices are assumptions of {PRICE_DATE}; --price NAME=DOLLARS sets yours."
+        "Tokens/s and MFU are a roofline's: matrix products at 55 % of the peak, attention at 27 %, elementwise work "
+        f"at 75 % of the memory's rate, {compiled}. {_range_words(plan)} Nothing of this program has been timed on a "
+        f"GPU. Prices are assumptions of {PRICE_DATE}; --price NAME=DOLLARS sets yours."
     ]
     if not plan.knows_memory:
         notes.append(
-            f"For {plan.config.model.name} nothing was measured: its matrices and "
+            f"For {plan.config.model.name} nothing was published: its matrices and "
             "attention are counted, its elementwise work is taken to be that of ModernBERT's layers. Whether a GPU has "
             "the memory is not said."
         )
-    sources = {
-        found.source for name in shown for phase in plan.phases if (found := plan.measured(name, phase)) is not None
-    }
-    notes += [f"Measured: {source}." for source in sorted(sources)]
+    notes += _publications(plan, shown)
     if not plan.bf16:
         notes.append("compute.precision=fp32: predictions are for bf16; fp32 is several times slower.")
     return Section("Time and cost", rows, notes)
+
+
+def _range_words(plan: Plan) -> str:
+    low, high = plan.longer_by
+    far = " The roofline is far off for them." if high > 2 else ""
+    return (
+        f"Time and cost are {low:.2f} to {high:.2f} times the roofline's, as published for compiled runs of other "
+        f"programs with {size_class(plan.config.model)}, on H100 and H200.{far}"
+    )
+
+
+def _publications(plan: Plan, shown: Sequence[str]) -> Iterator[str]:
+    for name in shown:
+        found = {each for phase in plan.phases if (each := plan.published(name, phase)) is not None}
+        for source in sorted({each.source for each in found}):
+            rates = sorted((each.row_tokens, each.tokens_per_second) for each in found if each.source == source)
+            words = ", ".join(f"{rate:,.0f} tokens/s in rows of {row_tokens:,}" for row_tokens, rate in rates)
+            yield f"Published for this shape on one {GPUS[name].label}: {words}, of {source}."
 
 
 def _scaling(plan: Plan, gpu: str) -> Section:

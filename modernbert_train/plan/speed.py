@@ -1,21 +1,21 @@
-"""Seconds of a microbatch and of a step: measured where somebody measured, else a roofline with stated shares.
+"""Seconds of a microbatch and of a step, by a roofline with stated shares.
 
-The roofline adds three times, each at a share of a datasheet rate: matrix products, attention, and the traffic of
-everything elementwise, which in every encoder is taken to be that of ModernBERT's layers. The shares are chosen so that
-the four published averages on H100 come out within +21 %, +10 %, -2 % and -6 % (base and large at 1,024 and 8,192
-tokens); a test keeps that true. Small microbatches are bound by the time to launch kernels.
+It adds three times, each at a share of a datasheet rate: matrix products, attention, and the traffic of everything
+elementwise, which in every encoder is taken to be that of ModernBERT's layers. The shares are chosen so that the four
+averages that ModernBERT's authors published for H100 come out within +21 %, +10 %, -2 % and -6 % (base and large at
+1,024 and 8,192 tokens); a test keeps that true. Other runs are further off, small widths most: see ROOFLINE_ERRORS in
+gpus.py. Small microbatches are bound by the time to launch kernels.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig, OptimConfig, StableAdamWConfig
 from modernbert_train.plan.census import census
 from modernbert_train.plan.communication import Exchange, exchange, transfers
 from modernbert_train.plan.flops import Flops, optimizer_flops
-from modernbert_train.plan.gpus import GPUS, find_measurement
+from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import Strategy, matrix_numbers, sharing_ranks, summed_numbers
 from modernbert_train.plan.parameters import count_parameters
 
@@ -91,7 +91,6 @@ class StepTime:
         planning: seconds of the host, which plans the next batch while the device is busy.
         tokens: global tokens that are not padding.
         ranks: over which they are spread.
-        basis: where the rate comes from.
     """
 
     compute: float
@@ -99,7 +98,6 @@ class StepTime:
     planning: float
     tokens: float
     ranks: int
-    basis: Literal["measured", "roofline"]
 
     @property
     def seconds(self) -> float:
@@ -116,22 +114,14 @@ class StepTime:
         return self.tokens / self.seconds / self.ranks
 
 
-def microbatch_seconds(gpu_name: str, work: Work, tokens: int) -> tuple[float, Literal["measured", "roofline"]]:
-    """Computation of one microbatch, forward and backward, and where that comes from.
+def microbatch_seconds(gpu_name: str, work: Work, tokens: int) -> float:
+    """Computation of one microbatch, forward and backward, by FLOPs, bytes and launches.
 
     Args:
         gpu_name: key of GPUS.
         work: what is computed.
         tokens: of the microbatch, padding included.
     """
-    found = find_measurement(gpu_name, work.model, work.objective, work.compute, work.row_tokens)
-    if found is not None:
-        return tokens * work.fill / found.tokens_per_second, "measured"
-    return roofline_seconds(gpu_name, work, tokens), "roofline"
-
-
-def roofline_seconds(gpu_name: str, work: Work, tokens: int) -> float:
-    """The same by FLOPs, bytes and launches, whatever was measured."""
     gpu, flops = GPUS[gpu_name], work.flops
     traffic = COMPILED if work.compute.compile else EAGER
     passes = 4 if work.compute.activation_checkpointing else 3  # the layers' forward pass is computed twice
@@ -178,10 +168,8 @@ def step_time(
     whole, rest = divmod(own_rows, microbatch_rows)
     sizes = [microbatch_rows] * whole + [rest] * (rest > 0)
     timed = {size: microbatch_seconds(gpu_name, work, size * work.row_tokens) for size in set(sizes)}
-    compute = sum(timed[size][0] for size in sizes)
-    basis = timed[sizes[0]][1]
+    compute = sum(timed[size] for size in sizes)
     shards = sharing_ranks(strategy, ranks, shard_ranks, gpu)
-    # of a measured rate it is part already, but of a batch so large that it does not count
     compute += optimizer_bytes(work.optim) * parameters.total / shards / (MEMORY_SHARE * gpu.memory_rate)
     # Muon's matrices are shared out among those that share the weights
     compute += optimizer_flops(model, work.optim) / shards / (MATRIX_SHARE * gpu.peak_flops)
@@ -197,6 +185,6 @@ def step_time(
             shards=shards,
             per_node=gpu.per_node,
         )
-        sent = exchange(parts, gpu, [timed[size][0] for size in sizes])
+        sent = exchange(parts, gpu, [timed[size] for size in sizes])
     tokens = rows * work.row_tokens * work.fill
-    return StepTime(compute, sent, tokens / PLANNED_TOKENS_PER_SECOND, tokens, ranks, basis)
+    return StepTime(compute, sent, tokens / PLANNED_TOKENS_PER_SECOND, tokens, ranks)

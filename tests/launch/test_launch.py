@@ -15,7 +15,7 @@ import pytest
 from launch.run import main
 from modernbert_train.run.checkpoint import newest_valid
 from tests.conftest import TinyRun
-from tests.launch.jobs import LONG, RUN, SHORT, Job, alive, children, environment, losses
+from tests.launch.jobs import LONG, ROOT, RUN, SHORT, Job, alive, children, environment, losses
 
 HERE = socket.gethostname()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -144,6 +144,53 @@ def test_composers_launcher_works_too(tiny_run: TinyRun, tmp_path: Path) -> None
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(250)
+def test_the_quickstart_on_four_ranks_takes_the_steps_of_one(tiny_data: Path, tmp_path: Path) -> None:
+    """With a batch that four can share, as the launcher's note says."""
+    data = [f"data.{key}={tiny_data}/{key}" for key in ("train", "validation", "tokenizer")]
+    size = ["model.vocab_size=512", "model.hidden_size=32", "model.num_heads=1", "model.intermediate_size=48"]
+    rows = ["phases.stable={tokens: 20_000, row_tokens: 128, batch_rows: 8, microbatch_tokens: 256, "]
+    rows[0] += "batch_warmup: {start_rows: 4, step_rows: 4, tokens: 8_000}, schedule: {warmup_tokens: 2_000}}"
+    rest = [
+        "phases.context=null",
+        "phases.decay=null",
+        "data.num_workers=0",
+        "eval.max_tokens=500",
+        "compute.device=cpu",
+    ]
+    curves = []
+    for ranks in ("1", "4"):
+        words = [f"{ROOT}/yamls/quickstart.yaml", *data, *size, *rows, *rest, f"name=on-{ranks}", "--ranks", ranks]
+        done = subprocess.run(
+            [*RUN, *words], env=environment(), capture_output=True, text=True, timeout=200, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        curves.append(losses(tmp_path / f"runs/on-{ranks}"))
+    assert len(curves[0]) > 15 and curves[1] == pytest.approx(curves[0], rel=1e-4)
+
+
+@pytest.mark.runs
+def test_gpus_that_stay_idle_are_said(
+    tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else a user pays for eight and trains on four."""
+    started = []
+    monkeypatch.setattr("launch.run.count_gpus", lambda: 8)
+    monkeypatch.setattr("launch.run._start", lambda config, topology, words: started.append(topology.num_ranks) or 0)
+    words = [*tiny_run("compute.device=auto")]
+    assert main(words) == 0 and started == [4]  # a warmup of 4 and 8 rows, then batches of 4
+    said = capsys.readouterr().err
+    assert said.startswith("launch: 4 of this machine's 8 GPUs take part: more cannot share every global batch evenly.")
+    assert (
+        "make phases.short.batch_rows, phases.long.batch_rows and the rows of its batch_warmup multiples of 8" in said
+    )
+    even = ["phases.short.batch_warmup={start_rows: 8, step_rows: 8}", "phases.short.batch_rows=16"]
+    assert main([*words, *even, "phases.long.batch_rows=8"]) == 0 and started == [4, 8]
+    assert not capsys.readouterr().err
+    assert main([*words, "--ranks", "8"]) == 78 and started == [4, 8]  # who asks for all is told what is in the way
 
 
 @pytest.mark.runs

@@ -7,6 +7,8 @@ import json
 import signal
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -103,10 +105,25 @@ def test_an_end_without_a_word_still_names_the_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_before_any_rank_is_there_stops_the_start(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launch.ranks.rank_processes", list)  # workers that an earlier test has left here are none
-    before = signal.getsignal(number)
-    with pytest.raises(SystemExit) as ended, _Signals():
-        signal.raise_signal(number)
-    assert ended.value.code == 75 and signal.getsignal(number) == before
+    with handled(number, signal.SIG_DFL):  # these tests may themselves run under nohup
+        with pytest.raises(SystemExit) as ended, _Signals():
+            signal.raise_signal(number)
+        assert ended.value.code == 75 and signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_a_run_under_nohup_outlives_its_terminal() -> None:
+    with handled(signal.SIGHUP, signal.SIG_IGN), _Signals():
+        signal.raise_signal(signal.SIGHUP)
+
+
+@contextmanager
+def handled(number: int, handler: signal.Handlers) -> Iterator[None]:
+    """Within it a signal has this handler."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_rank_that_is_ended_because_of_another_does_not_make_a_mistake_a_stop(tmp_path: Path) -> None:

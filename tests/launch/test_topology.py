@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from launch.topology import Topology, find_topology, first_host, is_rank, seconds_until_stop
+from launch.topology import Topology, find_topology, first_host, is_rank, seconds_until_stop, usable_gpus
+from modernbert_train.config.check import check
 from modernbert_train.config.launch import LaunchConfig, split_endpoint
+from modernbert_train.config.load import load_run
 from modernbert_train.errors import ConfigError
+from tests.docs.pages import PAGES, ROOT
 
 SLURM_STEP = {
     "SLURM_JOB_ID": "70123",
@@ -27,6 +31,45 @@ def found(environment: dict[str, str] | None = None, launch: LaunchConfig | None
 def test_a_laptop_has_one_process_and_a_machine_one_for_each_gpu() -> None:
     assert found() == Topology(1, 1)
     assert found(gpus=8) == Topology(1, 8)
+
+
+# what is named after launch/run.py and launch/sweep.py on a page or in a file's own first lines
+NAMED = re.compile(r"python launch/(?:run|sweep)\.py (yamls/\S+\.yaml)")
+SMALL = {"quickstart": 2, "tiny": 2, "tiny/1-stable": 4, "tiny/2-context": 2, "tiny/3-decay": 2, "tiny-large": 2}
+
+
+def named_yamls() -> set[str]:
+    pages = [ROOT / "README.md", ROOT / "launch/run.py", *PAGES, *(ROOT / "yamls").rglob("*.yaml")]
+    return {name for page in pages for name in NAMED.findall(page.read_text(encoding="utf-8"))}
+
+
+def test_pages_name_yamls_to_launch() -> None:
+    assert {
+        "yamls/quickstart.yaml",
+        "yamls/recipes/modernbert-base.yaml",
+        "yamls/sweeps/mask_rate.yaml",
+    } <= named_yamls()
+
+
+@pytest.mark.runs  # a third of a second each
+@pytest.mark.parametrize("name", sorted(name for name in named_yamls() if "/sweeps/" not in name))
+def test_the_first_line_of_a_page_starts_on_any_number_of_gpus(name: str) -> None:
+    """A batch that 8 cannot share evenly, in a warmup too, would be refused; recipes made for 8 leave none idle."""
+    config = load_run([ROOT / name])
+    most = SMALL.get(name.removeprefix("yamls/").removeprefix("recipes/").removesuffix(".yaml"), 8)
+    for gpus in (1, 2, 4, 8):
+        topology = find_topology(LaunchConfig(), {}, gpus=gpus, usable=usable_gpus(config.phases, gpus))
+        check(config, topology.num_ranks)
+        used = min(gpus, most)
+        assert (topology.num_ranks, topology.idle_gpus) == (used, gpus - used)
+
+
+def test_only_a_single_machine_that_was_told_nothing_leaves_gpus_idle() -> None:
+    """Who says how many gets that number or an error; several machines are paid for as a whole."""
+    assert found(gpus=8, usable=2) == Topology(1, 2, idle_gpus=6)
+    assert found(gpus=8, usable=2, ranks=8) == Topology(1, 8)
+    assert found(gpus=8, usable=2, launch=LaunchConfig(ranks_per_node=8)) == Topology(1, 8)
+    assert found(SLURM_STEP, gpus=8, usable=2).ranks_per_node == 8
 
 
 def test_the_command_line_wins_over_the_environment_and_that_over_the_yaml() -> None:

@@ -210,12 +210,36 @@ def test_no_registry_is_written_into_the_files_that_install() -> None:
         ("format", "ruff format"),
         ("coverage", "--cov"),
         ("test-cuda", "tests/cuda_build/run.sh"),
+        ("test-pythons", "tests/other_pythons.sh"),
     ],
 )
 def test_the_targets_that_pages_name_do_what_they_say(target: str, said: str) -> None:
     """Typed by newcomers first; `venv`, `test-quick`, `test-cuda` and the others are shown without being run."""
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0 and said in done.stdout, done.stderr
+
+
+@pytest.mark.runs
+def test_a_python_that_is_not_here_is_named_and_one_that_fails_fails_all(tmp_path: Path) -> None:
+    """Else CI is green on Pythons that nobody has tried. `make` and the other Pythons are stand-ins."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sh", "dirname"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    others = [version for version in ("3.11", "3.12", "3.13") if version != own]
+    scripts = {f"python{others[1]}": "exit 0", "make": 'echo "make $*"; case $1 in test-quick) exit 2;; esac'}
+    command = ["sh", str(ROOT / "tests/other_pythons.sh"), sys.prefix]
+    for expected in (0, 1):
+        done = subprocess.run(command, env={"PATH": str(tools), "HOME": str(tmp_path)}, capture_output=True, text=True)
+        assert done.returncode == expected, done.stderr
+        assert f"no Python {others[0]} here, so nothing is tested with it" in done.stdout
+        assert (f"no Python {others[1]} here" in done.stdout) == (expected == 0)
+        for name, body in scripts.items():
+            (tools / name).write_text(f"#!/bin/sh\n{body}\n")
+            (tools / name).chmod(0o755)
+    assert f"make test-quick VENV=.venv-{others[1]}" in done.stdout
+    assert f"failed with Python {others[1]}" in done.stderr
 
 
 @pytest.mark.runs
