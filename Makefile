@@ -25,10 +25,10 @@ lint: venv ## style and types
 	$(PYTHON_IN_VENV) -m mypy
 
 test: lint ## style, types and the tests that need no GPU, on all cores
-	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test-quick: venv ## the tests that start nothing, train nothing and take no time
-	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m 'not gpu and not slow and not runs' -n logical --maxprocesses 8 -q
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m 'not gpu and not slow and not runs' -n logical --maxprocesses 8 -q
 
 test-pythons: venv ## test-quick under the other Pythons that are here, with the CUDA build of torch; 8 GB each
 	@sh tests/other_pythons.sh $(VENV)

@@ -41,7 +41,7 @@ from modernbert_train.errors import RunError  # noqa: E402
 from modernbert_train.lasting_output import lasting_output  # noqa: E402
 from modernbert_train.preflight import preflight, with_later_mistakes  # noqa: E402
 from modernbert_train.ranks import orphans, scratch  # noqa: E402
-from modernbert_train.ranks.processes import count_gpus  # noqa: E402
+from modernbert_train.ranks.gpus import count_gpus  # noqa: E402
 
 
 @lasting_output()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from dataclasses import dataclass
 
 import torch
 
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
+from modernbert_train.ranks.gpus import uses_gpu
 
 
 def release_freed_memory() -> None:
@@ -43,17 +45,26 @@ def choose_device(config: RunConfig) -> torch.device:
     """Return the device asked for, and make it the current one: no rank may touch the GPU of another.
 
     Raises:
-        ConfigError: a GPU was asked for and there is none, or this machine has fewer GPUs than ranks.
+        ConfigError: torch sees no GPU though one was asked for or is there; this machine has fewer GPUs than ranks; or
+            torch has no kernels for it.
     """
-    if config.compute.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "compute.device=cuda: torch sees no GPU here. Set compute.device=auto or cpu, or run `doctor` to see why."
-        )
-    if config.compute.device == "cpu" or not torch.cuda.is_available():
+    if not uses_gpu(config.compute.device, "compute.device"):
         return torch.device("cpu")
     device = torch.device("cuda", _gpu_of_rank(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
     torch.cuda.set_device(device)  # before anything else: collectives and kernels run on the current device
+    _refuse_older(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
     return device
+
+
+def _refuse_older(name: str, capability: tuple[int, int]) -> None:
+    """Raise ConfigError if this torch has no kernels for so old a GPU: the first one would fail without its name."""
+    oldest = min(int(re.sub(r"\D", "", arch)) for arch in torch.cuda.get_arch_list())  # sm_75, sm_90a
+    if capability[0] * 10 + capability[1] < oldest:
+        raise ConfigError(
+            f"{name} has capability {capability[0]}.{capability[1]}, and torch {torch.__version__} has kernels for "
+            f"{oldest // 10}.{oldest % 10} and newer. Install a torch built for an older CUDA, or set "
+            "compute.device=cpu."
+        )
 
 
 def _gpu_of_rank(local_rank: int, gpus: int) -> int:

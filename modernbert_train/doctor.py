@@ -14,7 +14,6 @@ import platform
 import re
 import resource
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import modernbert_train
 from modernbert_train.installed import commit, library_version
+from modernbert_train.ranks.gpus import count_gpus, driver_version, why_torch_sees_none
 
 GB = 1e9
 MIN_DISK_GB = 20  # the base model's newest three checkpoints take 6 GB, its shards more
@@ -118,27 +118,17 @@ def _memory() -> Iterator[Finding]:
 def _gpus() -> Iterator[Finding]:
     import torch
 
-    driver = gpu_driver()
-    built = (
-        f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built for the CPU alone"
-    )
+    driver = driver_version()
     if not torch.cuda.is_available():
-        if not driver:
-            yield Finding(f"GPU: none, {built}")
-        else:
-            remedy = "install a torch that this driver supports: see requirements/README.md"
-            yield Finding(f"GPU: driver {driver} is there but torch sees no device; {built}", remedy)
+        why = why_torch_sees_none(driver, str(torch.__version__), torch.version.cuda)
+        fit = "install a driver and a torch that fit each other: see requirements/README.md"
+        yield Finding(f"GPU: torch sees none. {why}", fit if driver or count_gpus() else None)
         return
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
         text = f"GPU {index}: {gpu.name}, {gpu.total_memory / GB:.0f} GB, capability {gpu.major}.{gpu.minor}"
         old = "bf16 needs capability 8.0: set compute.precision=fp32" if gpu.major < 8 else None
-        yield Finding(f"{text}, driver {driver or 'unknown'}, {built}", old)
-
-
-def gpu_driver() -> str:
-    """Version of the NVIDIA driver; empty if there is none."""
-    return _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0].strip()
+        yield Finding(f"{text}, driver {driver or 'unknown'}, built for CUDA {torch.version.cuda}", old)
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -230,12 +220,3 @@ def _read(path: str) -> str:
         return Path(path).read_text().strip()
     except OSError:
         return ""
-
-
-def _output(*command: str) -> str:
-    """What a program prints; empty if it is absent, fails or takes long."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

@@ -124,6 +124,7 @@ class ComputeConfig:
     What is left at auto, or None, is taken from what `tune` found on this device, if that fits; see docs/tune.md.
     """
 
+    # auto: a GPU if torch sees one, otherwise the CPU; refused on a machine that shows GPUs of which torch sees none
     device: Literal["auto", "cpu", "cuda"] = knob("auto", restart=True)
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast over fp32 weights, or fp32 without bf16
     # kernel; auto: as `tune` found, otherwise FlashAttention-3 where it is installed and the GPU is a Hopper, else the

@@ -20,6 +20,7 @@ from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.files import publish, write_whole
 from modernbert_train.finetune.result import RESULT
 from modernbert_train.finetune.task import run_name
+from modernbert_train.ranks.gpus import uses_gpu
 
 MODEL = "model"
 T = TypeVar("T")
@@ -59,17 +60,8 @@ def read_settings(
 
 
 def choose_device(asked: Literal["auto", "cpu", "cuda"]) -> str:
-    """cpu or cuda.
-
-    Raises:
-        ConfigError: a GPU was asked for and there is none.
-    """
-    import torch
-
-    there = torch.cuda.is_available()
-    if asked == "cuda" and not there:
-        raise ConfigError("device=cuda: torch sees no GPU here. Set device=auto or cpu, or run `doctor` to see why.")
-    return "cuda" if there and asked != "cpu" else "cpu"
+    """cpu or cuda; raises ConfigError if torch sees no GPU though one was asked for or is there."""
+    return "cuda" if uses_gpu(asked, "device") else "cpu"
 
 
 @contextmanager

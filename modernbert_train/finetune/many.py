@@ -35,7 +35,8 @@ from modernbert_train.finetune.task import (
     read_task,
     run_name,
 )
-from modernbert_train.ranks.processes import Job, count_gpus, environments, run_jobs
+from modernbert_train.ranks.gpus import count_gpus
+from modernbert_train.ranks.processes import Job, environments, run_jobs
 from modernbert_train.read_json import read_json
 from modernbert_train.report import write_table_page
 from modernbert_train.text import duration, plural

@@ -7,7 +7,6 @@ own signals.
 
 from __future__ import annotations
 
-import glob
 import os
 import signal
 import subprocess
@@ -36,14 +35,6 @@ class Job:
     name: str
     command: Sequence[str]
     log: Path
-
-
-def count_gpus() -> int:
-    """GPUs that the driver shows, without importing torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
-    return len(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def environments(places: int, environment: Mapping[str, str], gpus: int, cores: int) -> list[dict[str, str]]:

@@ -16,7 +16,6 @@ from modernbert_train.config.check import check
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
-from modernbert_train.doctor import gpu_driver
 from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.read_json import as_type
 from modernbert_train.run.run_folder import take_lock
@@ -168,7 +167,7 @@ def _look(config: RunConfig, phase: str, command: Commands) -> Mapping[str, Any]
     """What the device is and can do, found by a process of its own: this one must not take a part of a GPU's memory.
 
     Raises:
-        ConfigError: it cannot be used, or there is a GPU that torch does not see.
+        ConfigError: it cannot be used.
     """
     nothing: dict[str, Any] = {"on_gpu": False, "kernels": _KERNELS}
     case = Case(config, phase, nothing)
@@ -180,11 +179,6 @@ def _look(config: RunConfig, phase: str, command: Commands) -> Mapping[str, Any]
             raise ConfigError(f"tune: this device cannot be used: {failure.text}") from failure
         finally:
             process.close()
-    if config.compute.device == "auto" and not facts["on_gpu"] and (driver := gpu_driver()):
-        raise ConfigError(
-            f"tune: an NVIDIA driver {driver} is there, but torch sees no GPU: the driver may be too old for it. Run "
-            "`doctor`, see requirements/README.md; or set compute.device=cpu to tune for the CPU."
-        )
     return facts
 
 

@@ -110,6 +110,11 @@ static ncclResult_t meet(ncclComm_t *out, int n, const char *id, int rank) {
     return ncclSuccess;
   if (n > MOST_RANKS)
     against_rules(c, "the null NCCL knows at most %d ranks", MOST_RANKS);
+  char *unreachable = getenv("NULL_NCCL_UNREACHABLE"); /* the rank whose machine cannot be connected to */
+  if (unreachable && atoi(unreachable) == rank) {
+    snprintf(nccl_words, sizeof nccl_words, "socketPollConnect: connect to 10.1.0.7<43211> returned No route to host");
+    return ncclSystemError;
+  }
   Member *m = c->meeting->member;
   m[rank].device = c->device;
   m[rank].here = 1;
@@ -390,7 +395,10 @@ ncclResult_t ncclCommRegister(const ncclComm_t c, void *b, size_t n, void **h) {
 }
 ncclResult_t ncclCommDeregister(const ncclComm_t c, void *h) { return ncclSuccess; }
 const char *ncclGetErrorString(ncclResult_t r) {
-  return r == ncclSuccess ? "no error" : r == ncclInvalidUsage ? "invalid usage" : "remote process exited or there was a network error";
+  return r == ncclSuccess         ? "no error"
+         : r == ncclInvalidUsage ? "invalid usage"
+         : r == ncclSystemError  ? "unhandled system error (run with NCCL_DEBUG=INFO for details)"
+                                 : "remote process exited or there was a network error";
 }
 const char *ncclGetLastError(ncclComm_t c) { return nccl_words; }
 ncclResult_t ncclGroupStart(void) { return ncclSuccess; }

@@ -40,6 +40,7 @@ ON_EIGHT = {
     "hsdp eager base": (EAGER, *HSDP),
     "hsdp compiled tiny": (COMPILED, *HSDP),
 }
+SHORT = ("phases.short.tokens=1600", "phases.long=null")
 EIGHT_ROWS = ("phases.short.batch_rows=16", "phases.short.batch_warmup.start_rows=8", "phases.short.tokens=24000")
 MORE_ROWS = (*EIGHT_ROWS, "phases.short.batch_warmup.step_rows=8", "phases.long.batch_rows=8")
 
@@ -77,7 +78,7 @@ def test_two_ranks_on_one_gpu_are_refused_by_name(two: Machine) -> None:
 
 def test_each_rank_may_be_shown_one_gpu(two: Machine) -> None:
     """As Slurm does with --gpus-per-task=1: LOCAL_RANK counts, and the only GPU that a rank sees is number 0."""
-    words = ["train", *two.words("run", "phases.short.tokens=600", "phases.long=null")]
+    words = ["train", *two.words("run", *SHORT)]
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     common |= {"MASTER_PORT": str(29_500 + os.getpid() % 1000), "NULL_DEVICES": "2", "PYTHONPATH": str(ROOT)}
     common |= {"NULL_NCCL": str(two.folder / "nccl"), "NULL_DEVICE_FAULTS": str(two.folder / "faults")}
@@ -101,7 +102,7 @@ class TestBrokenRulesAreSeen:
         line = "    torch.cuda.set_device(device)"
         tree = planted_tree(tmp_path / "tree", "modernbert_train/compute.py", line, "    torch.cuda.device_count()")
         machine = Machine(tmp_path, data, gpus=2, root=tree)
-        machine.train(*machine.words("run", "phases.short.tokens=600", "phases.long=null"), "--ranks", "2", seconds=300)
+        machine.train(*machine.words("run", *SHORT), "--ranks", "2", seconds=300)
         assert any("GPU 0 of a process that has touched GPU 1" in fault or "touched GPU 0" in fault
                    for fault in machine.faults), machine.faults  # fmt: skip
 

@@ -38,7 +38,7 @@ from modernbert_train.errors import RunError
 from modernbert_train.plan.communication import transfers
 from modernbert_train.plan.memory import matrix_numbers, memory, summed_numbers
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.run.saver import Saver, Snapshot
+from modernbert_train.run.saver import Saved, Saver, Snapshot
 from modernbert_train.train import build, session
 from modernbert_train.train.composer_internals import PlannedTrainer
 from tests.conftest import TINY_YAML
@@ -160,6 +160,10 @@ def train_as(
             all_see(folder)  # rank 0 has removed its mark long ago
             return list(range(ranks))
 
+        def taken(self: Saver, snapshot: Snapshot, rank: Rank = rank) -> None:
+            rank.taken.append(snapshot)
+            self._saved = Saved(snapshot.step, 0, 0.0)
+
         def batch(self: Any, *args: Any, rank: Rank = rank) -> None:
             if not tracked or len(rank.steps) + 1 != LAST:
                 return train_batch(self, *args)
@@ -177,7 +181,7 @@ def train_as(
             calls,
             patch.object(build, "accumulation", lambda *given, watch=watch: [*accumulation(*given), watch]),
             patch.object(build, "ranks_that_see", seen_by_all),
-            patch.object(Saver, "_run", lambda self, snapshot, rank=rank: rank.taken.append(snapshot)),
+            patch.object(Saver, "_run", taken),
             patch.object(PlannedTrainer, "_train_batch", batch),
         ):
             session.train(read_run(words))

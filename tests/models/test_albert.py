@@ -152,8 +152,8 @@ def test_packed_rows_equal_transformers_sequence_by_sequence(sequences: Make, pa
 
     chunked, plain = mean_loss(model, batch), mean_loss(model, batch, figures=True)
     torch.testing.assert_close(all_logits(model, batch)[: batch.counts["mlm"]], logits, atol=1e-5, rtol=0)
-    torch.testing.assert_close(plain, loss, atol=1e-6, rtol=0)
-    torch.testing.assert_close(chunked, loss, atol=1e-6, rtol=0)
+    torch.testing.assert_close(plain, loss, atol=5e-6, rtol=0)
+    torch.testing.assert_close(chunked, loss, atol=5e-6, rtol=0)
     chunked.backward()
     loss.backward()
     ours = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -190,7 +190,7 @@ def test_pairs_equal_albert_for_pretraining(sequences: Make, pack: Make) -> None
     assert not torch.allclose(model.encode(batch.packed), hidden_TD, atol=1e-2), "segments do nothing"
 
     loss = F.cross_entropy(logits_MV, labels) + F.cross_entropy(pair_logits_P2, swapped)
-    torch.testing.assert_close(loss, out.loss, atol=1e-6, rtol=0)
+    torch.testing.assert_close(loss, out.loss, atol=5e-6, rtol=0)
     loss.backward()
     out.loss.backward()
     modules = {"": model, f"{PAIR_HEAD}.": pair_head}

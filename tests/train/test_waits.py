@@ -65,7 +65,7 @@ def test_a_step_waits_for_its_numbers_and_for_nothing_else(
         assert main(["train", *words]) == 0
     assert len(steps) > 3
     on_host_anyway = ("sdpa", "optimizer")  # the kernel of CPUs, and AdamW's step counts
-    expected = {"step_numbers": 1, "async_scalar": 1} if optimizer == "stable_adamw" else {"step_numbers": 1}
+    expected = {"group": 1, "async_scalar": 1} if optimizer == "stable_adamw" else {"group": 1}  # sums_over_ranks
     for step in steps[1:]:
         assert {name: count for name, count in step.items() if name not in on_host_anyway} == expected
 

@@ -55,7 +55,6 @@ class Fake:
 @pytest.fixture
 def fake(tmp_path: Path, tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> Fake:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(session, "gpu_driver", lambda: "")
     return Fake(tmp_path, [*tiny_run(), f"runs_folder={tmp_path}/runs"])
 
 
@@ -182,16 +181,6 @@ def test_two_tunes_at_once_are_refused(fake: Fake) -> None:
     folder = fake.tune(minutes=0)
     with session.take_lock(folder, "wait"), pytest.raises(ConfigError, match=r"in use by process \d+.*Two tunes"):
         fake.tune(minutes=0)
-
-
-def test_a_gpu_that_torch_does_not_see_is_no_reason_to_tune_the_cpu(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A driver that is too old: days later one would wonder why the GPUs are idle."""
-    monkeypatch.setattr(session, "gpu_driver", lambda: "470.1")
-    with pytest.raises(ConfigError, match=r"driver 470\.1 is there, but torch sees no GPU.*compute\.device=cpu"):
-        fake.tune("compute.device=auto")
-    fake.tune("compute.device=cpu", minutes=0)
 
 
 def test_what_cannot_be_tuned_is_refused(fake: Fake) -> None:

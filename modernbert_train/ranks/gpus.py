@@ -1,0 +1,83 @@
+"""The GPUs that a machine shows, and whether this process computes on one.
+
+Torch is imported only to ask it: the launcher counts without.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import subprocess
+
+from modernbert_train.errors import ConfigError
+
+# what a CUDA of each major version needs; NVIDIA, "CUDA Compatibility", table of minimum drivers
+OLDEST_DRIVERS = {"12": "525", "13": "580"}
+
+
+def count_gpus() -> int:
+    """GPUs that this process is shown: those of CUDA_VISIBLE_DEVICES if it is set, else those of the driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:  # Slurm writes NoDevFiles where a job has none
+        return len([name for name in visible.split(",") if re.fullmatch(r"\d+|(GPU|MIG)-.+", name.strip())])
+    files = glob.glob("/dev/nvidia[0-9]*")
+    return len(files) or output_of("nvidia-smi", "-L").count("GPU ")  # WSL has no such files
+
+
+def driver_version() -> str:
+    """Version of the NVIDIA driver; empty if there is none."""
+    return output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0].strip()
+
+
+def output_of(*command: str) -> str:
+    """What a program prints; empty if it is absent, fails or takes long."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def uses_gpu(asked: str, key: str) -> bool:
+    """Whether to compute on a GPU.
+
+    Args:
+        asked: auto, cpu or cuda.
+        key: that says so, for errors.
+
+    Raises:
+        ConfigError: a GPU was asked for and torch sees none; or it was left open, and torch sees none on a machine
+            that shows some: its user would wonder for days why it is slow.
+    """
+    import torch
+
+    if asked == "cpu":
+        return False
+    if torch.cuda.is_available():
+        return True
+    shown = count_gpus()
+    if asked == "auto" and not shown:
+        return False
+    this = f"this machine shows {shown} GPU{'s' if shown > 1 else ''}, but torch sees none" if shown else "no GPU here"
+    raise ConfigError(
+        f"{key}={asked}: {this}. {why_torch_sees_none(driver_version(), str(torch.__version__), torch.version.cuda)} "
+        f"Install a driver and a torch that fit each other (requirements/README.md), or set {key}=cpu if the CPU is "
+        "meant."
+    )
+
+
+def why_torch_sees_none(driver: str, torch_version: str, cuda: str | None) -> str:
+    """The versions, and what does not fit.
+
+    Args:
+        driver: its version; empty if nvidia-smi knows none.
+        torch_version: as torch tells it.
+        cuda: that torch is built for; None: for CPUs alone.
+    """
+    has = f"NVIDIA driver {driver}" if driver else "nvidia-smi finds no NVIDIA driver"
+    if cuda is None:
+        return f"{has}; torch {torch_version} is built for CPUs."
+    oldest = OLDEST_DRIVERS.get(cuda.split(".")[0])
+    needs = f", which needs driver {oldest} or newer" if oldest else ""
+    return f"{has}; torch {torch_version} is built for CUDA {cuda}{needs}."

@@ -1,0 +1,85 @@
+"""Whether a process computes on a GPU. If this breaks, a run trains for days on the CPU of a machine full of GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modernbert_train import compute
+from modernbert_train.errors import ConfigError
+from modernbert_train.ranks import gpus
+from modernbert_train.ranks.gpus import count_gpus, uses_gpu, why_torch_sees_none
+
+
+@pytest.fixture(autouse=True)
+def blind_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [("0,1", 2), ("GPU-8932f937-d72c, GPU-1f3", 2), ("MIG-GPU-1/0/1", 1), ("", 0), ("-1", 0), ("NoDevFiles", 0)],
+)
+def test_what_the_variable_shows_is_counted(monkeypatch: pytest.MonkeyPatch, visible: str, gpus: int) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_gpus() == gpus
+
+
+def test_what_the_driver_shows_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its files; under WSL, which has none, nvidia-smi."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus.glob, "glob", lambda pattern: {"/dev/nvidia[0-9]*": ["/dev/nvidia0"]}[pattern])
+    assert count_gpus() == 1
+    monkeypatch.setattr(gpus.glob, "glob", lambda pattern: [])
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA RTX 4090 (UUID: x)'\necho 'GPU 1: NVIDIA RTX 4090 (UUID: y)'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert count_gpus() == 2
+
+
+def test_gpus_that_torch_does_not_see_are_no_reason_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(gpus, "driver_version", lambda: "470.1")
+    expected = r"compute\.device=auto: this machine shows 2 GPUs, but torch sees none\. NVIDIA driver 470\.1; torch .*="
+    with pytest.raises(ConfigError, match=expected.removesuffix("=") + r"set compute\.device=cpu"):
+        uses_gpu("auto", "compute.device")
+    assert not uses_gpu("cpu", "compute.device"), "then it is meant"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not uses_gpu("auto", "compute.device"), "none is shown, on purpose"
+
+
+def test_a_gpu_asked_for_is_not_replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match=r"device=cuda: no GPU here\."):
+        uses_gpu("cuda", "device")
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "told"),
+    [
+        ("470.1", "13.0", "NVIDIA driver 470.1; torch 2.13.0 is built for CUDA 13.0, which needs driver 580 or newer."),
+        ("535.5", "12.9", "NVIDIA driver 535.5; torch 2.13.0 is built for CUDA 12.9, which needs driver 525 or newer."),
+        ("", None, "nvidia-smi finds no NVIDIA driver; torch 2.13.0 is built for CPUs."),
+    ],
+)
+def test_versions_are_told(driver: str, cuda: str | None, told: str) -> None:
+    assert why_torch_sees_none(driver, "2.13.0", cuda) == told
+
+
+def test_each_rank_has_a_gpu_of_its_own() -> None:
+    """Local rank 1 of a launcher that shows each rank one GPU computes on number 0."""
+    assert [compute._gpu_of_rank(rank, 2) for rank in (0, 1)] == [0, 1]
+    assert compute._gpu_of_rank(1, 1) == 0
+    with pytest.raises(ConfigError, match=r"LOCAL_RANK=2: this machine shows 2 GPUs, .*--ranks 2"):
+        compute._gpu_of_rank(2, 2)
+
+
+def test_a_gpu_too_old_for_this_torch_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    supported: Any = lambda: ["sm_75", "sm_80", "sm_90a", "compute_120"]  # noqa: E731
+    monkeypatch.setattr("torch.cuda.get_arch_list", supported)
+    compute._refuse_older("Tesla T4", (7, 5))
+    with pytest.raises(ConfigError, match=r"GTX 1080 has capability 6\.1, and torch .* 7\.5 and newer"):
+        compute._refuse_older("GTX 1080", (6, 1))
