@@ -125,7 +125,10 @@ class _Watch:
         if not _is_between_ranks(error):
             return None  # another network: a bucket, a logger
         if not _timed_out(error):
-            text = f"lost its connection to another rank, and all of them live: the network between them. {error}"
+            text = (
+                f"lost its connection to another rank, and all of them live: the network between them. {error} Of "
+                "NCCL, NCCL_DEBUG=INFO prints which address it took; NCCL_SOCKET_IFNAME names the network to take."
+            )
             return _entry(self._verdict(text), RunError.exit_code)
         verdict = self._heartbeat.behind()
         if verdict is None:

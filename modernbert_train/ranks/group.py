@@ -20,7 +20,7 @@ from torch import Tensor
 
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
 from modernbert_train.ranks.fail_together import failing_together, holds_store
-from modernbert_train.ranks.heartbeat import GRACE_SECONDS
+from modernbert_train.ranks.heartbeat import GRACE_SECONDS, passed
 from modernbert_train.ranks.rendezvous import wait_for_store
 
 T = TypeVar("T")
@@ -154,6 +154,7 @@ def on_rank_zero(do: Callable[[], T]) -> T:
         except RunError as error:
             answer = [error]
     if num_ranks() > 1:
+        passed("an answer of rank 0")
         dist.broadcast_object_list(answer, src=0)
     if isinstance(answer[0], RunError):
         raise answer[0]
@@ -181,6 +182,7 @@ def gather_from_all(value: T) -> list[T]:
     """The value of every rank, by rank, on every rank."""
     found: list[Any] = [value] * num_ranks()
     if num_ranks() > 1:
+        passed("an exchange of all ranks")
         dist.all_gather_object(found, value)
     return found
 
@@ -188,6 +190,7 @@ def gather_from_all(value: T) -> list[T]:
 def sum_over_ranks(values: Tensor) -> None:
     """Replace values by their sums over all ranks."""
     if num_ranks() > 1:
+        passed("a sum over all ranks")
         dist.all_reduce(values)
 
 
@@ -206,6 +209,7 @@ def sums_over_ranks(of_device: Sequence[Tensor], of_host: Sequence[float]) -> li
     torch.stack([*of_device], out=values[:split])
     values[split:].copy_(torch.tensor(of_host, dtype=values.dtype), non_blocking=True)
     if num_ranks() > 1:
+        passed("the sums of a step")
         dist.all_reduce(values)
     sums: list[float] = values.tolist()
     return sums
@@ -214,4 +218,5 @@ def sums_over_ranks(of_device: Sequence[Tensor], of_host: Sequence[float]) -> li
 def wait_for_all() -> None:
     """Until every rank has come here."""
     if num_ranks() > 1:
+        passed("a meeting of all ranks")
         dist.all_reduce(torch.zeros(1))  # over the CPU; a barrier would be one of the GPUs, behind all that they have

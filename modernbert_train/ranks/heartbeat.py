@@ -26,7 +26,11 @@ _place = (0, "the start")  # replaced as a whole, by the training thread alone
 
 
 def passed(place: str) -> None:
-    """Note that this rank has come to a place; all ranks come by the same places in the same order."""
+    """Note that this rank has come to a place: all ranks come by the same places in the same order.
+
+    The places are the events of a step, and each call in which the host waits for the other ranks: with NCCL it stays
+    there without an error, and a rank that does not come has passed fewer.
+    """
     global _place
     _place = (_place[0] + 1, place)
 

@@ -131,14 +131,15 @@ class Launch:
             time.sleep(0.2)
 
 
-def planted_tree(to: Path, file: str, line: str, instead: str) -> Path:
-    """A copy of the product with one line replaced, which stands there once."""
+def planted_tree(to: Path, *changes: tuple[str, str, str]) -> Path:
+    """A copy of the product in which some lines (file, line that is there once, what replaces it) are others."""
     for folder in ("modernbert_train", "launch", "data_prep"):
         shutil.copytree(ROOT / folder, to / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    path = to / file
-    text = path.read_text(encoding="utf-8")
-    assert text.count(line) == 1, (file, line)
-    path.write_text(text.replace(line, instead), encoding="utf-8")
+    for file, line, instead in changes:
+        path = to / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(line) == 1, (file, line)
+        path.write_text(text.replace(line, instead), encoding="utf-8")
     return to
 
 
