@@ -158,10 +158,10 @@ def interrupted(out: Path, name: str) -> Numbers:
 def tuned(out: Path, name: str) -> Numbers:
     """The gain over today's settings; a candidate that computes something else is a mistake."""
     found = figures(out, name)
-    outcomes = [row["outcome"] for row in found["rows"]]
     rates = [row["tokens_per_second"] for row in found["rows"] if row["tokens_per_second"]]
     numbers = {GAIN: found["gain"]} | ({"best tokens/s": max(rates)} if rates else {})
-    bad = [f"{row['settings']} {row['outcome']}" for row in found["rows"] if row["outcome"] in ("wrong", "failed")]
+    bad = [row for row in found["rows"] if row["outcome"] in ("wrong", "failed")]
     if bad:
-        raise Wrong(f"{len(bad)} of {len(outcomes)} candidates: {'; '.join(bad)[:200]}", numbers)
+        first = f"{bad[0]['settings']} {bad[0]['outcome']}, {bad[0]['text']}"
+        raise Wrong(f"{len(bad)} of {len(found['rows'])} candidates: {first[:200]}", numbers)
     return numbers

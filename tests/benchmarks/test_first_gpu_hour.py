@@ -12,13 +12,16 @@ import pytest
 
 from benchmarks import first_gpu_hour as hour
 from benchmarks import hour_numbers as read
-from benchmarks.first_gpu_hour import FAILED, MARK, PARTS, PASSED, SKIPPED, STOPPED, Part, Place, Running, do, sizes
+from benchmarks.corpus import write_corpus
+from benchmarks.first_gpu_hour import FAILED, MARK, PASSED, SKIPPED, STOPPED, Running, do
 from benchmarks.hour_numbers import Wrong
+from benchmarks.hour_parts import PARTS, Part, Place, sizes
 from benchmarks.interrupted import environments
 from benchmarks.train_step import PRESETS
 from launch.run import make_parser
 from launch.topology import usable_gpus
 from modernbert_train.cli.arguments import read_run
+from modernbert_train.preflight import preflight
 
 ROOT = Path(__file__).resolve().parents[2]
 HANGS = '-c \'import subprocess; subprocess.Popen(["sleep", "600"], start_new_session=True).wait()\''
@@ -119,23 +122,39 @@ def test_ctrl_c_ends_what_runs_and_keeps_what_is_known(tmp_path: Path, monkeypat
     assert "1 not yet, 1 passed" in (tmp_path / "summary.md").read_text()
 
 
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """Folders of an hour and of a rehearsal with the texts that their parts train on."""
+    found = {}
+    for tiny in (False, True):
+        found[tiny] = out = tmp_path_factory.mktemp("an hour ")
+        write_corpus(out / "work/quickstart", 8192, 30_000, 300, 4096)
+        (out / "work/quickstart/validation").symlink_to(out / "work/quickstart/train")
+        write_corpus(out / "work/drawn", 512 if tiny else 50_368, 30_000, 300, 4096)
+    return found
+
+
 @pytest.mark.parametrize("tiny", [False, True])
 @pytest.mark.parametrize("gpus", NODES, ids=len)
-def test_every_command_is_one_that_exists(gpus: tuple[str, ...], tiny: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part that ends with a usage error tells nothing, and the node is paid for all the same."""
+def test_every_command_is_one_that_exists(
+    gpus: tuple[str, ...], tiny: bool, texts: dict[bool, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that is refused tells nothing, and the node is paid for all the same."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("modernbert_train.preflight.missing_packages", lambda config: iter(()))  # Triton, for flex
     assert len({part.name for part in PARTS}) == len(PARTS)
     for part in PARTS:
         if part.least > len(gpus):
             continue
-        place = Place(Path("/tmp/an hour"), gpus, tiny=tiny)
+        place = Place(texts[tiny], gpus, tiny=tiny)
         words = shlex.split(part.command.format(**sizes(part, place)))
         assert (ROOT / words[0]).is_file() or words[0] == "-m"
         if "launch/run.py" in words:
             options = make_parser().parse_intermixed_args(words[words.index("launch/run.py") + 1 :])
             config = read_run(options.run)
             assert options.ranks == len(place.of(part)) == usable_gpus(config.phases, options.ranks)
-            assert config.folder == f"/tmp/an hour/work/runs/{part.name}"
+            assert config.folder == f"{texts[tiny]}/work/runs/{part.name}"
+            preflight(config, options.ranks)
         if words[1] == "benchmarks.train_step" and not tiny:
             assert words[words.index("--only") + 1] in PRESETS["gpu"]
         if words[1] == "benchmarks.tuned":
@@ -182,13 +201,13 @@ def test_what_ended_with_0_and_is_wrong_fails(tmp_path: Path) -> None:
     (tmp_path / "parts/doctor.log").write_text("\n".join(lines).replace("ok    optim", "warn  optim"))
     with pytest.raises(Wrong, match=r"not usable: optim\.fused"):
         read.doctor(tmp_path, "doctor")
-    row = {"settings": "compute.compile=true", "tokens_per_second": 5.0}
+    row = {"settings": "compute.compile=true", "text": "loss 9.3, not 9.2", "tokens_per_second": 5.0}
     report: dict[str, Any] = {"gain": 1.5, "rows": [row | {"outcome": "taken"}, row | {"outcome": "left out"}]}
     (tmp_path / "parts/tuned.figures.json").write_text(json.dumps(report))
     assert read.tuned(tmp_path, "tuned") == {read.GAIN: 1.5, "best tokens/s": 5.0}
     report["rows"].append(row | {"outcome": "wrong"})
     (tmp_path / "parts/tuned.figures.json").write_text(json.dumps(report))
-    with pytest.raises(Wrong, match=r"compute\.compile=true wrong"):
+    with pytest.raises(Wrong, match=r"1 of 3 candidates: compute\.compile=true wrong, loss 9\.3"):
         read.tuned(tmp_path, "tuned")
 
 
