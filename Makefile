@@ -4,10 +4,10 @@ CUDA_VENV ?= .venv-cuda
 PYTHON_IN_VENV := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart format lint test test-quick test-pythons test-wheel test-gpu test-cuda drill coverage docs clean
+.PHONY: help venv quickstart format lint test test-quick test-pythons test-wheel test-gpu test-cuda first-gpu-hour drill coverage docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: ## the Python environment: made, mended or updated; nothing if it is current
 	@sh requirements/install.sh $(VENV)
@@ -44,6 +44,9 @@ test-cuda: ## what can be proven of the CUDA build of torch without a GPU; makes
 
 test-gpu: venv ## the tests that need a GPU, on this machine's; minutes
 	$(PYTHON_IN_VENV) -m pytest -m gpu tests/gpu --durations=15
+
+first-gpu-hour: venv ## an hour on 1, 2, 4 or 8 GPUs: whether all of it works there, and how fast; into ./first-gpu-hour; it resumes
+	$(PYTHON_IN_VENV) -m benchmarks.first_gpu_hour
 
 drill: venv ## runs killed, damaged and starved a thousand times, into ./drill; an hour; it resumes where it was stopped
 	OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m benchmarks.drill --out drill

@@ -2,10 +2,13 @@
 
 Lengths are log-normal, as those of web text are after filtering; ids are as frequent as words are (Zipf's law). The
 tokenizer knows one word for each id and is only there because a run asks for one.
+
+    python -m benchmarks.corpus FOLDER --tokens 40_000_000
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -108,3 +111,17 @@ def write_index_of(
     card = replace(cards[0], documents=shards * in_each, tokens=sum(of_each), index_sha256=file_sha256(train / INDEX))
     lengths_sha256, lengths_xxh3 = file_sha256(train / LENGTHS), file_xxh3(train / LENGTHS)
     write_card(train, replace(card, lengths_sha256=lengths_sha256, lengths_xxh3=lengths_xxh3))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="what it holds is removed")
+    parser.add_argument("--vocab-size", type=int, default=50_368)
+    parser.add_argument("--tokens", type=int, default=40_000_000)
+    options = parser.parse_args()
+    shutil.rmtree(options.folder, ignore_errors=True)
+    write_corpus(options.folder, options.vocab_size, options.tokens, median_tokens=300, longest=4096)
+
+
+if __name__ == "__main__":
+    main()

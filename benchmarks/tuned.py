@@ -40,7 +40,7 @@ def main() -> None:
         write_corpus(partial, case.model.vocab_size, min(40_000_000, 400 * case.batch_tokens), case.median_tokens,
                      4 * case.row_tokens)  # fmt: skip
         partial.rename(data)
-    device = torch.device("cuda" if options.preset == "gpu" else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = run_config(case, options.out, data, device, workers=1)
     # everything is left open but where it computes
     config = replace(config, compute=ComputeConfig(device=config.compute.device),

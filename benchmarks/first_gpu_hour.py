@@ -1,0 +1,324 @@
+"""Everything that a machine with GPUs can tell about this project within an hour, what matters most first.
+
+    make first-gpu-hour                                         # on 1, 2, 4 or 8 GPUs, into ./first-gpu-hour
+    python -m benchmarks.first_gpu_hour --only base large       # these again
+    python -m benchmarks.first_gpu_hour --rehearse              # all of it, tiny, in some minutes
+
+Each row of hour_parts.PARTS is a command with a limit and a process of its own; one that fails or takes too long stops
+nothing else. A part takes one GPU, another one, two, or all, and begins when they are free and nothing before it waits
+for them. The same command resumes: what has passed is not done again. OUT/summary.md is written anew after each part;
+it and OUT/parts are what to send home, OUT/work (text and runs) is not. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hour_numbers import Numbers, Wrong
+from benchmarks.hour_parts import PARTS, Part, Place, Range, sizes
+from benchmarks.interrupted import environments
+from modernbert_train.errors import ConfigError, StoppedEarly
+from modernbert_train.ranks.gpus import count_gpus, driver_version, output_of, why_torch_sees_none
+from modernbert_train.text import markdown_table
+
+ROOT = Path(__file__).resolve().parent.parent
+PASSED, FAILED, STOPPED, SKIPPED = "passed", "failed", "stopped at its limit", "skipped"
+MARK = "MODERNBERT_FIRST_GPU_HOUR"  # in the environment of all that a part starts, whoever its parent is by then
+
+
+class Running:
+    """A part that has begun."""
+
+    def __init__(self, part: Part, place: Place) -> None:
+        self.part, self.place = part, place
+        self.words = shlex.split(part.command.format(**sizes(part, place)))
+        self.log = place.out / "parts" / f"{part.name}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.run, ignore_errors=True)
+        self.mark = str(self.log)
+        print(f"== {part.name}: {part.what}; at most {part.minutes:g} minutes", flush=True)
+        settings = {
+            "CUDA_VISIBLE_DEVICES": ",".join(place.of(part)),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+            MARK: self.mark,
+        }
+        self.began = time.monotonic()
+        with self.log.open("w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *self.words],
+                cwd=ROOT,
+                env=os.environ | settings,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is this program's
+            )
+
+    @property
+    def run(self) -> Path:
+        """The folder of the run that it trains, if it trains one."""
+        return self.place.out / "work/runs" / self.part.name
+
+    def outcome(self) -> str | None:
+        """How it ended; None while it runs, and has time left."""
+        if (code := self.process.poll()) is not None:
+            return PASSED if code == 0 else FAILED
+        return STOPPED if time.monotonic() - self.began > 60 * self.part.minutes else None
+
+    def end(self) -> None:
+        """Kill all that it has started, wherever that is by now: the next part needs its GPUs."""
+        deadline = time.monotonic() + 30
+        while left := [pid for pid, environment in environments() if environment.get(MARK) == self.mark]:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:  # in the kernel, as a process whose GPU hangs
+                break
+            time.sleep(0.05)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
+
+    def record(self, outcome: str) -> dict[str, Any]:
+        """What the summary says of it."""
+        seconds = time.monotonic() - self.began
+        reason = ""
+        if outcome == FAILED:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            told = [line for line in lines if line.startswith(("error: ", "FAILED "))]
+            last = (told or [line for line in lines if line.strip()] or ["it printed nothing"])[-1]
+            reason = f"exit code {self.process.returncode}: {last.strip()[:300]}"
+        elif outcome == STOPPED:
+            reason = f"not done after {self.part.minutes:g} minutes"
+        numbers: Numbers = {}
+        try:
+            numbers = self.part.numbers(self.place.out, self.part.name)
+        except Wrong as error:
+            numbers = error.numbers
+            outcome, reason = (FAILED if outcome == PASSED else outcome), reason or str(error)
+        except Exception as error:  # what a failed command left may be anything
+            if outcome == PASSED:
+                outcome, reason = FAILED, f"what it left cannot be read: {type(error).__name__}: {error}"
+        shutil.rmtree(self.run / "checkpoints", ignore_errors=True)  # gigabytes each
+        return {
+            "name": self.part.name,
+            "outcome": outcome,
+            "reason": reason,
+            "seconds": round(seconds, 1),
+            "command": shlex.join(["python", *self.words]),
+            "numbers": numbers,
+        }
+
+
+def do(
+    parts: Sequence[Part], place: Place, about: str, done: dict[str, dict[str, Any]], only: Sequence[str] | None = None
+) -> None:
+    """Run what is not done, and write the summary after each part.
+
+    Args:
+        parts: in order of value.
+        place: where.
+        about: this machine and its versions.
+        done: records of parts that are not to be run again; the others are added.
+        only: names of the parts that may run; None: all.
+    """
+    for part in parts:
+        if len(place.gpus) < part.least:
+            few = f"{len(place.gpus)} GPU{'s' if len(place.gpus) > 1 else ''}"
+            reason = f"needs {part.least} GPUs, and there {'are' if len(place.gpus) > 1 else 'is'} {few}"
+            if part.least == 3 and len(place.gpus) == 2:
+                reason = "all GPUs are two here: see the parts two-..."
+            done[part.name] = {"name": part.name, "outcome": SKIPPED, "reason": reason, "numbers": {}}
+    waiting = [part for part in parts if part.name not in done and (only is None or part.name in only)]
+    running: list[Running] = []
+    try:
+        while waiting or running:
+            for each in running[:]:
+                if (outcome := each.outcome()) is not None:
+                    each.end()
+                    running.remove(each)
+                    record = done[each.part.name] = each.record(outcome) | {"about": about}
+                    file = each.log.with_suffix(".json")
+                    file.write_text(json.dumps(record, indent=1), encoding="utf-8")
+                    write_summary(parts, place, about, done)
+                    print(f"   {each.part.name}: {record['outcome']} {record['reason']}", flush=True)
+            taken = {gpu for each in running for gpu in place.of(each.part)}
+            for part in waiting[:]:
+                gpus = set(place.of(part))
+                if taken.isdisjoint(gpus):
+                    waiting.remove(part)
+                    running.append(Running(part, place))
+                taken |= gpus  # of one that waits, too: nothing after it takes them first
+            time.sleep(0.1)
+    finally:
+        for each in running:
+            each.end()
+        write_summary(parts, place, about, done)
+
+
+def write_summary(parts: Sequence[Part], place: Place, about: str, done: dict[str, dict[str, Any]]) -> None:
+    """OUT/summary.json and OUT/summary.md: every part, its numbers beside what is expected, and what to do."""
+    place.out.mkdir(parents=True, exist_ok=True)
+    whole = {
+        "about": about,
+        "parts": [done.get(part.name, {"name": part.name, "outcome": "not yet"}) for part in parts],
+    }
+    (place.out / "summary.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
+    (place.out / "summary.md").write_text(as_markdown(parts, about, done, place.tiny), encoding="utf-8")
+
+
+def as_markdown(parts: Sequence[Part], about: str, done: dict[str, dict[str, Any]], tiny: bool = False) -> str:
+    """The summary for a reader; of a rehearsal no number is held against what is expected."""
+    outcomes = [done.get(part.name, {}).get("outcome", "not yet") for part in parts]
+    counts = ", ".join(f"{outcomes.count(each)} {each}" for each in dict.fromkeys(outcomes))
+    table, numbers, advice = [], [], []
+    for part, outcome in zip(parts, outcomes, strict=True):
+        record = done.get(part.name, {})
+        minutes = f"{record['seconds'] / 60:.1f}" if "seconds" in record else ""
+        table.append((part.name, part.what, outcome, minutes, record.get("reason", "")))
+        unlike = []
+        for name, value in record.get("numbers", {}).items():
+            verdict = "" if tiny else _beside(value, part.expected.get(name, (None, None)))
+            numbers.append((part.name, name, _written(value), _expectation(part.expected.get(name)), verdict))
+            unlike += [f"{name} is {verdict}"] if verdict else []
+        if outcome in (FAILED, STOPPED) or unlike:
+            why = "; ".join(filter(None, (record.get("reason", ""), *unlike)))
+            advice.append(
+                f"- **{part.name}**: {why.rstrip('.')}. What to do: {part.otherwise}. Log: `parts/{part.name}.log`."
+            )
+    others = sorted({record["about"] for record in done.values() if record.get("about", about) != about})
+    return "\n".join(
+        (
+            f"# First GPU hour{', rehearsed' * tiny}: {counts}",
+            "",
+            about,
+            *(f"\nSome parts are from: {other}" for other in others),
+            "",
+            markdown_table(("part", "what", "outcome", "minutes", "reason"), table),
+            "",
+            "## Numbers",
+            "",
+            "Expected is what is predicted of an H100 with 80 GB. Rates are per GPU."
+            + " In a rehearsal everything is too small for them." * tiny,
+            "",
+            markdown_table(("part", "number", "seen", "expected", ""), numbers),
+            "",
+            "## What to do",
+            "",
+            *(advice or ["Nothing: all is as expected."]),
+            "",
+        )
+    )
+
+
+def _beside(value: float, expected: Range) -> str:
+    low, high = expected
+    if low is not None and value < low:
+        return "below"
+    return "above" if high is not None and value > high else ""
+
+
+def _written(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+
+
+def _expectation(expected: Range | None) -> str:
+    if expected is None or expected == (None, None):
+        return ""
+    low, high = expected
+    if low is None or high is None:
+        return f"at most {_written(high)}" if low is None else f"at least {_written(low)}"
+    return _written(low) if low == high else f"{_written(low)} to {_written(high)}"
+
+
+_LOOK = """
+import json, platform, torch
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({"names": [g.name for g in gpus], "gigabytes": min([g.total_memory / 1e9 for g in gpus], default=0),
+    "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}))
+"""
+
+
+def look() -> tuple[tuple[str, ...], float, str]:
+    """The GPUs as CUDA_VISIBLE_DEVICES names them, the gigabytes of the smallest, and what this machine is.
+
+    Another process asks torch: this one is to hold no memory of a GPU.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    done = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, cwd=ROOT)
+    if done.returncode != 0:
+        raise ConfigError(f"torch cannot be asked for GPUs: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+    seen = json.loads(done.stdout.splitlines()[-1])
+    if not seen["names"]:
+        why = why_torch_sees_none(driver_version(), seen["torch"], seen["cuda"])
+        raise ConfigError(f"the first GPU hour needs a GPU, and torch sees none ({count_gpus()} shown). {why}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = tuple(filter(None, visible.split(","))) or tuple(map(str, range(len(seen["names"]))))
+    commit = output_of("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD").strip() or "unknown"
+    names = ", ".join(f"{seen['names'].count(name)} x {name}" for name in dict.fromkeys(seen["names"]))
+    about = (
+        f"{names}, driver {driver_version() or 'unknown'}, CUDA {seen['cuda']}, torch {seen['torch']}, Python "
+        f"{seen['python']}, {os.cpu_count()} CPU cores, commit {commit}"
+    )
+    return gpus[: len(seen["names"])], seen["gigabytes"], about
+
+
+def records_of(parts: Sequence[Part], out: Path) -> dict[str, dict[str, Any]]:
+    """Those parts that have passed before."""
+    found = {}
+    for part in parts:
+        file = out / "parts" / f"{part.name}.json"
+        record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        if record.get("outcome") == PASSED:
+            found[part.name] = record
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts; 0 if none failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder for everything; default: first-gpu-hour")
+    names = [part.name for part in PARTS]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=f"of {', '.join(names)}; also again")
+    parser.add_argument("--again", action="store_true", help="what has passed, too")
+    parser.add_argument("--rehearse", action="store_true", help="everything tiny: whether the parts work, not how fast")
+    options = parser.parse_args(arguments)
+    try:
+        gpus, gigabytes, about = look()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    out = options.out or Path("first-gpu-hour-rehearsal" if options.rehearse else "first-gpu-hour")
+    place = Place(out.resolve(), gpus, gigabytes, options.rehearse)
+    done = records_of(PARTS, place.out)
+    for name in names:
+        if options.again or name in (options.only or ()):
+            done.pop(name, None)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        do(PARTS, place, about, done, options.only)
+    except KeyboardInterrupt:
+        print(f"\nstopped; the same command resumes. So far: {place.out / 'summary.md'}", file=sys.stderr)
+        return StoppedEarly.exit_code
+    print(f"\n{place.out / 'summary.md'}: {(place.out / 'summary.md').read_text(encoding='utf-8').splitlines()[0]}")
+    return 1 if any(record["outcome"] in (FAILED, STOPPED) for record in done.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""What the parts of benchmarks.first_gpu_hour left, as numbers.
+
+Each function takes the folder of all parts and the name of one, and raises Wrong where the numbers show a mistake that
+an exit code of 0 hides.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.interrupted import records
+
+Numbers = dict[str, float]
+
+APART, RATE, SHARE = "apart from one-varlen, %", "tokens/s", "of base-one's tokens/s, %"
+MEMORY, WAIT = "peak memory, GB", "data wait, %"
+PRODUCT, COPY, GLOBAL, LOCAL = (
+    "products, TFLOP/s",
+    "copy, TB/s",
+    "global attention, TFLOP/s",
+    "local attention, TFLOP/s",
+)
+KILLED, STOPPED_IN, BLOCKED = "kill -9 to the end, s", "SIGTERM to the end, s", "longest wait for a checkpoint, s"
+GAIN = "x today's settings"
+REFERENCE, COMPARED_STEPS, MOST_APART = "one-varlen", 20, 1.0
+NEEDED = (
+    "attention kernel varlen",
+    "attention kernel flex",
+    "compute.compile",
+    "optim.fused",
+    "distributed backend nccl",
+)
+
+
+class Wrong(Exception):
+    """What the numbers show; they come along."""
+
+    def __init__(self, text: str, numbers: Numbers) -> None:
+        super().__init__(text)
+        self.numbers = numbers
+
+
+def figures(out: Path, name: str) -> Any:
+    return json.loads((out / "parts" / f"{name}.figures.json").read_text(encoding="utf-8"))
+
+
+def log(out: Path, name: str) -> str:
+    return (out / "parts" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+
+def nothing(out: Path, name: str) -> Numbers:
+    return {}
+
+
+def doctor(out: Path, name: str) -> Numbers:
+    """Whether all that a run on GPUs takes is usable."""
+    lines = log(out, name).splitlines()
+    numbers = {"GPUs": float(sum(line.startswith("ok    GPU ") for line in lines))}
+    bad = [need for need in NEEDED if not any(line.startswith(f"ok    {need}") for line in lines)]
+    if bad:
+        raise Wrong(f"not usable: {', '.join(bad)}", numbers)
+    return numbers
+
+
+def losses(out: Path, name: str) -> Numbers:
+    """Of a run on the same batches as the reference, with the same masks: they may differ by rounding."""
+    mine, theirs = (
+        [entry["loss"] for entry in records(out / "work/runs" / each, "step")] for each in (name, REFERENCE)
+    )
+    numbers = {"first loss": mine[0], "last loss": median(mine[-5:])}
+    if name == REFERENCE or not _passed(out, REFERENCE):
+        return numbers
+    pairs = list(zip(mine, theirs, strict=False))[:COMPARED_STEPS]
+    apart = [100 * abs(one - other) / max(abs(other), 1e-6) for one, other in pairs]
+    numbers[APART] = max(apart)
+    if len(mine) != len(theirs):
+        raise Wrong(f"{len(mine)} steps, and {len(theirs)} of {REFERENCE}: not the same batches", numbers)
+    if not max(apart) <= MOST_APART:
+        step = apart.index(max(apart))
+        raise Wrong(f"loss {mine[step]:.4f} at step {step + 1}, and {theirs[step]:.4f} of {REFERENCE}", numbers)
+    return numbers
+
+
+def _passed(out: Path, name: str) -> bool:
+    file = out / "parts" / f"{name}.json"
+    return file.exists() and json.loads(file.read_text(encoding="utf-8"))["outcome"] == "passed"
+
+
+def kernels(out: Path, name: str) -> Numbers:
+    """The four rates that `plan` assumes; attention is `varlen`, forward and backward, of all kinds of documents."""
+    found = figures(out, name)
+    numbers = {PRODUCT: found["flops_per_second"] / 1e12, COPY: found["bytes_per_second"] / 1e12}
+    for kind, label in (("global", GLOBAL), ("local", LOCAL)):
+        lines = [
+            line
+            for line in found["lines"]
+            if line["part"] == "attention" and "error" not in line and line["case"] == "varlen"
+            and line["stage"] != "prepare" and line["group"].startswith(f"attention, {kind}, 12 heads")
+        ]  # fmt: skip
+        if not lines:
+            raise Wrong(f"no figures of varlen in {kind} layers", numbers)
+        computed = sum(line["flops_per_second"] * line["ms"] for line in lines)
+        numbers[label] = computed / sum(line["ms"] for line in lines) / 1e12
+    return numbers
+
+
+def tests(out: Path, name: str) -> Numbers:
+    """pytest's last line."""
+    counts = {word: float(count) for count, word in re.findall(r"(\d+) (passed|failed|skipped|error)", log(out, name))}
+    return {"failed": 0.0} | counts
+
+
+def step(out: Path, name: str) -> Numbers:
+    """Of the bare loop, and of the same steps through `train`."""
+    lines = {line["contender"]: line for line in figures(out, name)["lines"]}
+    numbers = {RATE: lines["ours"]["tokens_per_second"], MEMORY: lines["ours"]["peak_bytes"] / 1e9}
+    numbers["tokens/s through train"] = lines["ours, through train"]["tokens_per_second"]
+    return numbers
+
+
+def speed_of_run(out: Path, name: str) -> Numbers:
+    """Of a run's later half, for one GPU."""
+
+    def rate(of: str) -> float | None:
+        steps = records(out / "work/runs" / of, "step")
+        ranks = _ranks(out, of)
+        return median(entry["tokens_per_second"] for entry in steps[len(steps) // 2 :]) / ranks if steps else None
+
+    mine, one = rate(name), rate("base-one")
+    if mine is None:
+        return {}
+    steps = records(out / "work/runs" / name, "step")
+    numbers = {RATE: mine, MEMORY: max(entry["peak_memory_bytes"] for entry in steps) / 1e9}
+    numbers[WAIT] = 100 * median(entry["data_wait_share"] for entry in steps[len(steps) // 2 :])
+    numbers["MFU, %"] = 100 * median(entry.get("mfu", 0.0) for entry in steps[len(steps) // 2 :])
+    if name == "base" and one is not None:
+        numbers[SHARE] = 100 * mine / one
+    return numbers
+
+
+def _ranks(out: Path, name: str) -> int:
+    found = re.search(r"^  on +(\d+) x ", log(out, name), re.MULTILINE)  # of the lines that a start prints
+    return int(found[1]) if found else 1
+
+
+def interrupted(out: Path, name: str) -> Numbers:
+    found = figures(out, name)
+    numbers = {KILLED: found["killed_seconds"], STOPPED_IN: found["stopped_seconds"], BLOCKED: found["blocked_seconds"]}
+    if found["wrong"]:
+        raise Wrong("; ".join(found["wrong"]), numbers)
+    return numbers
+
+
+def tuned(out: Path, name: str) -> Numbers:
+    """The gain over today's settings; a candidate that computes something else is a mistake."""
+    found = figures(out, name)
+    rates = [row["tokens_per_second"] for row in found["rows"] if row["tokens_per_second"]]
+    numbers = {GAIN: found["gain"]} | ({"best tokens/s": max(rates)} if rates else {})
+    bad = [row for row in found["rows"] if row["outcome"] in ("wrong", "failed")]
+    if bad:
+        first = f"{bad[0]['settings']} {bad[0]['outcome']}, {bad[0]['text']}"
+        raise Wrong(f"{len(bad)} of {len(found['rows'])} candidates: {first[:200]}", numbers)
+    return numbers

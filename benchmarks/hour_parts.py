@@ -1,0 +1,226 @@
+"""The parts of the first GPU hour, in order of value, and how large each is.
+
+Limits are about twice what is expected. What is expected is predicted of an H100 (benchmarks/roofline.py and the
+published runs), per GPU.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from benchmarks import hour_numbers as read
+from benchmarks.hour_numbers import Numbers
+
+Range = tuple[float | None, float | None]
+Gpus = Literal["one", "other", "two", "all"]
+NOTHING: dict[str, Range] = {}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A row of the table.
+
+    Attributes:
+        name: of the part, its files, and the run that it trains.
+        what: it tells, in some words.
+        gpus: that it takes: the first; the second, or the first where there is no other; the first two; all.
+        minutes: it is stopped after these.
+        command: of python; names in braces are those of `sizes`.
+        numbers: reads them from what the command left; raises Wrong where they show a mistake.
+        expected: number -> lowest and highest, on an H100.
+        otherwise: what to do if it does not pass, or a number is not as expected.
+        least: GPUs that it needs.
+    """
+
+    name: str
+    what: str
+    gpus: Gpus
+    minutes: float
+    command: str
+    numbers: Callable[[Path, str], Numbers] = read.nothing
+    expected: dict[str, Range] = field(default_factory=dict)
+    otherwise: str = "read the log"
+    least: int = 1
+
+
+def _start(name: str, gpus: Gpus, words: str, least: int = 1) -> Part:
+    """The quickstart's model through the launcher: the same batches and masks on any number of GPUs."""
+    settings = words.replace("compute.", "").replace("distributed.", "")
+    return Part(
+        name,
+        f"the quickstart on {gpus} GPU{'s' * (gpus != 'one')}: {settings}",
+        gpus,
+        5,
+        f"launch/run.py yamls/quickstart.yaml {{quick}} {words}",
+        read.losses,
+        {read.APART: (0, 1), "first loss": (9.1, 9.3), "last loss": (None, 6.5)},
+        "send the log; of losses that are apart work/runs/*/metrics.jsonl, too",
+        least,
+    )
+
+
+def _recipe(name: str, what: str, gpus: Gpus, words: str, rate: Range, gigabytes: Range, **more: Any) -> Part:
+    """Steps of a recipe of the paper, on drawn text."""
+    expected = {read.RATE: rate, read.SHARE: (97, None), read.MEMORY: gigabytes, read.WAIT: (None, 1)}
+    return Part(name, what, gpus, 6, f"launch/run.py {words}", read.speed_of_run, expected, **more)
+
+
+EAGER = "compute.compile=false optim.fused=false"
+FAST = "compute.compile=true optim.fused=true"
+FSDP2 = "distributed.strategy=fsdp2"
+LOOK_FOR_BREAKS = "run it again with TORCH_LOGS=graph_breaks,recompiles and look for a graph that breaks"
+LOOK_FOR_WAITS = (
+    "look at the data wait; train with `profile: {}` and look whether all-reduces lie under the last backward"
+)
+LOOK_AT_CANDIDATES = "a candidate that is wrong or failed has its log in work/tuned/*/tuned/*/logs: send it"
+PARTS = (
+    Part("doctor", "what is usable here", "all", 3, "-m modernbert_train doctor", read.doctor, NOTHING,
+         "each line that is not ok names the remedy; a driver from 580 on is needed for CUDA 13"),
+    Part("text", "the quickstart's text, from Python's own source", "all", 3,
+         "data_prep/prepare.py yamls/data/quickstart.yaml out={work}/quickstart"),
+    Part("drawn-text", "drawn documents, for the recipes", "all", 4, "-m benchmarks.corpus {work}/drawn {drawn}"),
+    _start("one-varlen", "one", f"compute.attention=varlen {EAGER}"),
+    _start("one-flex", "one", f"compute.attention=flex {EAGER}"),
+    _start("one-compiled", "one", FAST),
+    _start("two-ddp", "two", EAGER, 2),
+    _start("two-fsdp2", "two", f"{FSDP2} {EAGER}", 2),
+    _start("two-compiled", "two", FAST, 2),
+    _start("two-fsdp2-compiled", "two", f"{FSDP2} {FAST}", 2),
+    _start("all-ddp", "all", EAGER, 3),
+    _start("all-fsdp2", "all", f"{FSDP2} {EAGER}", 3),
+    _start("all-compiled", "all", FAST, 3),
+    _start("all-fsdp2-compiled", "all", f"{FSDP2} {FAST}", 3),
+    Part("kernels", "what each kernel reaches", "one", 5, "-m benchmarks.kernels {kernels} --json {figures}",
+         read.kernels,
+         {read.PRODUCT: (540, 650), read.COPY: (2.6, 2.9), read.GLOBAL: (180, 255), read.LOCAL: (60, 100)},
+         "these four replace the shares at the head of modernbert_train/plan/speed.py: send them first"),
+    Part("parity", "numbers against the plain form: `make test-gpu`", "other", 12, "-m pytest {parity} -q -rfE",
+         read.tests, {"failed": (0, 0)}, "do not train with what a failing test names; send its whole output"),
+    Part("memory", "the memory that `plan` says", "other", 5, "-m pytest {memory} -q -rfE", read.tests,
+         {"failed": (0, 0)}, "plan's figures of memory are wrong here: send the output"),
+    Part("step-compiled", "whole steps of base, compiled", "one", 6, "-m benchmarks.train_step {step} --json {figures}",
+         read.step, {read.RATE: (300_000, 375_000), read.MEMORY: (55, 65)}, f"below 200,000: {LOOK_FOR_BREAKS}"),
+    Part("step-eager", "the same, eager", "one", 5, "-m benchmarks.train_step {step} --compile off --json {figures}",
+         read.step, {read.RATE: (165_000, 205_000), read.MEMORY: (64, 75)},
+         "compiled wins less than 1.3 times: some kernel is not what plan takes it for, see the part kernels"),
+    _recipe("base-one", "recipe base, compiled, on one GPU", "one", f"{{base}} {FAST}", (300_000, 375_000), (55, 65),
+            otherwise=f"slower than step-compiled: {LOOK_FOR_WAITS}"),
+    _recipe("base", "recipe base, compiled", "all", f"{{base}} {FAST}", (290_000, 375_000), (55, 66), least=2,
+            otherwise=LOOK_FOR_WAITS),
+    _recipe("base-eager", "recipe base, eager", "all", f"{{base}} {EAGER}", (160_000, 205_000), (64, 76), least=2,
+            otherwise=LOOK_FOR_WAITS),
+    _recipe("base-fsdp2", "recipe base, compiled, fsdp2", "all", f"{{base}} {FAST} {FSDP2}", (280_000, 375_000),
+            (53, 65), least=2, otherwise=LOOK_FOR_WAITS),
+    _recipe("large", "recipe large, compiled", "all", f"{{large}} {FAST}", (135_000, 162_000), (70, 79),
+            otherwise="above 80 GB or out of memory: torch._dynamo.config.optimize_ddp is on, or a graph breaks"),
+    Part("killed", "kill -9 of a rank, resume, SIGTERM, resume", "all", 8,
+         "-m benchmarks.interrupted --after {after} --json {figures} {work}/runs/killed "
+         f"launch/run.py {{base}} {FAST} checkpoint.interval_steps=3 checkpoint.keep=2", read.interrupted,
+         {read.KILLED: (0, 30), read.STOPPED_IN: (0, 30), read.BLOCKED: (0, 0.1)},
+         "see the table of exit codes in docs/faults.md; send the log"),
+    Part("tuned-1024", "what each switch wins, rows of 1,024", "one", 13,
+         "-m benchmarks.tuned {tuned} --json {figures}", read.tuned, {read.GAIN: (1, None)}, LOOK_AT_CANDIDATES),
+    Part("tuned-8192", "the same, rows of 8,192", "other", 13,
+         "-m benchmarks.tuned {tuned} --json {figures}", read.tuned, {read.GAIN: (1, None)}, LOOK_AT_CANDIDATES),
+)  # fmt: skip
+
+
+class Place(NamedTuple):
+    """Where a part runs, and how large.
+
+    Attributes:
+        out: folder of all parts.
+        gpus: as CUDA_VISIBLE_DEVICES names them.
+        gigabytes: of the smallest.
+        tiny: a rehearsal.
+    """
+
+    out: Path
+    gpus: tuple[str, ...]
+    gigabytes: float = 80.0
+    tiny: bool = False
+
+    def of(self, part: Part) -> tuple[str, ...]:
+        """The GPUs of a part."""
+        return {
+            "one": self.gpus[:1],
+            "other": self.gpus[1:2] or self.gpus,
+            "two": self.gpus[:2],
+            "all": self.gpus,
+        }[part.gpus]
+
+
+def sizes(part: Part, place: Place) -> dict[str, str]:
+    """What the names in a part's command mean."""
+    ranks = len(place.of(part))
+    halvings = 0
+    while place.gigabytes * 2**halvings < 79 and halvings < 3:
+        halvings += 1
+    work = shlex.quote(str(place.out / "work"))
+    run = f"runs_folder={work}/runs name={part.name} --ranks {ranks} logging.progress_bar=false"
+    quickstart = f"data.train={work}/quickstart/train data.validation={work}/quickstart/validation"
+    quick = (
+        f"{run} {quickstart} data.tokenizer={work}/quickstart/tokenizer phases.stable.batch_warmup=null "
+        "phases.stable.batch_rows=32 distributed.timeout_seconds=120"
+    )
+    quick += (
+        " phases.context=null phases.decay=null phases.stable.tokens=100_000 data.validation=null"
+        if place.tiny
+        else " phases.context.batch_rows=16 phases.decay.batch_rows=16"
+    )
+
+    def recipe(size: str, rows: int, microbatch: int, steps: int) -> str:
+        rows *= ranks
+        tokens = steps * rows * 1024
+        words = (
+            f"yamls/recipes/modernbert-{size}/1-stable.yaml {run} data.train={work}/drawn/train "
+            f"data.tokenizer={work}/drawn/tokenizer data.validation=null eval.interval_tokens=null "
+            f"phases.stable.batch_warmup=null phases.stable.batch_rows={rows} phases.stable.tokens={tokens} "
+            f"phases.stable.microbatch_tokens={microbatch} phases.stable.schedule.warmup_tokens=0 optim.lr=1e-4"
+        )
+        if size == "large":
+            words += " weights.grow_from=null phases.lower=null"
+        if place.tiny:
+            words += (
+                " model.hidden_size=128 model.num_heads=2 model.intermediate_size=192 model.num_layers=4 "
+                "model.vocab_size=512 data.num_workers=1"
+            )
+        return words
+
+    to = f"--out {work}/tuned/{part.name}"
+    tests = "-p no:cacheprovider -m gpu tests/gpu"
+    common = {
+        "work": work,
+        "figures": shlex.quote(str(place.out / f"parts/{part.name}.figures.json")),
+        "quick": quick,
+    }
+    if place.tiny:
+        return common | {
+            "base": recipe("base", 4, 2048, 12),
+            "large": recipe("large", 4, 2048, 12),
+            "drawn": "--vocab-size 512 --tokens 200_000",
+            "kernels": "--preset cpu --only attention optimizer",
+            "parity": f"{tests}/test_step.py -k waits",
+            "memory": f"{tests}/test_memory.py -k eager",
+            "step": "--preset cpu --rounds 1 --steps 2 --no-reference",
+            "tuned": f"small-1024 --preset cpu --minutes 0.2 {to}",
+            "after": "2",
+        }
+    # most of the tests' time is compilation, and a GPU holds several of them; those of memory are alone
+    side_by_side = "-n 5 --dist loadfile" if find_spec("xdist") else "--durations=15"
+    return common | {
+        "base": recipe("base", 576, 98_304 >> halvings, 30),
+        "large": recipe("large", 616, 57_344 >> halvings, 15),
+        "drawn": "--vocab-size 50_368 --tokens 40_000_000",
+        "kernels": "--preset gpu",
+        "memory": f"{tests}/test_memory.py",
+        "parity": f"{tests} tests/optim/test_fused.py --ignore=tests/gpu/test_memory.py {side_by_side}",
+        "step": f"--preset gpu --only base-1024 --no-reference --microbatch-tokens {98_304 >> halvings}",
+        "tuned": f"base-{part.name.split('-')[-1]} --preset gpu --minutes 10 {to}",
+        "after": "6",
+    }
