@@ -26,7 +26,7 @@ from modernbert_train.run.manifest import CONFIG_YAML, STATE, read_manifest
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.saved_state import read_state
 from modernbert_train.run.trained_phases import refuse_average, refuse_changes
-from modernbert_train.weights.formats.config_json import CONFIG_JSON
+from modernbert_train.weights.hub import is_cached
 from modernbert_train.weights.named_source import check_named, check_vocabulary, tokenizer_named
 
 Look = Callable[[], object]
@@ -149,9 +149,7 @@ def not_looked_at(config: RunConfig) -> list[str]:
 def _of_weights(key: str, name: str) -> str:
     if Path(name).exists():
         return f"{key}={name}: whether the weights are whole, and fit"
-    from huggingface_hub import try_to_load_from_cache
-
-    if isinstance(try_to_load_from_cache(name, CONFIG_JSON), str):
+    if is_cached(name):
         return f"{key}={name}: a model of the hub that is in this machine's cache; whether it is whole, and fits"
     return (
         f"{key}={name}: a model of the hub that is not in this machine's cache; whether the hub gives it, and it fits"
