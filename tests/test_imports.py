@@ -21,7 +21,7 @@ PACKAGES = ("modernbert_train", "data_prep", "launch")
 PROJECT: dict[str, tuple[str, ...]] = {
     # the ground floor: what everybody may stand on
     "modernbert_train.redact": (),
-    "modernbert_train.errors": ("redact",),
+    "modernbert_train.errors": ("redact", "text"),
     "modernbert_train.files": (),
     "modernbert_train.text": (),
     "modernbert_train.read_json": (),
@@ -67,7 +67,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "clock", "compute", "config", "data", "errors", "files", "models", "own_files", "plan", "provenance", "ranks",
         "read_json", "read_once", "redact", "tensor_files", "text", "training_loss",
     ),
-    "modernbert_train.copies": ("config", "errors", "files", "ranks.orphans", "run.manifest"),
+    "modernbert_train.copies": ("config", "errors", "files", "ranks.orphans", "read_json", "run.manifest"),
     "modernbert_train.checkpoint_tools": (
         "clock", "config", "copies", "errors", "optim.schedules", "own_files", "provenance", "run", "tensor_files",
         "text",
