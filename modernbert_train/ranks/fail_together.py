@@ -62,7 +62,7 @@ def failing_together(timeout_seconds: float = 300.0, store: Any = None) -> Itera
     except StoppedEarly:
         in_order = True
         raise
-    except BaseException as error:
+    except BaseException as error:  # raised again
         tell_others(error)
         raise
     finally:
