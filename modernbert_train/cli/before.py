@@ -90,7 +90,7 @@ def _check(options: argparse.Namespace) -> None:
     with with_later_mistakes(options.ranks):
         config = read_run(options.run)
     from modernbert_train.config.describe import describe
-    from modernbert_train.data.check import describe_streams, few_predictions, without_words
+    from modernbert_train.data.check import describe_streams, few_predictions, unread_rows, without_words
     from modernbert_train.data.facts import read_facts
     from modernbert_train.plan.picture import picture_text
 
@@ -98,6 +98,8 @@ def _check(options: argparse.Namespace) -> None:
     facts = read_facts(config)
     print(describe(config))
     if (warning := few_predictions(config, facts)) is not None:
+        print(f"warning: {warning}")
+    if (warning := unread_rows(config, facts)) is not None:
         print(f"warning: {warning}")
     if (warning := without_words(config)) is not None:
         print(f"warning: {warning}")
