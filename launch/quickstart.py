@@ -95,6 +95,7 @@ def _summary(config: RunConfig, model: str, seconds: float) -> str:
     entries, _ = read_lines(folder / "metrics.jsonl")
     steps = [entry for entry in entries if entry.get("kind") == "step"]
     validation = [entry for entry in entries if entry.get("kind") == "validation"][-1]
+    gain = validation["unigram_loss"] - validation["loss"]
     last_loss = statistics.mean(step["loss"] for step in steps[-20:])
     rows = [
         ("tokens trained on", f"{steps[-1]['tokens']:,} in {steps[-1]['step']} steps"),
@@ -103,7 +104,7 @@ def _summary(config: RunConfig, model: str, seconds: float) -> str:
             f"{steps[0]['loss']:.2f} -> {last_loss:.2f} (30 % masked)",
         ),
         ("held-out loss", f"{validation['loss']:.2f}, unigram {validation['unigram_loss']:.2f} (15 % masked, nats)"),
-        ("better by", f"{validation['unigram_loss'] - validation['loss']:.2f} nats"),
+        ("better by" if gain >= 0 else "worse by", f"{abs(gain):.2f} nats"),
         ("held-out accuracy", f"{validation['accuracy']:.1%}, unigram {validation['unigram_accuracy']:.1%}"),
         ("speed", f"{statistics.median(step['tokens_per_second'] for step in steps):,.0f} tokens/s"),
         ("this call took", f"{seconds / 60:.1f} minutes"),

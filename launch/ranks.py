@@ -16,20 +16,24 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from launch.rendezvous import rendezvous
+from launch.rendezvous import LINGER_SECONDS, rendezvous
 from launch.topology import Topology
 from modernbert_train.errors import HangError, RunError, StoppedEarly
 from modernbert_train.ranks import scratch
+from modernbert_train.ranks.heartbeat import is_running
 from modernbert_train.ranks.launched import BEATS_FOLDER
 from modernbert_train.ranks.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
+from modernbert_train.read_json import read_json
 
 FROZEN_MARGIN_SECONDS = 5.0  # the ranks find a frozen one themselves, if others are left; only then the launcher does
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)  # before Python could take the signal over
@@ -196,7 +200,8 @@ class FrozenRanks:
     """Kills this machine's ranks that give no sign of life; the agent then ends the others.
 
     A frozen process obeys no other signal, and its launcher would wait for it for ever if it is alone on its machine.
-    If the launcher itself then waits for a machine that does not answer, it is ended too, after 15 seconds.
+    If the launcher itself then waits for a machine that does not answer, it is ended too, after 15 seconds; and so it
+    is some seconds after its ranks have all ended with an error, which it then cannot hand on by itself.
 
     Args:
         folder: of the files that the ranks touch; each is named by its rank and holds its process id.
@@ -220,16 +225,25 @@ class FrozenRanks:
         self._thread.join()
 
     def _watch(self) -> None:
+        ended: float | None = None  # when all ranks were first seen to have ended, one of them having told an error
         while not self._over.wait(1.0):
+            pids = {int(path.name): int(path.read_text(encoding="utf-8") or 0) for path in self._folder.iterdir()}
+            running = {rank for rank, pid in pids.items() if is_running(pid)}
+            told = [] if running or not pids else self._told()
+            ended = (ended or time.monotonic()) if told else None
+            if ended is not None and time.monotonic() - ended > STUCK_SECONDS + LINGER_SECONDS:
+                first = min(told, key=lambda each: each["timestamp"])
+                print(f"error: {first['message']}", file=sys.stderr, flush=True)
+                os._exit(first["code"])
             for path in self._folder.iterdir():
-                touched, now = path.stat().st_mtime_ns, time.monotonic()
+                rank, touched, now = int(path.name), path.stat().st_mtime_ns, time.monotonic()
                 if self._seen.get(path, (0, 0.0))[0] != touched:
                     self._seen[path] = (touched, now)
-                elif now - self._seen[path][1] > self._seconds and int(path.name) not in self.killed:
-                    pid = int(path.read_text(encoding="utf-8"))
-                    if pid in rank_processes():
-                        self.killed.add(int(path.name))
-                        os.kill(pid, signal.SIGKILL)
+                elif now - self._seen[path][1] < self._seconds or rank not in running - self.killed:
+                    continue
+                elif pids[rank] in rank_processes():
+                    self.killed.add(rank)
+                    os.kill(pids[rank], signal.SIGKILL)
             if self.killed and self._over.wait(STUCK_SECONDS):
                 return
             if self.killed:
@@ -238,3 +252,11 @@ class FrozenRanks:
                 ranks = ", ".join(map(str, sorted(self.killed)))
                 print(f"error: rank {ranks} on {socket.gethostname()} {NO_SIGN_OF_LIFE}", file=sys.stderr, flush=True)
                 os._exit(HangError.exit_code)
+
+    def _told(self) -> list[dict[str, Any]]:
+        """The errors that this machine's ranks have ended with; see fail_together.py."""
+        found = []
+        for path in self._folder.parent.rglob("error.json"):
+            with suppress(OSError, ValueError):  # being written
+                found.append(read_json(path))
+        return [each for each in found if isinstance(each, dict) and {"message", "code", "timestamp"} <= each.keys()]

@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     except RunError as error:
         print(error if isinstance(error, StoppedEarly) else f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except Exception:
+    except Exception:  # a bug, told as one
         traceback.print_exc()
         print("error: this is a bug. Report it with the lines above.", file=sys.stderr)
         return RunError.exit_code

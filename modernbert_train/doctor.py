@@ -70,7 +70,7 @@ def examine(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """Run one group; what breaks it is its last finding."""
     try:
         yield from look()  # what came before the failure is kept
-    except Exception as error:
+    except Exception as error:  # of an environment that is broken in a way nobody knows; the others are still told
         name = look.__name__.strip("_").replace("_", " ")
         remedy = REINSTALL if isinstance(error, ImportError) else "none needed if training works; else tell us"
         yield Finding(f"{name}: could not be looked up ({type(error).__name__})", remedy)

@@ -6,15 +6,17 @@ finished run and 64 wrong arguments; docs/faults.md has the whole table.
 """
 
 from modernbert_train.redact import redact
+from modernbert_train.text import printable
 
 
 class RunError(Exception):
-    """Base of the errors that end a run with a message instead of a traceback; no secret stands in the message."""
+    """Base of the errors that end a run with a message instead of a traceback; no secret is in it, and no
+    control character: what strangers named is quoted, and a terminal would obey it."""
 
     exit_code = 70
 
     def __str__(self) -> str:
-        return redact(super().__str__())
+        return printable(redact(super().__str__()))
 
 
 class ConfigError(RunError):

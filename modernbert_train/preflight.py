@@ -10,6 +10,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from modernbert_train.config.check import check
 from modernbert_train.config.load import WrongKeys, load_run
@@ -18,17 +19,22 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.copies.store import problem_of
 from modernbert_train.data.check import check_data
 from modernbert_train.data.labelled import describe_labelled
+from modernbert_train.data.remote import is_remote
+from modernbert_train.data.shard_sizes import all_folders, check_shard_sizes
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.run.manifest import CONFIG_YAML, STATE, read_manifest
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.saved_state import read_state
 from modernbert_train.run.trained_phases import refuse_average, refuse_changes
+from modernbert_train.weights.hub import is_cached
 from modernbert_train.weights.named_source import check_named, check_vocabulary, tokenizer_named
 
 Look = Callable[[], object]
 
 
-def preflight(config: RunConfig, num_ranks: int = 1, *, fresh: bool = False, folder: bool = True) -> None:
+def preflight(
+    config: RunConfig, num_ranks: int = 1, *, fresh: bool = False, folder: bool = True, shards: bool = False
+) -> None:
     """Look for everything that would end this run before it begins.
 
     Args:
@@ -37,6 +43,7 @@ def preflight(config: RunConfig, num_ranks: int = 1, *, fresh: bool = False, fol
         fresh: what the run's folder holds would be put aside.
         folder: also look at the run's folder, its first weights and labelled texts, which only the first machine need
             see.
+        shards: also look at each file of the local shards, which a start of a large run has no time for.
 
     Raises:
         RunError: a line, or a few, for each mistake; of several the exit code is that of the configuration before that
@@ -45,6 +52,8 @@ def preflight(config: RunConfig, num_ranks: int = 1, *, fresh: bool = False, fol
     mistakes = [*_mistakes(_of_itself(config, num_ranks))]
     if folder and not any(isinstance(mistake, ConfigError) for mistake in mistakes):
         mistakes += _mistakes(_of_its_folder(config, fresh))
+    if shards and not mistakes:
+        check_shard_sizes(config)
     if len(mistakes) == 1:
         raise mistakes[0]
     for kind in (ConfigError, DataError, StorageError, RunError):
@@ -107,15 +116,44 @@ def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
         yield lambda: describe_labelled(config)
     run = RunFolder(config)
     if fresh or not run.has_checkpoints():
-        start = () if config.start is None else (config.start.checkpoint,)
-        for name in (config.weights.init_from, config.weights.grow_from, *start):
-            if name is not None:
-                yield lambda name=name: check_named(name, config.runs_folder)  # type: ignore[misc]
+        for _, name in _first_weights(config):
+            yield lambda name=name: check_named(name, config.runs_folder)  # type: ignore[misc]
         yield lambda: _check_vocabulary(config)
     yield run.check_writable
     if not fresh:
         yield run.compare
         yield lambda: _check_trained(run)
+
+
+def _first_weights(config: RunConfig) -> list[tuple[str, str]]:
+    """Keys and names of what a run that has no checkpoint yet begins with."""
+    start = None if config.start is None else config.start.checkpoint
+    named = {"weights.init_from": config.weights.init_from, "weights.grow_from": config.weights.grow_from}
+    return [(key, name) for key, name in {**named, "start.checkpoint": start}.items() if name is not None]
+
+
+def not_looked_at(config: RunConfig) -> list[str]:
+    """What `preflight` has left to training, a line each: it would take a network, a GPU, or reading it all."""
+    folders = all_folders(config)
+    local = [each.key for each in folders if not is_remote(each.shards)]
+    lines = [f"{each.key}={each.path}: shards in a store" for each in folders if is_remote(each.shards)]
+    if local:
+        lines.append(f"{', '.join(local)}: what is in the shards, whose hashes are compared as they are read")
+    if not RunFolder(config).has_checkpoints():
+        lines += [_of_weights(*named) for named in _first_weights(config)]
+    if config.checkpoint.copy_to is not None:
+        lines.append(f"checkpoint.copy_to={config.checkpoint.copy_to}: whether the store can be written")
+    return lines
+
+
+def _of_weights(key: str, name: str) -> str:
+    if Path(name).exists():
+        return f"{key}={name}: whether the weights are whole, and fit"
+    if is_cached(name):
+        return f"{key}={name}: a model of the hub that is in this machine's cache; whether it is whole, and fits"
+    return (
+        f"{key}={name}: a model of the hub that is not in this machine's cache; whether the hub gives it, and it fits"
+    )
 
 
 def _check_vocabulary(config: RunConfig) -> None:

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+
+# those of ASCII and Latin-1 but tab and newline, and those that turn the direction of text
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """What a stranger named, for a terminal: control characters, which it would obey, as they are written in Python."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def tokens_text(tokens: float, digits: int = 3) -> str:

@@ -201,6 +201,18 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == __version__
 
 
+def test_rows_of_the_embedding_that_nothing_reads_are_named(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A third of the parameters of a small model, trained towards nothing; the tokenizer has 512 entries."""
+    assert main(["check", *tiny_run("model.vocab_size=2048")]) == 0
+    said = capsys.readouterr().out
+    assert "warning: model.vocab_size=2,048: the tokenizer" in said and "75% of the embedding are never read" in said
+    assert "Set model.vocab_size=512" in said
+    assert main(["check", *tiny_run("model.vocab_size=576")]) == 0
+    assert "never read" not in capsys.readouterr().out
+
+
 def test_a_missing_file_ends_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "absent.yaml")]) == 78
     assert f"{tmp_path}/absent.yaml: no such file." in capsys.readouterr().err

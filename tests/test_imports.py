@@ -21,7 +21,7 @@ PACKAGES = ("modernbert_train", "data_prep", "launch")
 PROJECT: dict[str, tuple[str, ...]] = {
     # the ground floor: what everybody may stand on
     "modernbert_train.redact": (),
-    "modernbert_train.errors": ("redact",),
+    "modernbert_train.errors": ("redact", "text"),
     "modernbert_train.files": (),
     "modernbert_train.text": (),
     "modernbert_train.read_json": (),
@@ -46,7 +46,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     # rooms
     "modernbert_train.config": ("errors", "redact", "text"),
     "modernbert_train.clock": ("config",),
-    "modernbert_train.compute": ("config", "errors"),
+    "modernbert_train.compute": ("config", "errors", "ranks.gpus"),
     "modernbert_train.ranks": ("config", "errors", "files", "installed", "read_once", "text", "torch_internals"),
     "modernbert_train.data": (
         "batch", "clock", "config", "errors", "files", "import_stubs", "keyed_random", "own_files", "ranks.orphans",
@@ -67,7 +67,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "clock", "compute", "config", "data", "errors", "files", "models", "own_files", "plan", "provenance", "ranks",
         "read_json", "read_once", "redact", "tensor_files", "text", "training_loss",
     ),
-    "modernbert_train.copies": ("config", "errors", "files", "ranks.orphans", "run.manifest"),
+    "modernbert_train.copies": ("config", "errors", "files", "ranks.orphans", "read_json", "run.manifest"),
     "modernbert_train.checkpoint_tools": (
         "clock", "config", "copies", "errors", "optim.schedules", "own_files", "provenance", "run", "tensor_files",
         "text",
@@ -86,11 +86,12 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.downstream": (
         "cli.arguments", "cli.parser", "config", "data.conll", "data.labelled", "data.tables", "errors",
-        "evals.metrics", "files", "finetune", "keyed_random", "own_files", "ranks.stop_signals", "read_json",
-        "tensor_files", "text", "tokenizer_threads", "weights",
+        "evals.metrics", "files", "finetune", "keyed_random", "own_files", "ranks.gpus", "ranks.stop_signals",
+        "read_json", "tensor_files", "text", "tokenizer_threads", "weights",
     ),
     "modernbert_train.preflight": (
-        "config", "copies.store", "data.check", "data.labelled", "errors", "run", "weights.named_source",
+        "config", "copies.store", "data.check", "data.labelled", "data.remote", "data.shard_sizes", "errors", "run",
+        "weights.hub", "weights.named_source",
     ),
     "modernbert_train.train": (
         "batch", "clock", "compute", "config", "copies", "data", "effective", "errors", "evals", "import_hook",
@@ -111,7 +112,9 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "batch", "clock", "compute", "config", "data", "doctor", "errors", "files", "models", "objectives", "optim",
         "ranks.orphans", "read_json", "run.run_folder", "run.tuned", "text",
     ),
-    "modernbert_train.doctor": ("config", "errors", "import_hook", "import_stubs", "installed", "models", "trials"),
+    "modernbert_train.doctor": (
+        "config", "errors", "import_hook", "import_stubs", "installed", "models", "ranks.gpus", "trials",
+    ),
     "modernbert_train.cli": (
         "checkpoint_tools", "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals",
         "inspection", "finetune", "installed", "plan", "preflight", "report", "results", "run", "text", "train",
@@ -169,6 +172,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.plan": ("numpy",),
     "modernbert_train.ranks": (),
     "modernbert_train.report": ("numpy",),
+    "modernbert_train.ranks.gpus": ("torch",),
     "modernbert_train.ranks.group": ("torch",),
     "modernbert_train.ranks.fail_together": ("torch",),
     "modernbert_train.run": (),

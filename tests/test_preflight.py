@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from modernbert_train import preflight
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
 from modernbert_train.config.packages import missing_packages
@@ -255,3 +256,43 @@ def test_the_launcher_refuses_the_same_before_it_starts_ranks(
 
 def test_a_second_home_that_cannot_be(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert "checkpoint.copy_to=/mnt/other: not a URL" in refusal(tiny_run("checkpoint.copy_to=/mnt/other"), capsys)
+
+
+def test_check_sees_shards_that_are_missing_or_cut(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else "good" is said of a folder with every shard deleted, and the GPUs of the job find it out."""
+    folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "shards"))
+    shards = sorted(folder.glob("shard.*"))
+    shards[0].unlink()
+    shards[1].write_bytes(shards[1].read_bytes()[:-1])
+    assert main(["check", *tiny_run(f"data.train={folder}")]) == 65
+    said = capsys.readouterr().err
+    assert f"data.train={folder}: 2 shards are not what the index says: {shards[0].name} (No such file" in said
+    assert f"{shards[1].name} ({shards[1].stat().st_size:,} bytes, not {shards[1].stat().st_size + 1:,})" in said
+    for shard in shards[2:]:
+        shard.unlink()
+    assert main(["check", *tiny_run(f"data.validation={folder}")]) == 65
+    assert f"data.validation={folder}: {len(shards):,} shards" in capsys.readouterr().err
+
+
+def test_check_says_what_it_did_not_look_at(
+    tiny_run: TinyRun,
+    tiny_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its "good" is taken for a promise of weights that a compute node without a network will not get."""
+    assert main(["check", *tiny_run()]) == 0
+    said = capsys.readouterr().out.partition("\nnot looked at:\n")[2]
+    assert said == "  data.train, data.validation: what is in the shards, whose hashes are compared as they are read\n"
+    monkeypatch.setattr(preflight, "is_remote", lambda path: path == f"{tiny_data}/train")
+    words = ["weights.init_from=nobody/has-this", f"checkpoint.copy_to=file://{tmp_path}/second"]
+    assert main(["check", *tiny_run(*words)]) == 0
+    said = capsys.readouterr().out.partition("\nnot looked at:\n")[2]
+    assert [line.partition(":")[0].partition("=")[0].strip() for line in said.splitlines()] == [
+        *("data.train", "data.validation", "weights.init_from", "checkpoint.copy_to")
+    ]
+    assert f"data.train={tiny_data}/train: shards in a store\n" in said
+    assert "weights.init_from=nobody/has-this: a model of the hub that is not in this machine's cache" in said

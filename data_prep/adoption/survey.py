@@ -123,7 +123,7 @@ class Survey:
         for number in range(len(shard.offsets) - 1):
             try:
                 ids = as_line(ids_of(shard.sample(number)))
-            except Exception as error:
+            except Exception as error:  # the bytes may be anything, and numpy raises as many kinds
                 raise self._broken(entry, f"document {number} cannot be decoded ({error})") from None
             if ids.ndim != 1 or ids.dtype.kind not in "iu":
                 found = f"document {number} is {ids.dtype} of shape {ids.shape}, and no line of token ids"

@@ -120,5 +120,5 @@ def _serve(connection: Connection, parent: int) -> None:
             connection.send(None)
         except RunError as error:
             connection.send(error)
-        except Exception:
+        except Exception:  # a bug, told as one by the process that waits
             connection.send(RunError(f"task {rank} failed; this is a bug, please report it.\n{traceback.format_exc()}"))

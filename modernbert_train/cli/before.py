@@ -85,19 +85,21 @@ def check(parser: argparse.ArgumentParser) -> Call:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from modernbert_train.preflight import preflight, with_later_mistakes
+    from modernbert_train.preflight import not_looked_at, preflight, with_later_mistakes
 
     with with_later_mistakes(options.ranks):
         config = read_run(options.run)
     from modernbert_train.config.describe import describe
-    from modernbert_train.data.check import describe_streams, few_predictions, without_words
+    from modernbert_train.data.check import describe_streams, few_predictions, unread_rows, without_words
     from modernbert_train.data.facts import read_facts
     from modernbert_train.plan.picture import picture_text
 
-    preflight(config, options.ranks)
+    preflight(config, options.ranks, shards=True)
     facts = read_facts(config)
     print(describe(config))
     if (warning := few_predictions(config, facts)) is not None:
+        print(f"warning: {warning}")
+    if (warning := unread_rows(config, facts)) is not None:
         print(f"warning: {warning}")
     if (warning := without_words(config)) is not None:
         print(f"warning: {warning}")
@@ -110,6 +112,8 @@ def _check(options: argparse.Namespace) -> None:
 
         print(*describe_labelled(config), sep="\n")
     print(f"\n{picture_text(config)}")
+    if lines := not_looked_at(config):
+        print("\nnot looked at:", *lines, sep="\n  ")
 
 
 def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:

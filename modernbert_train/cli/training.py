@@ -11,7 +11,7 @@ from modernbert_train.cli.arguments import many_imports, read_run, with_run
 from modernbert_train.cli.parser import Call, positive
 from modernbert_train.config.check import check
 from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
-from modernbert_train.text import plural
+from modernbert_train.text import plural, printable
 
 
 def train(parser: argparse.ArgumentParser) -> Call:
@@ -96,15 +96,19 @@ def _report(options: argparse.Namespace) -> None:
             raise ConfigError(f"report {' '.join(options.run)}: several runs are compared by their folders alone.")
         from modernbert_train.report import write_comparison
 
-        print(write_comparison(folders, options.out or folders[0].parent / "comparison.html", newest_valid))
+        print(
+            printable(
+                str(write_comparison(folders, options.out or folders[0].parent / "comparison.html", newest_valid))
+            )
+        )
         return
     from modernbert_train.report import is_table, write_report, write_table_page
 
     if len(folders) == len(options.run) and is_table(folders[0]):
-        print(write_table_page(folders[0], options.out))
+        print(printable(str(write_table_page(folders[0], options.out))))
         return
     config = read_run(options.run)
-    print(write_report(Path(config.folder), options.out, newest_valid))
+    print(printable(str(write_report(Path(config.folder), options.out, newest_valid))))
 
 
 def newest_valid(run: Path) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from modernbert_train.config.knob import knob
-from modernbert_train.config.model import ModelConfig
+from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,18 +22,18 @@ class BertConfig(ModelConfig):
 
     name: str = "bert"
     # rows of the embedding, at least the tokenizer's entries; RoBERTa: 50,265
-    vocab_size: int = knob(30522, above=0)
-    hidden_size: int = knob(768, above=0)  # large: 1,024
-    num_layers: int = knob(12, above=0)  # large: 24
-    num_heads: int = knob(12, above=0)  # large: 16; heads are 64 wide in both
+    vocab_size: int = knob(30522, above=0, high=MOST_WIDTH)
+    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)  # large: 1,024
+    num_layers: int = knob(12, above=0, high=MOST_LAYERS)  # large: 24
+    num_heads: int = knob(12, above=0, high=MOST_WIDTH)  # large: 16; heads are 64 wide in both
     # width between the two matrices of the feed-forward; large: 4,096
-    intermediate_size: int = knob(3072, above=0)
+    intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)
     # tokens of the longest sequence, special ones included; each has a learned vector
-    max_positions: int = knob(512, above=0)
+    max_positions: int = knob(512, above=0, high=MOST_WIDTH)
     # token types: 2 for pairs of texts; RoBERTa: 1
-    segments: int = knob(2, above=0)
+    segments: int = knob(2, above=0, high=MOST_WIDTH)
     # rows of the position table before the first token's; RoBERTa: id of [PAD] + 1, which is 2
-    position_offset: int = knob(0, low=0)
+    position_offset: int = knob(0, low=0, high=MOST_WIDTH)
     activation: Literal["gelu", "gelu_tanh"] = "gelu"  # exact (erf), as in transformers; or Google's tanh formula
     norm_eps: float = knob(1e-12, above=0)  # RoBERTa: 1e-5
     # after the embeddings, the attention's projection and the feed-forward, in training only

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 
 from modernbert_train.config.evals import METRICS_OF
-from modernbert_train.config.knob import facts_of, knobs
+from modernbert_train.config.knob import facts_of, knobs, refuse_too_many
 from modernbert_train.config.launch import launch_mistakes
 from modernbert_train.config.objective import Order
 from modernbert_train.config.plugins import GPU_ONLY
@@ -57,6 +57,7 @@ def check(config: RunConfig, num_ranks: int = 1) -> None:
     Raises:
         ConfigError: one line for each broken rule.
     """
+    refuse_too_many(config)
     messages = [message for rule in RULES for message in rule(config, num_ranks)]
     if messages:
         raise ConfigError("\n".join(messages))
@@ -68,6 +69,7 @@ def check_model(model: ModelConfig) -> None:
     Raises:
         ConfigError: one line for each broken rule.
     """
+    refuse_too_many(model, ("model",))
     config = RunConfig(model=model)
     messages = [*_outside(model), *model_shape(config, 1)]
     if messages:

@@ -18,7 +18,10 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
+from modernbert_train.errors import ConfigError
+
 _KEY = "knob"
+MOST = 1 << 53  # of a whole number with no bound of its own: JSON, and the arithmetic of schedules, hold these exactly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,10 @@ class Knob:
         words = (("above", self.above), ("at least", self.low), ("at most", self.high), ("below", self.below))
         return " and ".join(f"{word} {bound:,}" for word, bound in words if bound is not None)
 
+    def too_many(self, value: Any) -> bool:
+        """Whether it is a count beyond any use: what is done so often, or made so large, would never end."""
+        return isinstance(value, int) and not isinstance(value, bool) and self.high is not None and value > self.high
+
     def mistakes(self, key: str, value: Any) -> Iterator[str]:
         """A message for the value, or for each of a list, that lies outside the bounds; None lies nowhere."""
         if isinstance(value, tuple | list):
@@ -58,6 +65,8 @@ class Knob:
                 yield from self.mistakes(f"{key}[{index}]", each)
         elif isinstance(value, int | float) and not self._holds(value):
             yield f"{key}={value}: must be {self.bounds()}{', ' if self.why else ''}{self.why}."
+        elif isinstance(value, int) and abs(value) > MOST and self.high is None and self.below is None:
+            yield f"{key}={value}: must be at most {MOST:,}, since larger numbers are not exact everywhere."
 
     def _holds(self, value: float) -> bool:
         return (
@@ -101,6 +110,26 @@ def knobs(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, K
             yield from knobs(value, here)
         else:
             yield ".".join(here), value, facts_of(field)
+
+
+def refuse_too_many(config: Any, path: tuple[str, ...] = ()) -> None:
+    """Refuse counts that no other rule, and nothing that loads the configuration, would come to an end with.
+
+    Args:
+        config: a run, or a section of one.
+        path: of keys to the section.
+
+    Raises:
+        ConfigError: one line for each.
+    """
+    found = [
+        message
+        for key, value, knob in knobs(config, path)
+        if knob.too_many(value)
+        for message in knob.mistakes(key, value)
+    ]
+    if found:
+        raise ConfigError("\n".join(found))
 
 
 def phased_keys(section: Any) -> list[str]:

@@ -16,10 +16,10 @@ from modernbert_train.config.knob import knob
 class LaunchConfig:
     """Machines of the run, and what a job file asks a scheduler for; see docs/clusters.md."""
 
-    nodes: int = knob(1, above=0)  # machines
+    nodes: int = knob(1, above=0, high=1 << 20)  # machines
     # processes on each; None: one per GPU, on one machine no more than can share every batch evenly; or one. A job file
     # needs the number
-    ranks_per_node: int | None = knob(None, above=0)
+    ranks_per_node: int | None = knob(None, above=0, high=1 << 10)
     rendezvous: str | None = None  # HOST:PORT of the first machine, where the others meet it
     rendezvous_seconds: float = knob(600.0, above=0)  # a machine that has not come for so long ends the start
     # so long before the time limit the run saves and ends; longer than a step and a save

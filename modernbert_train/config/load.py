@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from modernbert_train.config.interpolations import interpolation_mistake
-from modernbert_train.config.knob import facts_of, phased_keys
+from modernbert_train.config.knob import facts_of, phased_keys, refuse_too_many
 from modernbert_train.config.plugins import PLUGINS, REFUSED
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
 from modernbert_train.config.renamed import new_name, own_word
@@ -59,8 +59,13 @@ _NO_SECRETS = (
 
 
 def load_run(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
-    """Load a run's configuration. See `load_typed`; the rules of config/check.py are not applied here."""
-    return load_typed(RunConfig, files, overrides)
+    """Load a run's configuration. See `load_typed`; the rules of config/check.py are not applied here.
+
+    But a model that nothing could build is refused, since `eval`, `export` and others build it from a file alone.
+    """
+    config = load_typed(RunConfig, files, overrides)
+    refuse_too_many(config.model, ("model",))
+    return config
 
 
 def load_given(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> tuple[RunConfig, frozenset[str]]:

@@ -13,17 +13,21 @@ from omegaconf import MISSING
 
 from modernbert_train.config.knob import knob
 
+# Beyond every model there is; a number out of a stranger's file would build layers, or fill memory, without end.
+MOST_LAYERS = 1_000
+MOST_WIDTH = 1 << 24
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Keys that every encoder has."""
 
     name: str = MISSING
-    vocab_size: int = knob(above=0)
-    hidden_size: int = knob(above=0)
-    num_layers: int = knob(above=0)
-    num_heads: int = knob(above=0)
-    intermediate_size: int = knob(above=0)
+    vocab_size: int = knob(above=0, high=MOST_WIDTH)
+    hidden_size: int = knob(above=0, high=MOST_WIDTH)
+    num_layers: int = knob(above=0, high=MOST_LAYERS)
+    num_heads: int = knob(above=0, high=MOST_WIDTH)
+    intermediate_size: int = knob(above=0, high=MOST_WIDTH)
     norm_eps: float = knob(above=0)
     init_std: float = knob(above=0, training=True)
     init_cutoff: float = knob(above=0, training=True)
@@ -111,16 +115,16 @@ class ModernBertConfig(ModelConfig):
 
     name: str = "modernbert"
     # rows of the embedding, at least the tokenizer's entries; multiples of 64 are faster
-    vocab_size: int = knob(50368, above=0)
-    hidden_size: int = knob(768, above=0)
-    num_layers: int = knob(22, above=0)
-    num_heads: int = knob(12, above=0)
+    vocab_size: int = knob(50368, above=0, high=MOST_WIDTH)
+    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)
+    num_layers: int = knob(22, above=0, high=MOST_LAYERS)
+    num_heads: int = knob(12, above=0, high=MOST_WIDTH)
     # width after the gate; the GeGLU input projection is twice as wide
-    intermediate_size: int = knob(1152, above=0)
+    intermediate_size: int = knob(1152, above=0, high=MOST_WIDTH)
     # layers 0, n, 2n, ... attend globally, the others within local_attention
-    global_attn_every_n_layers: int = knob(3, above=0)
+    global_attn_every_n_layers: int = knob(3, above=0, high=MOST_WIDTH)
     # window of local layers in tokens, half on each side, both ends included
-    local_attention: int = knob(128, above=0)
+    local_attention: int = knob(128, above=0, high=MOST_WIDTH)
     # RoPE base of global layers; 160,000 for 8,192 tokens
     global_rope_theta: float = knob(10_000.0, above=0, phased=True)
     local_rope_theta: float = knob(10_000.0, above=0, phased=True)  # the same of local layers

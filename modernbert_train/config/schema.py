@@ -75,14 +75,20 @@ class DataConfig:
     validation: str | None = knob(None, restart=True, local=True)
     # folder that AutoTokenizer loads; its hash must be the one recorded beside the shards
     tokenizer: str = knob(restart=True, local=True)
-    packing_window: int = knob(128, above=0)  # chunks of text that wait for a row they fill well; more pack tighter
+    packing_window: int = knob(
+        128, above=0, high=1 << 20
+    )  # chunks of text that wait for a row they fill well; more pack tighter
     max_wait_rows: int = knob(
-        2048, above=0
+        2048, above=0, high=1 << 20
     )  # a chunk waits while at most so many rows, and packing_window more, are made
-    shuffle_block_shards: int = knob(16, above=0)  # documents are shuffled within blocks of this many shuffled shards
+    shuffle_block_shards: int = knob(
+        16, above=0, high=1 << 20
+    )  # documents are shuffled within blocks of this many shuffled shards
     # processes per rank that read and mask; 0 reads in the training process. None: as `tune` found, otherwise 1
-    num_workers: int | None = knob(None, low=0, restart=True)
-    prefetch_batches: int = knob(2, above=0, restart=True)  # batches each worker prepares ahead
+    num_workers: int | None = knob(
+        None, low=0, high=1 << 10, restart=True, why="since each is a process of this machine"
+    )
+    prefetch_batches: int = knob(2, above=0, high=1 << 16, restart=True)  # batches each worker prepares ahead
     # a batch that a worker does not deliver for so long ends the run
     worker_timeout_seconds: float = knob(300.0, above=0, restart=True)
     # local disk for copies of remote shards; None: ~/.cache/modernbert_train
@@ -140,7 +146,7 @@ class ComputeConfig:
     # torch.compile the layers; None: as `tune` found, otherwise not
     compile: bool | None = knob(None, restart=True)
     # threads of torch on a CPU; None: OMP_NUM_THREADS, or as `tune` found, otherwise as many as torch takes
-    threads: int | None = knob(None, above=0, restart=True)
+    threads: int | None = knob(None, above=0, high=1 << 12, restart=True, why="since no machine has more cores")
     # folder of what `tune` found; auto: RUNS_FOLDER/tuned; none: nothing that it found is used
     tuned: str = knob("auto", restart=True)
     activation_checkpointing: bool = knob(False, restart=True)  # recompute each layer in the backward pass
@@ -191,7 +197,9 @@ class MuonConfig(StableAdamWConfig):
     momentum: float = knob(0.95, low=0, below=1, why="usual is 0.95")
     nesterov: bool = True  # orthogonalise a mixture of gradient and momentum, not the momentum alone
     # towards the orthogonal matrix; each costs three matrix products
-    newton_schulz_iterations: int = knob(5, low=1, why="since without one nothing is orthogonalised; usual are 5")
+    newton_schulz_iterations: int = knob(
+        5, low=1, high=100, why="since without one nothing is orthogonalised; usual are 5"
+    )
     # size of an update: match_rms_adamw: RMS 0.2, about that of Adam's, so that its rates serve (arXiv 2502.16982);
     # original: sqrt(max(1, rows / columns)) times the orthogonal matrix, with rates of some 0.02
     scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
@@ -225,8 +233,8 @@ class ScheduleConfig:
 class BatchWarmupConfig:
     """Growth of the global batch: every size from start_rows to batch_rows, step_rows apart, for equally many steps."""
 
-    start_rows: int = knob(above=0)
-    step_rows: int = knob(above=0)
+    start_rows: int = knob(above=0, high=1 << 20)
+    step_rows: int = knob(above=0, high=1 << 20)
     tokens: int = knob(above=0)  # the full batch is reached when the phase has seen this many tokens
 
 
@@ -240,8 +248,8 @@ class PhaseConfig:
 
     tokens: int = knob(above=0)  # length of the phase, in tokens that are not padding
     # capacity of a packed row, which is also the longest sequence (the context length)
-    row_tokens: int = knob(low=8, why="for text between [CLS] and [SEP]")
-    batch_rows: int = knob(above=0)  # rows in one optimizer step over all ranks
+    row_tokens: int = knob(low=8, high=1 << 24, why="for text between [CLS] and [SEP]")
+    batch_rows: int = knob(above=0, high=1 << 20)  # rows in one optimizer step over all ranks
     # tokens, padding included, in one forward pass on one rank; None: as `tune` found, otherwise one row
     microbatch_tokens: int | None = knob(None, above=0, restart=True)
     lr_ratio: float = knob(1.0, above=0)  # peak rate of the phase over optim.lr
@@ -303,7 +311,7 @@ class EvalConfig:
     interval_tokens: int | None = knob(None, above=0)
     max_tokens: int | None = knob(200_000, above=0)  # tokens of data.validation used each time; None uses all of it
     # None: the row length of the phase being evaluated
-    row_tokens: int | None = knob(None, low=8, why="for text between [CLS] and [SEP]")
+    row_tokens: int | None = knob(None, low=8, high=1 << 24, why="for text between [CLS] and [SEP]")
     # texts of which each validation keeps what the model fills in, for the report; see docs/watching.md
     samples: int = knob(4, low=0, high=16, restart=True)
 
@@ -340,7 +348,7 @@ class StabilityConfig:
     non_finite: Literal["stop", "skip", "roll_back"] = "stop"  # the loss or a gradient is NaN or infinite
     spike: Literal["ignore", "stop", "skip", "roll_back"] = "ignore"  # the loss jumps; ignore only records it
     # batches of the phase that a loss is compared with; no spike is seen before
-    spike_window_batches: int = knob(128, low=8, why="since a spread of fewer losses means nothing")
+    spike_window_batches: int = knob(128, low=8, high=1 << 20, why="since a spread of fewer losses means nothing")
     # a spike is so many robust standard deviations above their median ...
     spike_deviations: float = knob(8.0, above=0)
     spike_min_rise: float = knob(0.5, above=0)  # ... and at least so many nats above it

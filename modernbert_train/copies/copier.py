@@ -26,9 +26,13 @@ from typing import Any
 from modernbert_train.copies.store import RECORD, Store
 from modernbert_train.errors import RunError, StorageError
 from modernbert_train.ranks.orphans import die_with
-from modernbert_train.run.manifest import MANIFEST, MOST_BYTES, Manifest, kept_steps, read_manifest
+from modernbert_train.read_json import as_type, parse_json
+from modernbert_train.run.manifest import MANIFEST, MOST_BYTES, FileHash, Manifest, kept_steps, read_manifest
 
-RECORDS = ("config.yaml", "data.json", "metrics.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl")
+RECORDS = (
+    "config.yaml", "data.json", "metrics.jsonl", "samples.jsonl", "starts.jsonl", "faults.jsonl", "evaluations.jsonl",
+)  # fmt: skip
+_HASHES_KEPT = 3  # of a record's file: that of now, and those before it, in case the copy of it breaks off
 STOOD_STILL = 76  # exit code: the store took nothing for too long, and cannot be interrupted
 _STEP = re.compile(r"step-(\d{8,})")
 _LOOK_SECONDS = 1.0
@@ -167,13 +171,20 @@ class Copier:
         return True
 
     def copy_records(self) -> None:
-        """Copy the run's small files, as they are now."""
-        for name in RECORDS:
-            try:
-                content = (self._folder / name).read_bytes()
-            except FileNotFoundError:
-                continue
+        """Copy the run's small files, as they are now, after their hashes: what breaks off leaves a file of before."""
+        contents = {name: path.read_bytes() for name in RECORDS if (path := self._folder / name).exists()}
+        before = record_hashes(self._store) or {}
+        hashes = {name: FileHash.of_bytes(content) for name, content in contents.items()}
+        known = {name: [each, *(old for old in before.get(name, []) if old != each)] for name, each in hashes.items()}
+        text = json.dumps({name: [asdict(each) for each in kept[:_HASHES_KEPT]] for name, kept in known.items()})
+        self._store.write(f"{RECORD}/{MANIFEST}", BytesIO(text.encode()))
+        for name, content in contents.items():
             self._store.write(f"{RECORD}/{name}", BytesIO(content))
+            if (found := self._store.digest(f"{RECORD}/{name}")) != hashes[name]:
+                raise StorageError(
+                    f"{self._store.url}/{RECORD}/{name}: the store gives back other bytes than it was given: {found}, "
+                    f"{hashes[name]} were written. It is copied again."
+                )
 
     def _prune(self) -> list[int]:
         """Remove what is kept for nothing, and what a copy left that broke off; returns the steps removed."""
@@ -228,6 +239,24 @@ def manifest_of(store: Store, name: str, folder: Path | None = None) -> Manifest
         except StorageError as error:
             raise StorageError(f"{store.url}/{name}: {error}") from None
     return manifest
+
+
+def record_hashes(store: Store) -> dict[str, list[FileHash]] | None:
+    """What each file of a run's record in a store may be: as it was copied last, or as it was before that.
+
+    None where they are not to be had: nothing is there, it was written by an earlier version, or is damaged.
+
+    Raises:
+        RunError: the store cannot be asked.
+    """
+    if not store.has(f"{RECORD}/{MANIFEST}"):
+        return None
+    try:
+        content = parse_json(store.read(f"{RECORD}/{MANIFEST}", MOST_BYTES))
+        found: dict[str, list[FileHash]] = as_type(dict[str, list[FileHash]], content, MANIFEST)
+        return found
+    except ValueError:
+        return None
 
 
 class _Movement:

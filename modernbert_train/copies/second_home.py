@@ -25,14 +25,16 @@ from modernbert_train.copies.copier import (
     Order,
     local_manifests,
     manifest_of,
+    record_hashes,
     start_of,
     step_name,
 )
 from modernbert_train.copies.store import RECORD, Store
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 from modernbert_train.files import append_line, free_bytes, publish, write_whole
+from modernbert_train.run.manifest import MANIFEST, FileHash
 
-COPIES = "copies.jsonl"
+COPIES, FAULTS = "copies.jsonl", "faults.jsonl"
 _PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # between two starts of a copier that died
 _BACK = ".partial-back-"
 
@@ -195,7 +197,7 @@ def bring_back(config: RunConfig, say: Callable[[str], None]) -> None:
         if newest is not None and step <= newest:
             return
         if _fetched(store, there[step], checkpoints, say):
-            _fetch_records(store, Path(config.folder))
+            _fetch_records(store, Path(config.folder), say)
             say(
                 f"{there[step]} brought back from {store.url}: "
                 + ("nothing is here" if newest is None else "it is newer")
@@ -284,9 +286,30 @@ def _fetched(store: Store, name: str, checkpoints: Path, say: Callable[[str], No
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _fetch_records(store: Store, folder: Path) -> None:
-    """The run's small files, where there are none here."""
-    for name in RECORDS:
-        if not (folder / name).exists() and store.has(f"{RECORD}/{name}"):
-            content = store.read(f"{RECORD}/{name}", 1 << 32)
-            write_whole(folder / name, content.decode("utf-8", "replace"))
+def _fetch_records(store: Store, folder: Path, say: Callable[[str], None]) -> None:
+    """The run's small files, where there are none here; what is damaged of them, and can be done without, is not.
+
+    Raises:
+        StorageError: the list of skipped updates is damaged, by which the run would continue otherwise than it did.
+    """
+    missing = [name for name in RECORDS if not (folder / name).exists()]
+    there = [name for name in missing if store.has(f"{RECORD}/{name}")]
+    if "metrics.jsonl" in missing and not there:
+        say(f"warning: {store.url}/{RECORD}: not there, so metrics.jsonl begins here, and reports with it")
+    known = record_hashes(store)
+    if there and known is None:
+        say(f"warning: {store.url}/{RECORD}/{MANIFEST}: missing or damaged, so the run's record there is not verified")
+    for name in there:
+        content = store.read(f"{RECORD}/{name}", 1 << 32)
+        where = f"{store.url}/{RECORD}/{name}"
+        if known is not None and FileHash.of_bytes(content) not in known.get(name, []):
+            if name == FAULTS:
+                raise StorageError(
+                    f"{where}: damaged. It lists the updates that the run has skipped, and without it the run would "
+                    "not continue as it did. Restore it from a copy; or remove it there, if the run has skipped none."
+                )
+            if not name.endswith(".jsonl"):
+                say(f"warning: {where}: damaged, and left out; the checkpoint has what training needs")
+                continue
+            say(f"warning: {where}: damaged; what can be read of its lines is taken")
+        write_whole(folder / name, content.decode("utf-8", "replace"))

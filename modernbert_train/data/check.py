@@ -16,6 +16,7 @@ from modernbert_train.text import table
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 FEW_PREDICTIONS = 1000  # held-out predictions below which a warning says how uncertain their mean loss is
+SPARE_ROWS, SPARE_SHARE = 256, 0.05  # more rows than that, and than that share of all, are no rounding and no reserve
 LOSS_DEVIATION = 3.0  # nats; of the loss of single predictions, whose mean is 2 to 7 nats in training
 
 
@@ -122,6 +123,18 @@ def few_predictions(config: RunConfig, facts: DataFacts) -> str | None:
         f"{cause} {tokens:,} tokens, of which about {predictions:,} are predicted: with so few the held-out loss has a "
         f"standard error of about {LOSS_DEVIATION / math.sqrt(predictions):.2g} nats, and smaller differences mean "
         f"nothing. {remedy}."
+    )
+
+
+def unread_rows(config: RunConfig, facts: DataFacts) -> str | None:
+    """A warning where the model has many more rows than the tokenizer has entries, which nothing reads or predicts."""
+    entries, size = facts.vocabulary.num_entries, config.model.vocab_size
+    if size - entries <= max(SPARE_ROWS, SPARE_SHARE * size):
+        return None
+    return (
+        f"model.vocab_size={size:,}: the tokenizer in {config.data.tokenizer} has {entries:,} entries, so "
+        f"{(size - entries) / size:.0%} of the embedding are never read, and every prediction chooses among them too. "
+        f"Set model.vocab_size={-(-entries // 64) * 64}, unless entries are to be added."
     )
 
 

@@ -85,7 +85,7 @@ class Downloader:
                 return target
             except RunError:
                 raise
-            except Exception as error:
+            except Exception as error:  # of whatever library reads this store; told if it comes again until time is up
                 self._raise_if_final(name, error)
                 if patience.over(ahead=pause):
                     raise StorageError(
@@ -124,7 +124,7 @@ class Downloader:
             downloader.download(f"{self.url}/{name}", str(target), self.timeout_seconds)
             idle.append(downloader)
             outcome.put(None)
-        except BaseException as error:
+        except BaseException as error:  # raised where it is waited for
             outcome.put(error)
 
     def _raise_if_final(self, name: str, error: Exception) -> None:

@@ -102,7 +102,7 @@ class TokenShards:
         at = document - int(self._first[number])
         try:
             tokens = shard.ids_of(shard.documents.sample(at))
-        except Exception as error:
+        except Exception as error:  # the bytes may be anything, and numpy raises as many kinds
             raise self._broken(number, f"document {at} cannot be decoded ({error})") from error
         if self._adopted:
             tokens = as_line(tokens)

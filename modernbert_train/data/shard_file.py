@@ -55,7 +55,7 @@ def fault_of(shard: Mapping[str, Any], data: bytes) -> str | None:
     for algorithm, expected in list(info["hashes"].items())[:1]:
         try:
             found = hash_of(algorithm, data)
-        except Exception as error:
+        except ValueError as error:
             return f"cannot be opened as index.json says ({error})"
         if found != expected:
             return f"is damaged: its {algorithm} is {found}, index.json says {expected}"
@@ -176,7 +176,7 @@ def id_column(shard: Mapping[str, Any], name: str, dtype: str | None) -> IdColum
     """As `IdColumn`, of an index that may say anything. Raises ValueError alone."""
     try:
         return IdColumn(shard, name, dtype)
-    except Exception as error:
+    except Exception as error:  # as above
         raise ValueError(f"cannot be opened as index.json says ({error})") from None
 
 

@@ -41,7 +41,7 @@ def deliveries(loader: DataLoader[Any], timeout_seconds: float) -> Iterator[Any]
     """
     try:
         batches: Any = iter(loader)
-    except Exception as error:
+    except Exception as error:  # torch raises a RuntimeError, or what the broken connection does; others go on
         if (gone := _GONE.search(_all_said(error))) is None:
             raise
         raise _lost(f"process {gone[1]}", gone[2]) from error
@@ -97,7 +97,7 @@ def _wait(batches: Any, number: int, timeout_seconds: float, watch: _Watch) -> A
                 item = next(batches, _END)
             watch.deadline = None
             return item
-        except Exception as error:
+        except Exception as error:  # likewise; what is of no dead or silent worker is raised again
             if watch.over:
                 raise _silent(batches, number, timeout_seconds) from error
             if isinstance(error, RunError) or str(error).startswith("Caught "):

@@ -143,13 +143,19 @@ def predict(
         Of each text its entities by place: start and end in letters, text, label, score.
 
     Raises:
-        ConfigError: a label names nothing.
+        ConfigError: a label names nothing, or is a setting.
     """
     folder = open_run(run, SETTINGS, "gliner")
     config = read_settings(GlinerConfig, gliner_problems, folder / SETTINGS)
     asked = list(labels) or json.loads((folder / RESULT).read_text(encoding="utf-8"))["labels"]
     if not all(label.strip() for label in asked):
         raise ConfigError("--labels: one names nothing. Write types of entities, such as: --labels person location")
+    if settings := [label for label in asked if "=" in label]:
+        raise ConfigError(
+            f"--labels {settings[0]}: no type of entities. `predict` takes --threshold SHARE, and no keys."
+        )
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ConfigError(f"--threshold {threshold}: a share from 0 to 1 is expected.")
     gliner = load(folder, choose_device(config.device))
     found: list[list[dict[str, Any]]] = gliner.inference(
         list(texts), asked, flat_ner=True, threshold=config.threshold if threshold is None else threshold

@@ -141,7 +141,7 @@ def _load(name: str, config: EvaluateConfig) -> SentenceTransformer:
     settings: dict[str, Any] = {"device": device, "local_files_only": True, "trust_remote_code": False}
     try:
         return SentenceTransformer(name, model_kwargs={"dtype": "float32"}, **settings)
-    except Exception as error:
+    except Exception as error:  # as in _build
         raise _unopened(Path(name), error) from None
 
 

@@ -86,6 +86,8 @@ def _recipe(parser: argparse.ArgumentParser, name: str) -> Call:
     if name == "gliner":
         words = "types to look for, of the training or any others; default: those of the training"
         step.add_argument("--labels", nargs="+", default=[], metavar="LABEL", help=words)
+        words = "a span that is likelier is an entity, from 0 to 1; default: that of the recipe"
+        step.add_argument("--threshold", type=float, metavar="SHARE", help=words)
     return partial(_recipe_call, name)
 
 
@@ -101,7 +103,7 @@ def _recipe_call(name: str, options: argparse.Namespace) -> None:
     elif options.step == "evaluate":
         recipe.evaluate(options.folder, options.run)
     else:
-        more = (options.labels,) if name == "gliner" else ()
+        more = (options.labels, options.threshold) if name == "gliner" else ()
         for found in recipe.predict(options.folder, options.texts, *more):
             print(json.dumps(found, ensure_ascii=False))
 

@@ -55,6 +55,8 @@ class Counts:
     empty: int = 0  # without a letter, left out
     unseen: int = 0  # with a class that training has not
     loose_tags: int = 0  # I-x and E-x that go on with no entity of type x, read as a beginning
+    in_train: int = 0  # of a split that is measured: texts that the training split has too
+    many_labels: int = 0  # with a text that stands elsewhere in the split with another label
     lost_words: int = 0  # tagged words cut off, or without a token of their own: neither learned nor measured
 
 
@@ -153,6 +155,7 @@ def _write(task: TaskConfig, asked: Mapping[str, Any], tokenizer: Path, max_toke
         for name, split in splits.items():
             counts[name], most = _write_split(split, name, labels, task, staging, max_tokens)
             longest = max(longest, most)
+        _count_repeats(splits, labels, task, counts)
         about = {
             "asked": asked,
             "labels": labels.names,
@@ -165,6 +168,23 @@ def _write(task: TaskConfig, asked: Mapping[str, Any], tokenizer: Path, max_toke
         publish(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _count_repeats(splits: Mapping[str, Split], labels: Labels, task: TaskConfig, counts: Mapping[str, Counts]) -> None:
+    """Count texts that are in training and measured too, and texts with several labels; spaces make no difference."""
+    keys = {
+        name: [tuple(" ".join(text.split()) for text in example.texts) for example in split.examples]
+        for name, split in splits.items()
+    }
+    known = set(keys[TRAIN])
+    for name, own in keys.items():
+        if name != TRAIN:
+            counts[name].in_train = sum(key in known for key in own)
+        if task.kind != "regression":  # where several people's scores of a text may differ
+            said: dict[tuple[str, ...], set[bytes]] = {}
+            for key, value in zip(own, labels.values[name], strict=True):
+                said.setdefault(key, set()).add(value.tobytes())
+            counts[name].many_labels = sum(len(said[key]) > 1 for key in own)
 
 
 def _write_split(
@@ -258,6 +278,8 @@ def warnings_of(prepared: Prepared, task: TaskConfig) -> Iterator[str]:
         "truncated": "longer than the context, cut at the end",
         "empty": "without a letter, left out",
         "unseen": "of classes that training has not, which cannot be predicted correctly",
+        "in_train": "that train has too, so figures tell what was learned by heart",
+        "many_labels": "of which the same text has another label elsewhere",
         "loose_tags": "tags I-x or E-x that continue no entity, read as its beginning",
         "lost_words": "tagged words cut off or without a token of their own, neither learned nor measured",
     }

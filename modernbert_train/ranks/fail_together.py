@@ -62,7 +62,7 @@ def failing_together(timeout_seconds: float = 300.0, store: Any = None) -> Itera
     except StoppedEarly:
         in_order = True
         raise
-    except BaseException as error:
+    except BaseException as error:  # raised again
         tell_others(error)
         raise
     finally:
@@ -75,12 +75,14 @@ class _Watch:
         self._rank, self._num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._store = store.clone()  # a connection of its own: collectives wait on the first one
         self._heartbeat = Heartbeat(self._store, self._rank, self._num_ranks, timeout_seconds)
+        self._timeout = timeout_seconds
+        self._answers = 0  # how often the store has answered
         self._parent = os.getppid()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
-        # a thread of its own: the other one may wait for the store, which torchrun's launcher takes along
-        threading.Thread(target=self._look_at_parent, daemon=True).start()
+        # a thread of its own: the other one may wait for the store, which can freeze with its process
+        threading.Thread(target=self._look_besides, daemon=True).start()
 
     def stop(self, *, in_order: bool) -> None:
         """End the watch; a rank that ends in order is not missed by those that take longer."""
@@ -98,11 +100,20 @@ class _Watch:
             if entry is not None:
                 entry = self._publish(entry)
                 _end(entry)
-            self.stop(in_order=False)
-            self._publish(self._entry_of(error))
+        except RuntimeError:
+            _end(self._without_store())
+        self.stop(in_order=False)
+        # not for ever: the store may be frozen, and this error is to be told all the same
+        telling = threading.Thread(target=self._tell, args=(self._entry_of(error),), daemon=True)
+        telling.start()
+        telling.join(2 * _HEARD_SECONDS)
+        if telling.is_alive():
+            print(f"warning: the other ranks could not be informed: {self._meets()} does not answer", file=sys.stderr)
+
+    def _tell(self, entry: dict[str, Any]) -> None:
+        try:
+            self._publish(entry)
         except RuntimeError as lost:
-            if _may_be_of_network(error):
-                _end(self._without_store())
             print(f"warning: the other ranks could not be informed: {lost}", file=sys.stderr)
 
     def _publish(self, entry: dict[str, Any]) -> dict[str, Any]:
@@ -135,18 +146,31 @@ class _Watch:
             verdict = self._verdict(f"a collective waited too long, and no rank is behind the others: {error}")
         return _entry(verdict, HangError.exit_code)
 
-    def _look_at_parent(self) -> None:
-        """Launchers of others; with launch/run.py a rank dies by itself, see orphans.py."""
+    def _look_besides(self) -> None:
+        """What needs no answer of the store: that it answers, the launcher's look at this process, and the launcher.
+
+        Launchers of others, that is; with launch/run.py a rank dies by itself, see orphans.py. Time is counted while
+        this process runs: after it was frozen itself, the store has its chance to answer.
+        """
+        heard, waited, last = 0, 0.0, time.monotonic()
         while not self._over.wait(_LOOK_SECONDS):
+            self._heartbeat.touch()
             if os.getppid() != self._parent:
                 print("error: the launcher of this rank is gone; it ends with it", file=sys.stderr, flush=True)
                 os._exit(RunError.exit_code)
+            now, answers = time.monotonic(), self._answers
+            waited = waited + min(now - last, 2 * _LOOK_SECONDS) if answers == heard else 0.0
+            heard, last = answers, now
+            if waited > self._timeout:
+                _end(self._silent_store())
 
     def _look(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
             try:
                 self._heartbeat.beat()
-                if not self._store.check([_ERROR]):
+                failed = self._store.check([_ERROR])
+                self._answers += 1
+                if not failed:
                     verdict = self._heartbeat.verdict()
                     if verdict is None:
                         continue
@@ -165,14 +189,34 @@ class _Watch:
 
     def _without_store(self) -> dict[str, Any]:
         """The error when the store is gone with the process that held it: rank 0, or the launcher on its machine."""
-        address, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        meets = f"{address}:{port}, where the ranks meet"
         if holds_store(0):
-            text = f"is gone, or the network to it is lost: it held {meets}."
-            verdict = self._heartbeat.first_rank() or Verdict(0, address, text)
+            text = f"is gone, or the network to it is lost: it held {self._meets()}."
+            verdict = self._heartbeat.first_rank() or Verdict(0, os.environ.get("MASTER_ADDR", "?"), text)
         else:
-            verdict = self._verdict(f"lost the machine {meets}: it, its launcher or the network is gone.")
+            verdict = self._verdict(f"lost the machine {self._meets()}: it, its launcher or the network is gone.")
         return _entry(verdict, RunError.exit_code)
+
+    def _silent_store(self) -> dict[str, Any]:
+        """The error when the store's process is there and frozen, or the way to it is cut."""
+        host = self._heartbeat.first_host() or os.environ.get("MASTER_ADDR", "?")
+        silence = f"no answer for distributed.timeout_seconds={self._timeout:g}"
+        if holds_store(0):
+            verdict = Verdict(
+                0,
+                host,
+                f"hangs: it holds {self._meets()}, and there was {silence}. Its process is frozen, or its machine or "
+                "network is lost. Start again, without that machine if it comes again.",
+            )
+        else:
+            verdict = self._verdict(
+                f"{self._meets()}: {silence}. That machine ({host}, with rank 0) or its launcher is frozen, or the "
+                "network between it and this one is lost. Start again, without that machine if it comes again."
+            )
+        return _entry(verdict, HangError.exit_code)
+
+    def _meets(self) -> str:
+        address, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        return f"{address}:{port}, where the ranks meet"
 
     def _entry_of(self, error: Exception) -> dict[str, Any]:
         if isinstance(error, RunError):
@@ -228,13 +272,16 @@ def _entry(verdict: Verdict, code: int) -> dict[str, Any]:
 
 
 def _write_error_file(entry: dict[str, Any]) -> None:
-    """For the launcher: torch's elastic agent names this file and reads `message` and `timestamp` from it."""
+    """For the launcher: torch's elastic agent names this file and reads `message` and `timestamp` from it.
+
+    launch/ranks.py reads `code` too, where the agent cannot come to its end.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         message = f"rank {entry['rank']} on {entry['host']}: {entry['text']}"
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
-            json.dump({"message": message, "timestamp": int(time.time())}, file)
+            json.dump({"message": message, "timestamp": int(time.time()), "code": entry["code"]}, file)
 
 
 def _end(entry: dict[str, Any]) -> None:

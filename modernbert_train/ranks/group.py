@@ -169,7 +169,7 @@ def on_rank_zero_slowly(do: Callable[[], T]) -> T:
         def work() -> None:
             try:
                 done.set_result(do())
-            except BaseException as error:
+            except BaseException as error:  # the ranks wait for it, and on_rank_zero raises it
                 done.set_exception(error)
 
         threading.Thread(target=work, daemon=True).start()

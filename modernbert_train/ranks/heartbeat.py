@@ -90,6 +90,9 @@ class Heartbeat:
         self._number += 1
         beat = Beat(self._number, *_place, socket.gethostname(), self._processes, os.getpid(), left)
         self._store.set(f"{_KEY}/{self._rank}", json.dumps(beat))
+
+    def touch(self) -> None:
+        """A sign of life for this machine's launcher, whether or not the store answers."""
         if self._file is not None and self._file.exists():
             os.utime(self._file)
 
@@ -158,6 +161,10 @@ class Heartbeat:
     def first_rank(self) -> Verdict | None:
         """Rank 0, if its process is known to have ended; asks the system and not the store, which it may have held."""
         return self._gone(0, self._last_of_first) if self._has_ended(self._last_of_first) else None
+
+    def first_host(self) -> str | None:
+        """The machine of rank 0; None if it has never been heard of."""
+        return self._last_of_first and self._last_of_first.host
 
     def _has_ended(self, beat: Beat | None) -> bool:
         """Whether a rank of this machine has no process any more, and did not leave in order."""

@@ -14,7 +14,7 @@ import torch
 from modernbert_train.compute import Compute
 from modernbert_train.config.describe import advice
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.check import few_predictions
+from modernbert_train.data.check import few_predictions, unread_rows
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.models.attention import choose_kernel
 from modernbert_train.plan.census import census
@@ -71,7 +71,11 @@ def banner(
         f"  folder  {config.folder}",
         f"  saves   {_saves(config)}",
         *(f"  advice  {text}" for text in advice(config)),
-        *(f"  warning {text}" for text in [few_predictions(config, facts)] if text is not None),
+        *(
+            f"  warning {text}"
+            for text in (few_predictions(config, facts), unread_rows(config, facts))
+            if text is not None
+        ),
     ]
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.files import lock_now
 from modernbert_train.provenance import read_starts
 from modernbert_train.read_json import number, open_file, parse_object
-from modernbert_train.text import duration, percent, table, tokens_text, whole
+from modernbert_train.text import duration, fixed, percent, printable, table, tokens_text, whole
 from modernbert_train.training_loss import LOSS_STEPS, losses_of, training_loss
 
 _FIRST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24  # of the end of metrics.jsonl
 _REASON = 100  # letters of why a run failed
+_WIDEST = 20  # letters of a number
 
 
 @dataclass(frozen=True)
@@ -175,18 +176,18 @@ def as_text(runs: Sequence[RunState]) -> str:
     for run in runs:
         rows.append(
             (
-                run.name,
+                printable(run.name),
                 run.state,
-                tokens_text(run.tokens),
-                tokens_text(run.total_tokens),
+                _shown(run.tokens, tokens_text),
+                _shown(run.total_tokens, tokens_text),
                 percent(1)(min(1.0, run.tokens / run.total_tokens)) if run.total_tokens else "-",
-                _shown(run.loss, 3),
-                _shown(run.held_out_loss, 3),
-                "-" if run.tokens_per_second is None else whole(run.tokens_per_second),
-                "-" if run.age_seconds is None else duration(run.age_seconds),
+                _shown(run.loss, fixed(3)),
+                _shown(run.held_out_loss, fixed(3)),
+                _shown(run.tokens_per_second, whole),
+                _shown(run.age_seconds, duration),
             )
         )
-    failed = [f"{run.name}: {run.reason}" for run in runs if run.reason]
+    failed = [printable(f"{run.name}: {run.reason}") for run in runs if run.reason]
     return "\n".join([table(rows), *failed])
 
 
@@ -195,5 +196,7 @@ def as_json(runs: Sequence[RunState]) -> str:
     return json.dumps([asdict(run) for run in runs], indent=2)
 
 
-def _shown(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _shown(value: float | None, as_text: Callable[[float], str]) -> str:
+    """A number in a column; one of a damaged record may have three hundred digits."""
+    text = "-" if value is None else as_text(value)
+    return text if value is None or len(text) <= _WIDEST else f"{value:.2e}"

@@ -10,6 +10,7 @@ that stands in it. Whoever reads one gets what was written, or an error.
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 from collections.abc import Iterable
@@ -60,7 +61,11 @@ class FileHash:
     @classmethod
     def of_text(cls, text: str) -> FileHash:
         """As of a file with this text."""
-        content = text.encode()
+        return cls.of_bytes(text.encode())
+
+    @classmethod
+    def of_bytes(cls, content: builtins.bytes) -> FileHash:
+        """As of a file with this content."""
         return cls(len(content), xxhash.xxh3_128_hexdigest(content))
 
 

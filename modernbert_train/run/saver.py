@@ -17,16 +17,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from modernbert_train.errors import RunError, StorageError, UnstableRun
+from modernbert_train.files import sync
 from modernbert_train.ranks.group import gather_from_all, num_ranks, on_rank_zero, this_rank
 from modernbert_train.ranks.heartbeat import GRACE_SECONDS
 from modernbert_train.ranks.mailbox import Mailbox
 from modernbert_train.read_json import as_type
 from modernbert_train.run.checkpoint import Part, Share, begin, clean, finish, folder_of, refusals_told, write_part
+from modernbert_train.run.set_aside import METRICS
 
 _LOOK_SECONDS = 0.2
 _KINDS: dict[str, type[RunError]] = {each.__name__: each for each in (RunError, StorageError, UnstableRun)}
@@ -199,6 +202,8 @@ class Saver:
                 parts = [write_part(staging, snapshot.share, self._tell)]
                 parts += self._others(final, self._timeout + 2 * (time.monotonic() - began))
                 _refuse_not_finite(snapshot.step, parts)
+                with suppress(FileNotFoundError):  # of a run that has recorded nothing yet
+                    sync(self._checkpoints.parent / METRICS)  # whose steps the checkpoint skips when it is resumed from
                 written = finish(
                     *(staging, final, parts),
                     state=snapshot.state,

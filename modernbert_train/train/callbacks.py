@@ -265,5 +265,5 @@ class SafeReport(Callback):
             return  # it ended before its first line: there is nothing to draw
         try:
             write_report(self._folder)
-        except Exception as error:
-            print(f"warning: {self._folder}/report.html could not be drawn: {error}")
+        except Exception as error:  # all is saved, and `report` draws it again, or tells the bug
+            print(f"warning: {self._folder}/report.html could not be drawn: {type(error).__name__}: {error}")

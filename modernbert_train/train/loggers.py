@@ -7,6 +7,7 @@ from typing import Any
 
 from composer.loggers import LoggerDestination
 
+from modernbert_train.errors import RunError
 from modernbert_train.train.composer_internals import without_broadcasts
 
 
@@ -31,7 +32,7 @@ class Harmless(LoggerDestination):
             with without_broadcasts():
                 return call()
         except BaseException as error:  # wandb ends failed logins with SystemExit-like errors
-            if isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt | RunError):  # which are not of the logger
                 raise
             print(f"warning: {self._name} is off for the rest of this run: {error}")
             self._logger = None

@@ -169,7 +169,7 @@ def _train(
     try:
         built.trainer.fit()
         built.save.finish(built.trainer.logger)
-    except Exception as error:
+    except Exception as error:  # told, recorded, and raised again
         if isinstance(error, RunError):  # else another rank may be what the checkpoint waits for
             built.save.settle()
         tell_others(error)  # before the loggers are closed, which can take its time

@@ -79,6 +79,6 @@ def answer(name: str) -> None:
     """Make a trial in this process and print its outcome."""
     try:
         outcome = (True, TRIALS[name].run())
-    except Exception as error:
+    except Exception as error:  # to fail in any way is an outcome of a trial
         outcome = (False, f"{type(error).__name__}: {error}")
     print(f"{MARK}{json.dumps(outcome)}", flush=True)

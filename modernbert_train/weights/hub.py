@@ -23,6 +23,13 @@ def check_name(name: str) -> None:
         )
 
 
+def is_cached(name: str) -> bool:
+    """Whether this machine has fetched a model of the hub before; the hub is not asked."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, CONFIG_JSON), str)
+
+
 def local_model(name: str) -> Path:
     """The folder of a model; a folder of that name wins over the hub, and what was fetched once needs no network.
 

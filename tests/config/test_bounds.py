@@ -13,6 +13,7 @@ import pytest
 from data_prep import prepare
 from modernbert_train.__main__ import main
 from modernbert_train.config.bounded_yaml import MAX_BYTES, MAX_DEPTH
+from modernbert_train.config.check import check
 from modernbert_train.config.load import load_run, load_typed
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.sweep import SweepConfig
@@ -180,3 +181,43 @@ def test_files_that_include_one_another_without_end_are_refused(tmp_path: Path) 
         (tmp_path / f"{number}.yaml").write_text(f"include: {number + 1}.yaml")
     with pytest.raises(ConfigError, match="more than 50 files include one another"):
         load_typed(RunConfig, [tmp_path / "0.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("model.num_layers", "above 0 and at most 1,000"),
+        ("model.vocab_size", "above 0 and at most 16,777,216"),
+        ("data.num_workers", "at least 0 and at most 1,024, since each is a process"),
+        ("data.prefetch_batches", "above 0 and at most 65,536"),
+        ("compute.threads", "above 0 and at most 4,096, since no machine"),
+        ("phases.p.batch_rows", "above 0 and at most 1,048,576"),
+        ("phases.p.row_tokens", "at least 8 and at most 16,777,216"),
+    ],
+)
+@pytest.mark.parametrize("count", [10**9, 1 << 62])
+def test_a_count_beyond_any_use_is_refused_at_once(tmp_path: Path, key: str, words: str, count: int) -> None:
+    """One digit too many, or a stranger's file, and `check`, `plan` or `eval` build layers until the memory is full."""
+    file = tmp_path / "run.yaml"
+    file.write_text(BASE + "model: {name: modernbert}\n")
+    with pytest.raises(ConfigError) as error:
+        check(load_run([file], [f"{key}={count}", "phases.p.batch_warmup={start_rows: 1, step_rows: 1, tokens: 1}"]))
+    assert str(error.value).startswith(f"{key}={count}: must be {words}")
+
+
+@pytest.mark.parametrize("name", ["modernbert", "bert", "albert", "xlnet"])
+def test_a_model_beyond_any_use_is_refused_where_no_rule_is_asked(tmp_path: Path, name: str) -> None:
+    """As of a checkpoint: verify, eval, export and plan make its shapes out of its config.yaml alone."""
+    file = tmp_path / "config.yaml"
+    file.write_text(BASE + f"model: {{name: {name}, num_layers: 1000000000}}\n")
+    with pytest.raises(ConfigError, match=r"model.num_layers=1000000000: must be above 0 and at most 1,000"):
+        load_run([file])
+
+
+def test_every_count_has_a_bound(tmp_path: Path) -> None:
+    """What no field bounds is bounded by what numbers are exact: beyond it schedules and the page of a run are not."""
+    file = tmp_path / "run.yaml"
+    file.write_text(BASE)
+    for key in ("phases.p.tokens", "checkpoint.interval_steps", "profile.skip", "eval.max_tokens", "checkpoint.keep"):
+        with pytest.raises(ConfigError, match=rf"{key}={1 << 62}: must be at most 9,007,199,254,740,992"):
+            check(load_run([file], [f"{key}={1 << 62}"]))

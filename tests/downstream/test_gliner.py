@@ -348,6 +348,14 @@ def test_a_threshold_of_zero_is_zero(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     for threshold in (0.0, None, 0.001):
         gliner.predict("run", ["text"], ["person"], threshold)
     assert asked == [0.0, config.threshold, 0.001]
+    with pytest.raises(
+        ConfigError, match=r"--labels threshold=0.001: no type of entities. `predict` takes --threshold"
+    ):
+        gliner.predict("run", ["text"], ["person", "threshold=0.001"])
+    with pytest.raises(ConfigError, match="--threshold 2: a share from 0 to 1"):
+        gliner.predict("run", ["text"], ["person"], 2)
+    assert main(["gliner", "predict", "run", "text", "--labels", "person", "--threshold", "0.25"]) == 0
+    assert asked[3:] == [0.25]
 
 
 @pytest.mark.runs

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.evals.evaluate import evaluate_run
+from modernbert_train.evals.evaluate import describe, evaluate_run
+from modernbert_train.evals.heldout import Evaluation
 from modernbert_train.results import read_results
 from modernbert_train.run.checkpoint import open_named
 from tests.conftest import TinyRun
@@ -56,3 +57,10 @@ def test_eval_measures_the_checkpoint_that_is_named(
     assert "model.safetensors: damaged" in message and f"step-{first['step']:08d}, or the run" in message
     assert main(["eval", str(folder)]) == 0
     assert "passed over a damaged checkpoint" in capsys.readouterr().out
+
+
+def test_a_model_worse_than_the_unigram_is_not_better_by_a_negative_number() -> None:
+    better = Evaluation(2.0, 0.5, 3.0, 0.25, 100)
+    assert "  better by       1.000     25.0%" in describe(better, 0.15, "step-1")
+    worse = Evaluation(3.5, 0.125, 3.0, 0.25, 100)
+    assert "  worse by        0.500     12.5%" in describe(worse, 0.15, "step-1")

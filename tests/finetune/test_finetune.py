@@ -60,7 +60,8 @@ def test_a_task_is_learned_measured_and_served(
     assert figures["accuracy"] > 0.9
     assert figures["num_texts"] == 40
     assert result["counts"]["train"] == {
-        "texts": 96, "truncated": 0, "empty": 0, "unseen": 0, "loose_tags": 0, "lost_words": 0,
+        "texts": 96, "truncated": 0, "empty": 0, "unseen": 0, "loose_tags": 0, "in_train": 0,
+        "many_labels": 0, "lost_words": 0,
     }  # fmt: skip
     said = capsys.readouterr().out
     assert f"tone: dev accuracy {figures['accuracy']:.4f}" in said.splitlines()[-1]

@@ -67,6 +67,20 @@ def test_texts_become_documents_with_their_labels(tmp_path: Path, tokenizer: Pat
     assert "1 of classes that training has not" in "\n".join(warnings_of(prepared, task_of(tmp_path)))
 
 
+def test_texts_that_are_measured_and_learned_and_texts_of_two_classes_are_named(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    """Else a figure that says what was learned by heart is taken for what the model can."""
+    train = [("aki ruto", "up"), ("kelo", "down"), ("lamu", "up"), ("lamu ", "down")]
+    write(tmp_path, train, [("aki  ruto", "up"), ("domi", "down"), ("nabe", "up")])
+    prepared = prepare(task_of(tmp_path), tokenizer, 32, tmp_path / "run" / "task")
+    assert (prepared.counts["dev"].in_train, prepared.counts["train"].in_train) == (1, 0)
+    assert (prepared.counts["dev"].many_labels, prepared.counts["train"].many_labels) == (0, 2)
+    said = [*warnings_of(prepared, task_of(tmp_path))]
+    assert said[0] == "train: of 4 texts 2 of which the same text has another label elsewhere"
+    assert said[1].startswith("dev: of 3 texts 1 that train has too, so figures tell what was learned by heart")
+
+
 def test_the_longer_text_of_a_pair_is_cut_first_and_counted(tmp_path: Path, tokenizer: Path) -> None:
     """A stated rule: transformers' longest_first. Otherwise a long premise would push the hypothesis out."""
     assert _cut([[1] * 9, [2] * 3], 8) == [[1] * 5, [2] * 3]

@@ -176,5 +176,5 @@ def test_a_rank_alone_with_a_launcher_touches_its_file(tmp_path: Path, monkeypat
     file = tmp_path / "5"
     before = file.stat().st_mtime_ns
     while file.stat().st_mtime_ns == before:  # the clock of the file system is coarse
-        rank.beat()
+        rank.touch()
     assert int(file.read_text()) > 1

@@ -49,6 +49,47 @@ def test_the_last_line_names_the_dead_rank(victim: int, moment: str) -> None:
     assert output.splitlines()[-1].startswith(f"error: rank {victim} on {HERE}: is gone: its process has ended")
 
 
+FREEZE = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+from modernbert_train.errors import StorageError
+from modernbert_train.ranks.fail_together import failing_together
+dist.init_process_group("gloo")
+with failing_together(timeout_seconds=4):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(2)  # long enough to hear of each other
+    if dist.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1)
+    if sys.argv[1] == "error":
+        raise StorageError("a full disk")
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("moment", ["collective", "error"])
+def test_a_frozen_first_rank_is_named_though_it_holds_the_store(moment: str) -> None:
+    """Where a launcher gives RANK and MASTER_ADDR, rank 0 has the store: who asks it waits as long as it is frozen."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", FREEZE, moment], env=environment, stderr=subprocess.PIPE, text=True)
+        for environment in ranks_environment()
+    ]
+    try:
+        output = started[1].communicate(timeout=60)[1]  # gloo alone would wait for half an hour
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    if moment == "error":  # its own counts, and it comes to its end though nobody can be told
+        assert started[1].returncode == 1 and output.splitlines()[-1].endswith("StorageError: a full disk")
+        assert re.search("^warning: the other ranks could not be informed: .* does not answer$", output, re.M)
+    else:
+        assert started[1].returncode == 124
+        assert output.splitlines()[-1].startswith(f"error: rank 0 on {HERE}: hangs: it holds ")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_ranks_killed_at_random_moments_are_named_by_the_other(tiny_run: TinyRun, tmp_path: Path) -> None:

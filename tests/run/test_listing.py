@@ -82,3 +82,25 @@ def test_of_a_long_record_only_the_end_is_read(tmp_path: Path) -> None:
     assert 20 <= len(short) < 1000 and short[-1]["step"] == 2999
     assert last_entries(file, held_out=True)[0]["kind"] == "validation"
     assert last_entries(tmp_path / "absent", held_out=True) == []
+
+
+def test_what_a_stranger_wrote_neither_moves_the_cursor_nor_fills_the_screen(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder out of an archive may be named by whoever wants to hide a line of the table, or an error."""
+    folder = runs / "evil\x1b[2J"
+    folder.mkdir()
+    text = next(runs.glob("*/config.yaml")).read_text(encoding="utf-8")
+    name = next(line for line in text.splitlines() if line.startswith("name: "))
+    (folder / "config.yaml").write_text(text.replace(name, 'name: "evil\\e[2J"'), encoding="utf-8")
+    line = {"kind": "step", "step": 1, "tokens": 1e308, "loss": 1e308, "tokens_per_second": 1e308, "time": 0}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    capsys.readouterr()
+    assert main(["runs", str(runs)]) == 0
+    said = capsys.readouterr().out
+    assert "evil\\x1b[2J" in said and "\x1b" not in said and "1.00e+308" in said
+    assert max(map(len, said.splitlines())) < 160
+    assert main(["report", str(folder)]) == 0
+    assert "evil\\x1b[2J/report.html" in capsys.readouterr().out
+    assert main(["runs", str(folder / "no\x1b[2J")]) == 78
+    assert "\x1b" not in capsys.readouterr().err

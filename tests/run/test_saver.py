@@ -103,6 +103,24 @@ def test_a_disk_that_is_full_behind_the_run_is_told_once_and_costs_nothing(
     run.saver.settle()  # has nothing to say any more
 
 
+def test_a_power_cut_leaves_no_checkpoint_whose_steps_the_record_lacks(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of its steps are on the disk itself before its name is: a resumed run writes only later ones."""
+    order: list[str] = []
+    metrics, real = run.folder.parent / "metrics.jsonl", module.finish
+
+    def finish(*args: Any, **kwargs: Any) -> int:
+        order.append("named")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, "sync", lambda path: order.append(str(path)))
+    monkeypatch.setattr(module, "finish", finish)
+    run.save(1)
+    run.saver.wait()
+    assert order == [str(metrics), "named"]
+
+
 def test_too_little_space_is_told_before_anything_is_written(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from modernbert_train.run import checkpoint
 

@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 from modernbert_train import __version__
 from modernbert_train.config.albert import AlbertConfig
+from modernbert_train.config.model import MOST_LAYERS
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import MOST_LAYERS, Described, number_under
+from modernbert_train.weights.formats.config_json import Described, number_under
 
 MODEL_TYPE = "albert"
 ARCHITECTURES = ("AlbertForMaskedLM", "AlbertForPreTraining")  # the second is written where there is a head for pairs

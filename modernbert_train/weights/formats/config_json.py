@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import LabelledConfig, ModelConfig
@@ -12,10 +13,6 @@ from modernbert_train.errors import DataError
 from modernbert_train.read_json import read_json
 
 CONFIG_JSON = "config.json"
-
-# Beyond every model there is; a number out of a damaged file would take all memory before anything is compared with it.
-MOST_LAYERS = 1_000
-_MAX_WIDTH = 1 << 24
 
 
 class Described(NamedTuple):
@@ -52,7 +49,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def number_under(
-    raw: dict[str, Any], key: str, default: float, where: str, *, least: float | None = None, most: float = _MAX_WIDTH
+    raw: dict[str, Any], key: str, default: float, where: str, *, least: float | None = None, most: float = MOST_WIDTH
 ) -> float:
     """The number under a key, whole if the default is.
 

@@ -1,0 +1,51 @@
+"""Whether the files of local shards are there and as long as index.json says; what is in them is hashed as it is read.
+
+Asked by `check` alone: a start does not look at a quarter of a million files on a shared disk before its first step.
+"""
+
+from __future__ import annotations
+
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.facts import FolderFacts, further_folders, named_folders, read_folder
+from modernbert_train.data.remote import is_remote
+from modernbert_train.data.shard_index import REMEDY, read_index, stored
+from modernbert_train.errors import DataError
+
+_SHOWN = 3  # files that a message names
+
+
+def all_folders(config: RunConfig) -> list[FolderFacts]:
+    """Every folder of shards that a run names. Raises as `read_facts`."""
+    return [read_folder(*named, config.data) for named in [*named_folders(config), *further_folders(config)]]
+
+
+def check_shard_sizes(config: RunConfig) -> None:
+    """Look at every file of the local shards.
+
+    Raises:
+        DataError: files are missing or have another size; one line for each folder. Or as `read_facts`.
+    """
+    mistakes = []
+    for folder in all_folders(config):
+        if not is_remote(folder.shards) and (found := _wrong(folder)):
+            shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+            mistakes.append(
+                f"{folder.key}={folder.path}: {len(found):,} shards are not what the index says: {shown}. {REMEDY}"
+            )
+    if mistakes:
+        raise DataError("\n".join(mistakes))
+
+
+def _wrong(folder: FolderFacts) -> list[str]:
+    card, wrong = folder.card, []
+    home = folder.local / (card.shards or "")
+    for shard in read_index(folder.local / card.index_file, card.column, nested=card.is_adopted):
+        name, size = stored(shard)["basename"], stored(shard)["bytes"]
+        try:
+            found = (home / name).stat().st_size
+        except OSError as error:
+            wrong.append(f"{name} ({error.strerror})")
+        else:
+            if found != size:
+                wrong.append(f"{name} ({found:,} bytes, not {size:,})")
+    return wrong
