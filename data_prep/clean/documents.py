@@ -52,13 +52,17 @@ class SourceTally:
     read: int = 0
     altered: Counter[str] = field(default_factory=Counter)  # what was changed -> documents that were read
     dropped: Counter[str] = field(default_factory=Counter)  # reason -> documents
+    damaged: Counter[str] = field(default_factory=Counter)  # reason -> those of them with which something is wrong
     documents: Counter[str] = field(default_factory=Counter)  # split -> documents that are kept
     text_bytes: Counter[str] = field(default_factory=Counter)  # split -> UTF-8 bytes of them
     tokens: Counter[str] = field(default_factory=Counter)  # split -> tokens of them
+    input_bytes: Counter[str] = field(default_factory=Counter)  # "all", and "lost": files not read to the end
+    first: dict[str, str] = field(default_factory=dict)  # reason -> the first that is damaged, with what is wrong
 
     def add(self, other: SourceTally) -> None:
         self.read += other.read
-        for name in ("altered", "dropped", "documents", "text_bytes", "tokens"):
+        self.first = other.first | self.first
+        for name in ("altered", "dropped", "damaged", "input_bytes", "documents", "text_bytes", "tokens"):
             getattr(self, name).update(getattr(other, name))
 
 
@@ -97,8 +101,12 @@ class Tally:
                 f"{item.id}: {item.detail}. Fix or remove it, or set on_error=skip to leave out and count what is "
                 "damaged."
             )
-        self.source(source).dropped[item.reason] += 1
-        self._list(item.reason, f"{item.id}: {item.detail}")
+        counts, found = self.source(source), f"{item.id}: {item.detail}"
+        counts.dropped[item.reason] += 1
+        if item.damaged:
+            counts.damaged[item.reason] += 1
+            counts.first.setdefault(item.reason, found)
+        self._list(item.reason, found)
 
     def add(self, other: Tally) -> None:
         for name, each in other.sources.items():
@@ -119,8 +127,8 @@ class Tally:
     def from_json(cls, content: dict[str, Any]) -> Tally:
         sources = {}
         for name, counts in content["sources"].items():
-            read = counts.pop("read")
-            sources[name] = SourceTally(read, **{key: Counter(value) for key, value in counts.items()})
+            read, first = counts.pop("read"), counts.pop("first")
+            sources[name] = SourceTally(read, **{key: Counter(value) for key, value in counts.items()}, first=first)
         fields = {split: SplitFields.from_json(each) for split, each in content["fields"].items()}
         return cls(sources, fields, content["offenders"], content["seconds"])
 

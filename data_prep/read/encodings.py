@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +17,7 @@ UTF_8 = "utf-8"
 AUTO = "auto"
 _UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _CONTROLS = np.array([byte < 32 and chr(byte) not in "\t\n\r\f\x1b" for byte in range(256)])
+_LOOKED_AT = 1 << 24  # bytes of a file
 _UNDEFINED = (0x81, 0x8D, 0x8F, 0x90, 0x9D)  # in Windows-1252
 _MOST_OTHER = 0.3  # share of bytes beyond ASCII; of western text they are at most a tenth, of Cyrillic the most
 _ZEROS = 0.4  # share of zero bytes in every second place from which text without a mark is UTF-16
@@ -76,6 +78,29 @@ def guess(blocks: Iterable[bytes]) -> str | None:
     for block in blocks:
         look.see(block)
     return look.encoding()
+
+
+def look_at(file: Path) -> str | None:
+    """What a file is taken for, or those of its lines that are not UTF-8; see `Look.encoding`.
+
+    Raises:
+        OSError, EOFError, ValueError: it cannot be read.
+    """
+    from data_prep.read.lines import open_unpacked  # which imports this
+
+    with open_unpacked(file) as content:
+        block = content.read(_LOOKED_AT)
+    if (found := guess([block])) is not None:
+        return found
+    return guess([b"".join(line for line in block.splitlines(keepends=True) if not _is_utf_8(line))])
+
+
+def _is_utf_8(line: bytes) -> bool:
+    try:
+        line.decode(UTF_8)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def has_utf_16_mark(begin: bytes) -> bool:

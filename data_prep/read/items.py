@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from data_prep.read.encodings import AUTO, UTF_8, codec_of, family, guess
+from modernbert_train.text import shorten
 
 BYTE_ORDER_MARK = "byte_order_mark"
+_LETTERS = 300  # of the names of columns
 NO_FIELDS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -39,18 +42,31 @@ class LeftOut:
         reason: one of a few words, counted in the report.
         detail: what is wrong, with its value and its place.
         damaged: whether something is wrong with it; else it is only not wanted, and `on_error` does not ask for it.
+        rest: whether it is the rest of a file, or of the part of one that is read, and not one document.
     """
 
     id: str
     reason: str
     detail: str
     damaged: bool = True
+    rest: bool = False
 
 
 def unreadable(id: str, error: Exception) -> LeftOut:
     """A file, or the rest of one, that cannot be read."""
     words = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-    return LeftOut(id, "unreadable", f"cannot be read ({' '.join(str(words).split())})")
+    return LeftOut(id, "unreadable", f"cannot be read ({' '.join(str(words).split())})", rest=True)
+
+
+def no_text(id: str, text_field: str, found: Iterable[str], hint: str = "") -> LeftOut:
+    """A file without the column that holds the text, with those that it has."""
+    names = ", ".join(map(repr, found)) or "none"
+    return LeftOut(id, "no_text", f"no column {text_field!r} among {shorten(names, _LETTERS)}{hint}", rest=True)
+
+
+def no_lines(file: Path) -> LeftOut:
+    """A file in which no document stands, though it should hold several."""
+    return LeftOut(str(file), "empty", "a file without any document")
 
 
 def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8) -> Document | LeftOut:
@@ -93,7 +109,9 @@ def take_text(
 ) -> Document | LeftOut:
     """The text of a row of any format, and its fields, by the columns that `fields` names."""
     if text_field not in row:
-        return LeftOut(id, "no_text", f"no field {text_field!r} among {', '.join(map(repr, row)) or 'none'}")
+        return LeftOut(
+            id, "no_text", f"no field {text_field!r} among {shorten(', '.join(map(repr, row)) or 'none', _LETTERS)}"
+        )
     text = row[text_field]
     if not isinstance(text, str):
         return LeftOut(id, "no_text", f"field {text_field!r} is {'null' if text is None else type(text).__name__}")

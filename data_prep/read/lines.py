@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from data_prep.read.encodings import AUTO, UTF_8, codec_of, has_utf_16_mark
-from data_prep.read.items import NO_FIELDS, Document, LeftOut, decode, decoded_as, take_text, unreadable
+from data_prep.read.items import NO_FIELDS, Document, LeftOut, decode, decoded_as, no_lines, take_text, unreadable
 
 _BLOCK_BYTES = 1 << 17  # small, because a block of repetitions decompresses to thousands of times its size
 _ESCAPED_BYTES = 12  # JSON spells a character with at most so many bytes, as \ud83d\ude00
@@ -61,6 +61,8 @@ def read_jsonl(
             while end is None or offset < end:
                 line = lines.readline(longest)
                 if not line:
+                    if begin == number == 0:
+                        yield no_lines(file)
                     return
                 number += 1
                 id, size = id_of(number), len(line)

@@ -14,11 +14,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
+from data_prep.read.delimited import read_csv
 from data_prep.read.encodings import UTF_8
 from data_prep.read.items import Document, LeftOut, decode, unreadable
 from data_prep.read.lines import read_jsonl
 from data_prep.read.shards import read_mds, without_unpacked
-from data_prep.read.tables import hub_shards, read_csv, read_hub, read_parquet
+from data_prep.read.tables import hub_shards, read_hub, read_parquet
 from modernbert_train.config.tools.prepare import GLOBS, SourceConfig
 from modernbert_train.errors import ConfigError, DataError
 
@@ -195,7 +196,7 @@ def _items(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Do
     elif source.kind == "parquet":
         yield from read_parquet(Path(span.path), text_field, span.begin, span.end, fields)
     elif source.kind == "csv":
-        yield from read_csv(Path(span.path), text_field, source.encoding, fields)
+        yield from read_csv(Path(span.path), text_field, source.encoding, fields, source.delimiter or ",")
     elif source.kind == "mds":
         yield from read_mds(Path(span.path), text_field, fields)
     else:
