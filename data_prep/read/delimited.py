@@ -113,7 +113,7 @@ def _hint(head: list[str], delimiter: str) -> str:
     if len(head) > 1 or not found:
         return ""
     name = _NAMES.get(found[0], found[0])
-    return f'; its delimiter seems to be '{name}': set delimiter: "{name}"'
+    return f'; its delimiter seems to be "{name}": set delimiter: "{name}"'
 
 
 def _codec(file: Path, encoding: str) -> str:

@@ -66,7 +66,7 @@ def test_a_wrong_text_column_does_not_cost_its_source(
         (
             "csv",
             b"id;text\n1;one\n2;two\n",
-            "no column 'text' among 'id;text'.*its delimiter seems to be ';': set delimiter: \";\"",
+            "no column 'text' among 'id;text'.*its delimiter seems to be \";\": set delimiter: \";\"",
         ),
         ("csv", b"id\ttext\n1\tone\n", r"set delimiter: \"\\t\""),
         ("csv", b"text\none, two\nthree, four\n", "2 cells in a row, the header names 1"),
