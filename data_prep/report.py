@@ -19,7 +19,7 @@ from data_prep.clean.contamination import set_named
 from data_prep.clean.documents import TRAIN, VALIDATION, SourceTally, Tally
 from data_prep.make_tokenizer import tokenizer_file
 from data_prep.read.encodings import UTF_8
-from data_prep.read.sources import file_state, source_files
+from data_prep.read.sources import file_state, passed_over_lines, source_files
 from modernbert_train import __version__
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.data.dataset_card import LENGTHS, file_sha256, read_card
@@ -115,7 +115,9 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool) -> bool:
     return True
 
 
-def write_report(folder: Path, asked: Fingerprint, tally: Tally, tasks: int) -> None:
+def write_report(
+    folder: Path, asked: Fingerprint, tally: Tally, tasks: int, not_read: dict[str, dict[str, int]]
+) -> None:
     """Write prepare_report.json beside the splits; asserts that no document vanished, of any source.
 
     Args:
@@ -123,6 +125,7 @@ def write_report(folder: Path, asked: Fingerprint, tally: Tally, tasks: int) -> 
         asked: what identifies the dataset.
         tally: what became of every document.
         tasks: the corpus was cut into.
+        not_read: files that lie in folders of the sources, see sources.passed_over.
     """
     total = tally.total()
     cards = {split: read_card(folder / split) for split in _splits(folder)}
@@ -135,6 +138,7 @@ def write_report(folder: Path, asked: Fingerprint, tally: Tally, tasks: int) -> 
         **_counts(total),
         "first_dropped": dict(sorted(tally.offenders.items())),
         "sources": {name: _counts(each) for name, each in tally.sources.items()},
+        "not_read": not_read,
         "lengths": {split: length_bins(np.load(folder / split / LENGTHS, mmap_mode="r")) for split in cards},
         "tasks": tasks,
         "seconds": {stage: round(value, 1) for stage, value in tally.seconds.items()},
@@ -157,6 +161,7 @@ def describe(out: Path) -> str:
         lines.append(f"altered: {altered}")
     if report["dropped"]:
         lines.append(f"the first that were left out for each reason: {out / REPORT}")
+    lines += passed_over_lines(report.get("not_read", {}))
     return "\n".join([*lines, _source_table(report["sources"])])
 
 

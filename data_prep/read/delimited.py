@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from data_prep.read.encodings import AUTO, UTF_8, codec_of, guess
+from data_prep.read.encodings import AUTO, UTF_8, codec_of, guess, is_surely_utf_8
 from data_prep.read.items import NO_FIELDS, Document, LeftOut, decoded_as, no_lines, no_text, take_text, unreadable
-from data_prep.read.lines import open_unpacked
+from data_prep.read.lines import DAMAGED, open_unpacked
 
 _BUFFER_BYTES = 1 << 20
 _CELL_CHARACTERS = 1 << 28  # a quote that is never closed would otherwise take the rest of a file into memory
@@ -51,7 +51,7 @@ def read_csv(
                 yield _row(f"{file}:{number}", cells, head, text_field, altered, fields)
             if not number:
                 yield no_lines(file)
-    except (OSError, EOFError, ValueError, csv.Error) as error:  # a damaged archive, another encoding, an open quote
+    except (*DAMAGED, csv.Error) as error:
         yield unreadable(f"{file}:{number + 1} and all after it", error)
 
 
@@ -123,4 +123,6 @@ def _codec(file: Path, encoding: str) -> str:
         found = codec_of(encoding, begin)
         if encoding == AUTO:
             found = guess(itertools.chain([begin], iter(lambda: content.read(_BUFFER_BYTES), b""))) or UTF_8
+        elif is_surely_utf_8(begin[: begin.rfind(b"\n") + 1]):
+            raise ValueError(f"not {found}: it is UTF-8")
         return "utf-16" if found.startswith("utf-16") and begin[:2] in (b"\xff\xfe", b"\xfe\xff") else found

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from data_prep.read.encodings import AUTO, UTF_8, codec_of, family, guess
+from data_prep.read.encodings import AUTO, UTF_8, codec_of, family, guess, is_ascii_based, is_surely_utf_8
 from modernbert_train.text import shorten
 
 BYTE_ORDER_MARK = "byte_order_mark"
@@ -80,11 +80,13 @@ def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8) -> Docum
     """
     codec = guess([raw]) if encoding == AUTO else codec_of(encoding, raw)
     if codec not in (UTF_8, None):
+        if encoding != AUTO and is_ascii_based(encoding) and is_surely_utf_8(raw):
+            return LeftOut(id, f"not_{family(codec).replace('-', '_')}", f"not {family(codec)}: it is UTF-8")
         try:
             return Document(id, raw.decode(codec).removeprefix("\ufeff"), decoded_as(codec))
-        except UnicodeDecodeError as error:
-            name = family(codec)
-            found = f"not {name}: byte 0x{raw[error.start]:02x} at offset {offset + error.start}"
+        except UnicodeError as error:
+            name, at = family(codec), getattr(error, "start", 0)
+            found = f"not {name}: byte 0x{raw[at]:02x} at offset {offset + at}"
             return LeftOut(id, f"not_{name.replace('-', '_')}", found)
     try:
         text = raw.decode("utf-8")
@@ -108,11 +110,10 @@ def take_text(
     fields: Mapping[str, str] = NO_FIELDS,
 ) -> Document | LeftOut:
     """The text of a row of any format, and its fields, by the columns that `fields` names."""
-    if text_field not in row:
-        return LeftOut(
-            id, "no_text", f"no field {text_field!r} among {shorten(', '.join(map(repr, row)) or 'none', _LETTERS)}"
-        )
-    text = row[text_field]
+    text = _value(row, text_field)
+    if text is None and text_field not in row and text_field.split(".")[0] not in row:
+        names = shorten(", ".join(map(repr, row)) or "none", _LETTERS)
+        return LeftOut(id, "no_text", f"no field {text_field!r} among {names}")
     if not isinstance(text, str):
         return LeftOut(id, "no_text", f"field {text_field!r} is {'null' if text is None else type(text).__name__}")
     return Document(id, text, altered, take_fields(row, fields))
@@ -122,9 +123,13 @@ def take_fields(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, 
     """Those fields that a row has; a column with dots that is none is a way through objects."""
     found = {}
     for name, column in fields.items():
-        value: Any = row
-        for key in (column,) if column in row else column.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value is not None:
+        if (value := _value(row, column)) is not None:
             found[name] = value
     return found
+
+
+def _value(row: Mapping[str, Any], column: str) -> Any:
+    value: Any = row
+    for key in (column,) if column in row else column.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -77,6 +77,7 @@ class Survey(_Reader):
                 tally.leave_out(source, result, self._config.on_error)
                 codes.append(_LEFT_OUT)
                 continue
+            tally.drawn(result.draw)
             counts.altered.update(result.altered)
             counts.documents[result.split] += 1
             counts.text_bytes[result.split] += result.bytes

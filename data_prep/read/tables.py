@@ -38,7 +38,7 @@ def read_parquet(
     try:
         with pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
             names = table.schema_arrow.names
-            if text_field not in names:
+            if text_field not in names and text_field.split(".")[0] not in names:
                 yield no_text(f"{file}: all rows", text_field, names)
                 return
             if not table.metadata.num_rows:

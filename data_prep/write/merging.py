@@ -21,6 +21,7 @@ from datatrove.pipeline.base import PipelineStep
 
 from data_prep.clean.documents import Tally, require_documents, splits_of
 from data_prep.clean.losses import require_little_lost
+from data_prep.read.sources import passed_over
 from data_prep.read.steps import read_tallies
 from data_prep.report import Fingerprint, write_report
 from data_prep.tasks.work import Work
@@ -77,7 +78,7 @@ class Merge(PipelineStep):
                 parts = [self._work.shards(rank) / split for rank in range(self._work.tasks)]
                 fields = tally.fields[split].listed() if split in tally.fields else None
                 merge_split(parts, folder / split, fields)
-            write_report(folder, self._asked, tally, self._work.tasks)
+            write_report(folder, self._asked, tally, self._work.tasks, passed_over(self._config))
 
 
 def merge_split(parts: list[Path], folder: Path, fields: dict[str, FieldCounts] | None = None) -> None:

@@ -6,6 +6,7 @@ which keys a kind reads is the table FIELDS, and a key that the chosen kind woul
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,14 +30,16 @@ class SourceConfig:
 
     kind: Literal["python_stdlib", "text", "jsonl", "parquet", "csv", "mds", "hub"] = MISSING
     path: str | None = None  # a file, a folder, or a pattern such as in/*.jsonl.zst; for hub a name or a local folder
-    glob: str | None = None  # files taken from a folder; None takes those the kind usually has, see GLOBS
-    text_field: str | None = None  # column or key that holds the text; None is `text`
+    glob: str | None = (
+        None  # files of a folder, such as **/*.{md,txt}; None takes what is usual for the kind, see GLOBS
+    )
+    text_field: str | None = None  # column or key that holds the text, with dots into objects; None is `text`
     delimiter: str | None = None  # csv: the character between cells; None is a comma
     subset: str | None = None  # hub: configuration of the dataset, where it has several
     split: str | None = None  # hub: split of the dataset; None is `train`
     # text, jsonl, csv: `auto` takes what is not UTF-8 for UTF-16 or Windows-1252, where it looks so, and counts it;
-    # utf-8 guesses nothing
-    encoding: Literal["utf-8", "auto", "latin-1", "cp1252", "utf-16"] = "utf-8"
+    # utf-8 guesses nothing; any other of Python's codecs (cp1250, cp1251, gb18030, shift_jis, ...) is taken at its word
+    encoding: str = "utf-8"
     # facts of a document by a name of yours: the column or key that holds each, such as licence: meta.license; how many
     # documents and tokens have which value is counted
     fields: dict[str, str] = field(default_factory=dict)
@@ -184,8 +187,21 @@ def _source_problems(config: PrepareConfig) -> Iterator[str]:
                 yield (
                     f"{where}.{key}={getattr(source, key)}: a source of kind {source.kind} does not read it. Remove it."
                 )
+        if (better := _encoding_problem(source.encoding)) is not None:
+            yield f"{where}.encoding={source.encoding}: {better}"
         if source.delimiter is not None and (len(source.delimiter) != 1 or source.delimiter in '\r\n"'):
             yield f'{where}.delimiter={source.delimiter!r}: must be one character, such as ; or "\\t". Correct it.'
+
+
+def _encoding_problem(encoding: str) -> str | None:
+    if encoding in ("auto", "utf-8"):
+        return None
+    try:
+        name = codecs.lookup(encoding).name
+        "text".encode(encoding)
+    except (LookupError, ValueError):
+        return "Python has no such encoding. Name one, such as cp1250 or gb18030, or auto."
+    return "written otherwise than here. Set it to utf-8." if name == "utf-8" else None
 
 
 def _field_problems(config: PrepareConfig) -> Iterator[str]:
