@@ -78,6 +78,7 @@ def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1))
     from data_prep.clean.contamination import evaluations_of
     from data_prep.clean.filters import make_screen
     from data_prep.make_tokenizer import adapt_tokenizer
+    from data_prep.read.sources import passed_over, passed_over_lines
     from data_prep.report import describe, fingerprint, is_finished
 
     out = Path(config.out)
@@ -91,6 +92,8 @@ def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1))
     evaluations_of(config)
     if config.tokenizer.path is not None:
         adapt_tokenizer(config.tokenizer.path, config.tokenizer.extend, config.tokenizer.spare_entries)
+    for line in passed_over_lines(passed_over(config)):
+        print(line, file=sys.stderr, flush=True)
     with _claimed(folder, part):
         try:
             work = _open_work(folder, config, asked, overwrite)

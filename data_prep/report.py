@@ -19,7 +19,7 @@ from data_prep.clean.contamination import set_named
 from data_prep.clean.documents import TRAIN, VALIDATION, SourceTally, Tally
 from data_prep.make_tokenizer import tokenizer_file
 from data_prep.read.encodings import UTF_8
-from data_prep.read.sources import file_state, source_files
+from data_prep.read.sources import file_state, passed_over_lines, source_files
 from modernbert_train import __version__
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.data.dataset_card import LENGTHS, file_sha256, read_card
@@ -27,6 +27,7 @@ from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.data.statistics import length_bins
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.read_json import read_json
+from modernbert_train.text import table
 
 REPORT = "prepare_report.json"
 Fingerprint = dict[str, Any]
@@ -35,8 +36,8 @@ Fingerprint = dict[str, Any]
 def fingerprint(config: PrepareConfig) -> Fingerprint:
     """The spec without what does not change the dataset, and a digest of the files it reads.
 
-    `encoding`, `decontaminate`, fields and `streams` are left out where they are the default: datasets that were made
-    before there were these keys stay what they are.
+    `encoding`, `decontaminate`, fields, `delimiter` and `streams` are left out where they are the default: datasets
+    that were made before there were these keys stay what they are.
 
     Of a hub dataset that is not on this disk only the name is known.
 
@@ -44,11 +45,12 @@ def fingerprint(config: PrepareConfig) -> Fingerprint:
         DataError: a source has no files, or the given tokenizer does not exist.
     """
     spec = dataclasses.asdict(config)
-    del spec["out"], spec["executor"]
+    del spec["out"], spec["executor"], spec["max_left_out"]
     for each in [*spec["sources"].values(), *spec["decontaminate"].values()]:
         if each["encoding"] == UTF_8:
             del each["encoding"]
-        for key in ("fields", "fixed_fields"):
+        del each["max_left_out"]
+        for key in ("fields", "fixed_fields", "delimiter"):
             if not each[key]:
                 del each[key]
     if config.streams.field is None:
@@ -113,7 +115,9 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool) -> bool:
     return True
 
 
-def write_report(folder: Path, asked: Fingerprint, tally: Tally, tasks: int) -> None:
+def write_report(
+    folder: Path, asked: Fingerprint, tally: Tally, tasks: int, not_read: dict[str, dict[str, int]]
+) -> None:
     """Write prepare_report.json beside the splits; asserts that no document vanished, of any source.
 
     Args:
@@ -121,6 +125,7 @@ def write_report(folder: Path, asked: Fingerprint, tally: Tally, tasks: int) -> 
         asked: what identifies the dataset.
         tally: what became of every document.
         tasks: the corpus was cut into.
+        not_read: files that lie in folders of the sources, see sources.passed_over.
     """
     total = tally.total()
     cards = {split: read_card(folder / split) for split in _splits(folder)}
@@ -133,6 +138,7 @@ def write_report(folder: Path, asked: Fingerprint, tally: Tally, tasks: int) -> 
         **_counts(total),
         "first_dropped": dict(sorted(tally.offenders.items())),
         "sources": {name: _counts(each) for name, each in tally.sources.items()},
+        "not_read": not_read,
         "lengths": {split: length_bins(np.load(folder / split / LENGTHS, mmap_mode="r")) for split in cards},
         "tasks": tasks,
         "seconds": {stage: round(value, 1) for stage, value in tally.seconds.items()},
@@ -150,14 +156,23 @@ def describe(out: Path) -> str:
     ]
     lines += [f"{split}, {name} by tokens: {counts}" for split, name, counts in _fields(out)]
     lines += _streams(out, report)
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in report["dropped"].items()) or "none"
     if report["altered"]:
         altered = ", ".join(f"{count:,} by {what}" for what, count in report["altered"].items())
         lines.append(f"altered: {altered}")
-    lines.append(f"left out of {report['documents_read']:,} documents read: {dropped} (listed in {out / REPORT})")
-    if report["dropped"].keys() & {"not_utf8", "nul_byte"}:
-        lines.append("for text in Latin-1, Windows-1252 or UTF-16: sources.NAME.encoding=auto, and another out")
-    return "\n".join(lines)
+    if report["dropped"]:
+        lines.append(f"the first that were left out for each reason: {out / REPORT}")
+    lines += passed_over_lines(report.get("not_read", {}))
+    return "\n".join([*lines, _source_table(report["sources"])])
+
+
+def _source_table(sources: dict[str, Any]) -> str:
+    """What became of each source, for a person."""
+    rows = [["source", "in", "kept", "left out", ""]]
+    for name, each in sources.items():
+        kept, dropped = sum(split["documents"] for split in each["written"].values()), each["dropped"]
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        rows.append([name, f"{each['documents_read']:,}", f"{kept:,}", f"{sum(dropped.values()):,}", reasons])
+    return table(rows, numbers=True)
 
 
 def _fields(out: Path) -> Iterator[tuple[str, str, FieldCounts]]:

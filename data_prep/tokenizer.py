@@ -15,15 +15,16 @@ from typing import Any
 if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from data_prep.clean.documents import Kept, examine
+from data_prep.clean.documents import Kept, Tally, examine
 from data_prep.clean.filters import make_screen
+from data_prep.clean.losses import losses
 from data_prep.make_tokenizer import adapt_tokenizer, num_entries, require_size, save_tokenizer, train_tokenizer
 from data_prep.read.items import Document
 from data_prep.read.sources import read_source
 from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig, prepare_problems
-from modernbert_train.errors import ConfigError, RunError
+from modernbert_train.errors import ConfigError, DataError, RunError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,15 +85,21 @@ def _make_folder(parsed: argparse.Namespace) -> str:
 
 
 def _texts(config: PrepareConfig) -> Iterator[str]:
-    screen, left_out = make_screen({}), 0
+    """The texts; raises DataError after the last of them if too much was lost on the way."""
+    screen, tally = make_screen({}), Tally()
     for name, source in config.sources.items():
+        counts = tally.source(name)
         for item in read_source(name, source, config.max_characters):
+            counts.read += 1
             kept = examine(item, config, screen) if isinstance(item, Document) else item
             if isinstance(kept, Kept):
+                counts.documents[kept.split] += 1
                 yield kept.text
             else:
-                left_out += 1
-    print(f"{left_out} damaged or empty documents left out", file=sys.stderr)
+                tally.leave_out(name, kept, config.on_error)
+    for name, lost, _ in losses(config, tally):
+        raise DataError(f"{config.sources[name].path}: {lost} Correct --kind and --text-field, or the files.")
+    print(f"{tally.total().dropped.total()} damaged or empty documents left out", file=sys.stderr)
 
 
 if __name__ == "__main__":

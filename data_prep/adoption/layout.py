@@ -7,6 +7,7 @@ it; or there is one in each folder below. Nothing is opened here but indexes.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -316,7 +317,8 @@ def _id_column(root: str, entry: Entry) -> str:
         if name in columns:
             raise ConfigError(
                 f"{root}: holds text (column {name}) and no ids. Tokenise it: python data_prep/prepare.py "
-                f"out=data/mine sources.mine={{kind: mds, path: {root}, text_field: {name}}} tokenizer.path=TOKENIZER"
+                f"out=data/mine sources.mine.kind=mds {shlex.quote(f'sources.mine.path={root}')} "
+                f"sources.mine.text_field={name} tokenizer.path=TOKENIZER"
             )
     shown = ", ".join(f"{name} ({encoding})" for name, encoding in columns.items())
     raise ConfigError(f"{root}: no column {' or '.join(ID_COLUMNS)} among {shown}. Name it with --column.")

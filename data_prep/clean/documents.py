@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from math import floor
 from typing import Any
 
 from data_prep.clean.fields import SplitFields, as_text, stream_of
@@ -22,6 +23,7 @@ from modernbert_train.errors import DataError
 TRAIN = "train"
 VALIDATION = "validation"
 SPLITS = (TRAIN, VALIDATION)
+_SHARES = 1000  # a share in an error has so many steps
 OFFENDERS_LISTED = 20
 _NAMED = 20  # values of a field in an error
 
@@ -43,6 +45,7 @@ class Kept:
     bytes: int
     altered: list[str]
     fields: Mapping[str, str | None] = field(default_factory=dict)
+    draw: float = 0.0  # from 0 to 1, by its text: below validation_share it is held out
 
 
 @dataclass
@@ -52,13 +55,17 @@ class SourceTally:
     read: int = 0
     altered: Counter[str] = field(default_factory=Counter)  # what was changed -> documents that were read
     dropped: Counter[str] = field(default_factory=Counter)  # reason -> documents
+    damaged: Counter[str] = field(default_factory=Counter)  # reason -> those of them with which something is wrong
     documents: Counter[str] = field(default_factory=Counter)  # split -> documents that are kept
     text_bytes: Counter[str] = field(default_factory=Counter)  # split -> UTF-8 bytes of them
     tokens: Counter[str] = field(default_factory=Counter)  # split -> tokens of them
+    input_bytes: Counter[str] = field(default_factory=Counter)  # "all", and "lost": files not read to the end
+    first: dict[str, str] = field(default_factory=dict)  # reason -> the first that is damaged, with what is wrong
 
     def add(self, other: SourceTally) -> None:
         self.read += other.read
-        for name in ("altered", "dropped", "documents", "text_bytes", "tokens"):
+        self.first = other.first | self.first
+        for name in ("altered", "dropped", "damaged", "input_bytes", "documents", "text_bytes", "tokens"):
             getattr(self, name).update(getattr(other, name))
 
 
@@ -70,6 +77,7 @@ class Tally:
     fields: dict[str, SplitFields] = field(default_factory=dict)  # split -> its documents by their fields
     offenders: dict[str, list[str]] = field(default_factory=dict)  # reason -> the first few, with what is wrong
     seconds: dict[str, float] = field(default_factory=dict)  # stage -> time of its tasks, one after the other
+    draws: list[float] = field(default_factory=list)  # the lowest and the highest of a document that is kept
 
     def source(self, name: str) -> SourceTally:
         return self.sources.setdefault(name, SourceTally())
@@ -97,8 +105,12 @@ class Tally:
                 f"{item.id}: {item.detail}. Fix or remove it, or set on_error=skip to leave out and count what is "
                 "damaged."
             )
-        self.source(source).dropped[item.reason] += 1
-        self._list(item.reason, f"{item.id}: {item.detail}")
+        counts, found = self.source(source), f"{item.id}: {item.detail}"
+        counts.dropped[item.reason] += 1
+        if item.damaged:
+            counts.damaged[item.reason] += 1
+            counts.first.setdefault(item.reason, found)
+        self._list(item.reason, found)
 
     def add(self, other: Tally) -> None:
         for name, each in other.sources.items():
@@ -110,6 +122,12 @@ class Tally:
                 self._list(reason, offender)
         for stage, seconds in other.seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        for draw in other.draws:
+            self.drawn(draw)
+
+    def drawn(self, draw: float) -> None:
+        """Remember what a document draws, to say which validation_share would do."""
+        self.draws = [min([draw, *self.draws]), max([draw, *self.draws])]
 
     def to_json(self) -> dict[str, Any]:
         fields = {split: asdict(each) for split, each in self.fields.items()}
@@ -119,10 +137,10 @@ class Tally:
     def from_json(cls, content: dict[str, Any]) -> Tally:
         sources = {}
         for name, counts in content["sources"].items():
-            read = counts.pop("read")
-            sources[name] = SourceTally(read, **{key: Counter(value) for key, value in counts.items()})
+            read, first = counts.pop("read"), counts.pop("first")
+            sources[name] = SourceTally(read, **{key: Counter(value) for key, value in counts.items()}, first=first)
         fields = {split: SplitFields.from_json(each) for split, each in content["fields"].items()}
-        return cls(sources, fields, content["offenders"], content["seconds"])
+        return cls(sources, fields, content["offenders"], content["seconds"], content["draws"])
 
     def _list(self, reason: str, offender: str) -> None:
         listed = self.offenders.setdefault(reason, [])
@@ -149,8 +167,9 @@ def examine(document: Document, config: PrepareConfig, screen: Screen) -> Kept |
             return problem
         encoded = screened.text.encode("utf-8")
     altered = ([document.altered] if document.altered else []) + screened.altered
-    split = VALIDATION if _unit(encoded, 0) < config.validation_share else _training_split(config, document)
-    return Kept(split, screened.text, len(encoded), altered, values_of(document, config))
+    draw = _unit(encoded, 0)
+    split = VALIDATION if draw < config.validation_share else _training_split(config, document)
+    return Kept(split, screened.text, len(encoded), altered, values_of(document, config), draw)
 
 
 def values_of(document: Document, config: PrepareConfig) -> dict[str, str | None]:
@@ -202,9 +221,18 @@ def require_documents(config: PrepareConfig, tally: Tally) -> None:
     if empty:
         raise DataError(
             f"validation_share={config.validation_share} of {kept} documents leaves none for {empty[0]}. "
-            "Add documents (a file of many texts can be made JSONL, one text a line), or change validation_share; "
-            "0 holds out none."
+            f"{_shares_that_work(tally)} Or add documents (a file of many texts can be made JSONL, one text a line); "
+            "validation_share=0 holds out none."
         )
+
+
+def _shares_that_work(tally: Tally) -> str:
+    """Documents are drawn by the hash of their text, so few of them may need a share far from what is asked for."""
+    lowest, highest = tally.draws or [0.0, 0.0]
+    least, most = (floor(lowest * _SHARES) + 1) / _SHARES, floor(highest * _SHARES) / _SHARES
+    if least > most:
+        return "No share gives both splits a document."
+    return f"With these documents a validation_share from {least:g} to {most:g} gives both splits one."
 
 
 def _empty_stream(config: PrepareConfig, tally: Tally, split: str) -> str:

@@ -1,14 +1,18 @@
 """Text in other encodings than UTF-8: what `auto` takes bytes for, and what it refuses to guess.
 
 Any bytes at all are some text in Windows-1252, so that text of other encodings, binary files and damaged UTF-8 must be
-kept out by what they look like: text of the western languages is mostly ASCII, has no control characters, and its other
-bytes do not form the sequences of UTF-8.
+kept out by what they look like: text of the western languages is mostly ASCII, has no control characters, its other
+bytes do not form the sequences of UTF-8, and its letters are those of one language in each line. Polish as Windows-1252
+has "³" within words, Czech "ì" beside "ø", Turkish "ð" beside "ç".
 """
 
 from __future__ import annotations
 
 import codecs
+import re
+from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -16,8 +20,37 @@ UTF_8 = "utf-8"
 AUTO = "auto"
 _UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _CONTROLS = np.array([byte < 32 and chr(byte) not in "\t\n\r\f\x1b" for byte in range(256)])
+_SURE = 4  # characters
+_LOOKED_AT = 1 << 24  # bytes of a file
+_GUESSED_AT = 1 << 16  # bytes that are not UTF-8, for a library that tries every encoding
 _UNDEFINED = (0x81, 0x8D, 0x8F, 0x90, 0x9D)  # in Windows-1252
 _MOST_OTHER = 0.3  # share of bytes beyond ASCII; of western text they are at most a tenth, of Cyrillic the most
+_SAMPLE = 1 << 20  # bytes of lines beyond ASCII whose letters are looked at
+_MOST_STRANGE = 0.1  # share of strange letters in a western line, and ...
+_MOST_STRANGE_LINES = 0.05  # ... of strange lines in a text; of the western texts looked at, none had one
+# letters beyond ASCII of the western languages, and those that their texts borrow
+_ALPHABETS = (
+    "àâæçéèêëîïôœùûüÿ",  # French
+    "äöüßéèà",  # German
+    "áéíóúüñïç",  # Spanish, Irish
+    "áâãàçéêíóôõúü",  # Portuguese
+    "àèéìòùîó",  # Italian, Gaelic
+    "éèëêïöüáóíúàâôûç",  # Dutch, Afrikaans, Welsh
+    "æøåéèêòôóäöü",  # Danish, Norwegian
+    "åäöéàüá",  # Swedish
+    "åäöšžéü",  # Finnish
+    "áðéíóúýþæöø",  # Icelandic, Faroese
+    "äõöüšžé",  # Estonian
+    "àçèéíïòóúüñ",  # Catalan
+    "ëçéèôâ",  # Albanian
+)
+_SIGNS = "ªºµƒˆ"  # letters to Python
+_BETWEEN = re.compile(  # signs that western text does not have within words
+    r"(?<=[^\W\d_])[^\w\s\x00-\x7f\u2018-\u201d\u2013\u2014\u2026\u2039\u203a«»·®\u2122\xad](?=[^\W\d_])"
+    r"|(?<=[^\W\d_])[ªº¹²³](?=[^\W\d_])|(?<=[^\W\d_])[¿¡]"
+)
+_RUNS = re.compile(r"[^\W\d_\x00-\x7f]{3,}")
+_CAPITALS = re.compile(r"(?<=[a-z])[À-ÖØ-ÞŠŒŽŸ]")
 _ZEROS = 0.4  # share of zero bytes in every second place from which text without a mark is UTF-16
 
 
@@ -30,6 +63,8 @@ class Look:
         self._begin = b""
         self._decoder = codecs.getincrementaldecoder(UTF_8)("replace")
         self._bad = self._good = 0  # characters that are no UTF-8, and those beyond ASCII that are
+        self._sample = bytearray()  # lines beyond ASCII
+        self._rest = bytearray()  # of a line that goes into the next block
 
     def see(self, block: bytes) -> None:
         """Look at the next bytes."""
@@ -39,6 +74,11 @@ class Look:
         for parity in (0, 1):
             self._counts[(parity + self._size) % 2] += np.bincount(places[parity::2], minlength=256)
         self._size += len(block)
+        if len(self._sample) < _SAMPLE:
+            self._rest += block
+            whole = len(self._rest) if len(self._rest) > _SAMPLE else self._rest.rfind(b"\n") + 1
+            self._take_lines(bytes(self._rest[:whole]))
+            del self._rest[:whole]
         self._see_text(self._decoder.decode(block))
 
     def encoding(self) -> str | None:
@@ -53,7 +93,14 @@ class Look:
             return UTF_8
         damaged = self._good >= self._bad
         western = counts[128:].sum() <= _MOST_OTHER * self._size and not counts[list(_UNDEFINED)].any()
-        return "cp1252" if western and not damaged and not counts[_CONTROLS].any() else None
+        if not western or damaged or counts[_CONTROLS].any():
+            return None
+        self._take_lines(bytes(self._rest))
+        return "cp1252" if _has_western_letters(bytes(self._sample)) else None
+
+    def _take_lines(self, lines: bytes) -> None:
+        if not lines.isascii():
+            self._sample += b"".join(line for line in lines.splitlines(keepends=True) if not line.isascii())
 
     def _see_text(self, text: str) -> None:
         other = sum(char > "\x7f" for char in text) if not text.isascii() else 0
@@ -70,12 +117,66 @@ class Look:
         return None
 
 
+def _has_western_letters(sample: bytes) -> bool:
+    lines = sample.decode("cp1252", "replace").splitlines()
+    strange = sum(_strangeness(line) > _MOST_STRANGE for line in lines)
+    return strange <= _MOST_STRANGE_LINES * len(lines)
+
+
+def _strangeness(line: str) -> float:
+    """The share of characters beyond ASCII that no western language has there."""
+    beyond = [char for char in line.lower() if char > "\x7f"]
+    letters = Counter(char for char in beyond if char.isalpha() and char not in _SIGNS)
+    others = min(sum(count for char, count in letters.items() if char not in alphabet) for alphabet in _ALPHABETS)
+    runs = sum(len(run) for run in _RUNS.findall(line))
+    return (others + runs + len(_BETWEEN.findall(line)) + len(_CAPITALS.findall(line))) / max(1, len(beyond))
+
+
 def guess(blocks: Iterable[bytes]) -> str | None:
     """What `auto` takes bytes for; see `Look.encoding`."""
     look = Look()
     for block in blocks:
         look.see(block)
     return look.encoding()
+
+
+def look_at(file: Path) -> str | None:
+    """What a file is taken for, or those of its lines that are not UTF-8; where `auto` refuses to guess, a guess.
+
+    Raises:
+        OSError, EOFError, ValueError: it cannot be read.
+    """
+    from data_prep.read.lines import open_unpacked  # which imports this
+
+    with open_unpacked(file) as content:
+        block = content.read(_LOOKED_AT)
+    if (found := guess([block])) is not None:
+        return found
+    lines = b"".join(line for line in block.splitlines(keepends=True) if not _is_utf_8(line))
+    if (found := guess([lines])) is not None:
+        return found
+    from charset_normalizer import from_bytes
+
+    best = from_bytes(lines[:_GUESSED_AT]).best()
+    return None if best is None else best.encoding
+
+
+def _is_utf_8(line: bytes) -> bool:
+    try:
+        line.decode(UTF_8)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def is_surely_utf_8(raw: bytes) -> bool:
+    """Whether bytes have several characters beyond ASCII and are UTF-8, which text in another encoding is by chance."""
+    if raw.isascii():
+        return False
+    try:
+        return sum(char > "\x7f" for char in raw.decode(UTF_8)) >= _SURE
+    except UnicodeDecodeError:
+        return False
 
 
 def has_utf_16_mark(begin: bytes) -> bool:
@@ -87,6 +188,11 @@ def codec_of(encoding: str, begin: bytes) -> str:
     if encoding == "utf-16":
         return _UTF_16.get(begin[:2], "utf-16-le")
     return encoding
+
+
+def is_ascii_based(encoding: str) -> bool:
+    """Whether bytes below 128 are ASCII characters in it, so that lines are found before they are decoded."""
+    return encoding == AUTO or "{}\n".encode(encoding) == b"{}\n"
 
 
 def family(codec: str) -> str:

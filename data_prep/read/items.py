@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from data_prep.read.encodings import AUTO, UTF_8, codec_of, family, guess
+from data_prep.read.encodings import AUTO, UTF_8, codec_of, family, guess, is_ascii_based, is_surely_utf_8
+from modernbert_train.text import shorten
 
 BYTE_ORDER_MARK = "byte_order_mark"
+_LETTERS = 300  # of the names of columns
 NO_FIELDS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -39,18 +42,31 @@ class LeftOut:
         reason: one of a few words, counted in the report.
         detail: what is wrong, with its value and its place.
         damaged: whether something is wrong with it; else it is only not wanted, and `on_error` does not ask for it.
+        rest: whether it is the rest of a file, or of the part of one that is read, and not one document.
     """
 
     id: str
     reason: str
     detail: str
     damaged: bool = True
+    rest: bool = False
 
 
 def unreadable(id: str, error: Exception) -> LeftOut:
     """A file, or the rest of one, that cannot be read."""
     words = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-    return LeftOut(id, "unreadable", f"cannot be read ({' '.join(str(words).split())})")
+    return LeftOut(id, "unreadable", f"cannot be read ({' '.join(str(words).split())})", rest=True)
+
+
+def no_text(id: str, text_field: str, found: Iterable[str], hint: str = "") -> LeftOut:
+    """A file without the column that holds the text, with those that it has."""
+    names = ", ".join(map(repr, found)) or "none"
+    return LeftOut(id, "no_text", f"no column {text_field!r} among {shorten(names, _LETTERS)}{hint}", rest=True)
+
+
+def no_lines(file: Path) -> LeftOut:
+    """A file in which no document stands, though it should hold several."""
+    return LeftOut(str(file), "empty", "a file without any document")
 
 
 def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8) -> Document | LeftOut:
@@ -64,11 +80,13 @@ def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8) -> Docum
     """
     codec = guess([raw]) if encoding == AUTO else codec_of(encoding, raw)
     if codec not in (UTF_8, None):
+        if encoding != AUTO and is_ascii_based(encoding) and is_surely_utf_8(raw):
+            return LeftOut(id, f"not_{family(codec).replace('-', '_')}", f"not {family(codec)}: it is UTF-8")
         try:
             return Document(id, raw.decode(codec).removeprefix("\ufeff"), decoded_as(codec))
-        except UnicodeDecodeError as error:
-            name = family(codec)
-            found = f"not {name}: byte 0x{raw[error.start]:02x} at offset {offset + error.start}"
+        except UnicodeError as error:
+            name, at = family(codec), getattr(error, "start", 0)
+            found = f"not {name}: byte 0x{raw[at]:02x} at offset {offset + at}"
             return LeftOut(id, f"not_{name.replace('-', '_')}", found)
     try:
         text = raw.decode("utf-8")
@@ -92,9 +110,10 @@ def take_text(
     fields: Mapping[str, str] = NO_FIELDS,
 ) -> Document | LeftOut:
     """The text of a row of any format, and its fields, by the columns that `fields` names."""
-    if text_field not in row:
-        return LeftOut(id, "no_text", f"no field {text_field!r} among {', '.join(map(repr, row)) or 'none'}")
-    text = row[text_field]
+    text = _value(row, text_field)
+    if text is None and text_field not in row and text_field.split(".")[0] not in row:
+        names = shorten(", ".join(map(repr, row)) or "none", _LETTERS)
+        return LeftOut(id, "no_text", f"no field {text_field!r} among {names}")
     if not isinstance(text, str):
         return LeftOut(id, "no_text", f"field {text_field!r} is {'null' if text is None else type(text).__name__}")
     return Document(id, text, altered, take_fields(row, fields))
@@ -104,9 +123,13 @@ def take_fields(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, 
     """Those fields that a row has; a column with dots that is none is a way through objects."""
     found = {}
     for name, column in fields.items():
-        value: Any = row
-        for key in (column,) if column in row else column.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value is not None:
+        if (value := _value(row, column)) is not None:
             found[name] = value
     return found
+
+
+def _value(row: Mapping[str, Any], column: str) -> Any:
+    value: Any = row
+    for key in (column,) if column in row else column.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -7,19 +7,25 @@ to the span in which it begins, so a file can be cut at any byte.
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import io
 import json
+import lzma
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.read.encodings import AUTO, UTF_8, codec_of, has_utf_16_mark
-from data_prep.read.items import NO_FIELDS, Document, LeftOut, decode, decoded_as, take_text, unreadable
+from data_prep.read.encodings import AUTO, UTF_8, codec_of, has_utf_16_mark, is_ascii_based
+from data_prep.read.items import NO_FIELDS, Document, LeftOut, decode, decoded_as, no_lines, take_text, unreadable
 
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zstd")  # compressed files, by the end of their names
+DAMAGED = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)  # what reading a file may raise, however packed
 _BLOCK_BYTES = 1 << 17  # small, because a block of repetitions decompresses to thousands of times its size
+_ONE_A_LINE = "JSONL has one object a line: jq -c '.[]' FILE > FILE.jsonl makes it of an array"
 _ESCAPED_BYTES = 12  # JSON spells a character with at most so many bytes, as \ud83d\ude00
 _OTHER_FIELDS_BYTES = 1 << 24  # room for whatever else stands in a line
 
@@ -36,7 +42,7 @@ def read_jsonl(
     """Yield the documents of the lines that begin in [begin, end).
 
     Args:
-        file: .jsonl, .jsonl.gz or .jsonl.zst; only a plain file is read from the middle.
+        file: plain or compressed, see PACKED; only a plain file is read from the middle.
         text_field: key that holds the text.
         max_characters: a line that must hold more is not read into memory.
         begin, end: offsets in bytes; None is the end of the file.
@@ -53,7 +59,7 @@ def read_jsonl(
     try:
         with file.open("rb") as raw, _decompressed(file, raw) as unpacked:
             lines, altered = unpacked, None
-            if begin == 0 and (codec := _utf_16(unpacked, encoding)) is not None:
+            if begin == 0 and (codec := _whole(unpacked, encoding)) is not None:
                 lines, altered = io.BufferedReader(_Blocks(_recoded(unpacked, codec)), _BLOCK_BYTES), decoded_as(codec)
                 encoding = UTF_8
             if begin:
@@ -61,6 +67,8 @@ def read_jsonl(
             while end is None or offset < end:
                 line = lines.readline(longest)
                 if not line:
+                    if begin == number == 0:
+                        yield no_lines(file)
                     return
                 number += 1
                 id, size = id_of(number), len(line)
@@ -70,7 +78,7 @@ def read_jsonl(
                 elif line.strip():
                     yield _parse_line(id, line, offset, text_field, encoding, altered, fields)
                 offset += size
-    except (OSError, EOFError, ValueError) as error:  # what gzip and _Zstd raise on a damaged file
+    except DAMAGED as error:
         number += 1
         yield unreadable(f"{id_of(number)} and all after it", error)
 
@@ -106,15 +114,17 @@ def _parse_line(
     try:
         row: Any = json.loads(decoded.text)
     except (ValueError, RecursionError) as error:
-        return LeftOut(id, "not_json", f"not JSON ({error}), its line begins at offset {offset}")
+        several = f"; {_ONE_A_LINE}" if line.strip() in (b"[", b"{") else ""
+        return LeftOut(id, "not_json", f"not JSON ({error}), its line begins at offset {offset}{several}")
     if not isinstance(row, dict):
-        return LeftOut(id, "not_json", f"{type(row).__name__}, not an object, at offset {offset}")
+        several = f"; {_ONE_A_LINE}" if isinstance(row, list) else ""
+        return LeftOut(id, "not_json", f"{type(row).__name__}, not an object, at offset {offset}{several}")
     return take_text(id, row, text_field, altered or decoded.altered, fields)
 
 
 def can_be_cut(file: Path, encoding: str) -> bool:
     """Whether lines of a file are found from any byte of it: it is plain, and its bytes are not those of UTF-16."""
-    if file.suffix in (".gz", ".zst") or encoding == "utf-16":
+    if file.suffix in PACKED or not is_ascii_based(encoding):
         return False
     if encoding != AUTO:
         return True
@@ -132,10 +142,11 @@ def open_unpacked(file: Path) -> Iterator[BinaryIO]:
         yield content
 
 
-def _utf_16(content: BinaryIO, encoding: str) -> str | None:
-    """Python's name of the UTF-16 that content is in, if it is; nothing is read of it."""
+def _whole(content: BinaryIO, encoding: str) -> str | None:
+    """Python's name of the UTF-16 that content is in, if it is, or of another encoding whose lines are not found
+    before it is decoded; nothing is read of it."""
     if encoding not in (AUTO, "utf-16"):
-        return None
+        return None if is_ascii_based(encoding) else encoding
     begin = content.peek(2)[:2]  # type: ignore[attr-defined]
     return codec_of("utf-16", begin) if encoding == "utf-16" or has_utf_16_mark(begin) else None
 
@@ -151,7 +162,11 @@ def _recoded(content: BinaryIO, codec: str) -> Iterator[bytes]:
 def _decompressed(file: Path, raw: BinaryIO) -> BinaryIO:
     if file.suffix == ".gz":
         return gzip.open(raw)  # type: ignore[return-value]
-    if file.suffix == ".zst":
+    if file.suffix == ".bz2":
+        return bz2.open(raw)  # type: ignore[return-value]
+    if file.suffix == ".xz":
+        return lzma.open(raw)  # type: ignore[return-value]
+    if file.suffix in (".zst", ".zstd"):
         return io.BufferedReader(_Blocks(_zstd_blocks(raw)), _BLOCK_BYTES)
     return raw
 

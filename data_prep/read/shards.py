@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.read.items import NO_FIELDS, Document, LeftOut, decode, take_fields, unreadable
+from data_prep.read.items import NO_FIELDS, Document, LeftOut, decode, no_text, take_fields, unreadable
 
 _TEXT = ("str", "bytes")
 _NUMBERS = {"int": np.dtype(np.int64)} | {
@@ -50,8 +50,9 @@ def read_mds(file: Path, text_field: str, fields: Mapping[str, str] = NO_FIELDS)
         shard, header = open_alone(file.name, file.read_bytes())
         names = dict(zip(header["column_names"], header["column_encodings"], strict=True))
         if names.get(text_field) not in _TEXT:
-            found = ", ".join(f"{name} ({encoding})" for name, encoding in names.items())
-            raise ValueError(f"no column {text_field!r} of text among {found}")
+            found = [f"{name} ({encoding})" for name, encoding in names.items()]
+            yield no_text(f"{file}: all documents", text_field, found, "; it must hold text (str or bytes)")
+            return
         place = ColumnPlace(header, text_field)
         wanted = {c for column in fields.values() for c in (column, column.split(".")[0]) if _is_plain(names.get(c))}
         beside = {column: ColumnPlace(header, column) for column in wanted}

@@ -7,22 +7,29 @@ happens to a document. A file can be read in spans, so that a large one is work 
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
+from data_prep.read.delimited import read_csv
 from data_prep.read.encodings import UTF_8
 from data_prep.read.items import Document, LeftOut, decode, unreadable
-from data_prep.read.lines import read_jsonl
+from data_prep.read.lines import DAMAGED, PACKED, open_unpacked, read_jsonl
 from data_prep.read.shards import read_mds, without_unpacked
-from data_prep.read.tables import hub_shards, read_csv, read_hub, read_parquet
-from modernbert_train.config.tools.prepare import GLOBS, SourceConfig
+from data_prep.read.tables import hub_shards, read_hub, read_parquet
+from modernbert_train.config.tools.prepare import GLOBS, PrepareConfig, SourceConfig
 from modernbert_train.errors import ConfigError, DataError
 
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
+_MAGIC = "*?[{"
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_NO_END = "without an ending"
+_ENDS = 8  # listed in a message
 _TOPICS_BYTES = 700_000  # the topics of help() in Python 3.11
 _UNKNOWN_BYTES = 1 << 20  # of a part of a hub dataset that is not on this disk
 
@@ -69,11 +76,13 @@ def source_files(name: str, source: SourceConfig) -> list[Path]:
         return [path]
     root, patterns = path, (source.glob,) if source.glob else GLOBS[source.kind]
     if not path.is_dir():
-        if not any(letter in source.path for letter in "*?["):
+        if not any(letter in source.path for letter in _MAGIC):
             raise DataError(f"sources.{name}.path={source.path}: no such file or folder. Correct the path.")
         parts = path.parts
-        first = next(i for i, part in enumerate(parts) if any(letter in part for letter in "*?["))
+        first = next(i for i, part in enumerate(parts) if any(letter in part for letter in _MAGIC))
         root, patterns = Path(*parts[:first]), (str(Path(*parts[first:])),)
+    shown = " or ".join(patterns)
+    patterns = tuple(each for pattern in patterns for each in _alternatives(pattern))
     for pattern in patterns:
         if (problem := _pattern_problem(pattern)) is not None:
             raise ConfigError(
@@ -83,10 +92,65 @@ def source_files(name: str, source: SourceConfig) -> list[Path]:
     files = sorted({file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts)})
     if not files:
         raise DataError(
-            f"sources.{name}: no file in {root} matches {' or '.join(patterns)}. Correct sources.{name}.path, "
-            f"or set sources.{name}.glob to a pattern of your files."
+            f"sources.{name}: no file in {root} matches {shown}{_lies_there(root)}. Correct sources.{name}.path, "
+            f"or set sources.{name}.glob to a pattern of your files, such as **/*.{{md,txt}}."
         )
     return without_unpacked(files) if source.kind == "mds" else files
+
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    """The patterns that {a,b} in one means."""
+    found = _BRACES.search(pattern)
+    if found is None:
+        yield pattern
+        return
+    for each in found[1].split(","):
+        yield from _alternatives(pattern[: found.start()] + each + pattern[found.end() :])
+
+
+def passed_over(config: PrepareConfig) -> dict[str, dict[str, int]]:
+    """By source that is a folder, how many files in it no source takes, by the end of their names; without hidden ones.
+
+    Shards have other files beside them, and a dataset of the hub its own layout.
+    """
+    every = [*config.sources.items(), *config.decontaminate.items()]
+    taken = {os.path.abspath(file) for name, source in every for file in source_files(name, source)}
+    return {
+        name: dict(found.most_common())
+        for name, source in config.sources.items()
+        if source.kind in ("text", "jsonl", "parquet", "csv") and (found := _endings(Path(source.path or ""), taken))
+    }
+
+
+def passed_over_lines(found: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """The same for a person."""
+    for name, endings in found.items():
+        yield (
+            f"sources.{name}: {sum(endings.values()):,} files of its folder are not read: {_shown(endings)}. To read "
+            f"them, set sources.{name}.glob, or add a source."
+        )
+
+
+def _endings(root: Path, taken: Collection[str]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for place, folders, files in os.walk(root):
+        folders[:] = [folder for folder in folders if not folder.startswith(".")]
+        for name in files:
+            if not name.startswith(".") and os.path.abspath(os.path.join(place, name)) not in taken:
+                ends = PurePosixPath(name).suffixes[-2 if name.endswith(PACKED) else -1 :]
+                found["".join(ends) or _NO_END] += 1
+    return found
+
+
+def _shown(endings: Mapping[str, int]) -> str:
+    most = Counter(endings).most_common(_ENDS)
+    rest = sum(endings.values()) - sum(number for _, number in most)
+    return ", ".join([f"{number:,} {end}" for end, number in most] + [f"{rest:,} others"] * bool(rest))
+
+
+def _lies_there(root: Path) -> str:
+    found = _endings(root, ())
+    return f" ({_shown(found)} are there)" if found else ""
 
 
 def _pattern_problem(pattern: str) -> str | None:
@@ -195,7 +259,7 @@ def _items(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Do
     elif source.kind == "parquet":
         yield from read_parquet(Path(span.path), text_field, span.begin, span.end, fields)
     elif source.kind == "csv":
-        yield from read_csv(Path(span.path), text_field, source.encoding, fields)
+        yield from read_csv(Path(span.path), text_field, source.encoding, fields, source.delimiter or ",")
     elif source.kind == "mds":
         yield from read_mds(Path(span.path), text_field, fields)
     else:
@@ -224,10 +288,16 @@ def _read_text(file: Path, max_characters: int, encoding: str) -> Document | Lef
     id = str(file)
     try:
         size = file.stat().st_size
-        if size > 4 * max_characters:  # no encoding needs more bytes a character
+        most, raw = 4 * max_characters, b""  # no encoding needs more bytes a character
+        if file.suffix in PACKED:
+            with open_unpacked(file) as content:
+                raw = content.read(most + 1)
+            size = len(raw)
+        elif size <= most:
+            raw = file.read_bytes()
+        if size > most:
             return LeftOut(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
-        raw = file.read_bytes()
-    except OSError as error:
+    except DAMAGED as error:
         return unreadable(id, error)
     if encoding == UTF_8 and b"\0" in raw:  # before decoding, because UTF-16 is both and this says it better
         return LeftOut(id, "nul_byte", f"NUL byte at offset {raw.index(0)}, so this is not UTF-8 text")

@@ -16,7 +16,7 @@ from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
 from data_prep.clean.contamination import Evaluations, evaluations_of
-from data_prep.clean.documents import Kept, Tally, examine, splits_of, values_of
+from data_prep.clean.documents import Kept, SourceTally, Tally, examine, splits_of, values_of
 from data_prep.clean.filters import make_screen
 from data_prep.read.items import Document, LeftOut
 from data_prep.read.sources import read_span
@@ -26,7 +26,7 @@ from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.errors import DataError
 
 _LEFT_OUT = 255  # code of an item that is not written; others are positions in `splits_of`
-_COMPRESSED_FILES = (".gz", ".zst", ".parquet")
+_COMPRESSED_FILES = (".gz", ".zst", ".bz2", ".xz", ".zstd", ".parquet")
 _COMPRESSED = 3  # characters of text in a byte of such a file, for the progress only
 SOURCE, SPLIT, RANK, FIELDS = "source", "split", "rank", "fields"  # keys of a pipeline document's metadata
 
@@ -40,15 +40,19 @@ class _Reader(PipelineStep):
         self._config = config
         self._stage = stage
 
-    def _items(self, rank: int) -> Iterator[tuple[str, Document | LeftOut]]:
-        """Everything that stands in the spans of a task, with the name of its source."""
+    def _items(self, rank: int, tally: Tally | None = None) -> Iterator[tuple[str, Document | LeftOut]]:
+        """Everything that stands in the spans of a task, with the name of its source; counts bytes in a tally."""
         progress = TaskProgress(self._work.folder, self._stage, rank)
         for span in self._work.spans(rank):
             characters_per_byte = _COMPRESSED if (span.path or "").endswith(_COMPRESSED_FILES) else 1
+            counts = SourceTally() if tally is None else tally.source(span.source)
+            counts.input_bytes["all"] += span.size
             for item in read_span(span, self._config.sources[span.source], self._config.max_characters):
                 yield span.source, item
                 if isinstance(item, Document):
                     progress.read(len(item.text) // characters_per_byte, span.size)
+                elif item.rest:
+                    counts.input_bytes["lost"] += span.size
             progress.finish_span(span.size)
         progress.close()
 
@@ -63,7 +67,7 @@ class Survey(_Reader):
         started = time.monotonic()
         screen, evaluations = make_screen(self._config.filters), evaluations_of(self._config)
         tally, codes, splits = Tally(), bytearray(), splits_of(self._config)
-        for source, item in self._items(rank):
+        for source, item in self._items(rank, tally):
             counts = tally.source(source)
             counts.read += 1
             result = examine(item, self._config, screen) if isinstance(item, Document) else item
@@ -73,6 +77,7 @@ class Survey(_Reader):
                 tally.leave_out(source, result, self._config.on_error)
                 codes.append(_LEFT_OUT)
                 continue
+            tally.drawn(result.draw)
             counts.altered.update(result.altered)
             counts.documents[result.split] += 1
             counts.text_bytes[result.split] += result.bytes

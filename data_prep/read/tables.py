@@ -1,21 +1,15 @@
-"""Parquet by pyarrow, CSV and datasets of the Hugging Face hub by `datasets`, row by row.
+"""Parquet by pyarrow and datasets of the Hugging Face hub by `datasets`, row by row.
 
-CSV is read as text: otherwise "007" becomes 7 and "NA" becomes null. A Parquet file can be cut between its row
-groups, and a hub dataset where `datasets` itself cuts it; a CSV file cannot, because a cell may hold newlines.
+A Parquet file can be cut between its row groups, and a hub dataset where `datasets` itself cuts it.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_prep.read.encodings import AUTO, UTF_8, codec_of, guess
-from data_prep.read.items import NO_FIELDS, Document, LeftOut, decoded_as, take_text, unreadable
-from data_prep.read.lines import open_unpacked
+from data_prep.read.items import NO_FIELDS, Document, LeftOut, no_lines, no_text, take_text, unreadable
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.errors import DataError
 
@@ -44,8 +38,11 @@ def read_parquet(
     try:
         with pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
             names = table.schema_arrow.names
-            if text_field not in names:
-                raise ValueError(f"no column {text_field!r} among {', '.join(map(repr, names))}")
+            if text_field not in names and text_field.split(".")[0] not in names:
+                yield no_text(f"{file}: all rows", text_field, names)
+                return
+            if not table.metadata.num_rows:
+                yield no_lines(file)
             number = sum(table.metadata.row_group(i).num_rows for i in range(begin))
             groups = list(range(begin, table.num_row_groups if end is None else end))
             columns = [column for column in fields.values() if column in names or column.split(".")[0] in names]
@@ -54,48 +51,8 @@ def read_parquet(
                 for row in batch.to_pylist():
                     number += 1
                     yield take_text(f"{file}:{number}", row, text_field, fields=fields)
-    except Exception as error:  # whatever pyarrow raises; the rest of the span is lost with the row
+    except Exception as error:  # pyarrow raises what its codecs do; the rest of the span is lost with the row
         yield unreadable(f"{file}:{number + 1} and all after it", error)
-
-
-def read_csv(
-    file: Path, text_field: str, encoding: str = UTF_8, fields: Mapping[str, str] = NO_FIELDS
-) -> Iterator[Document | LeftOut]:
-    """Yield the rows of a CSV file, plain or .gz; `auto` reads it once more, to look at all of it."""
-    import datasets  # slow to import, and needed by few
-
-    options: dict[str, Any] = {"keep_default_na": False}
-    number, altered = 0, None
-    try:
-        if encoding != UTF_8 and (codec := _codec(file, encoding)) != UTF_8:
-            altered, options["encoding"] = decoded_as(codec), codec
-        columns = list(dict.fromkeys([text_field, *_present(file, fields, options.get("encoding", "utf-8-sig"))]))
-        features = datasets.Features({column: datasets.Value("string") for column in columns})
-        options |= {"usecols": columns, "features": features}
-        rows = datasets.load_dataset("csv", data_files=[str(file)], split="train", streaming=True, **options)
-        for number, row in enumerate(rows, start=1):
-            yield take_text(f"{file}:{number}", row, text_field, altered, fields)
-    except Exception as error:  # whatever pandas raises; the rest of the file is lost with the row
-        yield unreadable(f"{file}:{number + 1} and all after it", error)
-
-
-def _present(file: Path, fields: Mapping[str, str], codec: str) -> list[str]:
-    """Those columns of fields that a CSV file has."""
-    if not fields:
-        return []
-    with open_unpacked(file) as content:
-        head = next(csv.reader(io.TextIOWrapper(content, codec, newline="")), [])
-    return [column for column in fields.values() if column in head]
-
-
-def _codec(file: Path, encoding: str) -> str:
-    """Python's name of a file's encoding, which takes the byte order mark off; UTF-8 where there is no guess."""
-    with open_unpacked(file) as content:
-        begin = content.read(_BUFFER_BYTES)
-        found = codec_of(encoding, begin)
-        if encoding == AUTO:
-            found = guess(itertools.chain([begin], iter(lambda: content.read(_BUFFER_BYTES), b""))) or UTF_8
-        return "utf-16" if found.startswith("utf-16") and begin[:2] in (b"\xff\xfe", b"\xfe\xff") else found
 
 
 def hub_shards(name: str, source: SourceConfig) -> int:

@@ -22,6 +22,7 @@ from datatrove.pipeline.base import PipelineStep
 
 from data_prep.clean import duplicates
 from data_prep.clean.documents import VALIDATION, require_documents, training_draw
+from data_prep.clean.losses import require_little_lost
 from data_prep.make_tokenizer import adapt_tokenizer, require_size, save_tokenizer, train_tokenizer
 from data_prep.read.steps import SPLIT, Replay, Survey, read_tallies
 from data_prep.report import Fingerprint
@@ -93,11 +94,13 @@ class MakeTokenizer(PipelineStep):
         """Write the tokenizer's folder.
 
         Raises:
-            DataError: the survey has left too few documents, or too little text for the size that is asked for.
+            DataError: the survey has left too few documents, too few of a source, or too little text for the size that
+                is asked for.
             StorageError: the disk is too small for what will be written.
         """
         settings = self._config.tokenizer
         survey = read_tallies(self._work, "survey")
+        require_little_lost(self._config, survey)
         require_documents(self._config, survey)
         text_bytes = survey.total().text_bytes.total()
         require_space(Path(self._config.out), int(text_bytes * _DISK_BYTES_PER_TEXT_BYTE) + _DISK_BYTES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,9 @@ import numpy as np
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
-from data_prep.clean.documents import SourceTally, Tally, require_documents, splits_of
+from data_prep.clean.documents import Tally, require_documents, splits_of
+from data_prep.clean.losses import require_little_lost
+from data_prep.read.sources import passed_over
 from data_prep.read.steps import read_tallies
 from data_prep.report import Fingerprint, write_report
 from data_prep.tasks.work import Work
@@ -62,11 +65,12 @@ class Merge(PipelineStep):
         """Write the dataset.
 
         Raises:
-            DataError: duplicates and filters have left a split empty.
+            DataError: duplicates and filters have left a split empty, or too much of a source is lost.
             StorageError: a disk operation fails, or a shard is not what its task wrote.
         """
         survey, tokenise = (read_tallies(self._work, stage) for stage in self._stages)
         tally = _joined(survey, tokenise)
+        require_little_lost(self._config, tally)
         require_documents(self._config, tally)
         with workspace(Path(self._config.out)) as folder:
             shutil.copytree(self._work.tokenizer, folder / "tokenizer")
@@ -74,7 +78,7 @@ class Merge(PipelineStep):
                 parts = [self._work.shards(rank) / split for rank in range(self._work.tasks)]
                 fields = tally.fields[split].listed() if split in tally.fields else None
                 merge_split(parts, folder / split, fields)
-            write_report(folder, self._asked, tally, self._work.tasks)
+            write_report(folder, self._asked, tally, self._work.tasks, passed_over(self._config))
 
 
 def merge_split(parts: list[Path], folder: Path, fields: dict[str, FieldCounts] | None = None) -> None:
@@ -157,6 +161,6 @@ def _joined(survey: Tally, tokenise: Tally) -> Tally:
     tally.add(survey)
     tally.fields = {}
     for name, each in tally.sources.items():
-        tally.sources[name] = SourceTally(read=each.read, altered=each.altered, dropped=each.dropped)
+        tally.sources[name] = replace(each, documents=Counter(), text_bytes=Counter(), tokens=Counter())
     tally.add(tokenise)
     return tally

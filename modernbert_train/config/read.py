@@ -6,6 +6,7 @@ file's own keys win over theirs. So a recipe's phases are written once and used 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -114,6 +115,8 @@ def read_override(override: str, origins: Origins, errors: list[str]) -> dict[st
         )
         return {}
     try:
+        # a pattern of files, and no alias: an override has nothing that it could be one of
+        text = text if not text.startswith("*") else json.dumps(text)
         node = compose(text) or yaml.ScalarNode("tag:yaml.org,2002:null", "")
     except Beyond as error:
         errors.append(f"{shown(override)}: {error}")

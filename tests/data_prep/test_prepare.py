@@ -105,7 +105,13 @@ def test_every_damaged_document_is_counted(command: Command, corpus: Path, tmp_p
     (corpus / "6.txt").write_bytes(b"x" * 5000)
     lines = ['{"text": null}', '{"text": "half a pair \\ud800 "}', '{"text": "nul \\u0000 character"}', "{"]
     (corpus / "a.jsonl").write_text("\n".join(lines))
-    words = ["sources.more.kind=jsonl", f"sources.more.path={corpus}", "min_characters=5", "max_characters=4000"]
+    words = [
+        "max_left_out=1",
+        "sources.more.kind=jsonl",
+        f"sources.more.path={corpus}",
+        "min_characters=5",
+        "max_characters=4000",
+    ]
     assert command(*words) == 0
     report = report_of(tmp_path / "out")
     assert report["dropped"] == {
@@ -154,7 +160,11 @@ def test_nothing_left_says_why(command: Command, corpus: Path, capsys: Any) -> N
     (corpus / "a.jsonl").write_text('{"body": "x"}\n{"body": "y"}\n')
     assert command("sources.mine.kind=jsonl") == DATA
     error = capsys.readouterr().err
-    assert "no documents left of 2 read" in error and "no_text 2" in error and "no field 'text' among 'body'" in error
+    assert (
+        "sources.mine: none of its 2 documents is left (no_text 2" in error and "no field 'text' among 'body'" in error
+    )
+    assert command("sources.mine.kind=jsonl", "max_left_out=1") == DATA
+    assert "no documents left of 2 read" in capsys.readouterr().err
 
 
 def test_too_small_corpora(command: Command, corpus: Path, texts: list[str], tmp_path: Path, capsys: Any) -> None:
@@ -271,7 +281,8 @@ def test_text_of_which_the_tokenizer_makes_nothing(command: Command, corpus: Pat
     (corpus / "tildes.txt").write_text("~~~")
     again = [f"out={tmp_path / 'again'}", f"tokenizer.path={tmp_path / 't.json'}"]
     assert command(*again, "on_error=stop") == DATA
-    assert command(*again) == 0
+    assert command(*again) == DATA
+    assert command(*again, "max_left_out=0.02") == 0
     report = report_of(tmp_path / "again")
     assert report["dropped"] == {"no_tokens": 1}
     assert report["documents_read"] == 61 == 1 + sum(split["documents"] for split in report["written"].values())

@@ -6,6 +6,7 @@ which keys a kind reads is the table FIELDS, and a key that the chosen kind woul
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,17 +30,21 @@ class SourceConfig:
 
     kind: Literal["python_stdlib", "text", "jsonl", "parquet", "csv", "mds", "hub"] = MISSING
     path: str | None = None  # a file, a folder, or a pattern such as in/*.jsonl.zst; for hub a name or a local folder
-    glob: str | None = None  # files taken from a folder; None takes those the kind usually has, see GLOBS
-    text_field: str | None = None  # column or key that holds the text; None is `text`
+    glob: str | None = (
+        None  # files of a folder, such as **/*.{md,txt}; None takes what is usual for the kind, see GLOBS
+    )
+    text_field: str | None = None  # column or key that holds the text, with dots into objects; None is `text`
+    delimiter: str | None = None  # csv: the character between cells; None is a comma
     subset: str | None = None  # hub: configuration of the dataset, where it has several
     split: str | None = None  # hub: split of the dataset; None is `train`
     # text, jsonl, csv: `auto` takes what is not UTF-8 for UTF-16 or Windows-1252, where it looks so, and counts it;
-    # utf-8 guesses nothing
-    encoding: Literal["utf-8", "auto", "latin-1", "cp1252", "utf-16"] = "utf-8"
+    # utf-8 guesses nothing; any other of Python's codecs (cp1250, cp1251, gb18030, shift_jis, ...) is taken at its word
+    encoding: str = "utf-8"
     # facts of a document by a name of yours: the column or key that holds each, such as licence: meta.license; how many
     # documents and tokens have which value is counted
     fields: dict[str, str] = field(default_factory=dict)
     fixed_fields: dict[str, str] = field(default_factory=dict)  # such facts that all its documents share
+    max_left_out: float | None = None  # of this source; None is that of the spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +123,9 @@ class PrepareConfig:
     min_characters: int = 1  # shorter documents are left out and counted
     max_characters: int = 5_000_000  # longer ones are damage: tokenising takes about 130 bytes of memory a character
     on_error: Literal["skip", "stop"] = "skip"  # damaged documents: leave out and count, or stop at the first
+    # the share of a source's documents that may be damaged and left out; more ends the command, and so does a source of
+    # which nothing is left
+    max_left_out: float = 0.01
     shard_bytes: int = 1 << 24  # size of one shard before compression, in bytes
     task_bytes: int = 1 << 27  # input read by one task, in bytes; a file that cannot be cut may be more
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
@@ -129,7 +137,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "text": ("path", "glob", "encoding", "fixed_fields"),
     "jsonl": ("path", "glob", "text_field", "encoding", "fields", "fixed_fields"),
     "parquet": ("path", "glob", "text_field", "fields", "fixed_fields"),
-    "csv": ("path", "glob", "text_field", "encoding", "fields", "fixed_fields"),
+    "csv": ("path", "glob", "text_field", "delimiter", "encoding", "fields", "fixed_fields"),
     "mds": ("path", "glob", "text_field", "fields", "fixed_fields"),
     "hub": ("path", "subset", "split", "text_field", "fields", "fixed_fields"),
 }
@@ -174,15 +182,32 @@ def _source_problems(config: PrepareConfig) -> Iterator[str]:
         if "path" in reads and not source.path:
             yield f"{where}.path: missing. A source of kind {source.kind} needs one."
         usual = SourceConfig(kind=source.kind)
-        for key in ("path", "glob", "text_field", "subset", "split", "encoding", "fields", "fixed_fields"):
+        for key in ("path", "glob", "text_field", "delimiter", "subset", "split", "encoding", "fields", "fixed_fields"):
             if key not in reads and getattr(source, key) != getattr(usual, key):
                 yield (
                     f"{where}.{key}={getattr(source, key)}: a source of kind {source.kind} does not read it. Remove it."
                 )
+        if (better := _encoding_problem(source.encoding)) is not None:
+            yield f"{where}.encoding={source.encoding}: {better}"
+        if source.delimiter is not None and (len(source.delimiter) != 1 or source.delimiter in '\r\n"'):
+            yield f'{where}.delimiter={source.delimiter!r}: must be one character, such as ; or "\\t". Correct it.'
+
+
+def _encoding_problem(encoding: str) -> str | None:
+    if encoding in ("auto", "utf-8"):
+        return None
+    try:
+        name = codecs.lookup(encoding).name
+        "text".encode(encoding)
+    except (LookupError, ValueError):
+        return "Python has no such encoding. Name one, such as cp1250 or gb18030, or auto."
+    return "written otherwise than here. Set it to utf-8." if name == "utf-8" else None
 
 
 def _field_problems(config: PrepareConfig) -> Iterator[str]:
     for name, source in config.decontaminate.items():
+        if source.max_left_out is not None:
+            yield f"decontaminate.{name}.max_left_out: an evaluation set must be whole. Remove it."
         if source.fields or source.fixed_fields:
             yield f"decontaminate.{name}: no fields are counted of an evaluation set. Remove fields and fixed_fields."
     for name, source in config.sources.items():
@@ -275,6 +300,11 @@ def _tokenizer_problems(settings: TokenizerConfig) -> Iterator[str]:
 def _number_problems(config: PrepareConfig) -> Iterator[str]:
     if not 0 <= config.validation_share < 1:
         yield f"validation_share={config.validation_share}: must be at least 0 and below 1. 0.05 holds out 5 %."
+    shares: dict[str, float | None] = {"max_left_out": config.max_left_out}
+    shares |= {f"sources.{name}.max_left_out": source.max_left_out for name, source in config.sources.items()}
+    for key, share in shares.items():
+        if share is not None and not 0 <= share <= 1:
+            yield f"{key}={share}: must be from 0 to 1. 0.01 lets one document of a hundred be left out."
     if not 1 <= config.min_characters <= config.max_characters:
         yield (
             f"min_characters={config.min_characters}: must be at least 1 and at most max_characters="

@@ -177,9 +177,10 @@ def test_what_was_assumed_is_counted_and_the_rest_says_what_to_ask(
     for i, text in enumerate(texts):
         (folder / f"{i:03}.txt").write_bytes((text + "é").encode(["utf-8", "latin-1", "utf-16"][i % 3]))
     words = [f"sources.mine={{kind: text, path: {folder}}}", "tokenizer.vocab_size=384", "validation_share=0.2"]
-    assert main([f"out={tmp_path}/plain", *words]) == 0
-    said = capsys.readouterr().out
-    assert "20 not_utf8" in said and "20 nul_byte" in said and "sources.NAME.encoding=auto" in said
+    assert main([f"out={tmp_path}/plain", *words]) == 65
+    said = capsys.readouterr().err
+    assert "not_utf8 20" in said and "nul_byte 20" in said and "Set sources.mine.encoding=auto" in said
+    assert "Encodings of its files: utf-8 in 20, cp1252 in 20, utf-16 in 20." in said
     assert main([f"out={tmp_path}/auto", *words, "sources.mine.encoding=auto"]) == 0
     assert "altered: 20 by decoded_cp1252, 20 by decoded_utf_16" in capsys.readouterr().out
     report = json.loads((tmp_path / "auto/prepare_report.json").read_text())
@@ -205,7 +206,7 @@ def test_text_in_mds_shards(tmp_path: Path) -> None:
     assert [item.text for item in items if isinstance(item, Document)] == [each["text"] for each in samples]
     assert len({item.id for item in items}) == 60 and len(packed) > 1
     (item, *_) = read("utf-8", kind="mds", path=str(tmp_path / "b"), text_field="body")
-    assert isinstance(item, LeftOut) and "no column 'body' of text among id (str), n (int), text (str)" in item.detail
+    assert isinstance(item, LeftOut) and "no column 'body' among 'id (str)', 'n (int)', 'text (str)'" in item.detail
     packed[1].write_bytes(packed[1].read_bytes()[:-20])
     left = [item for item in read("utf-8", kind="mds", path=str(tmp_path / "a")) if isinstance(item, LeftOut)]
     assert [item.reason for item in left] == ["unreadable"]

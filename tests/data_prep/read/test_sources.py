@@ -178,16 +178,18 @@ def test_parquet_reads_the_named_column(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"body": ["one", None], "n": [1, 2]}).to_parquet(path)
     assert texts_of(read(kind="parquet", path=path, text_field="body")) == ["one", "no_text"]
     (item,) = read(kind="parquet", path=path)
-    assert isinstance(item, LeftOut) and item.reason == "unreadable" and "body" in item.detail
+    assert (
+        isinstance(item, LeftOut) and item.reason == "no_text" and "no column 'text' among 'body', 'n'" in item.detail
+    )
 
 
 def test_damaged_csv_and_parquet_are_counted(tmp_path: Path) -> None:
     """The rows after the damage are lost, and the report has to say so."""
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
-    (tmp_path / "a.csv").write_bytes("text\ncaf\xe9\n".encode("latin-1"))
+    (tmp_path / "a.csv").write_bytes(b'text\n"never closed\n')
     for kind in ("csv", "parquet"):
         (item,) = read(kind=kind, path=str(tmp_path))
-        assert isinstance(item, LeftOut) and item.reason == "unreadable" and item.id.endswith(":1 and all after it")
+        assert isinstance(item, LeftOut) and item.reason == "unreadable" and item.id.endswith(" and all after it")
 
 
 def test_hub_layout_on_disk(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def words(tmp_path: Path, corpus: Path, texts: list[str]) -> Words:
 
     def line(out: str, *more: str) -> list[str]:
         usual = [f"out={tmp_path / out}", "tokenizer.vocab_size=384", "validation_share=0.2", "task_bytes=10000"]
+        usual += ["sources.lines.max_left_out=0.1"]
         usual += ["sources.texts.kind=text", f"sources.texts.path={corpus}"]
         usual += ["sources.lines.kind=jsonl", f"sources.lines.path={corpus}"]
         usual += ["sources.lines.fields.licence=by.licence", "sources.texts.fixed_fields.licence=mine"]

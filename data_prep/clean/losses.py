@@ -1,0 +1,113 @@
+"""How much of a source is lost to damage, and what is probably wrong with the spec where that is much.
+
+A wrong column, a wrong encoding or a truncated file would otherwise be a smaller dataset that nobody notices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_prep.clean.documents import SourceTally, Tally
+from data_prep.read.encodings import AUTO, family, look_at
+from data_prep.read.sources import source_files
+from modernbert_train.config.tools.prepare import FIELDS, PrepareConfig, SourceConfig
+from modernbert_train.errors import DataError
+
+_EMPTY = "empty"
+_MOST_EMPTY = 0.5  # nothing is lost with an empty document, but a column that is mostly empty is the wrong one
+_UNKNOWN = "unknown"
+_FILES = 100  # looked at for their encoding
+_ENCODING = ("not_utf8", "nul_byte")
+
+
+def require_little_lost(config: PrepareConfig, tally: Tally) -> None:
+    """Refuse a corpus of which a source has lost more than the spec allows.
+
+    Raises:
+        DataError: names each such source, what it lost, and what it holds instead.
+    """
+    problems = [
+        f"sources.{name}: {lost} {advice} To leave that out all the same, set sources.{name}.max_left_out to the share "
+        "that may be lost."
+        for name, lost, advice in losses(config, tally)
+    ]
+    if problems:
+        raise DataError("\n".join(problems))
+
+
+def losses(config: PrepareConfig, tally: Tally) -> Iterator[tuple[str, str, str]]:
+    """Sources that have lost too much, each with what it lost, and what is probably wrong with the spec."""
+    for name, source in config.sources.items():
+        counts = tally.sources.get(name, SourceTally())
+        most = config.max_left_out if source.max_left_out is None else source.max_left_out
+        if (lost := _lost(counts, most)) is None:
+            continue
+        reasons = Counter(counts.dropped).most_common()
+        why = "; ".join(
+            f"{reason} {count:,}" + (f", the first {counts.first[reason]}" if reason in counts.first else "")
+            for reason, count in reasons
+        )
+        advice = dict.fromkeys(filter(None, (_advice(reason, name, source) for reason, _ in reasons)))
+        yield name, f"{lost}{f' ({why})' if why else ''}.", " ".join(advice) or "Correct the path, or the files."
+
+
+def _lost(counts: SourceTally, most: float) -> str | None:
+    """What is too much, in words; None where all is well."""
+    if most >= 1:
+        return None
+    if not counts.read:
+        return "it holds no document"
+    if not counts.documents.total() and counts.damaged.total() + _screened(counts) == counts.read:
+        return f"none of its {counts.read:,} documents is left"
+    lost = counts.damaged.total() - counts.damaged[_EMPTY]
+    if counts.damaged[_EMPTY] > _MOST_EMPTY * counts.read:
+        lost = counts.damaged.total()
+    if lost > most * counts.read:
+        return f"{lost:,} of {counts.read:,} documents cannot be used, more than max_left_out={most:g} of them"
+    size, missing = counts.input_bytes["all"], counts.input_bytes["lost"]
+    if missing > most * size:
+        return (
+            f"{missing / size:.1%} of its {size:,} bytes are in files that cannot be read to the end, more than "
+            f"max_left_out={most:g} of them"
+        )
+    return None
+
+
+def _screened(counts: SourceTally) -> int:
+    """Documents that were left out for what they say; not those that another source has too."""
+    return sum(
+        count
+        for reason, count in counts.dropped.items()
+        if reason not in counts.damaged and not reason.endswith("duplicate")
+    )
+
+
+def _advice(reason: str, name: str, source: SourceConfig) -> str:
+    if reason == "no_text" and "text_field" in FIELDS[source.kind]:
+        return f"Set sources.{name}.text_field to the one that holds the text."
+    if reason == "not_json":
+        return f"Correct sources.{name}.kind, if these are no lines of JSON."
+    if reason == "too_long":
+        return "Raise max_characters, if that is one document."
+    if (reason in _ENCODING or reason.startswith("not_")) and "encoding" in FIELDS[source.kind]:
+        found = encodings_of(source_files(name, source))
+        if found:
+            listed = ", ".join(f"{encoding or _UNKNOWN} in {number:,}" for encoding, number in found.most_common())
+            best = next(iter(found)) if len(found) == 1 else AUTO
+            use = " to theirs" if None in found or best == source.encoding else f"={best}"
+            return f"Encodings of its files: {listed}. Set sources.{name}.encoding{use}."
+    return ""
+
+
+def encodings_of(files: list[Path]) -> Counter[str | None]:
+    """What the first files look like, by encoding; None where it cannot be told."""
+    found: Counter[str | None] = Counter()
+    for file in files[:_FILES]:
+        try:
+            encoding = look_at(file)
+            found[encoding and family(encoding)] += 1
+        except (OSError, EOFError, ValueError):
+            continue  # which is counted as unreadable
+    return found

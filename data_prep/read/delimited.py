@@ -1,0 +1,128 @@
+"""CSV, cell by cell as text: 007 stays 007, and NA a word.
+
+Read with the standard library: pandas shifts the cells of a row that has more of them than the header names, and drops
+what is over, without a word. A file cannot be cut, because a cell may hold newlines.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from data_prep.read.encodings import AUTO, UTF_8, codec_of, guess, is_surely_utf_8
+from data_prep.read.items import NO_FIELDS, Document, LeftOut, decoded_as, no_lines, no_text, take_text, unreadable
+from data_prep.read.lines import DAMAGED, open_unpacked
+
+_BUFFER_BYTES = 1 << 20
+_CELL_CHARACTERS = 1 << 28  # a quote that is never closed would otherwise take the rest of a file into memory
+_DELIMITERS = (";", "\t", "|")
+_NAMES = {"\t": "\\t"}
+
+
+def read_csv(
+    file: Path,
+    text_field: str,
+    encoding: str = UTF_8,
+    fields: Mapping[str, str] = NO_FIELDS,
+    delimiter: str = ",",
+) -> Iterator[Document | LeftOut]:
+    """Yield the rows of a CSV file, plain or compressed; `auto` reads it once more, to look at all of it."""
+    number, altered = 0, None
+    try:
+        csv.field_size_limit(_CELL_CHARACTERS)
+        codec, errors = "utf-8-sig", "surrogateescape"  # a damaged byte costs its row alone
+        if encoding != UTF_8 and (found := _codec(file, encoding)) != UTF_8:
+            altered, codec, errors = decoded_as(found), found, "strict"
+        with open_unpacked(file) as content:
+            lines = _Lines(io.TextIOWrapper(content, codec, errors, newline=""))
+            rows = _rows(lines, delimiter)
+            head = next(rows, None)
+            if head is None:
+                yield no_lines(file)
+                return
+            if text_field not in head:
+                yield no_text(f"{file}: all rows", text_field, head, _hint(head, delimiter))
+                return
+            for number, cells in enumerate(rows, start=1):
+                yield _row(f"{file}:{number}", cells, head, text_field, altered, fields)
+            if not number:
+                yield no_lines(file)
+    except (*DAMAGED, csv.Error) as error:
+        yield unreadable(f"{file}:{number + 1} and all after it", error)
+
+
+class _Lines:
+    """Lines of a file; keeps those of the row under way."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines = lines
+        self.row: list[str] = []
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.row.append(line)
+        return line
+
+
+def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str]]:
+    """Rows that are not blank. Raises csv.Error where the file ends within a quoted cell."""
+    last: tuple[list[str], list[str]] | None = None
+    for cells in csv.reader(lines, delimiter=delimiter):
+        if last is not None:
+            yield last[0]
+        last = (cells, lines.row) if len(cells) > 1 or "".join(lines.row).strip() else None
+        lines.row = []
+    if last is not None:
+        _require_closed(last[1], delimiter)
+        yield last[0]
+
+
+def _require_closed(row: list[str], delimiter: str) -> None:
+    try:
+        deque(csv.reader(row, delimiter=delimiter, strict=True), maxlen=0)
+    except csv.Error as error:
+        if "unexpected end" in str(error):  # strict has other complaints, which the usual reader takes as pandas does
+            raise
+
+
+def _row(
+    id: str, cells: list[str], head: list[str], text_field: str, altered: str | None, fields: Mapping[str, str]
+) -> Document | LeftOut:
+    if len(cells) > len(head):
+        detail = f"{len(cells)} cells in a row, the header names {len(head)}; quote cells that hold the delimiter"
+        return LeftOut(id, "not_csv", detail)
+    row = dict(zip(reversed(head[: len(cells)]), reversed(cells), strict=True))  # of columns of one name, the first
+    item = take_text(id, row, text_field, altered, fields)
+    if isinstance(item, Document) and not item.text.isascii():
+        for at, char in enumerate(item.text):
+            if "\udc80" <= char <= "\udcff":
+                return LeftOut(id, "not_utf8", f"not UTF-8: byte 0x{ord(char) - 0xDC00:02x} at character {at} of it")
+    return item
+
+
+def _hint(head: list[str], delimiter: str) -> str:
+    """Which other delimiter the header seems to have."""
+    found = [each for each in (*_DELIMITERS, ",") if each != delimiter and any(each in name for name in head)]
+    if len(head) > 1 or not found:
+        return ""
+    name = _NAMES.get(found[0], found[0])
+    return f'; its delimiter seems to be "{name}": set delimiter: "{name}"'
+
+
+def _codec(file: Path, encoding: str) -> str:
+    """Python's name of a file's encoding, which takes the byte order mark off; UTF-8 where there is no guess."""
+    with open_unpacked(file) as content:
+        begin = content.read(_BUFFER_BYTES)
+        found = codec_of(encoding, begin)
+        if encoding == AUTO:
+            found = guess(itertools.chain([begin], iter(lambda: content.read(_BUFFER_BYTES), b""))) or UTF_8
+        elif is_surely_utf_8(begin[: begin.rfind(b"\n") + 1]):
+            raise ValueError(f"not {found}: it is UTF-8")
+        return "utf-16" if found.startswith("utf-16") and begin[:2] in (b"\xff\xfe", b"\xfe\xff") else found

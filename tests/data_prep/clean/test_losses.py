@@ -1,0 +1,168 @@
+"""A source that is lost to a wrong column, delimiter or encoding must not become a smaller dataset with exit code 0."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from data_prep.clean.documents import SourceTally, Tally
+from data_prep.clean.losses import losses
+from data_prep.read.items import Document, LeftOut
+from data_prep.read.sources import read_source
+from data_prep.tokenizer import main as tokenizer_main
+from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, prepare_problems
+
+Command = Callable[..., int]
+DATA = 65
+
+
+def rows(kind: str, file: Path, names: str = "body") -> None:
+    """40 documents in a column that is not called text."""
+    texts = [f"{names} of document {i}, with some words" for i in range(40)]
+    if kind == "jsonl":
+        file.write_text("\n".join(json.dumps({"n": i, names: text}) for i, text in enumerate(texts)))
+    elif kind == "csv":
+        file.write_text(f"n,{names}\n" + "\n".join(f'{i},"{text}"' for i, text in enumerate(texts)))
+    else:
+        datasets.Dataset.from_dict({"n": list(range(40)), names: texts}).to_parquet(str(file))
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_wrong_text_column_does_not_cost_its_source(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """A quarter of a corpus was gone with exit code 0: "1 unreadable" of CSV and Parquet, "372 no_text" of JSONL."""
+    file = tmp_path / f"more.{kind}"
+    rows(kind, file)
+    more = [f"sources.more.kind={kind}", f"sources.more.path={file}"]
+    assert command(*more) == DATA
+    error = capsys.readouterr().err
+    assert "sources.more: none of its" in error and "no_text" in error and "'text' among 'n', 'body'" in error
+    assert "Set sources.more.text_field to the one that holds the text." in error
+    assert not (tmp_path / "out").exists()
+    assert command(*more, "sources.more.text_field=body") == 0
+    *_, head, mine, last = capsys.readouterr().out.splitlines()
+    assert head.split() == ["source", "in", "kept", "left", "out"]
+    assert mine.split() == ["mine", "60", "60", "0"] and last.split() == ["more", "40", "40", "0"]
+    assert command(f"out={tmp_path}/less", *more, "sources.more.max_left_out=1") == 0
+    report = json.loads((tmp_path / "less/prepare_report.json").read_text())
+    assert report["sources"]["more"]["dropped"]["no_text"]
+    assert "no_text" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("kind", "content", "said"),
+    [
+        ("jsonl", b"", "it holds no document|a file without any document"),
+        (
+            "csv",
+            b"id;text\n1;one\n2;two\n",
+            "no column 'text' among 'id;text'.*its delimiter seems to be \";\": set delimiter: \";\"",
+        ),
+        ("csv", b"id\ttext\n1\tone\n", r"set delimiter: \"\\t\""),
+        ("csv", b"text\none, two\nthree, four\n", "2 cells in a row, the header names 1"),
+        ("text", "Zażółć gęślą jaźń".encode("utf-16"), "Encodings of its files: utf-16 in 1"),
+        ("text", "déjà vu, a été là".encode("latin-1"), "Encodings of its files: cp1252 in 1"),
+    ],
+)
+def test_bad_input_is_named_and_nothing_is_written(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, content: bytes, said: str
+) -> None:
+    """Each was a source less, with exit code 0."""
+    file = tmp_path / f"more.{kind}"
+    file.write_bytes(content)
+    assert command(f"sources.more.kind={kind}", f"sources.more.path={file}") == DATA
+    error = capsys.readouterr().err
+    assert "sources.more: none of its" in error and re.search(said, error), error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.runs
+def test_a_file_cut_short_counts_by_its_bytes(
+    command: Command, corpus: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rest of a file is one item, however many documents stood in it."""
+    for number in range(3):
+        lines = b"\n".join(json.dumps({"text": f"{number}{text * 20}"}).encode() for text in texts * 4)
+        packed = gzip.compress(lines)
+        (corpus / f"{number}.jsonl.gz").write_bytes(packed[: len(packed) // 2] if number == 2 else packed)
+    assert command("sources.mine.kind=jsonl") == DATA
+    error = capsys.readouterr().err
+    assert (
+        "bytes are in files that cannot be read to the end, more than max_left_out=0.01" in error
+        and "2.jsonl.gz" in error
+    )
+
+
+def test_rows_with_too_many_cells_are_not_shifted(tmp_path: Path) -> None:
+    """pandas made " there" of the first row and "1" of the second."""
+    (tmp_path / "a.csv").write_text("text,n\nhello, there, you\nyes,1\n")
+    first, second = read_source("a", SourceConfig(kind="csv", path=str(tmp_path / "a.csv")), 1000)
+    assert isinstance(first, LeftOut) and first.reason == "not_csv"
+    assert isinstance(second, Document) and second.text == "yes"
+    (tmp_path / "b.csv").write_text("n\ttext\n1\thello, there\n")
+    (only,) = read_source("b", SourceConfig(kind="csv", path=str(tmp_path / "b.csv"), delimiter="\t"), 1000)
+    assert isinstance(only, Document) and only.text == "hello, there"
+
+
+def test_one_bad_byte_in_a_csv_costs_one_row(tmp_path: Path) -> None:
+    """The rest of the file was lost with it."""
+    (tmp_path / "a.csv").write_bytes(b"text\none\ncaf\xe9\nthree\n")
+    items = list(read_source("a", SourceConfig(kind="csv", path=str(tmp_path / "a.csv")), 1000))
+    assert [item.text if isinstance(item, Document) else item.reason for item in items] == ["one", "not_utf8", "three"]
+
+
+@pytest.mark.parametrize(
+    ("read", "dropped", "damaged", "said"),
+    [
+        (1000, {}, {"no_text": 10}, None),  # a share of 0.01 is allowed
+        (1000, {}, {"no_text": 11}, "11 of 1,000 documents"),
+        (1000, {"too_short": 900}, {}, None),  # what nothing is wrong with is no loss
+        (1000, {}, {"empty": 400}, None),  # nothing stands in them
+        (1000, {}, {"empty": 600}, "600 of 1,000"),  # but that is not the column of the text
+        (1000, {"gopher": 1000}, {}, "none of its 1,000"),
+        (1000, {"duplicate": 1000}, {}, None),  # another source has them
+        (0, {}, {}, "it holds no document"),
+    ],
+)
+def test_how_much_is_too_much(read: int, dropped: Any, damaged: Any, said: str | None) -> None:
+    """A key that lets all pass, or refuses what is fine, would be switched off."""
+    counts = SourceTally(read)
+    counts.dropped.update(dropped | damaged)
+    counts.damaged.update(damaged)
+    counts.documents["train"] = read - sum((dropped | damaged).values())
+    config = PrepareConfig(out="out", sources={"a": SourceConfig(kind="text", path="x")})
+    found = [lost for _, lost, _ in losses(config, Tally({"a": counts}))]
+    assert (said is None and not found) or (said is not None and said in found[0])
+    free = PrepareConfig(out="out", sources={"a": SourceConfig(kind="text", path="x", max_left_out=1.0)})
+    assert not list(losses(free, Tally({"a": counts})))
+
+
+def test_shares_that_are_none_are_refused() -> None:
+    """max_left_out: 1 % of a hundred would be 100 %."""
+    sources = {"a": SourceConfig(kind="csv", path="x", max_left_out=2.0, delimiter=";;")}
+    problems = prepare_problems(PrepareConfig(out="out", sources=sources, decontaminate=sources, max_left_out=-1))
+    assert [problem.split("=")[0].split(": ")[0] for problem in problems] == [
+        "sources.a.delimiter", "decontaminate.a.delimiter", "decontaminate.a.max_left_out",
+        "max_left_out", "sources.a.max_left_out",
+    ]  # fmt: skip
+
+
+@pytest.mark.runs
+def test_a_tokenizer_is_not_trained_on_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same wrong column there made a tokenizer of the other files."""
+    rows("jsonl", tmp_path / "a.jsonl", "text")
+    rows("jsonl", tmp_path / "b.jsonl", "body")
+    line = ["train", str(tmp_path / "out"), str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"), "--kind", "jsonl"]
+    assert tokenizer_main([*line, "--entries", "320", "--spare", "0"]) == DATA
+    error = capsys.readouterr().err
+    assert f"{tmp_path}/b.jsonl: none of its 40 documents is left" in error and "--text-field" in error
