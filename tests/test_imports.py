@@ -117,8 +117,8 @@ PROJECT: dict[str, tuple[str, ...]] = {
     ),
     "modernbert_train.cli": (
         "checkpoint_tools", "config", "data.check", "data.facts", "data.labelled", "doctor", "errors", "evals",
-        "inspection", "finetune", "installed", "plan", "preflight", "report", "results", "run", "text", "train",
-        "tune", "weights",
+        "inspection", "finetune", "installed", "plan", "preflight", "ranks.gpus", "report", "results", "run", "text",
+        "train", "tune", "weights",
     ),
     "modernbert_train.__main__": ("cli", "errors", "lasting_output", "ranks", "redact"),
     "data_prep": (

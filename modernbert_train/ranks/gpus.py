@@ -5,6 +5,7 @@ Torch is imported only to ask it: the launcher counts without.
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import os
 import re
@@ -23,6 +24,24 @@ def count_gpus() -> int:
         return len([name for name in visible.split(",") if re.fullmatch(r"\d+|(GPU|MIG)-.+", name.strip())])
     files = glob.glob("/dev/nvidia[0-9]*")
     return len(files) or output_of("nvidia-smi", "-L").count("GPU ")  # WSL has no such files
+
+
+def use_expandable_segments() -> None:
+    """Have torch extend the memory that it holds on a GPU in place, so that less of it lies idle in pieces.
+
+    Only before torch is imported, where there are GPUs, and where nobody has said how torch is to allocate. Without
+    NVIDIA's management library torch 2.13 would crash with them.
+    """
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys() and count_gpus() and _has_nvml():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def _has_nvml() -> bool:
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def driver_version() -> str:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ SOURCE = Path(__file__).with_name("null_device.c")
 SOURCES = (SOURCE, SOURCE.with_name("null_nccl.c"))  # the second is included by the first
 ROOT = Path(__file__).parents[2]
 NAME = "libcuda.so.1"  # the driver, as Triton looks for it
+NVML = "libnvidia-ml.so.1"  # the same file, as torch's allocator looks for it
 
 
 def why_not() -> str | None:
@@ -46,6 +48,8 @@ def build() -> Path:
         command = ["gcc", "-O2", "-shared", "-fPIC", "-w", f"-Wl,-soname,{NAME}", *headers, str(SOURCE), "-o", made]
         subprocess.run([*command, "-lpthread", "-ldl"], check=True)
         os.chmod(made, 0o755)
+        with suppress(FileExistsError):  # another process builds it too
+            library.with_name(NVML).symlink_to(NAME)
         os.replace(made, library)
     return library
 

@@ -1170,6 +1170,83 @@ CUresult cuCtxGetLimit(size_t *v, CUlimit l) {
   return CUDA_SUCCESS;
 }
 CUresult cuCtxSetLimit(CUlimit l, size_t v) { return CUDA_SUCCESS; }
+/* memory in pieces behind one range of addresses, as expandable segments have it */
+CUresult cuMemAddressReserve(CUdeviceptr *p, size_t n, size_t alignment, CUdeviceptr at, unsigned long long f) {
+  void *range = mmap(0, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  LOCK;
+  Block *b = malloc(sizeof *b);
+  *b = (Block){range, n, 0, current, blocks};
+  blocks = b;
+  UNLOCK;
+  *p = (CUdeviceptr)range;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemAddressFree(CUdeviceptr p, size_t n) {
+  LOCK;
+  Block *b = find((void *)p);
+  if (b)
+    used[b->device] += n; /* which `drop` takes away: a range by itself has no memory */
+  UNLOCK;
+  drop((void *)p);
+  return CUDA_SUCCESS;
+}
+typedef struct {
+  size_t size;
+  int device;
+} Piece;
+CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t n, const CUmemAllocationProp *p, unsigned long long f) {
+  int d = p->location.id;
+  LOCK;
+  if (used[d] + n > total_bytes()) {
+    UNLOCK;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  used[d] += n;
+  if (used[d] > peak[d])
+    peak[d] = used[d];
+  UNLOCK;
+  note("cuMemCreate", n);
+  touch("cuMemCreate");
+  Piece *piece = malloc(sizeof *piece);
+  *piece = (Piece){n, d};
+  *h = (CUmemGenericAllocationHandle)piece;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemRelease(CUmemGenericAllocationHandle h) {
+  Piece *piece = (Piece *)h;
+  LOCK;
+  used[piece->device] -= piece->size;
+  UNLOCK;
+  free(piece);
+  return CUDA_SUCCESS;
+}
+/* libnvidia-ml.so.1 is this library by another name; torch's allocator asks it for the links between machines */
+int nvmlInit(void) { return 0; }
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(int *n) {
+  char *e = getenv("NULL_DEVICES");
+  *n = e ? atoi(e) : 1;
+  return 0;
+}
+int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) {
+  *device = 0;
+  return 0;
+}
+enum { NVML_NOT_SUPPORTED = 3 };
+int nvmlDeviceGetHandleByUUID(const char *id, void **device) { return NVML_NOT_SUPPORTED; }
+int nvmlDeviceGetGpuFabricInfoV(void *device, void *info) { return NVML_NOT_SUPPORTED; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, int *type) { return NVML_NOT_SUPPORTED; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, void *info) { return NVML_NOT_SUPPORTED; }
+int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *n, void *info) {
+  *n = 0;
+  return 0;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int *v) {
+  *v = 13000;
+  return 0;
+}
 CUresult cuGetErrorString(CUresult e, const char **s) {
   *s = "null cuda error";
   return CUDA_SUCCESS;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from modernbert_train import compute
 from modernbert_train.errors import ConfigError
 from modernbert_train.ranks import gpus
-from modernbert_train.ranks.gpus import count_gpus, uses_gpu, why_torch_sees_none
+from modernbert_train.ranks.gpus import count_gpus, use_expandable_segments, uses_gpu, why_torch_sees_none
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +84,26 @@ def test_a_gpu_too_old_for_this_torch_is_told_by_name(monkeypatch: pytest.Monkey
     compute._refuse_older("Tesla T4", (7, 5))
     with pytest.raises(ConfigError, match=r"GTX 1080 has capability 6\.1, and torch .* 7\.5 and newer"):
         compute._refuse_older("GTX 1080", (6, 1))
+
+
+def test_memory_is_extended_in_place_unless_somebody_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a run whose plan fits may end for want of memory that lies idle in pieces."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(gpus, "_has_nvml", lambda: True)
+
+    def chosen(visible: str, **given: str) -> str | None:
+        with monkeypatch.context() as now:
+            for name, value in {"CUDA_VISIBLE_DEVICES": visible, "PYTORCH_ALLOC_CONF": "", **given}.items():
+                now.setenv(name, value)
+            if "PYTORCH_ALLOC_CONF" not in given:
+                now.delenv("PYTORCH_ALLOC_CONF")
+            use_expandable_segments()
+            return os.environ.get("PYTORCH_ALLOC_CONF")
+
+    assert chosen("0") == "expandable_segments:True"
+    assert chosen("") is None, "no GPU"
+    assert chosen("0", PYTORCH_ALLOC_CONF="backend:cudaMallocAsync") == "backend:cudaMallocAsync"
+    assert chosen("0", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64") is None
+    monkeypatch.setattr(gpus, "_has_nvml", lambda: False)
+    assert chosen("0") is None, "torch would crash"

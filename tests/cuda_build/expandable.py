@@ -1,0 +1,13 @@
+"""What a process of `train` asks of a GPU when it first needs memory; run by test_memory.py on the null device."""
+
+import json
+
+from modernbert_train.ranks.gpus import use_expandable_segments
+from tests.cuda_build.null import Account
+
+if __name__ == "__main__":
+    use_expandable_segments()
+    import torch
+
+    torch.empty(1, device="cuda")
+    print(json.dumps([name for name in Account().read() if name in ("cudaMalloc", "cuMemCreate")]))
