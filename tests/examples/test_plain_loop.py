@@ -1,0 +1,107 @@
+"""The witness: examples/plain_loop.py, which knows nothing of Composer, trains what `train` trains.
+
+If this breaks, either `train` no longer does what its step says, or Composer does something that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from modernbert_train.__main__ import main
+from tests.conftest import TinyRun
+from tests.distributed.gloo import run_ranks
+from tests.distributed.test_invariance import train_each
+
+FILE = Path(__file__).parents[2] / "examples" / "plain_loop.py"
+DECAY = (
+    "phases.decay={tokens: 1500, row_tokens: 128, batch_rows: 4, microbatch_tokens: 128, reset_moments: true, "
+    "schedule: {decay_tokens: 1500}}"
+)
+MASKED = ("model.attention_out_dropout=0.1", "phases.long.schedule.decay_tokens=0", "phases.long.tokens=1500", DECAY)
+REPLACED = ("objective={name: rtd}", "model.attention_out_dropout=0.1")
+COMPARED = ("step", "phase", "tokens", "lr", "loss", "grad_norm")
+
+
+def plain_loop() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("plain_loop", FILE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def lines(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
+    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    found = [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
+    assert found, f"nothing of kind {kind} was recorded in {folder}"
+    return found
+
+
+def of_steps(folder: Path) -> list[tuple[Any, ...]]:
+    return [tuple(line[key] for key in COMPARED) for line in lines(folder)]
+
+
+def test_the_whole_thing_is_at_most_three_hundred_lines_without_composer() -> None:
+    text = FILE.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 300
+    imported = [line for line in text.splitlines() if line.startswith(("import ", "from "))]
+    assert not [line for line in imported if "composer" in line or "modernbert_train.train" in line]
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("words", [MASKED, REPLACED], ids=["masked-three-phases", "replaced"])
+def test_one_process_trains_to_the_bit_what_train_trains(
+    tiny_run: TinyRun, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    main(["train", *tiny_run(*words)])
+    plain_loop().main(tiny_run(*words))
+    runs = tmp_path / "runs"
+    assert of_steps(runs / "tiny-plain") == of_steps(runs / "tiny")
+    for plain, whole in zip(lines(runs / "tiny-plain", "validation"), lines(runs / "tiny", "validation"), strict=True):
+        assert plain["loss"] == whole["loss"] and plain["tokens"] == whole["tokens"]
+
+
+def train_plainly(words: list[str]) -> None:
+    plain_loop().main(words)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_train_it_within_float_error(tiny_run: TinyRun, tmp_path: Path, strategy: str) -> None:
+    words = tiny_run("model.attention_out_dropout=0.1", f"distributed.strategy={strategy}")
+    run_ranks(train_each, 2, [words], False)
+    run_ranks(train_plainly, 2, words)
+    plain, whole = lines(tmp_path / "runs/tiny-plain"), lines(tmp_path / "runs/tiny")
+    assert [line["tokens"] for line in plain] == [line["tokens"] for line in whole]
+    for key in ("loss", "grad_norm"):
+        assert [line[key] for line in plain] == pytest.approx([line[key] for line in whole], rel=1e-6)
+
+
+class Killed(Exception):
+    """What ends a run in its midst."""
+
+
+@pytest.mark.runs
+def test_a_killed_loop_continues_to_the_bit(tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = tiny_run("model.attention_out_dropout=0.1", "checkpoint.interval_steps=5")
+    plain_loop().main([*words, "name=whole"])
+    loop = plain_loop()
+    record = loop.record
+
+    def until_seven(config: Any, line: dict[str, Any]) -> None:
+        if line["step"] == 7:
+            raise Killed
+        record(config, line)
+
+    monkeypatch.setattr(loop, "record", until_seven)
+    with pytest.raises(Killed):
+        loop.main([*words, "name=killed"])
+    plain_loop().main([*words, "name=killed"])
+    killed = {step: rest for step, *rest in of_steps(tmp_path / "runs/killed-plain")}
+    assert killed == {step: rest for step, *rest in of_steps(tmp_path / "runs/whole-plain")}
