@@ -9,6 +9,7 @@ from typing import Literal
 
 from modernbert_train.config.knob import knob
 from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
+from modernbert_train.text import plural
 
 _LAYERS = "model.layers."  # how parameters of `Encoder.layers` begin
 
@@ -51,6 +52,17 @@ class AlbertConfig(ModelConfig):
     @property
     def title(self) -> tuple[str, str | None]:
         return "ALBERT", "1909.11942"
+
+    @property
+    def details(self) -> str:
+        groups = "" if self.sharing == "none" else f", in {plural(self.groups, 'group')}"
+        turns = f" of {self.group_layers} layers that take turns" if self.group_layers > 1 else ""
+        return (
+            f"embeddings of width {self.embedding_size}, {self.max_positions:,} learned positions,\n"
+            f"  {plural(self.segments, 'segment')}; layers share: {self.sharing}{groups}{turns};\n"
+            f"  activation {self.activation}, dropout {self.dropout:g}, none after the feed-forward nor of attention "
+            "probabilities"
+        )
 
     @property
     def embedding_width(self) -> int:

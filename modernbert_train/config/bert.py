@@ -10,6 +10,7 @@ from typing import Literal
 
 from modernbert_train.config.knob import knob
 from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
+from modernbert_train.text import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +46,10 @@ class BertConfig(ModelConfig):
     @property
     def title(self) -> tuple[str, str | None]:
         return ("RoBERTa", "1907.11692") if self.position_offset else ("BERT", "1810.04805")
+
+    @property
+    def details(self) -> str:
+        return (
+            f"{self.max_positions:,} learned positions, {plural(self.segments, 'segment')};\n"
+            f"  activation {self.activation}, dropout {self.dropout:g}, none of attention probabilities"
+        )

@@ -29,6 +29,14 @@ class LabelledConfig(ObjectiveConfig):
     def predicted_share(self) -> float:
         return 0.0  # no token is predicted
 
+    @property
+    def is_labelled(self) -> bool:
+        return True
+
+    @property
+    def trains_encoder(self) -> bool:
+        return not self.freeze
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyConfig(LabelledConfig):
@@ -53,6 +61,10 @@ class ClassifyConfig(LabelledConfig):
     @property
     def heads(self) -> tuple[str, ...]:
         return ("class",)
+
+    @property
+    def exported_as(self) -> Literal["classifier"]:
+        return "classifier"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`."""
@@ -80,6 +92,10 @@ class TagConfig(LabelledConfig):
     @property
     def heads(self) -> tuple[str, ...]:
         return ("tag",)
+
+    @property
+    def exported_as(self) -> Literal["tagger"]:
+        return "tagger"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: of all tokens, which bounds it; words are fewer."""

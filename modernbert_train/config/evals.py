@@ -6,8 +6,9 @@ Another kind is one more here, a row in schema.VARIANTS, one in evals.EVALUATORS
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from omegaconf import MISSING
 
@@ -76,3 +77,11 @@ class OtherTextConfig(EvaluatorConfig):
 
     name: str = "text"
     shards: str = knob(local=True)  # held-out shards; eval.max_tokens and eval.row_tokens hold for them too
+
+
+_Kind = TypeVar("_Kind", bound=EvaluatorConfig)
+
+
+def of_kind(evals: Mapping[str, EvaluatorConfig], kind: type[_Kind]) -> dict[str, _Kind]:
+    """Those measurements of a run that are of one kind, by name."""
+    return {name: each for name, each in evals.items() if isinstance(each, kind)}

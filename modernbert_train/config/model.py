@@ -5,7 +5,7 @@ row in schema.VARIANTS. What a phase may change of it is marked `phased`; everyt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -40,6 +40,31 @@ class ModelConfig:
     def title(self) -> tuple[str, str | None]:
         """What people call it, and the arXiv number of its paper."""
         return self.name, None
+
+    @property
+    def details(self) -> str:
+        """The architecture in words, beyond the numbers that every encoder has; for a model card."""
+        return f"model.name={self.name}"
+
+    @property
+    def phased_details(self) -> Mapping[str, str]:
+        """What a phase may change of it, heading -> value; a column each of a model card's table of phases."""
+        return {}
+
+    @property
+    def single_class(self) -> bool:
+        """Whether transformers has one class for all objectives that predict tokens, and calls it causal."""
+        return False
+
+    @property
+    def grows(self) -> bool:
+        """Whether a larger one begins with the weights of a smaller one, by tiling."""
+        return False
+
+    @property
+    def position_offset(self) -> int:
+        """Rows of the position table before the first token's."""
+        return 0
 
     @property
     def embedding_width(self) -> int:
@@ -138,6 +163,23 @@ class ModernBertConfig(ModelConfig):
     @property
     def title(self) -> tuple[str, str | None]:
         return "ModernBERT", "2412.13663"
+
+    @property
+    def details(self) -> str:
+        every = self.global_attn_every_n_layers
+        return (
+            f"layers 0, {every}, {2 * every}, ... attend globally, the others within\n"
+            f"  {self.local_attention} tokens; dropout {self.attention_out_dropout:g} after attention"
+        )
+
+    @property
+    def phased_details(self) -> Mapping[str, str]:
+        bases = {"global": self.global_rope_theta, "local": self.local_rope_theta}
+        return {f"{kind} RoPE base": f"{base:,.0f}" for kind, base in bases.items()}
+
+    @property
+    def grows(self) -> bool:
+        return True
 
     def init_std_of(self, name: str) -> float:
         """See `ModelConfig`; output projections are smaller."""

@@ -33,6 +33,36 @@ class ObjectiveConfig:
         return f"the objective {self.name}", None
 
     @property
+    def summary(self) -> str:
+        """In a few words, for a line on the screen."""
+        return f"objective {self.name}"
+
+    @property
+    def details(self) -> str | None:
+        """What is done to the text, in words, for a model card; None: the title says all."""
+        return None
+
+    @property
+    def subject(self) -> str:
+        """What predicts the tokens of the first term, for a model card."""
+        return "this model"
+
+    @property
+    def exported_as(self) -> Literal["model", "classifier", "tagger"]:
+        """What an export of it is: an encoder that predicts tokens, or one that tells classes of texts or of words."""
+        return "model"
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether it is trained on texts with labels."""
+        return False
+
+    @property
+    def trains_encoder(self) -> bool:
+        """Whether the encoder's weights change."""
+        return True
+
+    @property
     def special_tokens(self) -> int:
         """That each chunk of text gets: [CLS] before it, [SEP] after it, and others."""
         return 2
@@ -114,6 +144,18 @@ class MaskedLmConfig(ObjectiveConfig):
     @property
     def title(self) -> tuple[str, str | None]:
         return "masked-language modelling", None
+
+    @property
+    def summary(self) -> str:
+        return f"masking {self.masking}, rate {self.mask_rate:.0%}"
+
+    @property
+    def details(self) -> str:
+        rest = 1 - self.mask_token_share - self.random_token_share
+        return (
+            f"{self.masking} masking; of the predicted tokens {self.mask_token_share:.0%} become `[MASK]`,\n"
+            f"  {self.random_token_share:.0%} a random token, {rest:.0%} stay"
+        )
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -208,6 +250,13 @@ class SentenceOrderConfig(MaskedLmConfig):
     @property
     def title(self) -> tuple[str, str | None]:
         return "masked-language modelling and sentence order", "1909.11942"
+
+    @property
+    def details(self) -> str:
+        return super().details + (
+            f"; the two halves of {self.swapped_share:.0%} of the texts\n"
+            f"  change places, which the pair head is to tell, with weight {self.order_weight:g}"
+        )
 
     @property
     def special_tokens(self) -> int:

@@ -46,6 +46,18 @@ class ReplacedTokensConfig(MaskedLmConfig):
         return "replaced-token detection", "2003.10555"
 
     @property
+    def details(self) -> str:
+        return super().details + (
+            f"; a generator of {self.depth:.3g} of the\n"
+            f"  layers and {self.width:.3g} of the width puts likely tokens there, which the model is to tell,\n"
+            f"  with weight {self.rtd_weight:g}; sharing {self.sharing}"
+        )
+
+    @property
+    def subject(self) -> str:
+        return "the generator"
+
+    @property
     def terms(self) -> Mapping[str, float]:
         return {"mlm": 1.0, "rtd": self.rtd_weight}
 

@@ -40,6 +40,17 @@ class XLNetConfig(ModelConfig):
         return "XLNet", "1906.08237"
 
     @property
+    def details(self) -> str:
+        return (
+            f"distances of tokens, no memory of earlier text;\n"
+            f"  activation {self.activation}, dropout {self.dropout:g}, none of attention probabilities"
+        )
+
+    @property
+    def single_class(self) -> bool:
+        return True
+
+    @property
     def segments(self) -> int:
         """Token types: a token knows whether another is of its own."""
         return 2

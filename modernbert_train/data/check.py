@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from modernbert_train.config.schema import LabelledConfig, RunConfig
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import DataFacts, FolderFacts, further_folders, named_folders, read_facts, read_folder
 from modernbert_train.data.mixing import phase_weights, token_shares
 from modernbert_train.errors import ConfigError, DataError
@@ -37,7 +37,7 @@ def check_data(config: RunConfig) -> DataFacts:
             f"which has {vocabulary.num_entries} entries. Set model.vocab_size="
             f"{-(-vocabulary.num_entries // 64) * 64}."
         )
-    offset = getattr(config.model, "position_offset", 0)
+    offset = config.model.position_offset
     if offset not in (0, vocabulary.pad_id + 1):
         raise ConfigError(
             f"model.position_offset={offset}: the tokenizer in {config.data.tokenizer} has [PAD] at "
@@ -52,7 +52,7 @@ def check_data(config: RunConfig) -> DataFacts:
             "would read pairs otherwise than it was trained. Prepare the data again, which mends the tokenizer, or set "
             "objective.name=mlm."
         )
-    labelled = isinstance(config.objective, LabelledConfig)
+    labelled = config.objective.is_labelled
     mistakes = []
     for key, path in [*named_folders(config), *further_folders(config)]:
         try:

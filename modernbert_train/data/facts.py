@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from modernbert_train.config.evals import of_kind
 from modernbert_train.config.schema import DataConfig, OtherTextConfig, RunConfig
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, DatasetCard, file_sha256, read_card
 from modernbert_train.data.remote import is_remote, local_folder
@@ -96,9 +97,7 @@ def read_folder(key: str, path: str, data: DataConfig) -> FolderFacts:
 def further_folders(config: RunConfig) -> list[tuple[str, str]]:
     """Key and path of the folders of other held-out text, which are measured and nothing else."""
     return [
-        (f"evals.{name}.shards", settings.shards)
-        for name, settings in config.evals.items()
-        if isinstance(settings, OtherTextConfig)
+        (f"evals.{name}.shards", settings.shards) for name, settings in of_kind(config.evals, OtherTextConfig).items()
     ]
 
 

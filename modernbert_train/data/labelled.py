@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.config.evals import of_kind
 from modernbert_train.config.schema import ProbeConfig, RunConfig
 from modernbert_train.data.tables import read_rows, shown_value, some
 from modernbert_train.errors import DataError
@@ -110,8 +111,7 @@ def describe_labelled(config: RunConfig) -> list[str]:
     """A line for each probe of a run. Raises as `read_labelled`."""
     return [
         f"evals.{name}: {read_labelled(f'evals.{name}', settings)}"
-        for name, settings in config.evals.items()
-        if isinstance(settings, ProbeConfig)
+        for name, settings in of_kind(config.evals, ProbeConfig).items()
     ]
 
 

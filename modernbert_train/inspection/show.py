@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.batch import Batch
-from modernbert_train.config.schema import MaskedLmConfig, ObjectiveConfig, RunConfig
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.mixture import TokenStreams
@@ -103,12 +103,6 @@ def _lengths(streams: TokenStreams, documents: list[int]) -> dict[str, NDArray[A
     return dict(zip(streams.names, parts, strict=True))
 
 
-def _objective(objective: ObjectiveConfig) -> str:
-    if isinstance(objective, MaskedLmConfig):
-        return f"masking {objective.masking}, rate {objective.mask_rate:.0%}"
-    return f"objective {objective.name}"
-
-
 def _heading(config: RunConfig, plan: BatchPlan, number: int, batches: list[Batch], mask_id: int) -> str:
     counts = count_marks(batches, mask_id)
     predicted = sum(counts.values())
@@ -117,6 +111,6 @@ def _heading(config: RunConfig, plan: BatchPlan, number: int, batches: list[Batc
     return (
         f"{config.name}: batch {number:,}, phase {plan.phase}, after {plan.tokens_before:,} tokens: "
         f"{plan.num_rows:,} rows of {plan.row_tokens:,}\n"
-        f"{_objective(plan.objective)}: {predicted:,} of {tokens:,} tokens in "
+        f"{plan.objective.summary}: {predicted:,} of {tokens:,} tokens in "
         f"{len(batches)} microbatch{'es' if len(batches) != 1 else ''}, {shares}"
     )

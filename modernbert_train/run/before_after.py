@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from modernbert_train.config.evals import BASELINE, COUNT
-from modernbert_train.config.schema import LabelledConfig, RunConfig
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.text import table
 
 _HELD_OUT = ("loss", "accuracy")  # of a line of validation
@@ -18,7 +18,7 @@ _HELD_OUT = ("loss", "accuracy")  # of a line of validation
 
 def measures_before(config: RunConfig) -> bool:
     """Whether a run is measured before its first step: where its weights have been trained, for what it trains."""
-    return config.weights.init_from is not None and not isinstance(config.objective, LabelledConfig)
+    return config.weights.init_from is not None and not config.objective.is_labelled
 
 
 def before_and_after(config: RunConfig, entries: Sequence[dict[str, Any]]) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from modernbert_train.compute import Compute
-from modernbert_train.config.schema import LabelledConfig, ModelConfig, ObjectiveConfig, RunConfig
+from modernbert_train.config.schema import ModelConfig, ObjectiveConfig, RunConfig
 from modernbert_train.data.planner import BatchPlan, Row, StreamCount
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import flops_per_token, mean_spans
@@ -60,8 +60,7 @@ def training_flops(
     spans = mean_spans(lengths, counted, objective.order, objective.query_share)
     encoded = objective.encoded_tokens(tokens / len(lengths))
     each = flops_per_token(counted, spans, uses, encoded)
-    frozen = isinstance(objective, LabelledConfig) and objective.freeze
-    return tokens * (each.forward if frozen else each.training)
+    return tokens * (each.training if objective.trains_encoder else each.forward)
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from torch import Tensor
 
-from modernbert_train.config.schema import (
-    BertConfig,
-    LabelledConfig,
-    ModelConfig,
-    ReplacedTokensConfig,
-    RunConfig,
-    TagConfig,
-)
+from modernbert_train.config.schema import BertConfig, LabelledConfig, ModelConfig, RunConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.replaced import PROJECTION, generator_of
 from modernbert_train.provenance import read_starts
 from modernbert_train.results import Result, read_results, run_of
 from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.weights.formats import HubFormat, export_format
+from modernbert_train.weights.formats import DISCRIMINATORS, HubFormat, export_format
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
 from modernbert_train.weights.formats.tensors import (
@@ -171,19 +165,21 @@ class _Part:
 
 def _model(source: Source) -> _Part:
     model, weights = source.model, source.weights()
-    if isinstance(source.objective, LabelledConfig):
-        part: Part = "tagger" if isinstance(source.objective, TagConfig) else "classifier"
-        return _Part(part, model, weights, classifier_format(model, source.objective))
+    objective = source.objective
+    if objective is not None and objective.is_labelled:
+        hub: HubFormat = classifier_format(model, cast(LabelledConfig, objective))
+        return _Part(objective.exported_as, model, weights, hub)
     modules = {module_of(name) for name in weights}
     if {TOKEN_HEAD, "decoder"} <= modules:  # of a run that has both, what its last phase has trained
-        idle = {*MASKED_LM} - {"model"} if isinstance(source.objective, ReplacedTokensConfig) else {TOKEN_HEAD}
+        detects = objective is not None and "replaced" in objective.heads
+        idle = {*MASKED_LM} - {"model"} if detects else {TOKEN_HEAD}
         weights = {name: tensor for name, tensor in weights.items() if module_of(name) not in idle}
         modules -= idle
     hub = export_format(model, source.order, modules)
     if TOKEN_HEAD not in modules:
         return _Part("model", model, weights, hub)
-    if isinstance(model, BertConfig):
-        model, weights = positions_from_zero(model, weights)
+    if isinstance(hub, Electra):
+        model, weights = positions_from_zero(cast(BertConfig, model), weights)
     return _Part("detector", model, weights, hub)
 
 
@@ -200,9 +196,9 @@ def _generator(found: Checkpoint, source: Source) -> _Part:
             f"--generator: {found.folder} was trained by objective.name={objective.name}, without one. Leave it out."
         )
     wide = PROJECTION in weights
-    if isinstance(model, BertConfig):
+    if isinstance(DISCRIMINATORS.get(type(model)), Electra):
         hub = Electra(weights[PROJECTION].shape[1] if wide else None)
-        return _Part("generator", *positions_from_zero(model, weights), hub)
+        return _Part("generator", *positions_from_zero(cast(BertConfig, model), weights), hub)
     if wide:
         raise ConfigError(
             f"--generator: its embeddings are wider than it is, and transformers has no such {model.name}. Export the "

@@ -15,19 +15,11 @@ from typing import Any, Literal
 from modernbert_train import __version__
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
-    AlbertConfig,
-    BertConfig,
-    LabelledConfig,
-    MaskedLmConfig,
     ModelConfig,
-    ModernBertConfig,
     ObjectiveConfig,
     PhaseConfig,
-    ReplacedTokensConfig,
     RunConfig,
-    SentenceOrderConfig,
     StreamConfig,
-    XLNetConfig,
 )
 from modernbert_train.data.dataset_card import PREPARE_REPORT, DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
@@ -35,7 +27,7 @@ from modernbert_train.provenance import Start, in_words
 from modernbert_train.read_json import Count, as_type, is_count, number, read_json
 from modernbert_train.results import Result, table_rows
 from modernbert_train.run.saved_state import Averaged
-from modernbert_train.text import markdown_table, plural
+from modernbert_train.text import markdown_table
 from modernbert_train.weights.formats.bert import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import heads_among, module_of
 
@@ -87,7 +79,7 @@ def model_card(
     elif part in _TASKS:
         auto = _TASKS[part][1]
         header |= {"pipeline_tag": _TASKS[part][0], "tags": [model.name, _TASKS[part][0], "encoder"]}
-    elif isinstance(model, XLNetConfig):  # which has one class there for all that predict tokens
+    elif model.single_class:
         auto = "AutoModelForCausalLM"
         kind = "decoder" if order == "causal" else "encoder"
         header |= {"pipeline_tag": "feature-extraction", "mask_token": MASK, "tags": [model.name, kind]}
@@ -280,48 +272,20 @@ def _training(trained: RunConfig, step: int, tokens: int) -> str:
             origin = f"`weights.{key}={getattr(trained.weights, key)}`"
     if trained.start is not None:
         origin = f"`start.checkpoint={trained.start.checkpoint}`"
-    bases = " RoPE base, global / local |" if isinstance(model, ModernBertConfig) else ""
+    more = model.phased_details
+    headings = "".join(f" {each} |" for each in more)
     rows = "\n".join(_phase_row(name, phase, trained) for name, phase in trained.phases.items())
     return f"""{tokens:,} tokens of {trained.total_tokens:,} planned, in {step:,} steps, seed {trained.seed}.
 
 - First weights: {origin}.
 - Architecture: {model.num_layers} layers of width {model.hidden_size}, {model.num_heads} heads, hidden width
-  {model.intermediate_size}; {_details(model)}.
+  {model.intermediate_size}; {model.details}.
 - Objective: {_objectives(trained)}.
 - Optimizer: {optim.name}, betas {tuple(optim.betas)}, epsilon {optim.eps:g}, weight decay {optim.weight_decay:g}.
 
-| phase | tokens | context | rows in a batch | predicted | peak learning rate | schedule |{bases}
-| --- | --- | --- | --- | --- | --- | --- |{" --- |" if bases else ""}
+| phase | tokens | context | rows in a batch | predicted | peak learning rate | schedule |{headings}
+| --- | --- | --- | --- | --- | --- | --- |{" --- |" * len(more)}
 {rows}"""
-
-
-def _details(model: ModelConfig) -> str:
-    if isinstance(model, ModernBertConfig):
-        every = model.global_attn_every_n_layers
-        return (
-            f"layers 0, {every}, {2 * every}, ... attend globally, the others within\n"
-            f"  {model.local_attention} tokens; dropout {model.attention_out_dropout:g} after attention"
-        )
-    if isinstance(model, BertConfig):
-        return (
-            f"{model.max_positions:,} learned positions, {plural(model.segments, 'segment')};\n"
-            f"  activation {model.activation}, dropout {model.dropout:g}, none of attention probabilities"
-        )
-    if isinstance(model, AlbertConfig):
-        groups = "" if model.sharing == "none" else f", in {plural(model.groups, 'group')}"
-        turns = f" of {model.group_layers} layers that take turns" if model.group_layers > 1 else ""
-        return (
-            f"embeddings of width {model.embedding_size}, {model.max_positions:,} learned positions,\n"
-            f"  {plural(model.segments, 'segment')}; layers share: {model.sharing}{groups}{turns};\n"
-            f"  activation {model.activation}, dropout {model.dropout:g}, none after the feed-forward nor of attention "
-            "probabilities"
-        )
-    if isinstance(model, XLNetConfig):
-        return (
-            f"distances of tokens, no memory of earlier text;\n"
-            f"  activation {model.activation}, dropout {model.dropout:g}, none of attention probabilities"
-        )
-    return f"model.name={model.name}"
 
 
 def _objectives(trained: RunConfig) -> str:
@@ -333,25 +297,7 @@ def _objectives(trained: RunConfig) -> str:
 
 
 def _objective(objective: ObjectiveConfig) -> str:
-    if not isinstance(objective, MaskedLmConfig):
-        return _titled(*objective.title)
-    rest = 1 - objective.mask_token_share - objective.random_token_share
-    text = (
-        f"{objective.masking} masking; of the predicted tokens {objective.mask_token_share:.0%} become `{MASK}`,\n"
-        f"  {objective.random_token_share:.0%} a random token, {rest:.0%} stay"
-    )
-    if isinstance(objective, SentenceOrderConfig):
-        text += (
-            f"; the two halves of {objective.swapped_share:.0%} of the texts\n"
-            f"  change places, which the pair head is to tell, with weight {objective.order_weight:g}"
-        )
-    if isinstance(objective, ReplacedTokensConfig):
-        text += (
-            f"; a generator of {objective.depth:.3g} of the\n"
-            f"  layers and {objective.width:.3g} of the width puts likely tokens there, which the model is to tell,\n"
-            f"  with weight {objective.rtd_weight:g}; sharing {objective.sharing}"
-        )
-    return text
+    return objective.details or _titled(*objective.title)
 
 
 def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
@@ -364,9 +310,7 @@ def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> str:
     now = trained.in_phase[name]
     cells = [name, f"{phase.tokens:,}", f"{phase.row_tokens:,}", size, f"{now.objective.predicted_share:.0%}"]
     cells += [f"{now.optim.lr * phase.lr_ratio:.2e}", ", ".join(parts)]
-    if isinstance(now.model, ModernBertConfig):
-        cells.append(f"{now.model.global_rope_theta:,.0f} / {now.model.local_rope_theta:,.0f}")
-    return "| " + " | ".join(cells) + " |"
+    return "| " + " | ".join([*cells, *now.model.phased_details.values()]) + " |"
 
 
 def _averaging(average: Sequence[Averaged]) -> str:
@@ -382,21 +326,20 @@ def _averaging(average: Sequence[Averaged]) -> str:
 def _evaluation(
     objective: ObjectiveConfig, tokens: int, metrics: Sequence[dict[str, Any]], results: Sequence[Result]
 ) -> str:
-    if isinstance(objective, LabelledConfig):
+    if objective.is_labelled:
         return _scores(tokens, metrics) + _afterwards(results)
     measured = [entry for entry in metrics if _is_validation(entry) and entry["tokens"] <= tokens]
     if not measured:
         return "Not measured: the run named no held-out text, or had not come to it." + _afterwards(results)
     last = measured[-1]
     share = objective.for_validation().predicted_share
-    subject = "the generator" if isinstance(objective, ReplacedTokensConfig) else "this model"
     return (
         f"On {last['predicted']:,} predictions in held-out documents, {share:.0%} of the tokens predicted, "
         f"after {last['tokens']:,} tokens of training:\n\n"
         "| | loss (nats) | accuracy |\n| --- | --- | --- |\n"
-        f"| {subject} | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
+        f"| {objective.subject} | {last['loss']:.3f} | {last['accuracy']:.1%} |\n"
         f"| unigram baseline | {last['unigram_loss']:.3f} | {last['unigram_accuracy']:.1%} |\n\n"
-        f"{_detection(objective, last)}"
+        f"{_detection(last)}"
     ).rstrip() + (_afterwards(results) or "\n\nNothing else was measured: no downstream task, no bias, no safety.")
 
 
@@ -437,10 +380,10 @@ def _scores(tokens: int, metrics: Sequence[dict[str, Any]]) -> str:
     return "| texts | figure | value |\n| --- | --- | --- |\n" + "\n".join(rows)
 
 
-def _detection(objective: ObjectiveConfig, last: Mapping[str, Any]) -> str:
+def _detection(last: Mapping[str, Any]) -> str:
     """Of replaced tokens, in a sentence; nothing for other objectives, or where it was not recorded."""
     found = [number(last.get(f"rtd/{key}")) for key in ("accuracy", "replaced", "loss")]
-    if not isinstance(objective, ReplacedTokensConfig) or None in found:
+    if None in found:
         return ""
     accuracy, replaced, loss = (float(each or 0) for each in found)
     judged = f"the model judged {accuracy:.1%} right, with a loss of {loss:.3f}"

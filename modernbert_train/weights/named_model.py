@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from modernbert_train.config.load import load_given, load_run
-from modernbert_train.config.schema import ModelConfig, ModernBertConfig, RunConfig
+from modernbert_train.config.schema import ModelConfig, RunConfig
 from modernbert_train.errors import RunError
 from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST, STATE, read_manifest
 from modernbert_train.run.saved_state import read_state
@@ -33,14 +33,14 @@ def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
     """
     config, given = load_given(files, overrides)
     name = config.weights.init_from or config.weights.grow_from
-    left = [key for key in TAKEN if f"model.{key}" not in given]
-    if name is None or not left or not isinstance(config.model, ModernBertConfig):
+    left = [key for key in TAKEN if hasattr(config.model, key) and f"model.{key}" not in given]
+    if name is None or not left:
         return config
     try:
         model = _begun_with(config) or _model_of(Path(name))
     except (OSError, ValueError, RunError):  # whoever reads it all will say what is wrong
         return config
-    if not isinstance(model, ModernBertConfig):
+    if not all(hasattr(model, key) for key in left):
         return config
     return replace(config, model=replace(config.model, **{key: getattr(model, key) for key in left}))
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -233,11 +234,10 @@ def fill_first(model: nn.Module, config: RunConfig, origin: Origin | None) -> No
 
 
 def _other_bases(old: ModelConfig, first: ModelConfig) -> Iterator[str]:
-    if isinstance(old, ModernBertConfig) and isinstance(first, ModernBertConfig):
-        for kind in ("global", "local"):
-            there, here = (getattr(model, f"{kind}_rope_theta") for model in (old, first))
-            if there != here:
-                yield f"; {kind} RoPE base {there:,.0f} there, {here:,.0f} here"
+    for name, there in old.phased_details.items():
+        here = first.phased_details.get(name, there)
+        if there != here:
+            yield f"; {name} {there} there, {here} here"
 
 
 def find_origin(config: RunConfig) -> Origin | None:
@@ -341,8 +341,8 @@ def growable(old: ModelConfig, new: ModelConfig, key: str) -> tuple[ModernBertCo
     Raises:
         ConfigError: one of them is another; names it.
     """
-    if isinstance(old, ModernBertConfig) and isinstance(new, ModernBertConfig):
-        return old, new
+    if old.grows and new.grows:
+        return cast(ModernBertConfig, old), cast(ModernBertConfig, new)
     raise ConfigError(
         f"{key}: model.name={new.name} here, {old.name} there, and only a modernbert grows, into a modernbert. Train "
         "this model from scratch, or start from one of its own size with weights.init_from."
