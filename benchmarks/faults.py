@@ -243,7 +243,7 @@ FAULTS = (
     ),
     Fault(
         "buckets-that-move",
-        "modernbert_train/train/composer_internals.py",
+        "modernbert_train/torch_internals.py",
         "        if not self.find_unused_parameters:",
         "        if False:",
         "resuming to the bit on three ranks and more: the first step of a process sums gradients in another order",

@@ -1,4 +1,4 @@
-"""Everything private of Composer 0.32.1 that we override, patch or call, and of torch's DDP; nothing else.
+"""Everything private of Composer 0.32.1 that we override, patch or call, and nothing else.
 
 INTERNALS lists each with the signature that this file was written for; a test compares it with what is installed, so
 that an upgrade of Composer prints a table of what has moved. `install` applies the patches.
@@ -25,15 +25,14 @@ from composer.utils import collect_env, dist, get_device
 from composer.utils.parallelism import FSDP2Config
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from modernbert_train.batch import Batch
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.ranks.group import BACKENDS
+from modernbert_train.torch_internals import FixedBuckets
 
-# where it is -> its signature in Composer 0.32.1 and torch 2.13; "property", or empty where it is an attribute of
-# instances
+# where it is -> its signature in Composer 0.32.1; "property", or empty where it is an attribute of instances
 INTERNALS = {
     # overridden
     "composer.trainer.trainer.Trainer._iter_dataloader": "(self, trainer_mode: 'TrainerMode')",
@@ -55,10 +54,6 @@ INTERNALS = {
         "(module: torch.nn.modules.module.Module, find_unused_parameters: bool) -> torch.nn.modules.module.Module"
     ),
     "composer.utils.dist.broadcast_object_list": "(object_list: 'list[Any]', src: 'int' = 0, group=None) -> 'None'",
-    # of torch's DDP, overridden or called
-    "torch.nn.parallel.DistributedDataParallel._build_params_for_reducer": "(self)",
-    "torch.distributed.Reducer._push_all_rebuilt_params": "builtin",
-    "torch.distributed.Reducer._rebuild_buckets": "builtin",
     # called, or set
     "composer.trainer.trainer.Trainer._train_microbatch": (
         "(self, use_grad_scaling: 'bool', current_batch_size: 'Union[int, float]', is_final_microbatch: 'bool') -> "
@@ -116,28 +111,6 @@ def replicate(module: nn.Module, find_unused_parameters: bool) -> nn.Module:
     """
     unused = find_unused_parameters or getattr(module, "idles", False)
     return FixedBuckets(module, find_unused_parameters=unused, gradient_as_bucket_view=True, init_sync=False)
-
-
-class FixedBuckets(DistributedDataParallel):
-    """DDP with the same buckets in every step: a function of the model alone, so a restart cannot change a sum.
-
-    By itself it reduces the first step of a process in one bucket and all later ones in buckets of the order in which
-    gradients arose in that step. From three ranks on a sum over ranks depends on where in its bucket a number lies, so
-    a resumed run would differ from one that was never stopped. Here the buckets get their order at once: the reverse
-    of that in which modules are defined, nearly that of the backward pass. Where DDP looks for idle parameters it
-    keeps the buckets that it begins with.
-    """
-
-    def __init__(self, module: nn.Module, **settings: Any) -> None:
-        super().__init__(module, **settings)
-        if not self.find_unused_parameters:
-            self.reducer._push_all_rebuilt_params()
-            rebuilt = self.reducer._rebuild_buckets()
-            assert rebuilt, "or it would be done after the first step"
-
-    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        parameters, sparse = super()._build_params_for_reducer()
-        return (parameters, sparse) if self.find_unused_parameters else (parameters[::-1], sparse[::-1])
 
 
 @contextmanager
