@@ -50,6 +50,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import apply_clock, build_optimizer
 from modernbert_train.optim.stable_adamw import tensor_norms
+from modernbert_train.torch_internals import FixedBuckets
 
 DROPOUT = 4  # of all that is drawn from the run's seed, what dropout is drawn from
 
@@ -190,7 +191,7 @@ def placed_model(config: RunConfig, device: torch.device, ranks: int) -> tuple[O
     model.train()
     if sharded or ranks == 1:
         return model, model
-    ddp = partial(DistributedDataParallel, gradient_as_bucket_view=True, init_sync=False)
+    ddp = partial(FixedBuckets, gradient_as_bucket_view=True, init_sync=False)
     return model, ddp(model, find_unused_parameters=model.idles)
 
 

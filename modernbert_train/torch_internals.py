@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 # where it is -> its signature in torch 2.13; empty where it is an attribute of instances, looked for in the source
 INTERNALS = {
@@ -18,7 +20,32 @@ INTERNALS = {
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown": "",
     "torch._C._set_worker_pids": "builtin",
     "torch._C._remove_worker_pids": "builtin",
+    "torch.nn.parallel.DistributedDataParallel._build_params_for_reducer": "(self)",
+    "torch.distributed.Reducer._push_all_rebuilt_params": "builtin",
+    "torch.distributed.Reducer._rebuild_buckets": "builtin",
 }
+
+
+class FixedBuckets(DistributedDataParallel):
+    """DDP with the same buckets in every step: a function of the model alone, so a restart cannot change a sum.
+
+    By itself it reduces the first step of a process in one bucket and all later ones in buckets of the order in which
+    gradients arose in that step. From three ranks on a sum over ranks depends on where in its bucket a number lies, so
+    a resumed run would differ from one that was never stopped. Here the buckets get their order at once: the reverse
+    of that in which modules are defined, nearly that of the backward pass. Where DDP looks for idle parameters it
+    keeps the buckets that it begins with.
+    """
+
+    def __init__(self, module: nn.Module, **settings: Any) -> None:
+        super().__init__(module, **settings)
+        if not self.find_unused_parameters:
+            self.reducer._push_all_rebuilt_params()
+            rebuilt = self.reducer._rebuild_buckets()
+            assert rebuilt, "or it would be done after the first step"
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        parameters, sparse = super()._build_params_for_reducer()
+        return (parameters, sparse) if self.find_unused_parameters else (parameters[::-1], sparse[::-1])
 
 
 def default_store() -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from benchmarks.drill.damaged import damage, data_faults, edit_json, flip_bit, nothing_whole, remove, truncate
 from benchmarks.drill.disks import full_disk, read_only
-from benchmarks.drill.killed import anywhere, elastic, freeze, inside_save, kills, pause, signals
+from benchmarks.drill.killed import anywhere, elastic, freeze, inside_save, kills, kills_of_many, pause, signals
 from benchmarks.drill.lab import Round
 from benchmarks.drill.others import clocks, not_finite, two_jobs
 from benchmarks.drill.stores import store_faults
@@ -44,6 +44,7 @@ INJURIES = {
         Injury("kill-worker", "kill -9 of a data worker", 20, 1, 4, kills(anywhere, "worker", 1)),
         Injury("kill-launcher-2", "kill -9 of the launcher of two ranks", 25, 1, 5, kills(anywhere, "launcher", 2)),
         Injury("kill-rank-2", "kill -9 of a rank of two", 25, 1, 5, kills(anywhere, "rank", 2)),
+        Injury("kill-rank-many", "kill -9 of a rank of three or four, by DDP, FSDP2, HSDP", 24, 1, 3, kills_of_many),
         Injury("kill-worker-2", "kill -9 of a data worker of two ranks", 10, 0, 5, kills(anywhere, "worker", 2)),
         Injury("kill-save-2", "kill -9 of a rank of two inside a save", 20, 1, 5, kills(inside_save, "rank", 2)),
         Injury("truncate", "a file of a checkpoint cut at one of six places", 60, 5, 9, damage(truncate)),

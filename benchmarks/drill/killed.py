@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 
 from benchmarks.drill.lab import (
     STEP,
     STOPS,
+    WIDE,
     WORKERS,
     Lab,
     Outcome,
@@ -136,6 +138,22 @@ def kills(moment: Strike, victim: str, ranks: int) -> Round:
     return round
 
 
+# ranks, and the words of a run of theirs; three ranks share other batches than four
+CUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (3, ("phases.short.batch_rows=6", "phases.short.microbatch_tokens=64", "phases.long.batch_rows=3")),
+    (4, ("phases.short.microbatch_tokens=64",)),
+    (4, ("distributed.strategy=fsdp2",)),
+    (4, ("distributed.strategy=hsdp", "distributed.shard_ranks=2")),
+)
+
+
+def kills_of_many(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
+    """kill -9 of a rank of three or four; the first step of a start must sum as all others do."""
+    ranks, words = draw.choice(CUTS)
+    outcomes = chain(lab, draw, number, kill_at(anywhere, "rank"), (70,), *words, ranks=ranks)
+    return [replace(outcome, what=f"{outcome.what}; {ranks} ranks, {' '.join(words)}") for outcome in outcomes]
+
+
 def signals(ranks: int) -> Round:
     def strike(run: Run, trainer: Trainer, draw: random.Random) -> str | None:
         when, number = anywhere(run, trainer, draw), draw.choice(STOPS)
@@ -195,7 +213,7 @@ def elastic(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
     """4 ranks of DDP, 2 of FSDP2, 1, 4 of HSDP, each killed on its way; the same batches, losses within rounding."""
     outcomes = []
     for _ in range(number):
-        run, struck = lab.run(), list[str]()
+        run, struck = lab.run(1, *WIDE), list[str]()
         problem = ""
         for ranks, strategy in LEGS:
             before = len(run.records())
@@ -219,7 +237,7 @@ def elastic(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
 
 def unlike(run: Run, lab: Lab) -> str:
     """What differs by more than rounding from the run on one rank."""
-    mine, expected = run.records(), lab.reference().records
+    mine, expected = run.records(), lab.reference(run.ranks, run.overrides).records
     exact = ("step", "tokens", "phase", "rows", "predicted", "lr")
     if [[each[key] for key in exact] for each in mine] != [[each[key] for key in exact] for each in expected]:
         return "other batches"

@@ -1,4 +1,4 @@
-"""A run of a few thousand parameters that can be injured: its data, its words, how it ends, and what it must equal."""
+"""A small run that can be injured: its data, its words, how it ends, and what it must equal."""
 
 from __future__ import annotations
 
@@ -78,6 +78,9 @@ checkpoint: {{interval_seconds: null, interval_steps: 2}}
 distributed: {{timeout_seconds: 8}}
 logging: {{progress_bar: false}}
 """
+
+# of several ranks: gradients of 1.5 MB, which fill more than one of DDP's buckets
+WIDE = ("model.hidden_size=192", "model.intermediate_size=288")
 
 Verdict = Literal["survived", "refused", "lost", "skipped"]
 WORKERS = "data.num_workers=2"
@@ -197,7 +200,8 @@ class Run:
         return self.folder / "checkpoints"
 
     def words(self) -> list[str]:
-        return ["train", str(self.lab.yaml), f"runs_folder={self.folder.parent}", *self.overrides]
+        size = WIDE if self.ranks > 1 else ()
+        return ["train", str(self.lab.yaml), f"runs_folder={self.folder.parent}", *size, *self.overrides]
 
     def start(self, *, hook: Hook = lambda: None, ranks: int | None = None, more: tuple[str, ...] = ()) -> Trainer:
         self._starts += 1

@@ -25,12 +25,12 @@ from composer.utils import collect_env, dist, get_device
 from composer.utils.parallelism import FSDP2Config
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from modernbert_train.batch import Batch
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.ranks.group import BACKENDS
+from modernbert_train.torch_internals import FixedBuckets
 
 # where it is -> its signature in Composer 0.32.1; "property", or empty where it is an attribute of instances
 INTERNALS = {
@@ -110,7 +110,7 @@ def replicate(module: nn.Module, find_unused_parameters: bool) -> nn.Module:
     so with the last microbatch of a step, which it reduces with; the others have the same.
     """
     unused = find_unused_parameters or getattr(module, "idles", False)
-    return DistributedDataParallel(module, find_unused_parameters=unused, gradient_as_bucket_view=True, init_sync=False)
+    return FixedBuckets(module, find_unused_parameters=unused, gradient_as_bucket_view=True, init_sync=False)
 
 
 @contextmanager
