@@ -338,7 +338,7 @@ def test_a_tokenizer_without_cls_is_told_how_to_get_one(tmp_path: Path, theirs: 
 
 def test_text_is_for_prepare(tmp_path: Path, tokenizer: str) -> None:
     write_mds(tmp_path / "a", {"text": "str", "id": "str"}, [{"text": "one", "id": "1"}])
-    with pytest.raises(ConfigError, match=r"holds text \(column text\).*sources.mine.kind=mds sources.mine.path=.*/a sources.mine.text_f"):
+    with pytest.raises(ConfigError, match=r"holds text \(column text\).*sources.mine.path=.*/a sources.mine.text_f"):
         adopt(str(tmp_path / "a"), tokenizer)
 
 
