@@ -107,7 +107,7 @@ def _adopt_shards(
     from data_prep.adoption.parts import run_parts
     from data_prep.adoption.result import claimed, describe, is_finished
     from data_prep.adoption.survey import Survey, write_parts
-    from data_prep.adoption.tokenizer_fit import DOCUMENTS, end_tokens, require_fit, spread, take_sample
+    from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, end_tokens, require_fit, spread, take_sample
     from modernbert_train.data.remote import is_remote
     from modernbert_train.data.shard_index import stored
     from modernbert_train.vocabulary import read_vocabulary
@@ -127,7 +127,8 @@ def _adopt_shards(
     require_free(folder, own=out is None or folder.resolve() == Path(layout.root))
     names = end_tokens(tokenizer)
     with claimed(work, asked):
-        survey = Survey(work, layout.root, layout.column, dtype, vocabulary.num_entries, frozenset(names))
+        fit = EachShard(tokenizer, names, anyway)
+        survey = Survey(work, layout.root, layout.column, dtype, vocabulary.num_entries, frozenset(names), fit)
         chosen = [layout.entries[i] for i in spread(len(layout.entries), DOCUMENTS)]
         firsts = ((f"{layout.root}/{stored(each)['basename']}", survey.first(each)) for each in chosen)
         sample = take_sample([(place, ids) for place, ids in firsts if ids is not None], tokenizer, names)

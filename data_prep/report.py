@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.clean.contamination import set_named
+from data_prep.clean.contamination import LookedFor, set_named
 from data_prep.clean.documents import TRAIN, VALIDATION, SourceTally, Tally
 from data_prep.make_tokenizer import tokenizer_file
 from data_prep.read.encodings import UTF_8
@@ -116,7 +116,12 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool) -> bool:
 
 
 def write_report(
-    folder: Path, asked: Fingerprint, tally: Tally, tasks: int, not_read: dict[str, dict[str, int]]
+    folder: Path,
+    asked: Fingerprint,
+    tally: Tally,
+    tasks: int,
+    not_read: dict[str, dict[str, int]],
+    looked_for: dict[str, LookedFor],
 ) -> None:
     """Write prepare_report.json beside the splits; asserts that no document vanished, of any source.
 
@@ -126,6 +131,7 @@ def write_report(
         tally: what became of every document.
         tasks: the corpus was cut into.
         not_read: files that lie in folders of the sources, see sources.passed_over.
+        looked_for: how the texts of each evaluation set were.
     """
     total = tally.total()
     cards = {split: read_card(folder / split) for split in _splits(folder)}
@@ -139,6 +145,7 @@ def write_report(
         "first_dropped": dict(sorted(tally.offenders.items())),
         "sources": {name: _counts(each) for name, each in tally.sources.items()},
         "not_read": not_read,
+        "decontaminate": {name: dataclasses.asdict(each) for name, each in looked_for.items()},
         "lengths": {split: length_bins(np.load(folder / split / LENGTHS, mmap_mode="r")) for split in cards},
         "tasks": tasks,
         "seconds": {stage: round(value, 1) for stage, value in tally.seconds.items()},
@@ -162,6 +169,9 @@ def describe(out: Path) -> str:
     if report["dropped"]:
         lines.append(f"the first that were left out for each reason: {out / REPORT}")
     lines += passed_over_lines(report.get("not_read", {}))
+    for name, each in report.get("decontaminate", {}).items():  # earlier versions did not count them
+        words = report["fingerprint"]["spec"]["overlap_words"]
+        lines.append(f"decontaminate.{name}: {LookedFor(**each).line(words)}")
     return "\n".join([*lines, _source_table(report["sources"])])
 
 

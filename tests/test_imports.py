@@ -232,6 +232,8 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "data_prep.read.lines": ("zstandard",),
     "data_prep.read.tables": ("datasets", "pyarrow"),
     "data_prep.clean.words": ("datatrove", "fasttext"),
+    "data_prep.clean.split_words": ("regex",),
+    "data_prep.read.encodings": ("charset_normalizer", "numpy"),
     "launch": ("torch",),
     "launch.sweeps": ("optuna", "sqlalchemy", "yaml"),
 }

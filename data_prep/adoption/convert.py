@@ -25,7 +25,7 @@ from data_prep.adoption.layout import HELD_OUT, ID_COLUMNS, TEXT_COLUMNS
 from data_prep.adoption.parts import run_parts
 from data_prep.adoption.result import REPORT, claimed, digest, is_finished, write_report
 from data_prep.adoption.result import describe as describe_folder
-from data_prep.adoption.tokenizer_fit import DOCUMENTS, end_tokens, require_fit, spread, take_sample
+from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, end_tokens, require_fit, spread, take_sample
 from data_prep.write.merging import merge_split
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.errors import ConfigError, DataError, StorageError
@@ -36,6 +36,7 @@ from modernbert_train.vocabulary import read_vocabulary
 _PART_BYTES = 1 << 28  # of a file
 _ROWS = 1024  # read at a time
 _SHARD_BYTES = 1 << 24
+_APART = 8  # rows between two that are compared with the tokenizer, and later this part of those before
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Conversion:
         column: that holds the ids.
         vocab_size, tokenizer_sha256: of the tokenizer.
         special: ids that are taken off the ends of documents.
+        fit: of the tokenizer to rows of each part.
     """
 
     work: Path
@@ -65,6 +67,7 @@ class Conversion:
     vocab_size: int
     tokenizer_sha256: str
     special: frozenset[int]
+    fit: EachShard
 
     def run_task(self, rank: int) -> None:
         """Convert one part.
@@ -80,7 +83,15 @@ class Conversion:
         counting = Counting(self.special, self.vocab_size)
         writer: ShardWriter | None = None
         try:
+            sample: list[NDArray[Any]] = []
+            looked_at = 0
             for number, ids in enumerate(rows_of(table, self.column)):
+                if number == looked_at:
+                    looked_at += max(_APART, number // _APART)
+                    sample.append(ids)
+                    if len(sample) == DOCUMENTS:
+                        self.fit.require(f"{table.path}, rows up to {number:,} of it", sample)
+                        sample = []
                 try:
                     left = counting.take(ids)
                 except ValueError as error:
@@ -92,6 +103,7 @@ class Conversion:
                     continue
                 writer = writer or ShardWriter(folder, self.vocab_size, self.tokenizer_sha256, _SHARD_BYTES)
                 writer.write(left.tolist())
+            self.fit.require(f"{table.path}, its last rows", sample)
             if writer is not None:
                 writer.finish()
             counting.finish()
@@ -140,7 +152,8 @@ def convert(
         tables = tuple(table for file in files for table in _cut(file))
         sample = take_sample(_firsts([tables[i] for i in spread(len(tables), DOCUMENTS)], name), tokenizer, names)
         require_fit(sample, source, tokenizer, anyway)
-        job = Conversion(work, tables, name, vocabulary.num_entries, vocabulary.sha256, frozenset(names))
+        fit = EachShard(tokenizer, names, anyway)
+        job = Conversion(work, tables, name, vocabulary.num_entries, vocabulary.sha256, frozenset(names), fit)
         size = sum(file.stat().st_size for file in files)
         run_parts(job, len(tables), work, workers or min(len(os.sched_getaffinity(0)), 1 + size // (1 << 26)))
         found = Findings()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from data_prep.adoption.findings import Counting, Findings
 from data_prep.adoption.layout import TIMEOUT_SECONDS, Entry
+from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, spread
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_file import as_line, fault_of, hash_of, id_column, unpack
@@ -30,6 +31,7 @@ from modernbert_train.own_files import require_own_file
 PART_BYTES = 1 << 28  # of shards as stored; a part that was interrupted is done again
 _HASH = "xxh64"
 _BEGINNING = 2048  # tokens
+_OTHER_IDS = "Name the column that holds integer ids with --column, and their type with --dtype if they are raw bytes"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Survey:
         column, dtype: see `IdColumn`.
         vocab_size: one more than the largest id allowed.
         special: ids that are taken off the ends of documents.
+        fit: of the tokenizer to each shard.
     """
 
     work: Path
@@ -50,6 +53,7 @@ class Survey:
     dtype: str | None
     vocab_size: int
     special: frozenset[int]
+    fit: EachShard
 
     def run_task(self, rank: int) -> None:
         """Do one part, unless it is done.
@@ -99,9 +103,12 @@ class Survey:
         if not has_hash:
             stored(entry)["hashes"] = {_HASH: hash_of(_HASH, data)}
         folder = os.path.dirname(stored(entry)["basename"])
-        dtypes = set()
+        dtypes, sample = set(), []
+        looked_at = spread(entry["samples"], DOCUMENTS)
         for number, ids in enumerate(self._documents(entry, data)):
             dtypes.add(ids.dtype)
+            if number in looked_at:
+                sample.append(ids[:_BEGINNING])
             try:
                 counting.take(ids)
             except ValueError as error:
@@ -109,6 +116,7 @@ class Survey:
                     f"{self._name(entry)}: document {number} {error}. The shards belong to another tokenizer; name "
                     "theirs with --tokenizer."
                 ) from None
+        self.fit.require(self._name(entry), sample)
         if dtypes:
             known = counting.findings.dtypes.get(folder)
             counting.findings.dtypes[folder] = np.result_type(*dtypes, *([known] if known else [])).name
@@ -119,15 +127,16 @@ class Survey:
             shard = unpack(entry, data)
             ids_of = id_column(entry, self.column, self.dtype)
         except ValueError as error:
-            raise self._broken(entry, str(error)) from None
+            raise self._broken(entry, str(error), _OTHER_IDS) from None
         for number in range(len(shard.offsets) - 1):
             try:
                 ids = as_line(ids_of(shard.sample(number)))
             except Exception as error:  # the bytes may be anything, and numpy raises as many kinds
-                raise self._broken(entry, f"document {number} cannot be decoded ({error})") from None
+                found = f"document {number} cannot be decoded ({error})"
+                raise self._broken(entry, found, _OTHER_IDS) from None
             if ids.ndim != 1 or ids.dtype.kind not in "iu":
                 found = f"document {number} is {ids.dtype} of shape {ids.shape}, and no line of token ids"
-                raise self._broken(entry, found)
+                raise self._broken(entry, found, _OTHER_IDS)
             yield ids
 
     def _bytes(self, entry: Entry) -> bytes:
@@ -152,8 +161,8 @@ class Survey:
     def _name(self, entry: Entry) -> str:
         return f"{self.root}/{stored(entry)['basename']}"
 
-    def _broken(self, entry: Entry, found: str) -> DataError:
-        return DataError(f"{self._name(entry)}: {found}. Copy it again; nothing was adopted.")
+    def _broken(self, entry: Entry, found: str, remedy: str = "Copy it again") -> DataError:
+        return DataError(f"{self._name(entry)}: {found}. {remedy}; nothing was adopted.")
 
     def _file(self, rank: int, end: str) -> Path:
         return self.work / f"{rank:05d}.{end}"

@@ -1,7 +1,8 @@
 """Documents that share words in a row with an evaluation set: whoever trains on them measures memory.
 
-Words are compared, without case, marks and spaces. A run of them is first looked for by its hash and then compared
-itself, so that nothing is left out by chance. What is kept of a corpus is nothing: memory is that of the sets.
+Words are compared, without case, punctuation and spaces. A run of them is first looked for by its hash and then
+compared itself, so that nothing is left out by chance. A text shorter than a run is compared as a whole, with a
+document and with each of its lines. What is kept of a corpus is nothing: memory is that of the sets.
 
 Source: Brown et al. 2020, arXiv:2005.14165, appendix C, whose runs have 13 words.
 """
@@ -10,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.clean.split_words import folded, split_words
 from data_prep.read.items import LeftOut
 from data_prep.read.sources import read_source
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
@@ -24,6 +28,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no word's weight in a ha
 _SHOWN_WORDS = 13
 _BITS = 24  # a table of 16 MB
 _SHIFT = np.uint64(64 - _BITS)
+_LINE_WORDS = 4  # "See also" and the like are lines of many documents; a whole document may be shorter
 
 
 class Overlap(NamedTuple):
@@ -33,25 +38,59 @@ class Overlap(NamedTuple):
     words: str
 
 
+@dataclass
+class LookedFor:
+    """How the texts of an evaluation set are looked for, in numbers of texts.
+
+    Attributes:
+        texts: of the set.
+        by_runs: have as many words as a run.
+        as_lines: are shorter, and compared with whole documents and with their lines.
+        as_documents: have so few words that they are compared with whole documents alone.
+    """
+
+    texts: int = 0
+    by_runs: int = 0
+    as_lines: int = 0
+    as_documents: int = 0
+
+    def line(self, words: int) -> str:
+        """For a person."""
+        parts = {
+            f"by {words} words in a row": self.by_runs,
+            "as a whole line or document": self.as_lines,
+            "as a whole document": self.as_documents,
+            "not at all, having no words": self.texts - self.by_runs - self.as_lines - self.as_documents,
+        }
+        return f"{self.texts:,} texts looked for: {', '.join(f'{n:,} {how}' for how, n in parts.items() if n)}"
+
+
 class Evaluations:
-    """Runs of words of evaluation sets.
+    """Runs of words of evaluation sets, and their short texts.
 
     Args:
         texts: of each set, by name.
         words: in a run.
+
+    Attributes:
+        looked_for: how the texts of each set are.
     """
 
     def __init__(self, texts: Mapping[str, Sequence[str]], words: int) -> None:
         self._words = words
+        self.looked_for = {name: LookedFor() for name in texts}
+        self._short: dict[tuple[int, ...], int] = {}  # words of a short text -> number of its set
         self._numbers: dict[str, int] = {}  # word -> its number; a word of no set is in no shared run
         self._names = list(texts)
         lines, sets = [], []
         for number, name in enumerate(texts):
             for text in texts[name]:
                 line = [self._numbers.setdefault(word, len(self._numbers)) for word in words_of(text)]
+                self._count(self.looked_for[name], line, number)
                 if len(line) >= words:
                     lines.append(np.array([*line, -1], np.int64))
                     sets.append(np.full(len(line) + 1, number, np.int32))
+        self._spelled = list(self._numbers)
         self._line = np.concatenate(lines) if lines else np.zeros(0, np.int64)
         self._sets = np.concatenate(sets) if sets else np.zeros(0, np.int32)
         hashes, whole = self._hashes(self._line)
@@ -62,9 +101,12 @@ class Evaluations:
         self._may_be[(self._hashes_sorted >> _SHIFT).astype(np.int64)] = True
 
     def overlap(self, text: str) -> Overlap | None:
-        """The first run of words that a text shares with a set."""
+        """The first run of words that a text shares with a set, or a short text of a set that is a line of it."""
         known = self._numbers
-        line = np.array([known.get(word, -1) for word in words_of(text)], np.int64)
+        lines = [[known.get(word, -1) for word in words_of(each)] for each in self._parts(text)]
+        if (short := self._whole(lines)) is not None:
+            return short
+        line = np.array(list(chain.from_iterable(lines)), np.int64)
         hashes, whole = self._hashes(line)
         if not len(self._hashes_sorted) or not whole.any():
             return None
@@ -77,6 +119,28 @@ class Evaluations:
             if np.array_equal(line[at : at + self._words], self._line[place : place + self._words]):
                 words = words_of(text)[at : at + min(self._words, _SHOWN_WORDS)]
                 return Overlap(self._names[int(self._sets[place])], " ".join(words))
+        return None
+
+    def _count(self, looked_for: LookedFor, line: list[int], number: int) -> None:
+        looked_for.texts += 1
+        looked_for.by_runs += len(line) >= self._words
+        if 0 < len(line) < self._words:
+            looked_for.as_lines += len(line) >= _LINE_WORDS
+            looked_for.as_documents += len(line) < _LINE_WORDS
+            self._short.setdefault(tuple(line), number)
+
+    def _parts(self, text: str) -> list[str]:
+        """A text by lines where they are compared; no word reaches over the end of one."""
+        return text.split("\n") if self._short else [text]
+
+    def _whole(self, lines: list[list[int]]) -> Overlap | None:
+        """A short text of a set that is one of these lines, or all of them together."""
+        if not self._short:
+            return None
+        together = tuple(chain.from_iterable(lines)) if sum(map(len, lines)) < self._words else ()
+        for words in (together, *(tuple(line) for line in lines if _LINE_WORDS <= len(line) < self._words)):
+            if (number := self._short.get(words)) is not None:
+                return Overlap(self._names[number], " ".join(self._spelled[word] for word in words))
         return None
 
     def _hashes(self, line: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
@@ -93,16 +157,14 @@ class Evaluations:
 
 def words_of(text: str) -> list[str]:
     """The words of a text as they are compared."""
-    from data_prep.clean.words import WORD  # imports datatrove
-
-    return WORD.findall(text.lower())
+    return split_words(folded(text))
 
 
 def evaluations_of(config: PrepareConfig) -> Evaluations | None:
     """The evaluation sets of a spec, read once in a process; None where it names none.
 
     Raises:
-        DataError: one of them cannot be read as a whole, or has no text of as many words.
+        DataError: one of them cannot be read as a whole, or has no text with words.
     """
     asked = (config.decontaminate, config.overlap_words, config.max_characters)
     if not _kept or _kept[0][0] != asked:
@@ -137,10 +199,10 @@ def _read(sets: Mapping[str, SourceConfig], words: int, max_characters: int) -> 
                     )
                 texts[name].append(item.text)
     found = Evaluations(texts, words)
-    for name, each in texts.items():
-        if not any(len(words_of(text)) >= words for text in each):
+    for name, each in found.looked_for.items():
+        if not each.by_runs + each.as_lines + each.as_documents:
             raise DataError(
-                f"decontaminate.{name}: none of its {len(each):,} texts has {words} words, so nothing would be found. "
-                "Lower overlap_words, or name another text_field."
+                f"decontaminate.{name}: none of its {each.texts:,} texts has a word, so nothing would be found. Name "
+                "another text_field."
             )
     return found

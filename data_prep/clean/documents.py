@@ -80,7 +80,9 @@ class Tally:
     draws: list[float] = field(default_factory=list)  # the lowest and the highest of a document that is kept
 
     def source(self, name: str) -> SourceTally:
-        return self.sources.setdefault(name, SourceTally())
+        if name not in self.sources:  # asked several times a document, and a tally takes microseconds to make
+            self.sources[name] = SourceTally()
+        return self.sources[name]
 
     def count_fields(self, split: str, values: Mapping[str, str | None], tokens: int) -> None:
         """Count a document by its fields."""

@@ -5,25 +5,23 @@ Imports datatrove, so it is imported itself only where a spec asks for filters o
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from datatrove.utils.lid import FastTextLID
 from datatrove.utils.word_tokenizers import WhitespaceTokenizer
 
-# a word; in scripts without spaces between words, each character
-WORD = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_]+|_+")
+from data_prep.clean.split_words import split_words
 
 
 class PlainWords(WhitespaceTokenizer):
-    """Words by a regular expression and sentences by punctuation: enough for ratios and shingles, in any script.
+    """Words by Unicode's rules and sentences by punctuation: enough for ratios and shingles, in any script.
 
     All are equal, so that datatrove's filters share its cache of words.
     """
 
     def word_tokenize(self, text: str) -> list[str]:
-        return WORD.findall(text)
+        return split_words(text)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PlainWords)

@@ -19,6 +19,7 @@ import numpy as np
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
+from data_prep.clean.contamination import evaluations_of
 from data_prep.clean.documents import Tally, require_documents, splits_of
 from data_prep.clean.losses import require_little_lost
 from data_prep.read.sources import passed_over
@@ -78,7 +79,9 @@ class Merge(PipelineStep):
                 parts = [self._work.shards(rank) / split for rank in range(self._work.tasks)]
                 fields = tally.fields[split].listed() if split in tally.fields else None
                 merge_split(parts, folder / split, fields)
-            write_report(folder, self._asked, tally, self._work.tasks, passed_over(self._config))
+            evaluations = evaluations_of(self._config)
+            looked_for = {} if evaluations is None else evaluations.looked_for
+            write_report(folder, self._asked, tally, self._work.tasks, passed_over(self._config), looked_for)
 
 
 def merge_split(parts: list[Path], folder: Path, fields: dict[str, FieldCounts] | None = None) -> None:

@@ -37,6 +37,10 @@ from modernbert_train.run.manifest import MANIFEST, FileHash
 COPIES, FAULTS = "copies.jsonl", "faults.jsonl"
 _PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # between two starts of a copier that died
 _BACK = ".partial-back-"
+_SKIPPED = (
+    "It lists the updates that the run has skipped, and without it the run would not continue as it did. Restore it "
+    f"from a copy; or remove it and {MANIFEST} beside it, to let the run judge those updates again."
+)
 
 
 class SecondHome:
@@ -299,15 +303,18 @@ def _fetch_records(store: Store, folder: Path, say: Callable[[str], None]) -> No
     known = record_hashes(store)
     if there and known is None:
         say(f"warning: {store.url}/{RECORD}/{MANIFEST}: missing or damaged, so the run's record there is not verified")
+    for name in missing:
+        if name not in there and known is not None and name in known:
+            where = f"{store.url}/{RECORD}/{name}"
+            if name == FAULTS and len(known[name]) > 1:  # with one, its first copy may have broken off
+                raise StorageError(f"{where}: missing. {_SKIPPED}")
+            say(f"warning: {where}: missing, so it begins here")
     for name in there:
         content = store.read(f"{RECORD}/{name}", 1 << 32)
         where = f"{store.url}/{RECORD}/{name}"
         if known is not None and FileHash.of_bytes(content) not in known.get(name, []):
             if name == FAULTS:
-                raise StorageError(
-                    f"{where}: damaged. It lists the updates that the run has skipped, and without it the run would "
-                    "not continue as it did. Restore it from a copy; or remove it there, if the run has skipped none."
-                )
+                raise StorageError(f"{where}: damaged. {_SKIPPED}")
             if not name.endswith(".jsonl"):
                 say(f"warning: {where}: damaged, and left out; the checkpoint has what training needs")
                 continue

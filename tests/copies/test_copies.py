@@ -282,6 +282,32 @@ def test_skipped_updates_that_are_damaged_in_the_second_home_are_not_forgotten(h
         bring_back(home.config, print)
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "faults.jsonl"])
+def test_one_file_of_the_record_that_is_gone_is_mentioned(
+    home: Home, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    kept_record(home)
+    (home.there / RECORD / name).unlink()
+    bring_back(home.config, print)
+    assert f"record/{name}: missing, so it begins here" in capsys.readouterr().out
+    assert not (home.folder / name).exists() and (home.folder / "samples.jsonl").exists()
+
+
+def test_skipped_updates_that_are_gone_from_the_second_home_are_not_forgotten(home: Home) -> None:
+    kept_record(home)
+    bring_back(home.config, print)
+    (home.folder / "faults.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
+    write(home.checkpoints, 4)
+    home.copy_all()
+    shutil.rmtree(home.folder)
+    (home.there / RECORD / "faults.jsonl").unlink()
+    with pytest.raises(StorageError, match=r"record/faults.jsonl: missing. It lists the updates"):
+        bring_back(home.config, print)
+    (home.there / RECORD / MANIFEST).unlink()
+    bring_back(home.config, print)
+    assert newest_valid(home.checkpoints)[0].step == 4  # type: ignore[union-attr]
+
+
 def test_a_record_that_is_gone_from_the_second_home_is_mentioned(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:

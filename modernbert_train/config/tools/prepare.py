@@ -116,7 +116,7 @@ class PrepareConfig:
     near_duplicates: NearDuplicatesConfig = field(default_factory=NearDuplicatesConfig)  # how near, for `near`
     # evaluation sets by name: documents that share overlap_words words in a row with one are left out
     decontaminate: dict[str, SourceConfig] = field(default_factory=dict)
-    overlap_words: int = 13  # fewer find more, and leave more out by chance
+    overlap_words: int = 13  # fewer find more, and leave more out by chance; shorter texts are compared whole
     streams: StreamsConfig = field(default_factory=StreamsConfig)  # training documents by language, score, ...
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     validation_share: float = 0.05  # share of the documents, by hash of their text, that is held out; 0 holds out none
@@ -254,7 +254,11 @@ def _stream_problems(streams: StreamsConfig, names: list[str]) -> Iterator[str]:
 
 def field_names(config: PrepareConfig) -> list[str]:
     """The fields that any source has, in the order of their names."""
-    return sorted({name for source in config.sources.values() for name in (*source.fields, *source.fixed_fields)})
+    names: set[str] = set()
+    for source in config.sources.values():  # asked for each document
+        if source.fields or source.fixed_fields:
+            names.update(source.fields, source.fixed_fields)
+    return sorted(names)
 
 
 def _filter_problems(config: PrepareConfig) -> Iterator[str]:

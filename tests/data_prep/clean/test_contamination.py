@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_prep.clean.contamination import Evaluations
+from data_prep.clean.contamination import Evaluations, Overlap, words_of
 from data_prep.prepare import main
 from data_prep.report import fingerprint
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
@@ -17,7 +18,7 @@ QUESTION = "Which of the two rivers that meet in Passau is the longer one, the I
 
 
 def test_a_run_of_words_is_found_whatever_stands_around_it() -> None:
-    sets = Evaluations({"rivers": [QUESTION], "short": ["two words"]}, 5)
+    sets = Evaluations({"rivers": [QUESTION]}, 5)
     for text in (
         QUESTION,
         f"He asked: {QUESTION.upper()}",
@@ -34,6 +35,50 @@ def test_a_run_of_words_is_found_whatever_stands_around_it() -> None:
         "the rivers that in Passau meet",
     ):
         assert sets.overlap(text) is None, text
+
+
+def test_texts_shorter_than_a_run_are_found_as_whole_documents_and_lines() -> None:
+    """Else a set of short texts, such as SNLI's hypotheses, keeps nothing out, and the figures measure memory."""
+    sets = Evaluations({"snli": ["A man sleeps.", "A dog runs in the park.", "?", QUESTION]}, 13)
+    for text, words in (
+        ("a man sleeps", "a man sleeps"),
+        ("A man\nsleeps", "a man sleeps"),
+        ("Heading\nA DOG runs in the park!\nMore.", "a dog runs in the park"),
+        (f"Before. {QUESTION}\nAfter.", " ".join(words_of(QUESTION)[:13])),
+    ):
+        assert sets.overlap(text) == Overlap("snli", words), text
+    for text in (
+        "Heading\nA man sleeps.\nMore.",
+        "A dog runs in the park today",
+        "A dog runs\nin the park\nnow",
+        "",
+        "?",
+    ):
+        assert sets.overlap(text) is None, text
+    assert sets.looked_for["snli"].line(13) == (
+        "4 texts looked for: 1 by 13 words in a row, 1 as a whole line or document, 1 as a whole document, 1 not at "
+        "all, having no words"
+    )
+
+
+def test_words_of_any_script_and_spelling_are_compared() -> None:
+    """Vowel signs belong to their words, emphasis is none, and a letter may be written in several ways."""
+    hindi = "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है"
+    korean = "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다"
+    emphasis = "it was _never_ the __case__ that they had met before"
+    for text, other in (
+        (hindi, hindi),
+        (korean, unicodedata.normalize("NFD", korean)),
+        (unicodedata.normalize("NFD", korean), korean),
+        (emphasis, emphasis.replace("_", "")),
+        (
+            "the \N{LATIN SMALL LIGATURE FI}rst \N{FULLWIDTH LATIN SMALL LETTER F}ull width and STRASSE five",
+            "the first full width and straße five",
+        ),
+    ):
+        assert Evaluations({"a": [text]}, 7).overlap(f"x {other} y") is not None, text
+    shares_signs_alone = "यह एक दूसरा वाक्य है जिसमें उन शब्दों में से कोई नहीं जो ऊपर थे"
+    assert Evaluations({"a": [hindi]}, 4).overlap(shares_signs_alone) is None
 
 
 def test_runs_do_not_reach_from_one_text_into_the_next() -> None:
@@ -64,7 +109,7 @@ def test_contaminated_documents_are_left_out_counted_and_listed(
     rows[7]["text"] += QUESTION
     rows[9]["text"] = QUESTION.lower().replace("?", "") + " " + rows[9]["text"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "rivers.jsonl").write_text(json.dumps({"question": QUESTION}) + "\n")
+    (tmp_path / "rivers.jsonl").write_text(json.dumps({"question": QUESTION, "empty": "?"}) + "\n")
     words = [
         f"sources.mine={{kind: jsonl, path: {tmp_path}/a.jsonl}}",
         "tokenizer.vocab_size=384",
@@ -72,17 +117,19 @@ def test_contaminated_documents_are_left_out_counted_and_listed(
     ]
     asked = f"decontaminate.rivers={{kind: jsonl, path: {tmp_path}/rivers.jsonl, text_field: question}}"
     assert main([f"out={tmp_path}/out", *words, asked]) == 0
-    assert "2 contaminated: rivers" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "2 contaminated: rivers" in printed
+    assert "decontaminate.rivers: 1 texts looked for: 1 by 13 words in a row" in printed
     report = json.loads((tmp_path / "out/prepare_report.json").read_text())
     assert report["sources"]["mine"]["dropped"] == {"contaminated: rivers": 2}
     first, second = report["first_dropped"]["contaminated: rivers"]
     assert "a.jsonl:8" in first and "a.jsonl:10" in second and "which of the two rivers that meet in passau" in second
     assert main([f"out={tmp_path}/out", *words, asked]) == 0, "the same spec is complete"
-    (tmp_path / "rivers.jsonl").write_text(json.dumps({"question": f"{QUESTION} {QUESTION}"}) + "\n")
+    (tmp_path / "rivers.jsonl").write_text(json.dumps({"question": f"{QUESTION} {QUESTION}", "empty": "?"}) + "\n")
     assert main([f"out={tmp_path}/out", *words, asked]) == 78, "another set is another dataset"
     capsys.readouterr()
     for change, code, message in (
-        ("overlap_words=99", 65, "none of its 1 texts has 99 words"),
+        ("decontaminate.rivers.text_field=empty", 65, "none of its 1 texts has a word"),
         (f"decontaminate.rivers.path={tmp_path}/gone", 65, "decontaminate.rivers.path="),
         ("overlap_words=0", 78, "overlap_words=0: must be from 1"),
         ("decontaminate.rivers.text_field=gone", 65, "decontaminate.rivers: "),

@@ -1,0 +1,81 @@
+"""Ids of another tokenizer are noticed in every shard. If this breaks, a model is trained on text that nobody wrote."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from data_prep.adopt import adopt
+from data_prep.adoption.tokenizer_fit import end_tokens, require_fit, take_sample
+from modernbert_train.errors import DataError
+from tests.data.make_shards import make_tokenizer
+from tests.data_prep.adoption.layouts import write_mds
+
+TEXTS = [inspect.getsource(module) for module in (json, inspect, pickle)]
+DOCUMENTS = [text[at : at + 900] for text in TEXTS for at in range(0, 30_000, 900) if len(text) > at + 900]
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """One trained on code, and another of the same size, trained on the same code in capital letters."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    make_tokenizer(folder / "one", TEXTS, 1024)
+    make_tokenizer(folder / "two", [text.swapcase() for text in TEXTS], 1024)
+    return str(folder / "one"), str(folder / "two")
+
+
+def ids_of(folder: str, text: str) -> NDArray[np.int64]:
+    return np.array(Tokenizer.from_file(f"{folder}/tokenizer.json").encode(text, add_special_tokens=False).ids)
+
+
+def judge(documents: list[NDArray[np.int64]], folder: str) -> None:
+    require_fit(take_sample([("a", each) for each in documents], folder, end_tokens(folder)), "a", folder, False)
+
+
+def test_the_right_tokenizer_is_taken_also_of_documents_that_were_cut(tokenizers: tuple[str, str]) -> None:
+    """Within a word, or between the bytes of a character."""
+    own, _ = tokenizers
+    whole = ids_of(own, "".join(DOCUMENTS[:6]))
+    for start in range(3, 60):
+        judge([whole[start : start + 40 + start]], own)
+
+
+@pytest.mark.parametrize("shift", [1, 2, 4, 7])
+def test_ids_shifted_by_a_constant_are_refused(tokenizers: tuple[str, str], shift: int) -> None:
+    """As where special tokens were added in front of a vocabulary afterwards; most decode to words of their own."""
+    own, _ = tokenizers
+    shifted = [np.minimum(ids_of(own, text) + shift, 1023) for text in DOCUMENTS[:8]]
+    with pytest.raises(DataError, match=r"come back in their order .* and 98% are asked for"):
+        judge(shifted, own)
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("kind", ["mds", "parquet"])
+def test_a_few_documents_of_another_tokenizer_are_found_wherever_they_lie(
+    tokenizers: tuple[str, str], tmp_path: Path, kind: str
+) -> None:
+    """20 of 110, at the end of a shard or a table: the first of each are right."""
+    own, other = tokenizers
+    texts = (DOCUMENTS * 3)[:110]
+    rows = [ids_of(own, text) for text in texts[:90]] + [ids_of(other, text.swapcase()) for text in texts[90:]]
+    source, out = tmp_path / "theirs", str(tmp_path / "out")
+    if kind == "mds":
+        samples = [{"input_ids": row.astype(np.uint16)} for row in rows]
+        write_mds(source, {"input_ids": "ndarray:uint16"}, samples, size_limit=1 << 20)
+    else:
+        source.mkdir()
+        pq.write_table(pa.table({"input_ids": [row.tolist() for row in rows]}), source / "a.parquet")
+    with pytest.raises(DataError, match=rf"{source}/(shard\.00000\.mds|a\.parquet, its last rows): of .* tokens"):
+        adopt(str(source), own, out=out)
+    assert "110 documents" in adopt(str(source), own, out=out, anyway=True)
