@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # kinds of `init` -> the folder of yamls/
 STARTING_POINTS = {
     "recipe": "recipes", "run": "", "data": "data", "model": "model", "sweep": "sweeps", "task": "tasks",
-    "retrieval": "retrieval", "gliner": "gliner", "setfit": "setfit",
+    "retrieval": "retrieval",
 }  # fmt: skip
 
 

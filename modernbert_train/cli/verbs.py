@@ -46,7 +46,7 @@ class Verb(NamedTuple):
         return ":" not in self.home
 
 
-_CLI, _MORE = "modernbert_train.cli", "modernbert_train.downstream.verbs"
+_CLI = "modernbert_train.cli"
 VERBS = (
     Verb("prepare", PREPARE, "text on disk to tokenised shards", "data_prep.prepare",
          "prepare yamls/data/quickstart.yaml", ("prepare",)),
@@ -93,24 +93,24 @@ VERBS = (
          f"{_CLI}.trained:export", "export runs/quickstart", ("run",)),
     Verb("push", PUBLISH, "upload a run's newest checkpoint to the Hugging Face hub, or every one as a revision",
          f"{_CLI}.trained:push", "push runs/quickstart you/your-model --every-checkpoint"),
-    Verb("onnx", PUBLISH, "write an exported model for ONNX Runtime, and compare both on texts", f"{_MORE}:onnx",
-         "onnx runs/quickstart/hf --texts my/queries.txt --int8"),
     Verb("finetune", FINE_TUNE, "train a model on labelled texts, measure it, and export it with its classes",
          f"{_CLI}.finetuning:finetune", "finetune rte --model runs/quickstart data=glue/RTE", ("task", "run")),
     Verb("retrieval", FINE_TUNE, "train a model for retrieval on pairs of texts, or measure one",
-         f"{_MORE}:retrieval",
+         "modernbert_train.downstream.verbs:retrieval",
          "retrieval train yamls/retrieval/modernbert.yaml --model runs/quickstart train=[pairs.jsonl]",
          ("retrieval",)),
-    Verb("gliner", FINE_TUNE, "named entities of any type, with GLiNER on a trained encoder", f"{_MORE}:gliner",
-         "gliner train yamls/gliner/wnut17.yaml --model runs/quickstart", ("gliner",)),
-    Verb("setfit", FINE_TUNE, "classify texts from a few examples of each class, with SetFit on a trained encoder",
-         f"{_MORE}:setfit", "setfit train yamls/setfit/banking77.yaml --model runs/quickstart", ("setfit",)),
     Verb("doctor", DEVELOPER, "versions, memory, disk and a test of every kernel, as a block for a bug report",
          f"{_CLI}.developer:doctor", "doctor"),
     Verb("completion", DEVELOPER, "print a script that completes verbs, options, keys and files in a shell",
          f"{_CLI}.developer:completion", "completion bash"),
 )  # fmt: skip
 BY_NAME = {verb.name: verb for verb in VERBS}
+# verbs of earlier versions -> what replaces them
+REMOVED = {
+    "gliner": "Run examples/train_gliner.py of the repository on an exported folder; docs/use.md shows how.",
+    "setfit": "Run examples/train_setfit.py of the repository on an exported folder; docs/use.md shows how.",
+    "onnx": "Run examples/export_onnx.py of the repository on an exported folder; docs/use.md shows how.",
+}
 
 # the whole table with what a scheduler does of each is in docs/faults.md
 EXIT_CODES = {
@@ -152,6 +152,8 @@ def help_page() -> str:
 
 def unknown_verb(word: str) -> str:
     """What to answer to a word that is no verb."""
+    if word in REMOVED:
+        return f"error: {word}: this verb was removed. {REMOVED[word]}\n"
     near = difflib.get_close_matches(word, BY_NAME, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(BY_NAME)}."
     return f"error: {word}: no such verb. {hint} {program_name()} --help lists them by task.\n"

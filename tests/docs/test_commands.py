@@ -95,7 +95,7 @@ def test_there_are_commands_and_each_mark_is_one_of_a_few() -> None:
     assert len(found) > 55
     assert {command.needs for command in found} <= {None, *NEEDS}
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    lines = re.findall(r"^[ $]*python (?:-m|data_prep/|launch/)", text, re.MULTILINE)
+    lines = re.findall(r"^[ $]*python (?:-m|data_prep/|launch/|examples/)", text, re.MULTILINE)
     assert len(lines) == sum(command.text.startswith("python ") for command in found), "one stands in another block"
     assert not [part for part in SMALLER if not any(part in command.text for command in found)], "no command has it"
 

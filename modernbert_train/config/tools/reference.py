@@ -25,10 +25,8 @@ from modernbert_train.config.knob import Knob, facts_of, phased_keys
 from modernbert_train.config.renamed import RENAMED
 from modernbert_train.config.schema import VARIANTS, RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.config.tools.gliner import GlinerConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.config.tools.retrieval import RetrievalConfig
-from modernbert_train.config.tools.setfit import SetfitConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 
 _HEAD = """\
@@ -45,8 +43,6 @@ ROOTS: dict[str, tuple[str, type]] = {
     "run": ("A run", RunConfig),
     "prepare": ("Data preparation: the spec of `data_prep/prepare.py`", PrepareConfig),
     "task": ("Fine-tuning: a task of `finetune`", TaskConfig),
-    "gliner": ("GLiNER: a recipe of `gliner`", GlinerConfig),
-    "setfit": ("SetFit: a recipe of `setfit`", SetfitConfig),
     "retrieval": ("Retrieval: a recipe of `retrieval train`", RetrievalConfig),
     "sweep": ("Sweeps: the spec of `launch/sweep.py`", SweepConfig),
 }
