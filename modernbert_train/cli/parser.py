@@ -9,6 +9,11 @@ from typing import Any
 
 EXIT_CODE = 64
 Call = Callable[[argparse.Namespace], None]
+# options of earlier versions, with their verb -> what replaces them
+REMOVED = {
+    "plan --html": "the text has all of it; plan RUN.yaml > plan.txt keeps it.",
+    "sweep --wandb-sweep": "W&B's own documentation says how to write its sweep file; launch/run.py is its program.",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,6 +41,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         """Print the usage and what is wrong, and end the process."""
         self.print_usage(sys.stderr)
+        for name, instead in REMOVED.items():
+            verb, option = name.split()
+            if self.prog.endswith(f" {verb}") and message.startswith(f"unrecognized arguments: {option}"):
+                message = f"{option} was removed: {instead}"
         self.exit(EXIT_CODE, f"error: {message}\n")
 
 

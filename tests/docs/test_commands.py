@@ -60,9 +60,6 @@ ELSEWHERE = {
     "python -m benchmarks.drill --out drill --scale quick": (
         "tests/benchmarks/test_drill.py::test_injuries_of_every_kind_are_survived", ("--scale", "quick")
     ),
-    "python -m benchmarks.scaling --measure": (
-        "tests/benchmarks/test_scaling.py::test_the_model_is_held_against_real_processes", ("print_comparison",)
-    ),
 }  # fmt: skip
 LONG = ("sweeps.md",)  # pages that start a process for each trial
 ALL = {page.name: commands(page) for page in PAGES}
