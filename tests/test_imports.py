@@ -160,7 +160,6 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.data.workers": ("torch",),
     "modernbert_train.data.download": ("streaming",),
     "modernbert_train.checkpoint_tools": (),
-    "modernbert_train.checkpoint_tools.compare": ("torch",),
     "modernbert_train.collate": ("torch",),
     "modernbert_train.inspection": ("numpy", "tokenizers"),
     "modernbert_train.objectives": ("numpy",),

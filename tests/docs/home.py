@@ -77,8 +77,6 @@ SMALLER = {
     "--to yamls/model/large.yaml": f"--to yamls/model/large.yaml {LARGER}",
     "--out runs/names --steps 300": "--out runs/names --steps 3 --hidden-size 16",
     "--label-column intent": "--label-column intent --steps 2",
-    "compare runs/large 500": "compare runs/large 12",
-    "--to /mnt/backup": "--to backup",
     "train yamls/model/large.yaml mine.yaml": f"train yamls/model/large.yaml mine.yaml {LARGER}",
 }  # fmt: skip
 
