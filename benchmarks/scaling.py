@@ -1,7 +1,6 @@
-"""Scaling on paper, from 8 to 1,024 GPUs, by the functions of `plan`; and that paper beside real processes.
+"""Scaling on paper, from 8 to 1,024 GPUs, by the functions of `plan`.
 
     python -m benchmarks.scaling            # tables, a few seconds, no GPU
-    python -m benchmarks.scaling --measure  # the model beside 2 and 4 local processes with gloo, some minutes
 
 Strong scaling keeps the recipe's global batch, rounded up to whole rows on each GPU, as long as that adds no more than
 an eighth. Weak scaling gives each GPU one microbatch of the recipe in each step, whatever their number. Efficiency is
@@ -170,17 +169,7 @@ def print_tables(gpus: Sequence[str], shapes: Sequence[str] = SHAPES, scales: Se
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", nargs="+", choices=GPUS, default=["h100", "h200"])
-    parser.add_argument("--measure", action="store_true", help="beside real processes instead of the tables")
-    parser.add_argument("--ranks", nargs="+", type=int, choices=(2, 4), default=[2, 4], help="processes, --measure")
-    parser.add_argument("--rounds", type=int, default=15, help="of --measure")
-    parser.add_argument("--width", type=int, default=192, help="of the model of --measure, a multiple of 32")
-    options = parser.parse_args(words)
-    if options.measure:
-        from benchmarks.scaling_measured import print_comparison
-
-        print_comparison(options.ranks, options.rounds, options.width)
-    else:
-        print_tables(options.gpu)
+    print_tables(parser.parse_args(words).gpu)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from benchmarks.corpus import write_corpus
 from benchmarks.train_step import PRESETS, run_config
 from modernbert_train.config.schema import ComputeConfig
-from modernbert_train.tune.findings import PICTURE, TABLE
+from modernbert_train.tune.findings import TABLE
 from modernbert_train.tune.session import tune
 
 
@@ -48,7 +48,6 @@ def main() -> None:
     folder = tune(config, minutes=options.minutes)
     if options.json is not None:
         shutil.copyfile(folder / TABLE, options.json)
-        shutil.copyfile(folder / PICTURE, options.json.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     python launch/sweep.py yamls/sweeps/mask_rate.yaml                  # run it, or resume it
     python launch/sweep.py yamls/sweeps/mask_rate.yaml --results        # table, importance, page, best YAML
-    python launch/sweep.py yamls/sweeps/mask_rate.yaml --wandb-sweep    # the same as a W&B sweep file
 
 Every such process is a worker; start as many as you like, on as many machines as share the folder and the storage,
 and stop them as you like. Trials that are stopped or lost resume from their checkpoints. docs/sweeps.md says more.
@@ -35,12 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         sweep = read_sweep(options.sweep)
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError("the package optuna, which searches, is not installed. Install it with pip.")
-        if options.wandb_sweep:
-            from launch.sweeps.space import make_space
-            from launch.sweeps.wandb_file import wandb_sweep
-
-            print(wandb_sweep(make_space(sweep)), end="")
-        elif options.results:
+        if options.results:
             from launch.sweeps.results import show_results
             from launch.sweeps.space import make_space
 
@@ -64,7 +58,6 @@ def make_parser() -> Parser:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--results", action="store_true", help="what is known so far; runs nothing")
     action.add_argument("--worker", action="store_true", help="one worker, which shows nothing at the end")
-    action.add_argument("--wandb-sweep", action="store_true", help="print the equal W&B sweep file; runs nothing")
     return parser
 
 

@@ -1,8 +1,8 @@
-"""What trained a run: program, libraries, command line, machine, times and energy of each of its starts.
+"""What trained a run: program, libraries, command line, machine and times of each of its starts.
 
 They stand in starts.jsonl of the run's folder, a line where a start begins and one where it ends. The file is never
 rewound: metrics.jsonl tells what the weights have seen, this tells what was done to get them. A start that was killed
-has no second line, and nobody knows its energy. Host and command line stay here and on the run's report; the model
+has no second line. Host and command line stay here and on the run's report; the model
 card, which is published, has neither.
 """
 
@@ -28,7 +28,6 @@ STARTS = "starts.jsonl"
 _LIBRARIES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", "tokenizers", "numpy")
 _LETTERS = 200  # of a text on a page; the file has all
 _COMMIT = 7
-_KILOWATT_HOUR = 3.6e6  # joules
 
 
 def here() -> dict[str, Any]:
@@ -80,7 +79,6 @@ class Start:
         time, ended: unix time.
         outcome: finished, stopped or failed; empty while it runs, and of a start that was killed.
         error: that ended it.
-        gpu_joules, cpu_joules: energy of its GPUs, and of the packages of its machines' CPUs.
     """
 
     version: str = ""
@@ -97,8 +95,6 @@ class Start:
     ended: float | None = None
     outcome: str = ""
     error: str = ""
-    gpu_joules: float | None = None
-    cpu_joules: float | None = None
 
     @property
     def program(self) -> str:
@@ -127,7 +123,7 @@ def read_starts(run_folder: Path) -> list[Start]:
         if entry.get("kind") == "start":
             found.append(entry)
         elif entry.get("kind") == "end" and found and "ended" not in found[-1]:
-            found[-1] |= {key: entry.get(key) for key in ("outcome", "error", "gpu_joules", "cpu_joules")}
+            found[-1] |= {key: entry.get(key) for key in ("outcome", "error")}
             found[-1]["ended"] = entry.get("time")
     return [_start(entry) for entry in found]
 
@@ -157,7 +153,7 @@ def _finite(value: object) -> float:
 
 
 def in_words(starts: Sequence[Start], until: float = math.nan) -> str:
-    """Who trained a run, on what, when and for how much energy, in a sentence; empty where nothing is known.
+    """Who trained a run, on what and when, in a sentence; empty where nothing is known.
 
     Args:
         starts: of the run.
@@ -169,19 +165,4 @@ def in_words(starts: Sequence[Start], until: float = math.nan) -> str:
     ended = starts[-1].ended
     first, last = date(starts[0].time), date(until if ended is None else ended)
     when = "".join(f" {word} {day}" for word, day in (("from", first), ("to", last)) if day)
-    return f"Trained by {programs}, in {plural(len(starts), 'start')}{when}. {_energy(starts)}"
-
-
-def _energy(starts: Sequence[Start]) -> str:
-    texts = []
-    for key, what in (("gpu_joules", "GPUs"), ("cpu_joules", "CPUs")):
-        known = [value for start in starts if (value := getattr(start, key)) is not None]
-        if known:
-            part = "" if len(known) == len(starts) else f" in {len(known)} of the {len(starts)} starts"
-            texts.append(f"{energy(sum(known))} by the {what}{part}")
-    return f"Energy: {', '.join(texts)}." if texts else "Energy: not known."
-
-
-def energy(joules: float) -> str:
-    """5e6 -> '1.39 kWh'; little of it in kJ."""
-    return f"{joules / _KILOWATT_HOUR:.3g} kWh" if joules >= _KILOWATT_HOUR / 10 else f"{joules / 1e3:.3g} kJ"
+    return f"Trained by {programs}, in {plural(len(starts), 'start')}{when}."

@@ -19,7 +19,7 @@ import pytest
 
 from modernbert_train import __version__
 from modernbert_train.__main__ import main, parse, read_run
-from modernbert_train.cli.verbs import EXIT_CODES, VERBS, Verb, make_parser
+from modernbert_train.cli.verbs import BY_NAME, EXIT_CODES, REMOVED, VERBS, Verb, make_parser
 from modernbert_train.config.load import to_yaml
 from modernbert_train.data.dataset_card import read_card, write_card
 from tests.conftest import TinyRun
@@ -136,7 +136,7 @@ def test_the_probe_can_fail() -> None:
         (["train"], "arguments are required: RUN"),
         (["prepare"], "arguments are required: SPEC"),
         (["stats", "x", "--js"], "unrecognized arguments: --js"),
-        (["gliner", "trane"], "invalid choice: 'trane'"),
+        (["retrieval", "trane"], "invalid choice: 'trane'"),
         (["check", "x.yaml", "--ranks", "0"], "argument --ranks: 0: a whole number above 0 is expected"),
         (["check", "x.yaml", "--ranks", "two"], "argument --ranks: two: a whole number above 0 is expected"),
         (["train", "x.yaml", "--frsh"], "unrecognized arguments: --frsh"),
@@ -157,6 +157,18 @@ def test_a_word_that_is_no_verb_is_answered_with_the_nearest(capsys: pytest.Capt
     assert "Known: prepare, tokenizer" in capsys.readouterr().err
     assert main([]) == 64
     assert "before training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", REMOVED)
+def test_a_verb_that_was_removed_is_answered_with_what_replaces_it(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever has it in a script must learn from the error alone what to type instead."""
+    assert word not in BY_NAME
+    assert main([word, "train", "recipe.yaml"]) == 64
+    said = capsys.readouterr().err
+    assert f"error: {word}: this verb was removed. {REMOVED[word]}" in said
+    assert all((ROOT / name).is_file() for name in re.findall(r"[a-z_]+/[a-z_/-]+\.(?:py|md)", REMOVED[word]))
 
 
 @pytest.mark.runs

@@ -28,11 +28,9 @@ from modernbert_train.config.check import check
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.config.tools.gliner import GlinerConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.config.tools.reference import reference
 from modernbert_train.config.tools.retrieval import RetrievalConfig
-from modernbert_train.config.tools.setfit import SetfitConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.errors import ConfigError
 from tests.docs.pages import PAGES, ROOT, blocks, commands
@@ -65,8 +63,6 @@ def test_yaml_that_is_shown_has_keys_and_values_that_are_taken(page: str, block:
         "sources": PrepareConfig,
         "streams": PrepareConfig,
         "kind": TaskConfig,
-        "zero_shot": GlinerConfig,
-        "shots": SetfitConfig,
         "positive_column": RetrievalConfig,
     }
     schema = next((each for key, each in kinds.items() if key in tree), RunConfig)

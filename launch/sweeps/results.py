@@ -1,4 +1,4 @@
-"""What a sweep has found: a table, how much each key matters, a page, and the best run as YAML.
+"""What a sweep has found: a table, how much each key matters, the best run as YAML, and a page of all trials.
 
 All of it is read from the sweep's folder and database, without a network; the page is one file that asks for nothing.
 """
@@ -15,12 +15,12 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import TrialState
 
-from launch.sweeps.page import write_page
 from launch.sweeps.rows import TrialRow, best_row, make_rows, param_text, ranked
-from launch.sweeps.space import Space
+from launch.sweeps.space import Space, trial_name
 from launch.sweeps.store import Store
 from launch.sweeps.trial import write_yaml
 from modernbert_train.errors import ConfigError
+from modernbert_train.report import write_comparison
 from modernbert_train.text import table
 from modernbert_train.weights.named_model import read_config
 
@@ -47,12 +47,12 @@ def show_results(space: Space) -> str:
         weights = importance(store.study)
     best = best_row(rows, sweep.direction)
     lines = [trials_text(rows, space), "", importance_text(weights, rows)]
-    best_yaml = None
     if best is not None:
-        best_yaml = folder / BEST
-        lines += ["", write_best(space, best, best_yaml)]
-    page = write_page(folder / PAGE, space, rows, best, weights, best_yaml)
-    return "\n".join([*lines, f"page: {page}"])
+        lines += ["", write_best(space, best, folder / BEST)]
+    trials = [folder / trial_name(row.slot) for row in ranked(rows, sweep.direction) if row.entries]
+    if trials:
+        lines.append(f"page: {write_comparison(trials, folder / PAGE)}")
+    return "\n".join(lines)
 
 
 def importance(study: optuna.Study) -> dict[str, float]:

@@ -1,10 +1,8 @@
 """`python -m modernbert_train checkpoints`: what is done with the checkpoints of a run beside training it.
 
-places.py    the run, and the checkpoint, that a command line names
+places.py    the run, and the checkpoint, that a command line names; its second home
 listing.py   every checkpoint in a line, with what keeps it and in which state it is; without torch
 details.py   one in full, and what training would resume with; without torch
-compare.py   two, by slices
-copying.py   to a folder or a store, verified there
 restore.py   back to an older one, and forth again
 prune.py     what the run's own rules do not keep
 """

@@ -1,12 +1,14 @@
-"""The run, and the checkpoint of it, that a command line names."""
+"""The run, and the checkpoint of it, that a command line names; and its second home."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.copies.copier import manifest_of
 from modernbert_train.copies.second_home import store_of
 from modernbert_train.copies.store import Store
 from modernbert_train.errors import ConfigError, RunError, StorageError
@@ -109,3 +111,33 @@ def second_home(config: RunConfig) -> tuple[Store | None, dict[int, str], str | 
         return store, {} if store is None else store.steps(), None
     except RunError as error:
         return None, {}, f"the second home {config.checkpoint.copy_to} cannot be asked: {error}"
+
+
+def verify_copies(store: Store, only: int | None, say: Callable[[str], None]) -> list[str]:
+    """Read the checkpoints of a second home and compare them with the manifests there.
+
+    Args:
+        store: the run's folder there.
+        only: the one step that is wanted.
+        say: prints a line for each that is whole.
+
+    Returns:
+        What is wrong, a line for each checkpoint that is damaged.
+
+    Raises:
+        RunError: the store cannot be asked.
+    """
+    wrong = []
+    for step, name in sorted(store.steps().items()):
+        if only not in (None, step):
+            continue
+        try:
+            manifest = manifest_of(store, name)
+            for each, expected in manifest.files.items():
+                if (found := store.digest(f"{name}/{each}")) != expected:
+                    raise StorageError(f"{store.url}/{name}/{each}: {found}, the manifest says {expected}")
+        except StorageError as error:
+            wrong.append(str(error))
+            continue
+        say(f"{store.url}/{name}: valid")
+    return wrong

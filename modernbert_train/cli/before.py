@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # kinds of `init` -> the folder of yamls/
 STARTING_POINTS = {
     "recipe": "recipes", "run": "", "data": "data", "model": "model", "sweep": "sweeps", "task": "tasks",
-    "retrieval": "retrieval", "gliner": "gliner", "setfit": "setfit",
+    "retrieval": "retrieval",
 }  # fmt: skip
 
 
@@ -50,6 +50,18 @@ def _init(options: argparse.Namespace) -> None:
         print(starting_point(files[options.name]), end="")
     else:
         raise ConfigError(f"init {options.kind} {options.name}: there is none. Known: {', '.join(files)}.")
+
+
+def doctor(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `doctor`."""
+    return _doctor
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from modernbert_train.doctor import lines
+
+    for line in lines():  # as they come: the last ones take a minute
+        print(line, flush=True)
 
 
 def import_config(parser: argparse.ArgumentParser) -> Call:
@@ -161,7 +173,6 @@ def plan(parser: argparse.ArgumentParser) -> Call:
     parser.add_argument("--price", action="append", type=_price, default=[], metavar="NAME=DOLLARS", help=words)
     words = "median length of documents, in place of the data's"
     parser.add_argument("--median", type=positive, metavar="TOKENS", help=words)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write it as a page too; FILE.svg: the picture alone")
     return _plan
 
 
@@ -191,15 +202,13 @@ def _plan(options: argparse.Namespace) -> None:
     from modernbert_train.plan.answer import answer
     from modernbert_train.plan.gpus import GPUS
     from modernbert_train.plan.make import make_plan
-    from modernbert_train.plan.output import as_text, write
+    from modernbert_train.plan.output import as_text
     from modernbert_train.plan.sections import sections
 
     named = [word for word in words if "=" not in word]
     made = make_plan(config, options.ranks, options.median)
     wanted = (made, (named or ["h100"])[0], named or list(GPUS), dict(options.price))
     found = [answer(*wanted), *sections(*wanted)]
-    if options.html is not None:
-        write(options.html, config, found)
     print(as_text(config, found))
 
 

@@ -1,13 +1,19 @@
-"""The verb about a run's checkpoints: list, verify, show, compare, copy, restore, prune."""
+"""The verb about a run's checkpoints: list, verify, show, restore, prune."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import suppress
 from pathlib import Path
 
-from modernbert_train.checkpoint_tools.places import Place, find_place, second_home, set_from, step_from
+from modernbert_train.checkpoint_tools.places import (
+    Place,
+    find_place,
+    second_home,
+    set_from,
+    step_from,
+    verify_copies,
+)
 from modernbert_train.cli.parser import Call, Parser
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, StorageError
@@ -27,12 +33,11 @@ def checkpoints(parser: argparse.ArgumentParser) -> Call:
             ("list", "every checkpoint: step, tokens, time, size, what keeps it, and its state"),
             ("verify", "read every byte of all checkpoints, or of one; exit code 74 if one is damaged"),
             ("show", "one checkpoint in full, and what training would resume with; default: the newest valid one"),
-            ("copy", "copy the newest valid checkpoint, one, or all, to a folder or a store, verified there"),
             ("restore", "go back to an older checkpoint; newer ones are set aside, and the next start resumes from it"),
             ("prune", "what the run's own rules do not keep; removed with --yes alone"),
         )
     }
-    for name in ("verify", "show", "copy"):
+    for name in ("verify", "show"):
         found[name].add_argument("step", nargs="?", type=_step, metavar="STEP", help=_STEP)
     words = f"{_STEP}; or superseded/SET/step-00000500, of one that was set aside, as `list` shows it"
     found["restore"].add_argument("step", type=_restored, metavar="STEP", help=words)
@@ -42,13 +47,9 @@ def checkpoints(parser: argparse.ArgumentParser) -> Call:
     for name in ("list", "restore"):
         found[name].add_argument("--local", action="store_true", help=words)
     found["verify"].add_argument("--copies", action="store_true", help="read those in the second home too")
-    words = "a folder, or s3://BUCKET/FOLDER or any URL that fsspec knows; they come into a folder of the run's name"
-    found["copy"].add_argument("--to", required=True, metavar="FOLDER|URL", help=words)
-    found["copy"].add_argument("--all", action="store_true", help="every checkpoint")
     found["prune"].add_argument("--yes", action="store_true", help="remove it; else it is only listed")
     found["prune"].add_argument("--damaged", action="store_true", help="those that are damaged too")
     found["prune"].add_argument("--superseded", action="store_true", help="what `restore` has set aside too")
-    _add_compare(actions)
     return _call
 
 
@@ -57,15 +58,6 @@ def _add(actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str
     action.add_argument("folder", type=Path, metavar="RUN", help=_RUN)
     assert isinstance(action, Parser)
     return action
-
-
-def _add_compare(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    summary = "what differs between two: configuration, clock, place in the data, every tensor; read by slices"
-    action = actions.add_parser("compare", help=summary, description=f"{summary}.")
-    words = "a checkpoint's folder, or a run's, whose newest valid one counts"
-    action.add_argument("folder", type=Path, metavar="A", help=words)
-    action.add_argument("other", metavar="B", help="the same; or a step of A's run, such as 500")
-    action.add_argument("--all", action="store_true", help="every tensor that differs, not only those that differ most")
 
 
 def _step(text: str) -> int:
@@ -97,7 +89,6 @@ def _list(options: argparse.Namespace) -> None:
 
 def _verify(options: argparse.Namespace) -> None:
     from modernbert_train.checkpoint_tools import listing
-    from modernbert_train.checkpoint_tools.copying import verify_copies
     from modernbert_train.run.checkpoint import verify
 
     place = find_place(options.folder)
@@ -126,41 +117,6 @@ def _show(options: argparse.Namespace) -> None:
 
     place = find_place(options.folder)
     print(describe(find(place, _one_step(place, options.step), verify_files), place))
-
-
-def _compare(options: argparse.Namespace) -> None:
-    from modernbert_train.checkpoint_tools.compare import SHOWN, compare
-    from modernbert_train.checkpoint_tools.details import find
-    from modernbert_train.run.checkpoint import verify
-
-    place, step = find_place(options.folder), None
-    if not Path(options.other).is_dir():
-        with suppress(ValueError):
-            step = step_from(options.other)
-    other = place if step is not None else find_place(Path(options.other))
-    step = other.step if step is None else step
-    one, second = find(place, place.step, verify), find(other, step, verify)
-    if one.folder.resolve() == second.folder.resolve():
-        raise ConfigError(f"{one.folder} and {options.other}: one checkpoint. Name two.")
-    print(compare(one, second, shown=None if options.all else SHOWN))
-
-
-def _copy(options: argparse.Namespace) -> None:
-    from modernbert_train.checkpoint_tools.copying import copy_checkpoints, url_of
-    from modernbert_train.checkpoint_tools.details import find
-    from modernbert_train.run.checkpoint import verify
-    from modernbert_train.run.verified import step_folders
-
-    place = find_place(options.folder)
-    step, config = _one_step(place, options.step), place.config()
-    if options.all and step is not None:
-        raise ConfigError(f"checkpoints copy {place.name}: step {step:,} and --all. Leave one out.")
-    url_of(options.to)
-    folders = step_folders(place.checkpoints) if options.all else [find(place, step, verify).folder]
-    assert place.run is not None
-    where = copy_checkpoints(place.run, config, folders, options.to, print)
-    url = where.removesuffix(f"/{config.name}")
-    print(f"a run named {config.name} resumes from there with checkpoint.copy_to={url}")
 
 
 def _restore(options: argparse.Namespace) -> None:
@@ -194,8 +150,6 @@ _ACTIONS = {
     "list": _list,
     "verify": _verify,
     "show": _show,
-    "compare": _compare,
-    "copy": _copy,
     "restore": _restore,
     "prune": _prune,
 }

@@ -9,6 +9,13 @@ from typing import Any
 
 EXIT_CODE = 64
 Call = Callable[[argparse.Namespace], None]
+# actions and options of earlier versions, with their verb -> what replaces them
+REMOVED = {
+    "checkpoints copy": "cp -r copies a run, and checkpoint.copy_to sends each checkpoint to a store.",
+    "checkpoints compare": "`checkpoints show` of both says where they differ; load_model opens their weights.",
+    "plan --html": "the text has all of it; plan RUN.yaml > plan.txt keeps it.",
+    "sweep --wandb-sweep": "W&B's own documentation says how to write its sweep file; launch/run.py is its program.",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,11 +37,20 @@ class Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         if self.implied is not None and words[:1] not in ([], ["-h"], ["--help"]):
             actions = next(each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction))
+            self._refuse_removed(words[0])
             words = words if words[0] in actions else [self.implied, *words]
         return super().parse_known_args(words, namespace)
 
+    def _refuse_removed(self, word: str) -> None:
+        instead = REMOVED.get(f"{self.prog.split()[-1]} {word}")
+        if instead is not None:
+            self.error(f"{word} was removed: {instead}")
+
     def error(self, message: str) -> None:  # type: ignore[override]
         """Print the usage and what is wrong, and end the process."""
+        if message.startswith("unrecognized arguments: "):
+            for word in message.split()[2:]:
+                self._refuse_removed(word.partition("=")[0])
         self.print_usage(sys.stderr)
         self.exit(EXIT_CODE, f"error: {message}\n")
 

@@ -1,4 +1,4 @@
-"""Every verb of the command line, one row each: help, shell completion, the documentation's table and tests read it.
+"""Every verb of the command line, one row each: help, the documentation's table and tests read it.
 
 A row names where the verb lives, and nothing of it is imported before it is used. `module:function` is a function that
 adds the verb's arguments to a parser and returns what to call with them. A `module` alone is a program of its own: it
@@ -30,7 +30,7 @@ class Verb(NamedTuple):
         summary: one line.
         home: where its arguments and its call are.
         example: a command line after the program's name.
-        keys: whose configuration keys its words `key=value` may be, as `config/tools/reference.py` names them.
+        takes_run: its words may be YAML files and keys of a run.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Verb(NamedTuple):
     summary: str
     home: str
     example: str
-    keys: tuple[str, ...] = ()
+    takes_run: bool = False
 
     @property
     def is_program(self) -> bool:
@@ -46,10 +46,10 @@ class Verb(NamedTuple):
         return ":" not in self.home
 
 
-_CLI, _MORE = "modernbert_train.cli", "modernbert_train.downstream.verbs"
+_CLI = "modernbert_train.cli"
 VERBS = (
     Verb("prepare", PREPARE, "text on disk to tokenised shards", "data_prep.prepare",
-         "prepare yamls/data/quickstart.yaml", ("prepare",)),
+         "prepare yamls/data/quickstart.yaml"),
     Verb("tokenizer", PREPARE, "train a tokenizer, or adapt one", "data_prep.tokenizer",
          "tokenizer train data/tokenizer my/texts --entries 32768"),
     Verb("adopt", PREPARE, "make shards of ids that others wrote trainable as they are", "data_prep.adopt",
@@ -61,56 +61,54 @@ VERBS = (
     Verb("import-config", BEFORE, "a run file of AnswerDotAI/ModernBERT, or a config.json, as a YAML of this project",
          f"{_CLI}.before:import_config", "import-config their.yaml --out mine.yaml"),
     Verb("check", BEFORE, "every mistake that can be found before training, and what the run would do",
-         f"{_CLI}.before:check", "check yamls/quickstart.yaml optim.lr=1e-3", ("run",)),
+         f"{_CLI}.before:check", "check yamls/quickstart.yaml optim.lr=1e-3", True),
     Verb("inspect", BEFORE, "a packed, masked batch as text, document lengths, packing and mixture",
-         f"{_CLI}.before:inspect", "inspect yamls/quickstart.yaml --rows 1", ("run",)),
+         f"{_CLI}.before:inspect", "inspect yamls/quickstart.yaml --rows 1", True),
     Verb("plan", BEFORE, "parameters, FLOPs, memory, steps, disk, hours and cost, without a GPU",
-         f"{_CLI}.before:plan", "plan yamls/quickstart.yaml --gpu h100 rtx4090", ("run",)),
+         f"{_CLI}.before:plan", "plan yamls/quickstart.yaml --gpu h100 rtx4090", True),
     Verb("tune", BEFORE, "find the fastest settings on this device that compute the same, and keep them for runs",
-         f"{_CLI}.training:tune", "tune yamls/quickstart.yaml", ("run",)),
+         f"{_CLI}.training:tune", "tune yamls/quickstart.yaml", True),
     Verb("grow", BEFORE, "enlarge a model by center tiling, for weights.init_from of a run", f"{_CLI}.before:grow",
-         "grow --from answerdotai/ModernBERT-base --to yamls/model/large.yaml --out grown", ("run",)),
+         "grow --from answerdotai/ModernBERT-base --to yamls/model/large.yaml --out grown", True),
     Verb("quickstart", TRAIN, "text to a trained small model on this machine, every step printed",
-         "launch.quickstart", "quickstart", ("run",)),
+         "launch.quickstart", "quickstart", True),
     Verb("train", TRAIN, "train a run, or resume it from its newest checkpoint", f"{_CLI}.training:train",
-         "train yamls/quickstart.yaml name=slower optim.lr=1e-3", ("run",)),
+         "train yamls/quickstart.yaml name=slower optim.lr=1e-3", True),
     Verb("launch", TRAIN, "train on all GPUs of this machine, on several machines, or as a cluster's job",
-         "launch.run", "launch yamls/quickstart.yaml --ranks 2", ("run",)),
+         "launch.run", "launch yamls/quickstart.yaml --ranks 2", True),
     Verb("sweep", TRAIN, "many runs from one YAML, and the best of them", "launch.sweep",
-         "sweep yamls/sweeps/mask_rate.yaml", ("sweep",)),
+         "sweep yamls/sweeps/mask_rate.yaml"),
     Verb("report", WATCH, "draw a run's metrics as a page, or compare several runs' folders on one",
          f"{_CLI}.training:report", "report runs/quickstart runs/slower"),
     Verb("runs", WATCH, "list runs: state, tokens, loss, speed and age of each", f"{_CLI}.training:runs", "runs"),
-    Verb("checkpoints", WATCH, "list, verify, show, compare, copy, restore and prune the checkpoints of a run",
+    Verb("checkpoints", WATCH, "list, verify, show, restore and prune the checkpoints of a run",
          f"{_CLI}.checkpoints:checkpoints", "checkpoints runs/quickstart"),
     Verb("eval", EVALUATE, "held-out loss, accuracy and evals of a run's newest checkpoint, or of a named one",
-         f"{_CLI}.trained:evaluate", "eval runs/quickstart", ("run",)),
+         f"{_CLI}.trained:evaluate", "eval runs/quickstart", True),
     Verb("fill", EVALUATE, "print the five most probable tokens for each [MASK]", f"{_CLI}.trained:fill",
          'fill runs/quickstart/hf "def __init__([MASK], name):"'),
     Verb("average", PUBLISH, "the mean of several checkpoints, for eval, export and weights.init_from",
          f"{_CLI}.trained:average", "average runs/quickstart --last 4 --out runs/averaged"),
     Verb("export", PUBLISH, "write a run's newest checkpoint, a named one, or FILE.pt for Hugging Face",
-         f"{_CLI}.trained:export", "export runs/quickstart", ("run",)),
+         f"{_CLI}.trained:export", "export runs/quickstart", True),
     Verb("push", PUBLISH, "upload a run's newest checkpoint to the Hugging Face hub, or every one as a revision",
          f"{_CLI}.trained:push", "push runs/quickstart you/your-model --every-checkpoint"),
-    Verb("onnx", PUBLISH, "write an exported model for ONNX Runtime, and compare both on texts", f"{_MORE}:onnx",
-         "onnx runs/quickstart/hf --texts my/queries.txt --int8"),
     Verb("finetune", FINE_TUNE, "train a model on labelled texts, measure it, and export it with its classes",
-         f"{_CLI}.finetuning:finetune", "finetune rte --model runs/quickstart data=glue/RTE", ("task", "run")),
+         f"{_CLI}.finetuning:finetune", "finetune rte --model runs/quickstart data=glue/RTE", True),
     Verb("retrieval", FINE_TUNE, "train a model for retrieval on pairs of texts, or measure one",
-         f"{_MORE}:retrieval",
-         "retrieval train yamls/retrieval/modernbert.yaml --model runs/quickstart train=[pairs.jsonl]",
-         ("retrieval",)),
-    Verb("gliner", FINE_TUNE, "named entities of any type, with GLiNER on a trained encoder", f"{_MORE}:gliner",
-         "gliner train yamls/gliner/wnut17.yaml --model runs/quickstart", ("gliner",)),
-    Verb("setfit", FINE_TUNE, "classify texts from a few examples of each class, with SetFit on a trained encoder",
-         f"{_MORE}:setfit", "setfit train yamls/setfit/banking77.yaml --model runs/quickstart", ("setfit",)),
+         "modernbert_train.downstream.verbs:retrieval",
+         "retrieval train yamls/retrieval/modernbert.yaml --model runs/quickstart train=[pairs.jsonl]"),
     Verb("doctor", DEVELOPER, "versions, memory, disk and a test of every kernel, as a block for a bug report",
-         f"{_CLI}.developer:doctor", "doctor"),
-    Verb("completion", DEVELOPER, "print a script that completes verbs, options, keys and files in a shell",
-         f"{_CLI}.developer:completion", "completion bash"),
+         f"{_CLI}.before:doctor", "doctor"),
 )  # fmt: skip
 BY_NAME = {verb.name: verb for verb in VERBS}
+# verbs of earlier versions -> what replaces them
+REMOVED = {
+    "gliner": "Run examples/train_gliner.py of the repository on an exported folder; docs/use.md shows how.",
+    "setfit": "Run examples/train_setfit.py of the repository on an exported folder; docs/use.md shows how.",
+    "onnx": "Run examples/export_onnx.py of the repository on an exported folder; docs/use.md shows how.",
+    "completion": "Nothing replaces it; docs/config.md lists every key, and `init` prints a file to start from.",
+}
 
 # the whole table with what a scheduler does of each is in docs/faults.md
 EXIT_CODES = {
@@ -152,6 +150,8 @@ def help_page() -> str:
 
 def unknown_verb(word: str) -> str:
     """What to answer to a word that is no verb."""
+    if word in REMOVED:
+        return f"error: {word}: this verb was removed. {REMOVED[word]}\n"
     near = difflib.get_close_matches(word, BY_NAME, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(BY_NAME)}."
     return f"error: {word}: no such verb. {hint} {program_name()} --help lists them by task.\n"
@@ -164,7 +164,7 @@ def make_parser(verb: Verb) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = importlib.import_module(module).make_parser()
         return parser
     epilog = f"example:\n  {program_name()} {verb.example}\n"
-    if "run" in verb.keys:
+    if verb.takes_run:
         epilog += f"\n{_RUN}"
     parser = Parser(prog=f"{program_name()} {verb.name}", description=f"{verb.summary}.", epilog=epilog)
     parser.set_defaults(call=getattr(importlib.import_module(module), function)(parser))

@@ -1,6 +1,6 @@
-"""Learning rate, batch size, context length and masking rate over tokens: in the terminal, and as SVG.
+"""Learning rate, batch size, context length and masking rate over tokens, as blocks in the terminal.
 
-Both are drawn from the functions that training itself calls, so what is drawn is what happens.
+They are drawn from the functions that training itself calls, so what is drawn is what happens.
 """
 
 from __future__ import annotations
@@ -8,19 +8,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.resources import files
 
 from modernbert_train.clock import at, position_at
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.optim.schedules import lr_at
-from modernbert_train.report.chart import Chart, Line, Marks, standalone
 from modernbert_train.text import percent, rate, tokens_text, whole
 
 COLUMNS = 72
 HEIGHTS = (3, 2, 2, 2)  # lines of text for each quantity
 BLOCKS = " ▁▂▃▄▅▆▇█"
-SAMPLES = 600  # points of a drawn curve, besides the joints
 
 
 @dataclass(frozen=True)
@@ -78,56 +75,3 @@ def _axis(config: RunConfig) -> list[str]:
         names = names.ljust(column) if len(names) < column else names + " "
         names += name
     return [f"  {''.join(ruler)}", f"  {names}", f"  0 to {tokens_text(config.total_tokens)} tokens"]
-
-
-def charts(config: RunConfig) -> tuple[list[Chart], Marks]:
-    """The same as charts of the report's kind, with both sides of every joint.
-
-    Args:
-        config: the run, checked.
-    """
-    last, start = config.total_tokens - 1, 0
-    places = {round(i * last / SAMPLES) for i in range(SAMPLES + 1)}
-    boundaries = []
-    for name, phase in config.phases.items():
-        joints = [0, phase.schedule.warmup_tokens, phase.tokens - phase.schedule.decay_tokens]
-        joints += [phase.batch_warmup.tokens] if phase.batch_warmup is not None else []
-        places |= {start + joint + side for joint in joints for side in (-1, 0)}
-        boundaries.append((float(start), name))
-        start += phase.tokens
-    x = sorted(place for place in places if 0 <= place <= last)
-    drawn = [
-        Chart(
-            quantity.name.capitalize(),
-            [Line("plan", "main", x, [quantity.at(place) for place in x])],
-            quantity.text,
-            quantity.text,
-            low=0.0,
-        )
-        for quantity in quantities(config)
-    ]
-    return drawn, Marks(end=float(config.total_tokens), boundaries=boundaries)
-
-
-def picture_svg(config: RunConfig, *, styled: bool = True, width: int = 1000, height: int = 300) -> str:
-    """All charts one below the other, as one SVG file.
-
-    Args:
-        config: the run, checked.
-        styled: carry the style along; a page has it already.
-        width, height: of one chart, in px.
-    """
-    drawn, marks = charts(config)
-    style = files("modernbert_train.report").joinpath("chart.css").read_text("utf-8") if styled else ""
-    subtitle = f"{config.name}, {tokens_text(config.total_tokens)} tokens"
-    parts = [
-        standalone(chart, marks, subtitle, style if index == 0 else "", width, height).replace(
-            "<svg ", f'<svg y="{index * (height + 12)}" ', 1
-        )
-        for index, chart in enumerate(drawn)
-    ]
-    total = len(parts) * (height + 12)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {total}" width="{width}" height="{total}">'
-        f"{''.join(parts)}</svg>\n"
-    )

@@ -1,8 +1,4 @@
-"""table.json of many fine-tunings -> report.html beside it: the table, and a chart for each figure of each task.
-
-A chart has a place for each model, by its number in the table; a point is a seed, a bar the mean over them. The page is
-a function of table.json alone.
-"""
+"""table.json of many fine-tunings -> report.html beside it, a function of table.json alone."""
 
 from __future__ import annotations
 
@@ -14,16 +10,12 @@ from typing import Any
 
 from modernbert_train.errors import DataError
 from modernbert_train.read_json import number, read_json
-from modernbert_train.report.chart import Chart, Line, Marks
-from modernbert_train.report.frame import render_pictures
-from modernbert_train.report.page import write
-from modernbert_train.text import fixed, plural, short, shorten
+from modernbert_train.report.page import plain_page, write
+from modernbert_train.text import fixed, plural, shorten
 
 TABLE = "table.json"
 MOST = 200  # models, and figures, on a page
 _LETTERS = 60
-_BESIDE = 0.5  # width over which the points of a model lie beside each other
-_BAR = 0.3  # half the width of a mean's
 NUMBER = fixed(4)
 
 
@@ -96,39 +88,10 @@ def _read(table: Any) -> tuple[list[str], list[_Row], list[str]]:
 
 
 def _render(name: str, columns: Sequence[str], rows: Sequence[_Row], notes: Sequence[str]) -> str:
-    averages = [average for _, _, average in rows]
-    charts = [_chart(title, [cells[index] for _, cells, _ in rows]) for index, title in enumerate(columns)]
-    if any(average.mean is not None for average in averages):
-        charts.insert(0, _chart("Average over tasks", averages))
-    ticks = [(place + 0.5, str(place + 1)) for place in range(len(rows))]
     runs = sum(len(cell.seeds) for _, cells, _ in rows for cell in cells[:1])
-    note = (
-        f"{plural(len(rows), 'model')}, {plural(len(columns), 'figure')}. A point is a seed, a bar the mean over them."
-    )
-    return render_pictures(
-        f"{name}: fine-tunings",
-        name,
-        note if runs else "Nothing measured yet",
-        above=_table(columns, rows, notes),
-        charts=charts,
-        marks=Marks(end=max(1.0, float(len(rows))), ticks=ticks),
-    )
-
-
-def _chart(title: str, cells: Sequence[_Cell]) -> Chart:
-    points: tuple[list[float], list[float]] = ([], [])
-    bars: tuple[list[float], list[float]] = ([], [])
-    for place, cell in enumerate(cells):
-        values = list(cell.seeds.values())
-        for index, value in enumerate(values):
-            points[0].append(place + 0.5 + _BESIDE * ((index + 0.5) / len(values) - 0.5))
-            points[1].append(value)
-        for beside in (-_BAR, 0.0, _BAR):
-            bars[0].append(place + 0.5 + beside)
-            bars[1].append(math.nan if cell.mean is None else cell.mean)
-        bars[0].append(place + 1.0)  # a gap
-        bars[1].append(math.nan)
-    return Chart(title, [Line("mean", "main", *bars), Line("each seed", "points", *points)], NUMBER, short)
+    note = f"{plural(len(rows), 'model')}, {plural(len(columns), 'figure')}" if runs else "Nothing measured yet"
+    heading = f"<header><h1>{escape(name)}</h1><p>{note}</p></header>"
+    return plain_page(f"{name}: fine-tunings", heading + _table(columns, rows, notes))
 
 
 def _table(columns: Sequence[str], rows: Sequence[_Row], notes: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from modernbert_train.report.document import read_runs
 from modernbert_train.report.summary import Newest
 
 NO_REQUESTS = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_NO_SCRIPTS = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 ONLY_OURS = f"{NO_REQUESTS}; connect-src 'self'"
 
 
@@ -60,7 +61,7 @@ def write_comparison(folders: Sequence[Path], out: Path, newest: Newest | None =
 def render(document: Mapping[str, Any]) -> str:
     """Build the page of a document."""
     data = json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    style = "".join(resource(name) for name in ("vendor/uplot.css", "chart.css", "frame.css", "page.css"))
+    style = "".join(resource(name) for name in ("vendor/uplot.css", "page.css"))
     script = "".join(resource(name) for name in ("vendor/uplot.js", "page.js"))
     policy = ONLY_OURS if document["live"] else NO_REQUESTS
     title = escape(document["title"])
@@ -74,6 +75,22 @@ def render(document: Mapping[str, Any]) -> str:
 <script type="application/json" id="data">{data}</script>
 <script>{script}</script>
 </body></html>
+"""
+
+
+def plain_page(title: str, content: str) -> str:
+    """Build a page without a script.
+
+    Args:
+        title: of the browser's tab; not HTML.
+        content: HTML.
+    """
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_NO_SCRIPTS}"><link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>{resource("page.css")}</style></head>
+<body><main>{content}</main></body></html>
 """
 
 

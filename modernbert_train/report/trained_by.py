@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from modernbert_train.provenance import Start, energy, in_words
+from modernbert_train.provenance import Start, in_words
 from modernbert_train.report.table import Table
 from modernbert_train.results import Result, table_rows
 from modernbert_train.text import date, shorten, tokens_text, whole
@@ -18,7 +18,7 @@ def start_table(starts: Sequence[Start], last_time: float) -> Table | None:
     """A sentence, and a line for each start; none for a run of a version that recorded none."""
     if not starts:
         return None
-    heads = ("Started", "Ended", "How", "From", "Program and machine", "Host", "Energy", "Command")
+    heads = ("Started", "Ended", "How", "From", "Program and machine", "Host", "Command")
     lines = [
         (
             date(start.time),
@@ -27,7 +27,6 @@ def start_table(starts: Sequence[Start], last_time: float) -> Table | None:
             f"{tokens_text(start.tokens)} tokens",
             start.program,
             start.host,
-            _energy(start),
             shorten(shlex.join(start.command), _LETTERS),
         )
         for start in starts[-MOST:]
@@ -43,8 +42,3 @@ def result_table(results: Sequence[Result]) -> Table | None:
         return None
     more = f", the last {MOST} of {whole(len(rows))}" if len(rows) > MOST else ""
     return Table(f"Measured afterwards{more}", ("Checkpoint", "Measured", "Figure", "Value"), rows[-MOST:])
-
-
-def _energy(start: Start) -> str:
-    parts = ((start.gpu_joules, "GPUs"), (start.cpu_joules, "CPUs"))
-    return ", ".join(f"{name} {energy(joules)}" for joules, name in parts if joules is not None) or "not known"

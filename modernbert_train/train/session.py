@@ -31,7 +31,6 @@ from modernbert_train.errors import DataError, RunError, StoppedEarly, StorageEr
 from modernbert_train.preflight import preflight
 from modernbert_train.ranks.fail_together import tell_others
 from modernbert_train.ranks.group import (
-    gather_from_all,
     joined,
     local_rank,
     num_ranks,
@@ -48,7 +47,6 @@ from modernbert_train.read_json import number
 from modernbert_train.run.banner import banner
 from modernbert_train.run.before_after import before_and_after
 from modernbert_train.run.closing import closing_text, next_commands
-from modernbert_train.run.energy import EnergyMeter, total
 from modernbert_train.run.progress import stage
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.tuned import take
@@ -157,7 +155,6 @@ def _train(
         print(lines, flush=True)
     _fill(config, built, start, origin)
     built.save.restarted = on_rank_zero(lambda: _record_start(folder, start, origin, words, compute.device))
-    meter = EnergyMeter(_gpu(compute.device), packages=local_rank() == 0)
     built.trainer.logger.log_hyperparameters(flat(config))
     requests.listen()
     stage(
@@ -174,18 +171,16 @@ def _train(
             built.save.settle()
         tell_others(error)  # before the loggers are closed, which can take its time
         if this_rank() == 0:
-            taken = total([meter.stop()]) if num_ranks() == 1 else {}
             with suppress(StorageError):  # the error that ended the run is the one to be told
-                folder.record_start({"kind": "end", "outcome": "failed", "error": _first_line(error), **taken})
+                folder.record_start({"kind": "end", "outcome": "failed", "error": _first_line(error)})
         raise
     finally:
         if num_ranks() == 1:
             built.save.settle()
         requests.trained = True
         composer_internals.close(built.trainer)
-    energy = total(gather_from_all(meter.stop()))
     outcome = "stopped" if built.save.stopped else "finished"
-    on_rank_zero(lambda: folder.record_start({"kind": "end", "outcome": outcome, **energy}))
+    on_rank_zero(lambda: folder.record_start({"kind": "end", "outcome": outcome}))
     at = built.trainer.state.timestamp
     if built.save.stopped:
         raise StoppedEarly(
@@ -255,11 +250,6 @@ def _record_start(
     folder.rewind_metrics(step)
     folder.record(entry | {"kind": "resume", "checkpoint": start.checkpoint.folder.name})
     return last > 0
-
-
-def _gpu(device: torch.device) -> str | None:
-    """The identifier of the GPU that a rank computes on."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
 def _say(line: str) -> None:

@@ -1,11 +1,10 @@
-"""What a tune leaves: a table as Markdown and JSON, a picture, and the settings that runs take."""
+"""What a tune leaves: a table as Markdown and JSON, and the settings that runs take."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,8 +14,7 @@ from modernbert_train.files import write_whole
 from modernbert_train.run.tuned import SETTINGS, Tuned
 from modernbert_train.text import markdown_table
 
-TABLE, MARKDOWN, PICTURE = "table.json", "table.md", "tuned.svg"
-_BAR, _LEFT, _ROW, _WIDTH = 300, 440, 26, 900
+TABLE, MARKDOWN = "table.json", "table.md"
 
 
 @dataclass
@@ -103,36 +101,6 @@ def as_markdown(report: Report) -> str:
     )
 
 
-def as_picture(report: Report) -> str:
-    """A bar for each candidate that was timed, by its question; 1 is what there was before."""
-    rows = [row for row in report.rows if row.ratio is not None]
-    most = max([1.0, *(row.ratio or 0.0 for row in rows)])
-    height = _ROW * (len(rows) + 2)
-    one = _LEFT + _BAR / most
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" '
-        'font-size="13" role="img">',
-        f"<title>{escape(report.title)}</title>",
-        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="8" y="18" fill="#222222">{escape(report.title)}</text>',
-    ]
-    for number, row in enumerate(rows, 1):
-        y = _ROW * number + 6
-        color = "#1b7837" if row.outcome == "taken" else "#8c8c8c"
-        width = _BAR * (row.ratio or 0.0) / most
-        name = escape(f"{row.question}: {row.settings}"[:60])
-        parts += [
-            f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end" fill="#222222">{name}</text>',
-            f'<rect x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_ROW - 8}" fill="{color}"/>',
-            f'<text x="{_LEFT + width + 6:.1f}" y="{y + 14}" fill="#222222">{row.ratio:.2f} x</text>',
-        ]
-    parts.append(
-        f'<line x1="{one:.1f}" x2="{one:.1f}" y1="{_ROW}" y2="{height - _ROW + 4}" stroke="#222222" '
-        'stroke-dasharray="3 3"/></svg>'
-    )
-    return "\n".join(parts) + "\n"
-
-
 def write_findings(folder: Path, report: Report, tuned: Tuned) -> None:
     """Write all of it, the settings last.
 
@@ -143,7 +111,6 @@ def write_findings(folder: Path, report: Report, tuned: Tuned) -> None:
     try:
         write_whole(folder / MARKDOWN, as_markdown(report) + "\n")
         write_whole(folder / TABLE, json.dumps(as_json, indent=2) + "\n")
-        write_whole(folder / PICTURE, as_picture(report))
         write_whole(folder / SETTINGS, tuned.write())
     except OSError as error:
         raise StorageError(

@@ -22,7 +22,7 @@ from modernbert_train.run.run_folder import take_lock
 from modernbert_train.run.tuned import Fit, Tuned, folder_of, main_phase
 from modernbert_train.text import plural
 from modernbert_train.tune.candidates import MICROBATCHES, Case, Settings, label, questions
-from modernbert_train.tune.findings import MARKDOWN, PICTURE, Report, as_markdown, write_findings
+from modernbert_train.tune.findings import MARKDOWN, Report, as_markdown, write_findings
 from modernbert_train.tune.journal import Journal
 from modernbert_train.tune.pool import Commands, Pool, launch
 from modernbert_train.tune.process import Failure, command_of
@@ -95,7 +95,7 @@ def tune(
             report, settings = _run(Tuning(case, journal, folder, command, pool, _say), began + 60 * minutes, fit)
         tuned = Tuned(fit, settings, report.tokens_per_second, time.strftime("%Y-%m-%d"))
         write_findings(folder, report, tuned)
-    print(f"\n{as_markdown(report)}\n\ntable: {folder / MARKDOWN}; picture: {folder / PICTURE}")
+    print(f"\n{as_markdown(report)}\n\ntable: {folder / MARKDOWN}")
     return folder
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-import numpy as np
 import pytest
 import torch
 
 from benchmarks.contenders import _documents
 from benchmarks.corpus import write_corpus
-from benchmarks.documents import ROW_TOKENS, draw_rows, pack
 from benchmarks.train_step import Case, report, run, run_config
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import ModernBertConfig
@@ -67,17 +65,3 @@ def test_transformers_gets_the_documents_that_we_pack(tmp_path: Path) -> None:
     predicted = sum(int((labels != IGNORED_LABEL).sum()) for _, labels in documents)
     assert predicted == sum(part.counts["mlm"] for part in batch.microbatches) > 0
     assert all(int(ids[0]) == 1 and int(ids[-1]) == 2 for ids, _ in documents)  # [CLS] and [SEP] are never predicted
-
-
-def test_rows_hold_whole_documents_and_every_label() -> None:
-    """Padding counted as tokens, or labels lost in packing, would flatter us."""
-    rows = draw_rows(np.random.default_rng(1), 3, 500)
-    batch = pack(rows)
-    documents = [document for row in rows for document in row]
-    assert len(rows) == 3 and len(batch.packed.input_ids_T) == 3 * ROW_TOKENS
-    assert batch.num_tokens == sum(len(document) for document in documents)
-    assert batch.num_tokens == int((batch.packed.input_ids_T != 0).sum())
-    assert batch.counts["mlm"] == sum(document.num_predicted for document in documents)
-    assert batch.counts["mlm"] == pytest.approx(0.3 * batch.num_tokens, rel=0.02)
-    sizes = [n for n in batch.packed.cu_seqlens_S.diff().tolist() if n]
-    assert [n for n in map(len, documents) if n not in sizes] == [] and sum(sizes) == 3 * ROW_TOKENS

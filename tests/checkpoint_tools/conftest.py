@@ -16,6 +16,5 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> SmallRun:
 def copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> SmallRun:
     """The same with a second home, in which 300 and 500 are."""
     run = SmallRun(tmp_path, capsys, copies=True)
-    run.says("copy", run.folder, "300", "--to", run.url)
-    run.says("copy", run.folder, "--to", run.url)
+    run.copy(300, 500)
     return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -19,8 +20,11 @@ from torch import Tensor
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.copies.copier import Copier, Order
+from modernbert_train.copies.store import Store
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.run.checkpoint import Share, begin, finish, folder_of, write_part
+from modernbert_train.run.verified import require_files
 from tests.run.small_checkpoint import CONFIG, sign, state_of, write
 
 STEPS = (100, 200, 300, 400, 500)
@@ -60,6 +64,15 @@ class SmallRun:
 
     def at(self, step: int) -> Path:
         return folder_of(self.checkpoints, step)
+
+    def copy(self, *steps: int, url: str | None = None) -> None:
+        """Into a second home, as training does it behind a step."""
+        url = self.url if url is None else url
+        order = Order(str(self.folder), url, self.config.name, self.config.checkpoint.keep, 20.0, os.getpid())
+        copier = Copier(order, Store(url, self.config.name, 20.0))
+        for step in steps:
+            assert copier.copy(step, require_files(self.at(step)))
+        copier.copy_records()
 
     def flip(self, step: int, name: str = "model.safetensors") -> None:
         """One bit of the last byte."""

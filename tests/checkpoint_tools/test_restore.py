@@ -244,5 +244,5 @@ def test_a_run_that_was_rolled_back_ends_as_it_did(tiny_run: TinyRun, tmp_path: 
     again = newest_valid(folder / "checkpoints")[0]
     assert again is not None and again.step == weights.step
     old = next((folder / "checkpoints/superseded").glob(f"*/{again.folder.name}"))
-    said = call("checkpoints", "compare", str(again.folder), str(old))
-    assert "weights: the same to the bit" in said and "exp_avg: the same to the bit" in said
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (again.folder / name).read_bytes() == (old / name).read_bytes()

@@ -29,8 +29,7 @@ def test_copied_listed_rolled_back_and_brought_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run, url = SmallRun(tmp_path, capsys), f"s3://{BUCKET}/verb"
-    assert f"step-00000500 is in {url}/small, verified" in run.says("copy", run.folder, "--all", "--to", url)
-    assert run.says("copy", run.folder, "--all", "--to", url).count("was there already, verified") == 5
+    run.copy(*run.steps(), url=url)
     settings = replace(run.config.checkpoint, copy_to=url, copy_timeout_seconds=20.0)
     run.set_config(replace(run.config, checkpoint=settings))
     shutil.rmtree(run.at(100))

@@ -75,10 +75,8 @@ SMALLER = {
     "train yamls/model/base.yaml mine.yaml": f"train yamls/model/base.yaml mine.yaml model.vocab_size=8192 {WIDTH}",
     "train mine.yaml": f"train mine.yaml model.vocab_size=8192 {WIDTH}",
     "--to yamls/model/large.yaml": f"--to yamls/model/large.yaml {LARGER}",
-    "gliner train my/names.yaml": "gliner train my/names.yaml max_steps=3 hidden_size=16",
-    "setfit train my/intents.yaml": "setfit train my/intents.yaml max_steps=2",
-    "compare runs/large 500": "compare runs/large 12",
-    "--to /mnt/backup": "--to backup",
+    "--out runs/names --steps 300": "--out runs/names --steps 3 --hidden-size 16",
+    "--label-column intent": "--label-column intent --steps 2",
     "train yamls/model/large.yaml mine.yaml": f"train yamls/model/large.yaml mine.yaml {LARGER}",
 }  # fmt: skip
 
@@ -105,8 +103,9 @@ def type_in(text: str) -> str:
         os.environ.pop(variable, None)
     output = io.StringIO()
     with redirect_stdout(output):
-        program = PROGRAMS.get(name) or importlib.import_module(name.removeprefix("-m ")).main
-        code = program(words) or 0  # a benchmark's main returns nothing
+        module = name.removeprefix("-m ").removesuffix(".py").replace("/", ".")
+        program = PROGRAMS.get(name) or importlib.import_module(module).main
+        code = program(words) or 0  # that of a benchmark or an example returns nothing
     assert code == 0, f"{text}: exit code {code}\n{output.getvalue()}"
     if target is not None:
         Path(target).write_text(output.getvalue(), encoding="utf-8")
@@ -168,9 +167,7 @@ def data(home: Path) -> Iterator[None]:
 
 
 @contextmanager
-def downstream(home: Path) -> Iterator[None]:
-    for block in blocks(ROOT / "docs/downstream.md", "yaml"):
-        (home / block.split()[1]).write_text(block, encoding="utf-8")
+def use(home: Path) -> Iterator[None]:
     sentences = [f"she\tO\nmet\tO\nAda\tB-per\nin\tO\nRome\tB-loc\n.\tO\nEmma\tB-work\n{n}\tO\n" for n in range(12)]
     rows = [
         "text,intent",
@@ -275,12 +272,12 @@ PREPARED = {
     "averaging.md": averaging,
     "clusters.md": clusters,
     "data.md": data,
-    "downstream.md": downstream,
     "faults.md": faults,
     "finetuning.md": finetuning,
     "mixtures.md": mixtures,
     "moving.md": moving,
     "retrieval.md": retrieval,
+    "use.md": use,
     "watching.md": watching,
     "weights.md": weights,
 }

@@ -60,9 +60,6 @@ ELSEWHERE = {
     "python -m benchmarks.drill --out drill --scale quick": (
         "tests/benchmarks/test_drill.py::test_injuries_of_every_kind_are_survived", ("--scale", "quick")
     ),
-    "python -m benchmarks.scaling --measure": (
-        "tests/benchmarks/test_scaling.py::test_the_model_is_held_against_real_processes", ("print_comparison",)
-    ),
 }  # fmt: skip
 LONG = ("sweeps.md",)  # pages that start a process for each trial
 ALL = {page.name: commands(page) for page in PAGES}
@@ -95,7 +92,7 @@ def test_there_are_commands_and_each_mark_is_one_of_a_few() -> None:
     assert len(found) > 55
     assert {command.needs for command in found} <= {None, *NEEDS}
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    lines = re.findall(r"^[ $]*python (?:-m|data_prep/|launch/)", text, re.MULTILINE)
+    lines = re.findall(r"^[ $]*python (?:-m|data_prep/|launch/|examples/)", text, re.MULTILINE)
     assert len(lines) == sum(command.text.startswith("python ") for command in found), "one stands in another block"
     assert not [part for part in SMALLER if not any(part in command.text for command in found)], "no command has it"
 

@@ -55,8 +55,7 @@ def test_from_the_spec_to_the_best_yaml(tiny_run: TinyRun, tmp_path: Path) -> No
     assert {key for key, _, _ in differences(own, trial)} <= {"name", "runs_folder"}
     assert (own.folder, trial.folder) == (f"{tmp_path}/home/sweep-best", f"{folder}/trial-000{best}")
     page = (folder / "results.html").read_text()
-    assert page.count('<path class="trial"') == 8 and page.count('<path class="best"') == 1
-    assert "://" not in page.replace("http://www.w3.org/2000/svg", "")  # asks nobody for anything
+    assert all(f'"name":"trial-000{slot}"' in page for slot in rates)
 
     assert run_fake(sweep) and log(sweep, "start") == sorted(log(sweep, "start"))  # over: nothing starts again
     assert len(log(sweep, "start")) == 9

@@ -8,14 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from launch.sweep import main
 from launch.sweeps.space import make_space
 from launch.sweeps.trial import figure, milestones
-from launch.sweeps.wandb_file import wandb_sweep
-from modernbert_train.__main__ import read_run
 from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
 from modernbert_train.config.tools.sweep import DimensionConfig, grid_values
@@ -144,47 +141,6 @@ def test_the_figures_of_a_run() -> None:
     assert figure(entries, "step.tokens_per_second") == 8
     found = milestones(entries, "validation.loss", 100)
     assert list(found) == [100, 200, 300] and [found[100], found[200]] == [5.0, 4.0] and found[300] != found[300]
-
-
-@pytest.mark.runs
-def test_the_wandb_file_runs_the_same_runs(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """What W&B's own agent makes of it is a command line that our launcher takes."""
-    agent = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
-    sweep = spec(
-        tiny_run(), tmp_path, "sampler=tpe", "trials=9", "overrides=[seed=6]",
-        "prune={name: hyperband, interval_tokens: 1000, min_tokens: 2000}",
-        space="{optim.lr: {low: 1e-4, high: 1e-2, log: true}, model.num_layers: {low: 1, high: 7, step: 3}, "
-        "phases.short.batch_warmup: {choices: [null, {start_rows: 2, step_rows: 2, tokens: 400}]}}",
-    )  # fmt: skip
-    found = yaml.safe_load(wandb_sweep(make_space(sweep)))
-    assert (found["method"], found["run_cap"]) == ("bayes", 9)
-    assert found["metric"] == {"name": "validation/loss", "goal": "minimize"}
-    assert found["early_terminate"] == {"type": "hyperband", "min_iter": 2, "eta": 3}
-    assert found["parameters"]["optim.lr"] == {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-2}
-    assert found["parameters"]["model.num_layers"] == {"distribution": "q_uniform", "min": 1, "max": 7, "q": 3}
-
-    warmups = found["parameters"]["phases.short.batch_warmup"]["values"]
-    for warmup, rows in zip(warmups, (None, 2), strict=True):
-        drawn = {"optim.lr": 1e-05, "model.num_layers": 4.0, "phases.short.batch_warmup": warmup}
-        words = agent.create_sweep_command_args({"args": {key: {"value": value} for key, value in drawn.items()}})
-        words |= {"env": ["/usr/bin/env"], "interpreter": ["printf"], "program": ["%s\\n"]}
-        command = [word for part in found["command"] for word in words.get(part[2:-1], [part])]
-        config = read_run(told(command))
-        check(config)
-        assert (config.seed, config.optim.lr, config.model.num_layers) == (6, 1e-5, 4)
-        assert config.eval.interval_tokens == 1000
-        found_warmup = config.phases["short"].batch_warmup
-        assert rows == (found_warmup and found_warmup.start_rows)
-        assert config.folder == f"{tmp_path}/home/sweep/wandb-7e10"
-        assert config.loggers["wandb"] == {"init_kwargs": {"mode": "online", "id": "7e10"}}
-
-
-def told(command: list[str]) -> list[str]:
-    """What the program at the end of a command is given, printf standing for Python."""
-    import subprocess
-
-    env = {"WANDB_RUN_ID": "7e10", "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 @pytest.mark.runs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,7 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.load import load_run
 from modernbert_train.data.loader import share_of_rank
 from modernbert_train.optim.schedules import lr_at
-from modernbert_train.plan.gpus import GPUS
-from modernbert_train.plan.picture import BLOCKS, COLUMNS, charts, picture_svg, picture_text
+from modernbert_train.plan.picture import BLOCKS, COLUMNS, picture_text
 from tests.conftest import TinyRun
 
 BERT_RUN = """\
@@ -151,7 +149,7 @@ def test_another_encoder_is_planned_without_memory(
     """Steps, FLOPs, time, cost and what is sent; of memory one sentence that says how to know, and no number."""
     file = tmp_path / "bert.yaml"
     file.write_text(BERT_RUN, encoding="utf-8")
-    out = told(capsys, str(file), f"objective.name={objective}", "--ranks", "8", "--html", str(tmp_path / "plan.html"))
+    out = told(capsys, str(file), f"objective.name={objective}", "--ranks", "8")
     _, found = answered(out)
     total = {"sop": "110,106,428", "rtd": "119,386,427"}.get(objective, "109,514,298")
     assert found["model"] == [f"{total} parameters"] and "cheapest" not in found
@@ -192,6 +190,7 @@ def test_gpus_and_prices_are_the_users(tiny_run: TinyRun, capsys: pytest.Capture
         (["--price", "h300=1"], "h300: an unknown GPU"),
         (["--ranks", "0"], "a whole number above 0"),
         (["--median", "x"], "a whole number above 0"),
+        (["--html", "plan.html"], "--html was removed: the text has all of it; plan RUN.yaml > plan.txt keeps it."),
     ],
 )
 def test_wrong_options_end_with_64(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,8 +205,6 @@ def test_mistakes_are_told_before_anything_is_planned(tiny_run: TinyRun, capsys:
     assert "cannot be shared evenly by 3 ranks" in capsys.readouterr().err
     assert main(["plan", *tiny_run("model.vocab_size=448")]) == 78  # the data exists and does not fit
     assert "Set model.vocab_size=512." in capsys.readouterr().err
-    assert main(["plan", *tiny_run(), "--html", "/proc/no/page.html"]) == 74
-    assert "/proc/no/page.html: cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.runs
@@ -234,36 +231,6 @@ def test_the_picture_in_the_terminal_is_the_schedule(tiny_run: TinyRun) -> None:
     assert "predicted tokens: 10 % to 20 %" in lines
     assert lines[-3].index("┬", 3) == lines[-2].index("long") == 2 + 4000 * COLUMNS // 6000
     assert all(len(line) <= COLUMNS + 2 for line in lines)
-
-
-def test_the_drawn_curves_have_both_sides_of_every_joint(tiny_run: TinyRun) -> None:
-    config = read_run(tiny_run())
-    drawn, marks = charts(config)
-    rate, rows, context, masking = (dict(zip(chart.lines[0].x, chart.lines[0].y, strict=True)) for chart in drawn)
-    assert (context[3999], context[4000]) == (64, 128)
-    assert (rows[799], rows[800]) == (4, 8)
-    assert rate[500] == 5e-3 > rate[499] and rate[5000] == 5e-3 and rate[5999] < 1e-4
-    assert set(masking.values()) == {0.3}
-    assert (marks.end, marks.boundaries) == (6000.0, [(0.0, "short"), (4000.0, "long")])
-
-
-@pytest.mark.runs
-def test_pages_and_pictures_are_whole_and_ask_for_nothing(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = tiny_run()
-    page, picture = tmp_path / "new/plan.html", tmp_path / "plan.svg"
-    out = told(capsys, *words, "--html", str(page))
-    told(capsys, *words, "--html", str(picture))
-    html = page.read_text()
-    assert (
-        html.index("tiny on 1 x H100 SXM") < html.index("<svg") < html.index("<h2>Model")
-    )  # the answer first here too
-    assert html.count("<svg") == html.count("</svg>") and html.count("<table") == out.count("\n\n")
-    assert "//" not in html.replace('xmlns="http://www.w3.org/2000/svg"', "")
-    assert all(gpu.label in html for gpu in GPUS.values())
-    ElementTree.fromstring(picture.read_text())
-    assert picture.read_text() == picture_svg(read_run(words))
 
 
 @pytest.mark.runs

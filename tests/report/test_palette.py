@@ -16,7 +16,7 @@ COLOURS = 7
 
 def palette(dark: bool) -> dict[str, str]:
     """Colours of a page by the names of their variables."""
-    sheets = resource("chart.css") + resource("frame.css") + resource("page.css")
+    sheets = resource("page.css")
     light_rules = re.sub(r"@media \(prefers-color-scheme: dark\) \{.*?\n\}", "", sheets, flags=re.S)
     return dict(re.findall(r"(--\w+): (#[0-9a-f]{6})", sheets if dark else light_rules))
 

@@ -439,14 +439,12 @@ VERBS: dict[str, list[list[str]]] = {
         ["checkpoints", "list", RUN],
         ["checkpoints", "verify", RUN],
         ["checkpoints", "show", RUN],
-        ["checkpoints", "copy", RUN, "--all", "--to", "copies"],
         ["checkpoints", "prune", RUN, "--yes", "--damaged"],
     ],
     "page": [
         ["report", RUN],
         ["runs", "runs"],
         ["train", "run.yaml"],
-        ["checkpoints", "copy", RUN, "--all", "--to", "copies"],
     ],
     "text": [["prepare", "prepare.yaml"]],
 }

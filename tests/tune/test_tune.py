@@ -14,7 +14,7 @@ from modernbert_train.config.load import load_run
 from modernbert_train.errors import ConfigError, RunError
 from modernbert_train.run.tuned import SETTINGS, read_tuned
 from modernbert_train.tune import pool, session
-from modernbert_train.tune.findings import MARKDOWN, PICTURE, TABLE
+from modernbert_train.tune.findings import MARKDOWN, TABLE
 from modernbert_train.tune.journal import JOURNAL
 from tests.conftest import TinyRun
 from tests.tune.test_candidates import CPU, GPU
@@ -86,7 +86,6 @@ def test_the_fastest_that_is_right_is_written_and_the_others_are_named(fake: Fak
     assert outcomes["compute.query_block=128"][0] == "slower", "a per cent is no reason to change anything"
     text = (folder / MARKDOWN).read_text()
     assert "1.50 x, the median over turns" in text and "off by 4.0e-01" in text
-    assert "<svg" in (folder / PICTURE).read_text()
 
 
 def test_what_compilation_costs_at_each_start_is_said_and_not_counted(fake: Fake) -> None:

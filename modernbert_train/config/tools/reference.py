@@ -25,10 +25,8 @@ from modernbert_train.config.knob import Knob, facts_of, phased_keys
 from modernbert_train.config.renamed import RENAMED
 from modernbert_train.config.schema import VARIANTS, RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.config.tools.gliner import GlinerConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.config.tools.retrieval import RetrievalConfig
-from modernbert_train.config.tools.setfit import SetfitConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 
 _HEAD = """\
@@ -40,15 +38,12 @@ A run is a YAML file with these keys; `a.b=c` on the command line changes one. A
 `include: [other.yaml]`, relative to itself: what it names is read first. Unknown keys are refused. `<name>` is a
 name of your choice.
 """
-# a name for the command line's table of verbs -> the heading on the page, and the tree of keys
-ROOTS: dict[str, tuple[str, type]] = {
-    "run": ("A run", RunConfig),
-    "prepare": ("Data preparation: the spec of `data_prep/prepare.py`", PrepareConfig),
-    "task": ("Fine-tuning: a task of `finetune`", TaskConfig),
-    "gliner": ("GLiNER: a recipe of `gliner`", GlinerConfig),
-    "setfit": ("SetFit: a recipe of `setfit`", SetfitConfig),
-    "retrieval": ("Retrieval: a recipe of `retrieval train`", RetrievalConfig),
-    "sweep": ("Sweeps: the spec of `launch/sweep.py`", SweepConfig),
+_ROOTS: dict[str, type] = {  # the heading on the page -> the tree of keys
+    "A run": RunConfig,
+    "Data preparation: the spec of `data_prep/prepare.py`": PrepareConfig,
+    "Fine-tuning: a task of `finetune`": TaskConfig,
+    "Retrieval: a recipe of `retrieval train`": RetrievalConfig,
+    "Sweeps: the spec of `launch/sweep.py`": SweepConfig,
 }
 
 
@@ -76,7 +71,7 @@ class _Section:
 def reference() -> str:
     """The whole page."""
     parts = [_HEAD]
-    for title, root in ROOTS.values():
+    for title, root in _ROOTS.items():
         parts.append(f"## {title}\n")
         found = [*_sections(_Section("", root))]
         titles = [section.title(section.path) for section in found[1:]]
@@ -87,39 +82,6 @@ def reference() -> str:
     parts.append("## Keys that have another name now\n\n| old | new |\n| --- | --- |")
     parts += [f"| `{old}` | `{new}` |" for old, new in _named(RENAMED).items()]
     return "\n".join(parts) + "\n"
-
-
-def keys_of(root: type) -> dict[str, tuple[str, ...]]:
-    """Every key below a dataclass, dotted, and the values that may be written where they are few.
-
-    Of variants, such as the models, all keys are here; `<name>` stands for a name of the user's choice.
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    for section in _sections(_Section("", root)):
-        hints = typing.get_type_hints(section.schema)
-        for field in dataclasses.fields(section.schema):
-            path = _join(section.path, field.name)
-            if path in VARIANTS or _dataclass(hints[field.name]) is not None:
-                continue
-            if facts_of(field).overrides:
-                schemas = VARIANTS[field.name].values()
-                found |= {f"{path}.{key}": () for schema in schemas for key in phased_keys(schema)}
-                continue
-            values = (section.variant,) if section.variant and field.name == "name" else _values(hints[field.name])
-            found[path] = tuple(dict.fromkeys((*found.get(path, ()), *values)))
-    return found
-
-
-def _values(hint: Any) -> tuple[str, ...]:
-    """The values of a closed choice; of any other type none."""
-    if hint is bool:
-        return ("true", "false")
-    if typing.get_origin(hint) is typing.Literal:
-        return tuple(str(part) for part in typing.get_args(hint))
-    parts = [part for part in typing.get_args(hint) if part is not type(None)]
-    if len(parts) == 1 and len(parts) < len(typing.get_args(hint)) and (values := _values(parts[0])):
-        return (*values, "null")
-    return ()
 
 
 def slug(title: str) -> str:

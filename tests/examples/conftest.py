@@ -1,8 +1,7 @@
-"""Tiny encoders, as those of fine-tuning, and files of words that mean their type or class."""
+"""Exported encoders, as those of fine-tuning, and files of words that mean their type or class."""
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 from collections.abc import Iterator
@@ -55,11 +54,6 @@ def table(number: int, seed: int) -> str:
         words.insert(draw.randrange(len(words)), draw.choice(classes[label]))
         lines.append(f"{' '.join(words)},{label}")
     return "\n".join(lines) + "\n"
-
-
-def write_recipe(file: Path, **keys: object) -> Path:
-    file.write_text(json.dumps(keys), encoding="utf-8")  # JSON is YAML
-    return file
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -1,0 +1,59 @@
+"""examples/export_onnx.py: whoever serves a file must get what transformers gives, for any texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'modernbert-train[onnx]'")
+from examples import export_onnx  # noqa: E402  # it imports onnxruntime
+
+TEXTS = ["aki nabe", "kelo ruto tinda mosa lebi aki", "mosa", *["lamu nabe ruto"] * 7]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> str:
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    return str(tmp_path / "texts.txt")
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("encoder", ["modernbert", "bert", "albert", "xlnet"])
+def test_hidden_states_are_those_of_transformers(
+    models: dict[str, Path], tmp_path: Path, texts: str, encoder: str
+) -> None:
+    """Also of a batch that was never seen when the file was made: other texts, other lengths, one text."""
+    from transformers import AutoModel, AutoTokenizer
+
+    words = ["--int8"] if encoder == "modernbert" else []
+    export_onnx.main([str(models[encoder]), "--texts", texts, "--out", f"{tmp_path}/out", *words])
+    told = json.loads((tmp_path / "out/onnx.json").read_text())
+    assert told["model.onnx"]["largest_difference"] < 1e-5 and told["model.onnx"]["cosine"] > 0.999999
+    session = onnxruntime.InferenceSession(str(tmp_path / "out/model.onnx"))
+    names = {each.name for each in session.get_inputs()}
+    reader, model = AutoTokenizer.from_pretrained(models[encoder]), AutoModel.from_pretrained(models[encoder]).eval()
+    for others in (["lebi " * 20], ["tinda", "aki beru domi " * 7, "x"]):
+        batch = reader(others, padding=True, return_tensors="pt")
+        (mine,) = session.run(None, {key: value.numpy() for key, value in batch.items() if key in names})
+        with torch.no_grad():
+            theirs = model(**batch).last_hidden_state.numpy()
+        mask = batch["attention_mask"].numpy().astype(bool)
+        np.testing.assert_allclose(mine[mask], theirs[mask], atol=1e-5)
+    if encoder == "modernbert":  # 8 bits of each weight: near, smaller, and said how near
+        assert 0.98 < told["model_int8.onnx"]["cosine"] < 1 - 1e-7
+        assert told["model_int8.onnx"]["megabytes"] < told["model.onnx"]["megabytes"]  # of so small a one half is graph
+
+
+@pytest.mark.runs
+def test_a_file_that_computes_something_else_does_not_stay(
+    models: dict[str, Path], tmp_path: Path, texts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A faulty translation would be served for months before anybody compares."""
+    monkeypatch.setattr(export_onnx, "LARGEST_DIFFERENCE", 0.0)
+    with pytest.raises(SystemExit, match="its outputs differ from transformers'"):
+        export_onnx.main([str(models["bert"]), "--texts", texts, "--out", f"{tmp_path}/out"])
+    assert not (tmp_path / "out/model.onnx").exists()
