@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modernbert_train.config.auto import OPEN, filled, microbatch_key, open_settings, with_settings
+from modernbert_train.config.auto import OPEN, assigned, filled, microbatch_key, open_settings, with_settings
 from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig
 from modernbert_train.plan.memory import HasMemory, Memory, Strategy, memory, sharing_ranks, usable_bytes
 from modernbert_train.plan.parameters import count_parameters
@@ -135,7 +135,7 @@ def on_gpu(
     found = found or {}
     left = open_settings(config, fast=fast)
     speed = with_settings(config, {key: found.get(key, plain) for key, plain in left.items() if key in OPEN})
-    return filled(speed, microbatches(speed, gpu, ranks) | found)
+    return filled(speed, {**microbatches(speed, gpu, ranks), **found})
 
 
 def microbatches(config: RunConfig, gpu: HasMemory, ranks: int) -> dict[str, int]:
@@ -157,14 +157,31 @@ def too_large(config: RunConfig, gpu: HasMemory, ranks: int) -> Iterator[str]:
         needed = configured_memory(config, name, gpu, ranks).peak
         if needed <= gpu.memory_bytes:
             continue
-        least = most_rows(config, name, gpu, config.distributed.strategy, ranks, own_rows(phase, ranks))
-        ways = [f"{microbatch_key(name)}={even_rows(phase, ranks, least) * phase.row_tokens}"] if least else []
-        compute = config.compute
-        ways += ["compute.compile=true"] * (not compute.compile)
-        ways += ["compute.activation_checkpointing=true"] * (not compute.activation_checkpointing)
-        ways += ["distributed.strategy=fsdp2"] * (not least and ranks > 1 and config.distributed.strategy == "ddp")
-        remedy = f"Set {' or '.join(ways)}" if ways else f"Lower phases.{name}.row_tokens"
+        rows = most_rows(config, name, gpu, config.distributed.strategy, ranks, own_rows(phase, ranks))
+        ways = [f"{microbatch_key(name)}={even_rows(phase, ranks, rows) * phase.row_tokens}"] if rows else []
+        savings = dict(_savings(config, ranks))
+        ways += [assigned(*each) for each in savings.items() if _fits(config, name, gpu, ranks, dict([each]))]
+        remedy = f"Set {' or '.join(ways)}."
+        if not ways and savings and _fits(config, name, gpu, ranks, savings):
+            remedy = f"Set {' and '.join(assigned(*each) for each in savings.items())}."
+        elif not ways:
+            remedy = f"Lower phases.{name}.row_tokens, or take a larger GPU."
         yield (
             f"{microbatch_key(name)}={phase.tokens_at_once}: needs {needed / GB:.1f} GB of a GPU by `plan`, and "
-            f"{gpu.label} has {gpu.memory_bytes / GB:.1f} GB. {remedy}{'' if least else ', or take a larger GPU'}."
+            f"{gpu.label} has {gpu.memory_bytes / GB:.1f} GB. {remedy}"
         )
+
+
+def _savings(config: RunConfig, ranks: int) -> Iterator[tuple[str, Any]]:
+    """Keys, with values, by which a run takes less memory."""
+    if not config.compute.compile:
+        yield "compute.compile", True
+    if not config.compute.activation_checkpointing:
+        yield "compute.activation_checkpointing", True
+    if ranks > 1 and config.distributed.strategy == "ddp":
+        yield "distributed.strategy", "fsdp2"
+
+
+def _fits(config: RunConfig, name: str, gpu: HasMemory, ranks: int, settings: Mapping[str, Any]) -> bool:
+    """Whether a phase fits with other values of some keys."""
+    return configured_memory(with_settings(config, settings), name, gpu, ranks).peak <= gpu.memory_bytes

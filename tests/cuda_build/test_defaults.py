@@ -35,14 +35,14 @@ def saved(machine: Machine) -> RunConfig:
 
 
 def test_a_run_with_nothing_set_compiles_is_fused_and_takes_the_microbatch_of_plan(tmp_path: Path, data: Path) -> None:
-    """Of two GPUs of 2 GB; it has the steps that it would have with any other microbatch, and no rule is broken."""
-    machine = Machine(tmp_path, data, gpus=2, settings={"NULL_DEVICE_GB": "2"})
+    """Of two GPUs of 1.65 GiB; it has the steps that it would have with any other microbatch, and no rule is broken."""
+    machine = Machine(tmp_path, data, gpus=2, settings={"NULL_DEVICE_GB": "1.65"})
     words = machine.words("run", *NOTHING_SET)
     code, said = machine.train(*words, "--ranks", "2", seconds=900)
     assert code == 0, said[-3000:]
     taken = saved(machine)
     assert taken.compute.compile is True and taken.optim.fused is True
-    by_plan = on_gpu(load_run([Path(words[0])], words[1:]), Card("", 2 << 30, 2), 2)
+    by_plan = on_gpu(load_run([Path(words[0])], words[1:]), Card("", int(1.65 * (1 << 30)), 2), 2)
     rows = taken.phases["short"].microbatch_rows
     assert rows == by_plan.phases["short"].microbatch_rows and 1 < rows < 256
     assert ", compiled" in said and "microbatches that were left open take " in said and " off: " not in said
@@ -50,11 +50,16 @@ def test_a_run_with_nothing_set_compiles_is_fused_and_takes_the_microbatch_of_pl
     assert machine.faults == []
 
 
+def too_hopeful(folder: Path, data: Path, gpus: int) -> Machine:
+    """GPUs of a quarter of a GiB, of which `plan` is made to believe that they have four."""
+    planted = (CARD, "gpu.total_memory, ", "16 * gpu.total_memory, ")
+    return Machine(folder, data, gpus, planted_tree(folder / "tree", planted), {"NULL_DEVICE_GB": "0.25"})
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_first_step_that_runs_out_of_memory_is_halved_and_resumes_so(tmp_path: Path, data: Path, ranks: int) -> None:
-    """`plan` is made to believe in sixteen times the memory. All ranks start again, without a hand's turn."""
-    planted = (CARD, "gpu.total_memory, ", "16 * gpu.total_memory, ")
-    machine = Machine(tmp_path, data, ranks, planted_tree(tmp_path / "tree", planted), {"NULL_DEVICE_GB": "0.25"})
+    """All ranks start again, without a hand's turn."""
+    machine = too_hopeful(tmp_path, data, ranks)
     words = [*machine.words("run", *NOTHING_SET, "compute.compile=false"), "--ranks", str(ranks)]
     code, said = machine.train(*words, "--fresh", seconds=900)
     assert code == 0, said[-3000:]
@@ -73,7 +78,7 @@ def test_a_first_step_that_runs_out_of_memory_is_halved_and_resumes_so(tmp_path:
 
 
 def test_a_microbatch_that_is_given_is_not_halved(tmp_path: Path, data: Path) -> None:
-    machine = Machine(tmp_path, data, gpus=1, settings={"NULL_DEVICE_GB": "0.4"})
+    machine = too_hopeful(tmp_path, data, 1)
     given = ("phases.short.microbatch_tokens=32768", "compute.compile=false")
     code, said = machine.train(*machine.words("run", *NOTHING_SET, *given), seconds=400)
     assert code != 0 and "out of memory" in said.lower() and "start again" not in said

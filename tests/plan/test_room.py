@@ -126,11 +126,20 @@ def test_nothing_is_refused_that_is_within_the_card() -> None:
     assert len([*too_large(config, less, 8)]) == 3
 
 
-def test_what_no_microbatch_fits_is_refused_with_what_else_helps() -> None:
-    config = on_gpu(run("ettin-1b", *OPEN), SMALL, 4)
-    said = [*too_large(config, SMALL, 4)]
-    assert len(said) == 3 and all(each.endswith("or take a larger GPU.") for each in said)
-    assert "compute.activation_checkpointing=true or distributed.strategy=fsdp2" in said[0]
+def test_where_no_microbatch_fits_what_else_would_is_named() -> None:
+    """And nothing that would not do: whoever sets it would be refused again."""
+
+    def ends(memory_bytes: int, ranks: int, *overrides: str) -> list[str]:
+        card = Card("A", memory_bytes)
+        said = too_large(on_gpu(run("ettin-1b", *OPEN, *overrides), card, ranks), card, ranks)
+        return [each.partition(" GB. ")[2] for each in said]
+
+    sharded, recomputed = "distributed.strategy=fsdp2", "compute.activation_checkpointing=true"
+    both = f"Set {recomputed} and {sharded}."
+    assert ends(15_000_000_000, 8) == [f"Set {sharded}.", both, both]
+    assert ends(15_000_000_000, 8, sharded, recomputed) == []
+    assert ends(8_000_000_000, 1) == [f"Lower phases.{name}.row_tokens, or take a larger GPU."
+                                      for name in ("stable", "context", "decay")]  # fmt: skip
 
 
 def test_the_smallest_gpu_decides_for_all() -> None:
