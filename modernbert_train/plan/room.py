@@ -159,7 +159,7 @@ def too_large(config: RunConfig, gpu: HasMemory, ranks: int) -> Iterator[str]:
             continue
         rows = most_rows(config, name, gpu, config.distributed.strategy, ranks, own_rows(phase, ranks))
         ways = [f"{microbatch_key(name)}={even_rows(phase, ranks, rows) * phase.row_tokens}"] if rows else []
-        savings = dict(_savings(config, ranks))
+        savings = dict(_savings(config, 1 if rows else ranks))  # sharding costs time that smaller microbatches do not
         ways += [assigned(*each) for each in savings.items() if _fits(config, name, gpu, ranks, dict([each]))]
         remedy = f"Set {' or '.join(ways)}."
         if not ways and savings and _fits(config, name, gpu, ranks, savings):
