@@ -28,7 +28,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launch.rendezvous import LINGER_SECONDS, rendezvous
 from launch.topology import Topology
-from modernbert_train.errors import HangError, RunError, StoppedEarly
+from modernbert_train.errors import Halved, HangError, RunError, StoppedEarly
 from modernbert_train.ranks import scratch
 from modernbert_train.ranks.heartbeat import is_running
 from modernbert_train.ranks.launched import BEATS_FOLDER
@@ -61,6 +61,24 @@ def start_ranks(
         SystemExit: stopped by a signal before there was any rank.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its errors would bury the ranks' own
+    told, starts = "", 1
+    while True:
+        here = run_id if starts == 1 else f"{run_id}-{starts}"
+        code, message, asked = _start_once(topology, arguments, here, timeout_seconds, rendezvous_seconds)
+        if message:
+            print(f"error: {message}", file=sys.stderr, flush=True)
+        if code != Halved.exit_code or not message or asked:
+            return code
+        if message == told:  # the rank that noted it sees another folder than rank 0
+            return RunError.exit_code
+        arguments = [word for word in arguments if word != "--fresh"]  # what was noted is in the run's folder
+        told, starts = message, starts + 1
+
+
+def _start_once(
+    topology: Topology, arguments: list[str], run_id: str, timeout_seconds: float, rendezvous_seconds: float
+) -> tuple[int, str, bool]:
+    """One start of all ranks: the exit code, what to say last, and whether a signal has asked them to end."""
     with _Signals() as signals, tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
         beats = Path(folder, "beats")
         beats.mkdir()
@@ -88,13 +106,11 @@ def start_ranks(
         except (RendezvousError, TimeoutError) as error:
             code, message = RunError.exit_code, _lost_meeting(topology, error)
         else:
-            return 0
+            code, message = 0, ""
         finally:
             signals.over = True
             frozen.stop()
-    if message:
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    return code
+    return code, message, signals.first is not None
 
 
 def outcome(failures: Mapping[int, ProcessFailure], frozen: set[int], signals: _Signals) -> tuple[int, str]:
@@ -113,6 +129,9 @@ def outcome(failures: Mapping[int, ProcessFailure], frozen: set[int], signals: _
     # after a wrong end of one rank the agent has asked the others to stop, and some of them may have obeyed with 75;
     # who was asked from outside and takes too long is killed by the agent, and has saved with the others
     obeyed = not wrong or (signals.first is not None and all(f.exitcode == -signal.SIGKILL for f in wrong.values()))
+    halved = [f for f in failures.values() if f.exitcode == Halved.exit_code and f.error_file_data.get("timestamp")]
+    if halved and obeyed and signals.first is None:
+        return Halved.exit_code, str(halved[0].message)
     if StoppedEarly.exit_code in codes and obeyed:
         return StoppedEarly.exit_code, ""
     if signals.first is not None and all(code in STOPPED for code in codes):

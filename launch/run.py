@@ -39,7 +39,7 @@ from modernbert_train.cli.parser import Parser, positive  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.errors import RunError  # noqa: E402
 from modernbert_train.lasting_output import lasting_output  # noqa: E402
-from modernbert_train.preflight import preflight, with_later_mistakes  # noqa: E402
+from modernbert_train.preflight import named_gpu, preflight, refuse_too_large, with_later_mistakes  # noqa: E402
 from modernbert_train.ranks import orphans, scratch  # noqa: E402
 from modernbert_train.ranks.gpus import count_gpus  # noqa: E402
 
@@ -114,6 +114,9 @@ def _start(config: RunConfig, topology: Topology, train: list[str]) -> int:
 
 def _render(config: RunConfig, options: argparse.Namespace) -> int:
     words = [*options.run, *(["--fresh"] if options.fresh else [])]
+    if (gpu := named_gpu(config)) is not None:
+        ranks = (options.nodes or config.launch.nodes) * (options.ranks or config.launch.ranks_per_node or 1)
+        refuse_too_large(config, ranks, gpu)
     text = render(options.on, config, words, nodes=options.nodes, ranks_per_node=options.ranks)
     if options.out is None and not options.submit:
         print(text, end="")

@@ -25,6 +25,7 @@ from modernbert_train.cli.verbs import BY_NAME, help_page, make_parser, unknown_
 from modernbert_train.errors import RunError, StoppedEarly
 from modernbert_train.lasting_output import lasting_output
 from modernbert_train.ranks import orphans, scratch
+from modernbert_train.ranks.gpus import use_expandable_segments
 from modernbert_train.ranks.launched import speaks_for_all
 from modernbert_train.redact import redact
 
@@ -65,6 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     if verb.is_program:
         return int(importlib.import_module(verb.home).main(words[1:]))
     options = parse(make_parser(verb), words[1:])
+    use_expandable_segments()  # whatever the verb computes, in this process or in those that it starts
     try:
         options.call(options)
     except StoppedEarly as stopped:

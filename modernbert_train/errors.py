@@ -47,6 +47,12 @@ class StoppedEarly(RunError):
     exit_code = 75
 
 
+class Halved(RunError):
+    """A microbatch that the run chose by itself did not fit. Half of it is noted, and the same command goes on."""
+
+    exit_code = 75
+
+
 class HangError(RunError):
     """A rank gave no sign of life, or kept the others waiting, for distributed.timeout_seconds."""
 

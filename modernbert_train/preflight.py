@@ -22,6 +22,10 @@ from modernbert_train.data.labelled import describe_labelled
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_sizes import all_folders, check_shard_sizes
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
+from modernbert_train.plan.gpus import GPUS
+from modernbert_train.plan.memory import HasMemory
+from modernbert_train.plan.room import Card, on_gpu, too_large
+from modernbert_train.ranks.gpus import shown_gpus
 from modernbert_train.run.manifest import CONFIG_YAML, STATE, read_manifest
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.saved_state import read_state
@@ -33,7 +37,13 @@ Look = Callable[[], object]
 
 
 def preflight(
-    config: RunConfig, num_ranks: int = 1, *, fresh: bool = False, folder: bool = True, shards: bool = False
+    config: RunConfig,
+    num_ranks: int = 1,
+    *,
+    fresh: bool = False,
+    folder: bool = True,
+    shards: bool = False,
+    gpu: HasMemory | None = None,
 ) -> None:
     """Look for everything that would end this run before it begins.
 
@@ -44,12 +54,15 @@ def preflight(
         folder: also look at the run's folder, its first weights and labelled texts, which only the first machine need
             see.
         shards: also look at each file of the local shards, which a start of a large run has no time for.
+        gpu: that would train; None: the largest that this machine shows, else the kind that launch.gpu names.
 
     Raises:
         RunError: a line, or a few, for each mistake; of several the exit code is that of the configuration before that
             of the data before that of the disk.
     """
     mistakes = [*_mistakes(_of_itself(config, num_ranks))]
+    if not mistakes and (gpu := gpu or _gpu_of(config)) is not None:
+        mistakes = [*_mistakes(iter([lambda: refuse_too_large(config, num_ranks, gpu)]))]
     if folder and not any(isinstance(mistake, ConfigError) for mistake in mistakes):
         mistakes += _mistakes(_of_its_folder(config, fresh))
     if shards and not mistakes:
@@ -104,6 +117,28 @@ def _of_itself(config: RunConfig, num_ranks: int) -> Iterator[Look]:
     yield lambda: _check_second_home(config)
     if importlib.util.find_spec("torch") is not None:  # else this is not the environment that trains
         yield lambda: _refuse(missing_packages(config))
+
+
+def named_gpu(config: RunConfig) -> HasMemory | None:
+    """The kind of GPU that launch.gpu names, if `plan` knows it by that name."""
+    return GPUS.get((config.launch.gpu or "").lower())
+
+
+def _gpu_of(config: RunConfig) -> HasMemory | None:
+    """What is known of the GPU without torch; of several the largest, since which of them train is not known yet."""
+    if config.compute.device == "cpu":
+        return None
+    shown = [Card(name, memory_bytes) for name, memory_bytes in shown_gpus()]
+    return max(shown, key=lambda card: card.memory_bytes, default=named_gpu(config))
+
+
+def refuse_too_large(config: RunConfig, num_ranks: int, gpu: HasMemory) -> None:
+    """Refuse what no GPU of the kind can hold by what `plan` predicts, even if nothing else took any of its memory.
+
+    Raises:
+        ConfigError: a line for each phase, with the microbatch to set.
+    """
+    _refuse(too_large(on_gpu(config, gpu, num_ranks), gpu, num_ranks))
 
 
 def _check_second_home(config: RunConfig) -> None:

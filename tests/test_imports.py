@@ -90,13 +90,13 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "read_json", "tensor_files", "text", "tokenizer_threads", "weights",
     ),
     "modernbert_train.preflight": (
-        "config", "copies.store", "data.check", "data.labelled", "data.remote", "data.shard_sizes", "errors", "run",
-        "weights.hub", "weights.named_source",
+        "config", "copies.store", "data.check", "data.labelled", "data.remote", "data.shard_sizes", "errors",
+        "plan", "ranks.gpus", "run", "weights.hub", "weights.named_source",
     ),
     "modernbert_train.train": (
         "batch", "clock", "compute", "config", "copies", "data", "effective", "errors", "evals", "import_hook",
-        "keyed_random", "models", "objectives", "optim", "preflight", "provenance", "ranks", "read_json", "report",
-        "run", "text", "training_loss", "vocabulary", "weights",
+        "keyed_random", "models", "objectives", "optim", "plan", "preflight", "provenance", "ranks", "read_json",
+        "report", "run", "text", "training_loss", "vocabulary", "weights",
     ),
     # beside training
     "modernbert_train.collate": ("data.packing",),
@@ -110,7 +110,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
     "modernbert_train.tune": (
         "batch", "clock", "compute", "config", "data", "doctor", "errors", "files", "models", "objectives", "optim",
-        "ranks.orphans", "read_json", "run.run_folder", "run.tuned", "text",
+        "plan.room", "ranks.orphans", "read_json", "run.card", "run.run_folder", "run.tuned", "text",
     ),
     "modernbert_train.doctor": (
         "config", "errors", "import_hook", "import_stubs", "installed", "models", "ranks.gpus", "trials",
@@ -177,6 +177,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.run": (),
     "modernbert_train.run.async_scalar": ("torch",),
     "modernbert_train.run.banner": ("torch",),
+    "modernbert_train.run.card": ("torch",),
     "modernbert_train.run.checkpoint": ("torch",),
     "modernbert_train.run.manifest": ("xxhash",),
     "modernbert_train.run.throughput": ("torch",),

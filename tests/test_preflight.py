@@ -6,6 +6,7 @@ If this breaks, a job waits in a queue for days, loads torch on sixty-four GPUs,
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -296,3 +297,31 @@ def test_check_says_what_it_did_not_look_at(
     ]
     assert f"data.train={tiny_data}/train: shards in a store\n" in said
     assert "weights.init_from=nobody/has-this: a model of the hub that is not in this machine's cache" in said
+
+
+def test_what_no_gpu_here_could_hold_is_refused_with_what_would_fit(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job would wait for its GPUs, load torch, and end with an allocator's page of numbers."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'RTX 3070, 8192'\necho 'RTX 4090, 24564'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    rows = ["phases.short.batch_rows=1048576", "phases.short.batch_warmup=null"]
+    large = tiny_run("compute.device=auto", *rows, "phases.short.microbatch_tokens=67108864")
+    said = refusal(large, capsys)
+    found = re.search(
+        r"phases\.short\.microbatch_tokens=67108864: needs [\d.]+ GB of a GPU by `plan`, and RTX 4090 has 25\.8 GB\. "
+        r"Set phases\.short\.microbatch_tokens=(\d+)", said,
+    )  # fmt: skip
+    assert found is not None, "the larger of the two, since which of them trains is not known yet"
+    fitting = [*large[:-1], f"phases.short.microbatch_tokens={found[1]}"]
+    assert main(["check", *fitting]) == 0
+    assert main(["check", *fitting[:-1], "phases.short.microbatch_tokens=null"]) == 0, "it takes what fits"
+    assert main(["check", *large, "--gpu", "b200"]) == 78, "which is named, and still too small"
+    assert main(["check", *large, "compute.device=cpu"]) == 0, "nothing of it is asked of a CPU"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["check", *large]) == 0, "nothing is known of the GPU"
+    assert main(["check", *large, "launch.gpu=H100"]) == 78
+    assert main(["check", *large, "launch.gpu=gpu-of-our-cluster"]) == 0

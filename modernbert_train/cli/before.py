@@ -93,6 +93,8 @@ def check(parser: argparse.ArgumentParser) -> Call:
     """Arguments and call of `check`."""
     with_run(parser)
     parser.add_argument("--ranks", type=positive, default=1, help="processes that would train")
+    words = "kind of GPU that would train, for its memory; default: this machine's, or launch.gpu"
+    parser.add_argument("--gpu", type=_gpu, metavar="NAME", help=words)
     return _check
 
 
@@ -104,9 +106,10 @@ def _check(options: argparse.Namespace) -> None:
     from modernbert_train.config.describe import describe
     from modernbert_train.data.check import describe_streams, few_predictions, unread_rows, without_words
     from modernbert_train.data.facts import read_facts
+    from modernbert_train.plan.gpus import GPUS
     from modernbert_train.plan.picture import picture_text
 
-    preflight(config, options.ranks, shards=True)
+    preflight(config, options.ranks, shards=True, gpu=GPUS[options.gpu] if options.gpu else None)
     facts = read_facts(config)
     print(describe(config))
     if (warning := few_predictions(config, facts)) is not None:

@@ -10,7 +10,6 @@ from modernbert_train.cli.arguments import MODEL, many_imports
 from modernbert_train.cli.parser import Call, positive
 from modernbert_train.errors import ConfigError
 from modernbert_train.installed import YAMLS
-from modernbert_train.ranks.gpus import use_expandable_segments
 
 
 def finetune(parser: argparse.ArgumentParser) -> Call:
@@ -89,7 +88,6 @@ def _finetune(options: argparse.Namespace) -> None:
     from modernbert_train.run.progress import stage
 
     stage("loading torch and Composer")
-    use_expandable_segments()
     with many_imports():
         from modernbert_train.finetune.run import finetune
 

@@ -11,7 +11,6 @@ from modernbert_train.cli.arguments import many_imports, read_run, with_run
 from modernbert_train.cli.parser import Call, positive
 from modernbert_train.config.check import check
 from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
-from modernbert_train.ranks.gpus import use_expandable_segments
 from modernbert_train.text import plural, printable
 
 
@@ -35,7 +34,6 @@ def _train(options: argparse.Namespace) -> None:
     else:  # of several ranks, one that finds a mistake must tell the others, which needs torch
         check(config)
     stage("loading torch and Composer")
-    use_expandable_segments()
     with many_imports():
         from modernbert_train.train.session import train
 
@@ -54,7 +52,6 @@ def tune(parser: argparse.ArgumentParser) -> Call:
 
 
 def _tune(options: argparse.Namespace) -> None:
-    use_expandable_segments()
     from modernbert_train.tune.session import tune
 
     try:

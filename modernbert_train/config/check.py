@@ -458,7 +458,7 @@ def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for key, kernel in kernels.items():
         if kernel in ("varlen", "flash", "flex"):
             yield f"{key}={kernel} with compute.device=cpu: that kernel needs a GPU. Set {key}=auto or sdpa."
-    if getattr(config.optim, "fused", False):
+    if config.optim.fused:
         yield "optim.fused=true with compute.device=cpu: those kernels need a GPU. Set optim.fused=false."
     for name in GPU_ONLY:
         if name in config.callbacks:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from modernbert_train.config.plugins import PACKAGES
-from modernbert_train.config.schema import ComputeConfig, OptimConfig, RunConfig
+from modernbert_train.config.schema import ComputeConfig, OptimConfig, RunConfig, StableAdamWConfig
 
 _FLASH = ("flash_attn", "flash_attn_interface")
 
@@ -56,7 +56,7 @@ def missing_compiler(compute: ComputeConfig) -> Iterator[str]:
     if not compute.compile:
         return
     of_cpp = [os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")]
-    of_c = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    of_c = _c_compilers()
     needed = {"cpu": of_cpp, "cuda": of_c, "auto": of_cpp + of_c}[compute.device]
     if not any(map(shutil.which, needed)):
         yield (
@@ -66,9 +66,24 @@ def missing_compiler(compute: ComputeConfig) -> Iterator[str]:
 
 
 def missing_fused(optim: OptimConfig) -> Iterator[str]:
-    """Triton, if the optimizer is to be fused."""
-    if getattr(optim, "fused", False) and not _is_there("triton"):
+    """Triton, if StableAdamW is to be fused; torch brings the fused form of its own."""
+    if optim.fused and isinstance(optim, StableAdamWConfig) and not _is_there("triton"):
         yield "optim.fused=true: Triton is not installed; CUDA builds of torch have it. Set optim.fused=false."
+
+
+def missing_on_gpu() -> list[str]:
+    """What compiled layers and fused kernels need on a GPU and this machine lacks, each with its remedy."""
+    found = []
+    if not _is_there("triton"):
+        found.append("Triton is not installed (CUDA builds of torch have it)")
+    if not any(map(shutil.which, _c_compilers())):
+        names = ", ".join(_c_compilers())
+        found.append(f"there is no C compiler ({names}; on Debian and Ubuntu: apt install gcc)")
+    return found
+
+
+def _c_compilers() -> list[str]:
+    return [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
 
 
 def _is_there(package: str) -> bool:

@@ -143,7 +143,7 @@ class ComputeConfig:
     # predicted tokens whose logits exist at a time in training: less memory, or larger products; None: as `tune` found,
     # otherwise what 1 GiB of logits holds on a GPU, and 64 MiB on a CPU
     logit_chunk: int | None = knob(None, above=0, restart=True)
-    # torch.compile the layers; None: as `tune` found, otherwise not
+    # torch.compile the layers; None: as `tune` found, otherwise on a GPU of capability 8.0 with Triton and a C compiler
     compile: bool | None = knob(None, restart=True)
     # threads of torch on a CPU; None: OMP_NUM_THREADS, or as `tune` found, otherwise as many as torch takes
     threads: int | None = knob(None, above=0, high=1 << 12, restart=True, why="since no machine has more cores")
@@ -161,6 +161,9 @@ class OptimConfig:
     betas: tuple[float, float] = knob((0.9, 0.98), low=0, below=1)
     eps: float = knob(1e-6, above=0)
     weight_decay: float = knob(0.0, low=0, phased=True)  # norms and biases are never decayed
+    # an update in a few kernels, on GPUs: StableAdamW's two of Triton, or torch's own of adamw; equal up to fp32
+    # rounding. None: as `tune` found, otherwise on a GPU of capability 8.0 with Triton and a C compiler
+    fused: bool | None = knob(None, restart=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +176,6 @@ class StableAdamWConfig(OptimConfig):
 
     name: str = "stable_adamw"
     weight_decay: float = knob(1e-5, low=0, phased=True)
-    # one Triton kernel for each half of a step, on GPUs; equal up to fp32 rounding. None: as `tune` found, or not
-    fused: bool | None = knob(None, restart=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +251,8 @@ class PhaseConfig:
     # capacity of a packed row, which is also the longest sequence (the context length)
     row_tokens: int = knob(low=8, high=1 << 24, why="for text between [CLS] and [SEP]")
     batch_rows: int = knob(above=0, high=1 << 20)  # rows in one optimizer step over all ranks
-    # tokens, padding included, in one forward pass on one rank; None: as `tune` found, otherwise one row
+    # tokens, padding included, in one forward pass on one rank; None: as `tune` found, otherwise on a GPU the most that
+    # `plan` says fits, halved if the first steps run out of memory all the same, and on a CPU one row
     microbatch_tokens: int | None = knob(None, above=0, restart=True)
     lr_ratio: float = knob(1.0, above=0)  # peak rate of the phase over optim.lr
     model: dict[str, Any] = knob(factory=dict, overrides=True)

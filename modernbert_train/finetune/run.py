@@ -135,6 +135,7 @@ def _run(
         "model": asdict(source.model),
         "weights": {"init_from": None if UNTRAINED in named.baseline else named.source},
         "objective": _objective(task, source, prepared),
+        "compute": {"compile": False},  # it would take a minute, of a run of some minutes
         "optim": {"name": "adamw", "lr": task.lr, "weight_decay": task.weight_decay / task.lr},  # torch's is times lr
         "phases": {
             PHASE: {

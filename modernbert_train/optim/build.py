@@ -34,7 +34,8 @@ def _build_stable_adamw(config: StableAdamWConfig, weights: Sequence[Weight]) ->
 
 
 def _build_adamw(config: AdamWConfig, weights: Sequence[Weight]) -> Optimizer:
-    return AdamW(decay_groups(weights, config.weight_decay), config.lr, betas=config.betas, eps=config.eps)
+    fused = True if _fused(config) else None  # None leaves torch its own choice: tensor by tensor, or lists of them
+    return AdamW(decay_groups(weights, config.weight_decay), config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
 def _build_muon(config: MuonConfig, weights: Sequence[Weight]) -> Optimizer:
@@ -56,7 +57,7 @@ def _build_muon(config: MuonConfig, weights: Sequence[Weight]) -> Optimizer:
     return Muon(groups, config.lr, rule=rule, betas=config.betas, eps=config.eps, fused=_fused(config))
 
 
-def _fused(config: StableAdamWConfig) -> bool:
+def _fused(config: OptimConfig) -> bool:
     for message in missing_fused(config):
         raise ConfigError(message)
     return bool(config.fused)

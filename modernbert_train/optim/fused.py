@@ -3,7 +3,7 @@
 As foreach operations the same step reads and writes some 140 bytes a weight and launches a few dozen kernels for each
 group of tensors; the least is 36 (see benchmarks/optimizer.py). Weights are cut into chunks, and a program does one
 chunk of one tensor, which it finds through a table of addresses. Sums are made in a fixed order, per chunk and then per
-tensor, in fp64, so a step gives the same bits every time. Not yet run on a GPU: off unless optim.fused is set.
+tensor, in fp64, so a step gives the same bits every time. Not yet run on a GPU.
 
 Shape legend: P parameters of one block, K chunks of them.
 """

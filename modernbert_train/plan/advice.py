@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from modernbert_train.plan import room
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan, PlannedPhase
-from modernbert_train.plan.memory import Memory, Strategy, memory, sharing_ranks, usable_bytes
-from modernbert_train.plan.parameters import count_parameters
+from modernbert_train.plan.memory import Memory, Strategy, sharing_ranks, usable_bytes
 from modernbert_train.plan.speed import StepTime, step_time
 
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "hsdp")
@@ -50,21 +48,7 @@ def phase_memory(
         ranks: GPUs.
         microbatch_rows: rows of one forward pass.
     """
-    tokens = microbatch_rows * phase.config.row_tokens
-    shards = sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu])
-    queries = math.ceil(phase.objective.query_share * tokens) + 32 if phase.objective.query_share else 0
-    return memory(
-        plan.config.modernbert,
-        plan.config.compute,
-        count_parameters(plan.config.model, plan.config.objective, shards=shards),
-        optim=plan.config.optim,
-        bf16=plan.bf16,
-        strategy=strategy,
-        shards=shards,
-        ranks=ranks,
-        tokens=tokens + queries,
-        predicted=math.ceil(phase.objective.predicted_share * tokens) + 32,  # a bound as MaskedLM.max_predicted
-    )
+    return room.phase_memory(plan.config, phase.name, GPUS[gpu], strategy, ranks, microbatch_rows)
 
 
 def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Setting]:
@@ -80,9 +64,9 @@ def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Sett
         shards = sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu])
         if (strategy != "ddp" and shards == 1) or (strategy == "hsdp" and shards == ranks):
             continue  # the same as ddp, or as fsdp2
-        own_rows = -(-phase.config.batch_rows // ranks)
+        own_rows = room.own_rows(phase.config, ranks)
         fitting = (
-            _most_rows(plan, phase, gpu, strategy, ranks, own_rows)
+            room.most_rows(plan.config, phase.name, GPUS[gpu], strategy, ranks, own_rows)
             if plan.knows_memory
             else min(own_rows, phase.config.microbatch_rows)
         )
@@ -114,14 +98,6 @@ def remedy(plan: Plan, phase: PlannedPhase, gpu: str, found: Sequence[Setting]) 
     return f"{phase.name} does not fit as configured. Set {' or '.join([f'microbatch_tokens={smaller}', *ways])}."
 
 
-def _most_rows(plan: Plan, phase: PlannedPhase, gpu: str, strategy: Strategy, ranks: int, most: int) -> int:
-    """The largest microbatch that fits, in rows, at most `most`; 0 if not even one row fits. Memory grows with rows."""
-    room = usable_bytes(GPUS[gpu])
-    return bisect_right(
-        range(1, most + 1), room, key=lambda rows: phase_memory(plan, phase, gpu, strategy, ranks, rows).peak
-    )
-
-
 def _setting(
     plan: Plan, phase: PlannedPhase, gpu: str, strategy: Strategy, ranks: int, rows: int, fitting: int
 ) -> Setting:
@@ -146,14 +122,9 @@ def _setting(
 
 def fits(plan: Plan, phase: PlannedPhase, gpu: str) -> bool:
     """Whether the phase fits the GPU as it is configured."""
-    return phase_memory(plan, phase, gpu, *_configured(plan, phase)).peak <= usable_bytes(GPUS[gpu])
-
-
-def _configured(plan: Plan, phase: PlannedPhase) -> tuple[Strategy, int, int]:
-    own_rows = -(-phase.config.batch_rows // plan.ranks)
-    return plan.config.distributed.strategy, plan.ranks, min(own_rows, phase.config.microbatch_rows)
+    return configured_memory(plan, phase, gpu).peak <= usable_bytes(GPUS[gpu])
 
 
 def configured_memory(plan: Plan, phase: PlannedPhase, gpu: str) -> Memory:
     """Memory of one GPU in a phase as it is configured."""
-    return phase_memory(plan, phase, gpu, *_configured(plan, phase))
+    return room.configured_memory(plan.config, phase.name, GPUS[gpu], plan.ranks)

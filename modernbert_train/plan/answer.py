@@ -21,11 +21,13 @@ def answer(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float])
     """The first section of a plan.
 
     Args:
-        plan: the run.
+        plan: the run, open where it leaves keys open.
         gpu: key of GPUS, what the lines are about.
         shown: keys of GPUS among which the cheapest is named.
         prices: dollars an hour for one GPU, where they are not the assumed ones.
     """
+    bills = {name: bill_of(plan.on(name), name, prices) for name in shown}
+    plan = plan.on(gpu)
     bill = bill_of(plan, gpu, prices)
     price = f"{bill.price:.2f} dollars an hour for one GPU" + ("" if gpu in prices else ", assumed")
     rows = [
@@ -35,7 +37,7 @@ def answer(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float])
         ("memory", _memory(plan, gpu)),
         ("disk", f"{gb(stored(plan, gpu).most_bytes)} GB for checkpoints"),
     ]
-    if (line := _cheaper(plan, bill, {name: bill_of(plan, name, prices) for name in shown})) is not None:
+    if (line := _cheaper(plan, bill, bills)) is not None:
         rows.insert(3, ("cheapest", line))
     found = list(_notes(plan, gpu, bill))
     rows += [("note", line) for line in found[:MOST_NOTES]]

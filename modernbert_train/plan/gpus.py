@@ -27,6 +27,7 @@ class Gpu:
         network_link: bytes/s, one way, of one GPU's share of the network between nodes.
         price: US dollars for one GPU for one hour; an assumption.
         per_node: GPUs in a node.
+        bf16: whether it computes in it.
     """
 
     label: str
@@ -37,6 +38,7 @@ class Gpu:
     network_link: float
     price: float
     per_node: int = 8
+    bf16: bool = True
 
 
 GPUS: dict[str, Gpu] = {

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modernbert_train.clock import is_pythia
-from modernbert_train.config.schema import ModernBertConfig, ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.plan.census import Census, census
 from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
 from modernbert_train.plan.flops import Flops, flops_per_token
-from modernbert_train.plan.gpus import Publication, find_published, longer_by
+from modernbert_train.plan.gpus import GPUS, Publication, find_published, longer_by
 from modernbert_train.plan.parameters import Parameters, count_parameters
+from modernbert_train.plan.room import on_gpu, predicts
 from modernbert_train.plan.speed import StepTime, Work, step_time
 from modernbert_train.plan.steps import StepRange, crossings, step_ranges, validations
 
@@ -91,9 +92,8 @@ class Plan:
 
     @property
     def knows_memory(self) -> bool:
-        """Whether memory is predicted: layers of ModernBERT were counted, of no generator; see memory.py."""
-        alone = self.config.objective.generator_of(self.config.model) is None
-        return isinstance(self.config.model, ModernBertConfig) and alone
+        """See `room.predicts`."""
+        return predicts(self.config)
 
     @property
     def steps(self) -> int:
@@ -102,6 +102,12 @@ class Plan:
     @property
     def tokens(self) -> int:
         return sum(phase.tokens for phase in self.phases)
+
+    def on(self, gpu: str) -> Plan:
+        """The plan with what the run leaves open as a GPU of this kind takes it."""
+        config = on_gpu(self.config, GPUS[gpu], self.ranks)
+        phases = tuple(replace(phase, config=config.phases[phase.name]) for phase in self.phases)
+        return replace(self, config=config, phases=phases)
 
     def work(self, phase: PlannedPhase) -> Work:
         """What one rank computes in a phase."""

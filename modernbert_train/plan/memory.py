@@ -14,7 +14,7 @@ V vocabulary, L layers, P parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, Protocol
 
 from modernbert_train.config.schema import (
     ComputeConfig,
@@ -24,7 +24,6 @@ from modernbert_train.config.schema import (
     OptimConfig,
     StableAdamWConfig,
 )
-from modernbert_train.plan.gpus import Gpu
 from modernbert_train.plan.parameters import Parameters
 
 Strategy = Literal["ddp", "fsdp2", "hsdp"]
@@ -32,7 +31,20 @@ RESERVED_SHARE = 0.08  # of a GPU's memory: fragments of the allocator, kernels'
 RESERVED_BYTES = 1_500_000_000  # the CUDA context, NCCL, cuBLAS
 
 
-def sharing_ranks(strategy: Strategy, ranks: int, shard_ranks: int | None, gpu: Gpu) -> int:
+class HasMemory(Protocol):
+    """A kind of GPU as far as its memory goes: rows of GPUS are, and `Card` of room.py."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def per_node(self) -> int: ...
+    @property
+    def bf16(self) -> bool: ...
+
+
+def sharing_ranks(strategy: Strategy, ranks: int, shard_ranks: int | None, gpu: HasMemory) -> int:
     """Ranks that share one copy of the weights: one under ddp, all under fsdp2, under hsdp `shard_ranks` or a node."""
     return {"ddp": 1, "fsdp2": ranks, "hsdp": min(ranks, shard_ranks or gpu.per_node)}[strategy]
 
@@ -71,7 +83,7 @@ class Memory:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def usable_bytes(gpu: Gpu) -> int:
+def usable_bytes(gpu: HasMemory) -> int:
     """What a run may plan with: all but 8 % and 1.5 GB."""
     return int((1 - RESERVED_SHARE) * gpu.memory_bytes) - RESERVED_BYTES
 

@@ -45,18 +45,20 @@ def sections(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float
     """Everything that a plan says.
 
     Args:
-        plan: the run.
+        plan: the run, open where it leaves keys open.
         gpu: key of GPUS for memory, advice and scaling.
         shown: keys of GPUS for the table of hours and cost.
         prices: dollars an hour for one GPU, where they are not the assumed ones.
     """
+    gpus = _gpus(plan, shown, prices)
+    plan = plan.on(gpu)
     return [
         _model(plan),
         _phases(plan),
         _flops(plan),
         *([_memory(plan, gpu), _advice(plan, gpu)] if plan.knows_memory else [_no_memory(gpu)]),
         _storage(plan, gpu),
-        _gpus(plan, shown, prices),
+        gpus,
         _scaling(plan, gpu),
     ]
 
@@ -306,8 +308,10 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
     fit = ("fits",) if plan.knows_memory else ()
     head = ("GPUs", "roofline tokens/s each", "MFU", "time", "GPU hours", "dollars an hour", "cost", *fit)
     rows: list[Cells] = [head]
+    plans = {name: plan.on(name) for name in shown}
+    plan = plans[shown[0]]
     for name in shown:
-        bill = bill_of(plan, name, prices)
+        bill = bill_of(plans[name], name, prices)
         rows.append(
             (
                 f"{plan.ranks} x {GPUS[name].label}",

@@ -26,6 +26,7 @@ LOCAL_TILES = 2.5  # keys that a kernel computes for each key inside a window: t
 LAUNCH_SECONDS = 5e-6  # of one kernel
 # read and written for each parameter: weight, gradient, two moments; tensor by tensor, and in two kernels
 OPTIMIZER_BYTES, FUSED_OPTIMIZER_BYTES = 140, 40
+FUSED_ADAMW_BYTES = 28  # torch's one kernel reads all four and writes all but the gradient
 PLANNED_TOKENS_PER_SECOND = 950e6  # by one core, on each rank, of the whole batch; benchmarks/packing.py
 
 
@@ -138,7 +139,9 @@ def microbatch_seconds(gpu_name: str, work: Work, tokens: int) -> float:
 
 def optimizer_bytes(optim: OptimConfig) -> int:
     """Moved for each parameter by an update."""
-    return FUSED_OPTIMIZER_BYTES if isinstance(optim, StableAdamWConfig) and optim.fused else OPTIMIZER_BYTES
+    if not optim.fused:
+        return OPTIMIZER_BYTES
+    return FUSED_OPTIMIZER_BYTES if isinstance(optim, StableAdamWConfig) else FUSED_ADAMW_BYTES
 
 
 def step_time(

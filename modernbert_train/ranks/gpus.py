@@ -26,6 +26,15 @@ def count_gpus() -> int:
     return len(files) or output_of("nvidia-smi", "-L").count("GPU ")  # WSL has no such files
 
 
+def shown_gpus() -> list[tuple[str, int]]:
+    """Name and bytes of memory of each GPU that nvidia-smi lists, where this process is shown any; without torch."""
+    if not count_gpus():
+        return []
+    lines = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits").splitlines()
+    rows = [line.rpartition(",") for line in lines]
+    return [(name.strip(), int(mib) << 20) for name, _, mib in rows if mib.strip().isdecimal()]  # else [N/A], as on MIG
+
+
 def use_expandable_segments() -> None:
     """Have torch extend the memory that it holds on a GPU in place, so that less of it lies idle in pieces.
 

@@ -34,6 +34,7 @@ def banner(
     facts: DataFacts,
     compute: Compute,
     tuned: str = "",
+    speed: Sequence[str] = (),
     ranks: int,
     ranks_per_node: int,
 ) -> str:
@@ -46,6 +47,7 @@ def banner(
         facts: of its data, checked.
         compute: of this rank.
         tuned: where its settings of speed are from, as tuned.py says it.
+        speed: what its GPUs do without and which microbatch they took, as card.py says it.
         ranks, ranks_per_node: of the run.
     """
     plan = make_plan(config, ranks, facts=facts)
@@ -63,6 +65,7 @@ def banner(
         *_network(compute.device, ranks, ranks_per_node),
         f"  kernels {_kernels(plan, compute)}",
         *([f"  tuned   {tuned}"] if tuned else []),
+        *(f"  speed   {text}" for text in speed),
         *_streams(facts),
         f"  vocab   {config.data.tokenizer}, hash {facts.vocabulary.sha256[:_HASH]}",
         f"  eval    {_validations(config, plan)}",

@@ -2,8 +2,9 @@
 
 RUNS_FOLDER/tuned/CASE/settings.json is one finding: the settings, and what they were found for. They are taken only
 where all of that is the same: device, precision, torch, shape of the model, objective, optimizer, length of a row. Rank
-0 reads the file, and what it says is what all ranks compute with. A run that has checkpoints keeps the settings that it
-was trained with, whatever was found since; see config/auto.py.
+0 reads the file, and what it says is what all ranks compute with. What is left open then is as the GPUs of the run are
+fast with, see plan/room.py. A run that has checkpoints keeps the settings that it was trained with, whatever was found
+since; see config/auto.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -25,8 +26,9 @@ from modernbert_train.config.auto import (
     OPEN,
     assigned,
     filled,
+    kept,
+    microbatch_key,
     open_settings,
-    recorded,
     value_of,
     with_settings,
 )
@@ -37,8 +39,10 @@ from modernbert_train.config.packages import missing_packages
 from modernbert_train.config.schema import ComputeConfig, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import KERNELS
+from modernbert_train.plan.room import Card, on_gpu
 from modernbert_train.read_json import as_type, read_json
 from modernbert_train.read_once import read_once
+from modernbert_train.run.halved import with_halved
 from modernbert_train.run.manifest import CONFIG_YAML
 
 FOLDER, SETTINGS = "tuned", "settings.json"
@@ -160,29 +164,48 @@ def begun_with(config: RunConfig) -> RunConfig | None:
     return None
 
 
-def take(config: RunConfig, compute: Compute, *, fresh: bool = False) -> Taken:
-    """Close what a run leaves open: as it was trained last, else as was found for this device, else in the plain way.
+def take(
+    config: RunConfig, compute: Compute, *, card: Card | None = None, ranks: int = 1, fresh: bool = False
+) -> Taken:
+    """Close what a run leaves open: as it was trained last, else as was found for this device, else as is fast on it.
 
     Args:
         config: the run.
         compute: of rank 0.
+        card: the GPUs of all ranks; None on CPUs.
+        ranks: of the run.
         fresh: what the run's folder holds will be put aside.
 
     Raises:
         ConfigError: compute.tuned names a folder that is not there.
     """
-    left = open_settings(config)
+
+    def close(found: Mapping[str, Any]) -> RunConfig:
+        if card is None:
+            return filled(config, found)
+        return on_gpu(config, card, ranks, found, fast=not card.lacks)
+
+    taken, text = _take(config, compute, close, fresh=fresh)
+    return Taken(taken if fresh else with_halved(taken, config), text)
+
+
+def _take(
+    config: RunConfig, compute: Compute, close: Callable[[Mapping[str, Any]], RunConfig], *, fresh: bool
+) -> Taken:
+    """The same without what was halved; `close` fills in what is neither given nor found."""
+    plain = close({})
+    left = {key: value_of(plain, key) for key in open_settings(config)}
     then = None if fresh else begun_with(config)
     spoken_for = "OMP_NUM_THREADS" in os.environ  # somebody has said it, or several ranks share the machine
     if then is not None:
-        resumed = recorded(config, then)
+        resumed = close(kept(config, then))
         if spoken_for and "compute.threads" in left:
             resumed = with_settings(resumed, {"compute.threads": None})
-        kept = _shown(resumed, left)
-        return Taken(resumed, f"as this run was trained so far: {', '.join(kept)}" if kept else "")
+        settings = _shown(resumed, left)
+        return Taken(resumed, f"as this run was trained so far: {', '.join(settings)}" if settings else "")
     folder = folder_of(config)
     if folder is None or not left:
-        return Taken(filled(config, {}), "")
+        return Taken(plain, "")
     if config.compute.tuned != "auto" and not folder.is_dir():
         raise ConfigError(f"compute.tuned={config.compute.tuned}: no such folder. Name one that `tune` wrote, or none.")
     findings, damaged = read_findings(folder)
@@ -190,16 +213,16 @@ def take(config: RunConfig, compute: Compute, *, fresh: bool = False) -> Taken:
     own = {name: tuned for name, fit in fits.items() for tuned in findings.values() if tuned.fit == fit}
     main = own.get(main_phase(config))
     if not own:
-        return Taken(filled(config, {}), _why_not(list(findings.values()), damaged, fits[main_phase(config)], left))
+        return Taken(plain, _why_not(list(findings.values()), damaged, fits[main_phase(config)], left))
     found = {} if main is None else {key: value for key, value in main.settings.items() if key in OPEN}
     if spoken_for:
         found.pop("compute.threads", None)
-    found |= {f"phases.{name}.{MICROBATCH}": each.settings[MICROBATCH] for name, each in own.items()
+    found |= {microbatch_key(name): each.settings[MICROBATCH] for name, each in own.items()
               if MICROBATCH in each.settings}  # fmt: skip
-    tuned = filled(config, found)
+    tuned = close(found)
     where = folder / (main or next(iter(own.values()))).fit.case / SETTINGS
     if (reason := _refusal(tuned, compute)) is not None:
-        return Taken(filled(config, {}), f"{where} is ignored: {reason}")
+        return Taken(plain, f"{where} is ignored: {reason}")
     gain = "" if main is None else f"; {_gain(main)} when it was found, {main.date}"
     taken = _shown(tuned, left)
     return Taken(tuned, f"by {where}: {', '.join(taken) or 'nothing but what is plain'}{gain}")

@@ -6,7 +6,10 @@ The ranks join and agree, the run's folder is taken over, the place to start fro
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -15,6 +18,7 @@ import torch
 from composer import Callback
 
 from modernbert_train import provenance
+from modernbert_train.clock import position_at
 from modernbert_train.compute import Compute, keep_freed_memory, release_freed_memory, use_threads
 from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
@@ -27,7 +31,8 @@ from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.data.shard_index import ShardIndex, read_index
 from modernbert_train.data.statistics import run_statistics
 from modernbert_train.effective import LAST_SIGN, spent
-from modernbert_train.errors import DataError, RunError, StoppedEarly, StorageError
+from modernbert_train.errors import ConfigError, DataError, Halved, RunError, StoppedEarly, StorageError
+from modernbert_train.plan.room import too_large
 from modernbert_train.preflight import preflight
 from modernbert_train.ranks.fail_together import tell_others
 from modernbert_train.ranks.group import (
@@ -46,7 +51,9 @@ from modernbert_train.ranks.transport import warn_of_slow_network
 from modernbert_train.read_json import number
 from modernbert_train.run.banner import banner
 from modernbert_train.run.before_after import before_and_after
+from modernbert_train.run.card import card_of_all, speed_lines
 from modernbert_train.run.closing import closing_text, next_commands
+from modernbert_train.run.halved import halve, is_full
 from modernbert_train.run.progress import stage
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.tuned import take
@@ -76,8 +83,23 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         fresh: put what the run's folder holds aside and start from scratch.
 
     Raises:
-        RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
+        RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint; Halved
+            where several ranks are to be started again.
     """
+    while True:
+        try:
+            _start(config, fresh=fresh)
+            return
+        except Halved as halved:
+            if num_ranks() > 1:
+                raise
+            print(halved, file=sys.stderr, flush=True)
+        fresh = False  # else what was noted would be put aside
+        gc.collect()  # the trainer that was full, whose parts hold each other
+        torch.cuda.empty_cache()
+
+
+def _start(config: RunConfig, *, fresh: bool) -> None:
     composer_internals.install()
     compute = Compute.of(config)
     requests = Requests(config.checkpoint.interval_seconds)
@@ -98,8 +120,12 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         check_loggers(config)
         # before the folder is made, so that a mistake in it can be fixed under the same name
         on_rank_zero_slowly(lambda: refuse_fresh(config) if fresh else bring_back(config, _say))
-        # what was left open is the same on all ranks: as rank 0 finds it
-        config, tuned = on_rank_zero(lambda: take(config, compute, fresh=fresh))
+        # what was left open is the same on all ranks: as rank 0 finds it for the smallest of their GPUs
+        given, card = config, card_of_all(compute)
+        config, tuned = on_rank_zero(lambda: take(given, compute, card=card, ranks=num_ranks(), fresh=fresh))
+        if card is not None and (mistakes := [*too_large(config, card, num_ranks())]):
+            raise ConfigError("\n".join(mistakes))
+        speed = [*speed_lines(given, config, card, num_ranks())]
         use_threads(config, compute.device)
         folder = RunFolder(config)
         first = on_rank_zero(lambda: fresh or not any_checkpoint(folder))
@@ -113,7 +139,7 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
             if this_rank() == 0:
                 second_home.start()
             if start.tokens < config.total_tokens:
-                _train(config, folder, compute, origin, start, plugins, requests, tuned)
+                _train(given, config, folder, compute, origin, start, plugins, requests, tuned, speed)
                 return
             on_rank_zero(folder.save_config)
             if this_rank() == 0:
@@ -126,6 +152,7 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
 
 
 def _train(
+    given: RunConfig,
     config: RunConfig,
     folder: RunFolder,
     compute: Compute,
@@ -134,6 +161,7 @@ def _train(
     plugins: list[Callback],
     requests: Requests,
     tuned: str,
+    speed: list[str],
 ) -> None:
     facts = check_data(config)
     fingerprint = check_same_data(start, config, data_fingerprint(facts))
@@ -149,6 +177,7 @@ def _train(
             facts=facts,
             compute=compute,
             tuned=tuned,
+            speed=speed,
             ranks=num_ranks(),
             ranks_per_node=ranks_per_node(),
         )
@@ -164,7 +193,8 @@ def _train(
     if compute.device.type == "cpu":
         keep_freed_memory()
     try:
-        built.trainer.fit()
+        with _halving(given, config, built, compute):
+            built.trainer.fit()
         built.save.finish(built.trainer.logger)
     except Exception as error:  # told, recorded, and raised again
         if isinstance(error, RunError):  # else another rank may be what the checkpoint waits for
@@ -203,6 +233,22 @@ def _train(
             spent=str(spent(folder.path)),
         )
         print(text)
+
+
+@contextmanager
+def _halving(given: RunConfig, config: RunConfig, built: Built, compute: Compute) -> Iterator[None]:
+    """Within it a run trains; where a GPU runs out of memory at a microbatch that nobody gave, see halved.py."""
+    try:
+        yield
+    except RuntimeError as error:
+        if compute.device.type == "cpu" or not is_full(error):
+            raise
+        state = built.trainer.state
+        plan = getattr(state.batch, "plan", None)  # a microbatch has none, and then its step has not been counted yet
+        phase = position_at(config, state.timestamp.token.value).name if plan is None else plan.phase
+        if (instead := halve(given, config, phase)) is None:
+            raise
+        raise instead from error
 
 
 def _read_facts(config: RunConfig) -> DataFacts:

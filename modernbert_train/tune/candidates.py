@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from modernbert_train.config.auto import MICROBATCH, OPEN, assigned, filled, open_settings, with_settings
+from modernbert_train.config.auto import MICROBATCH, OPEN, assigned, filled, open_settings, value_of, with_settings
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.config.schema import (
     CheckpointConfig,
@@ -21,6 +21,7 @@ from modernbert_train.config.schema import (
     StabilityConfig,
     WeightsConfig,
 )
+from modernbert_train.plan.room import Card, on_gpu
 
 Settings = dict[str, Any]
 
@@ -75,14 +76,20 @@ class Case:
     @property
     def open(self) -> Settings:
         """What the run leaves open, each with what it is without tuning."""
-        return {key: plain for key, plain in open_settings(self.config).items() if key in OPEN}
+        return {key: value_of(self._untuned, key) for key in open_settings(self.config) if key in OPEN}
+
+    @property
+    def _untuned(self) -> RunConfig:
+        """The run as it would train here without a finding."""
+        card = self.facts.get("card")
+        return filled(self.config, {}) if card is None else on_gpu(self.config, Card(**card), 1, fast=not card["lacks"])
 
     @property
     def plain(self) -> Settings:
         """The settings that a run has today."""
         kernels = usable(self.facts)
         named = {"compute.attention": kernels[0]} if "compute.attention" in self.open else {}
-        return self.open | named | {MICROBATCH: self.config.phases[self.phase].tokens_at_once}
+        return self.open | named | {MICROBATCH: self._untuned.phases[self.phase].tokens_at_once}
 
     @property
     def gives_microbatch(self) -> bool:
@@ -175,12 +182,12 @@ def _global_layers(case: Case) -> Question:
 
 
 def _optimizer(case: Case) -> Question:
-    title, setting = "optimizer", {"optim.fused": True}
+    title = "optimizer"
     if "optim.fused" not in case.open:
         return Question(title, [])
     if (reason := case.facts["fused"]) is not None:
-        return Question(title, [], [(setting, reason)] * case.facts["on_gpu"])
-    return Question(title, [setting])
+        return Question(title, [], [({"optim.fused": True}, reason)] * case.facts["on_gpu"])
+    return Question(title, [{"optim.fused": not case.open["optim.fused"]}])
 
 
 def _threads(case: Case) -> Question:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ import torch
 from modernbert_train.compute import Compute, keep_freed_memory, use_threads
 from modernbert_train.config.load import load_run
 from modernbert_train.config.packages import missing_fused
-from modernbert_train.config.schema import RunConfig, StableAdamWConfig
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.errors import RunError
 from modernbert_train.models.attention import KERNELS
 from modernbert_train.ranks.orphans import die_with
+from modernbert_train.run.card import card_of
 from modernbert_train.run.tuned import fit_of
 from modernbert_train.tune.loop import BareLoop, batches_of, fresh_model
 from modernbert_train.tune.process import MARK, PARENT
@@ -66,12 +68,14 @@ class Worker:
         }
         on_gpu = compute.device.type == "cuda"
         memory = torch.cuda.get_device_properties(compute.device).total_memory if on_gpu else _free_memory()
-        fused = next(missing_fused(StableAdamWConfig(lr=1, fused=True)), None) if on_gpu else "it needs a GPU"
+        fused = next(missing_fused(replace(now.optim, fused=True)), None) if on_gpu else "it needs a GPU"
+        card = card_of(compute)
         return {
             "fit": vars(fit_of(config, phase, compute)),
             "on_gpu": on_gpu,
             "kernels": kernels,
             "fused": fused,
+            "card": None if card is None else vars(card),
             "threads": torch.get_num_threads(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_bytes": memory,

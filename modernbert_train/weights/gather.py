@@ -72,7 +72,7 @@ def load_optimizer(model: nn.Module, optimizer: Optimizer, state: Mapping[str, T
         optimizer.state[parameter] = {
             key: _read(state, f"{key}/{name}", parameter)
             if shapes[f"{key}/{name}"]
-            else _number(state[f"{key}/{name}"])
+            else _number(state[f"{key}/{name}"], parameter if optimizer.defaults.get("fused") else None)
             for key in keys
         }
 
@@ -90,8 +90,11 @@ def _read(tensors: Mapping[str, Tensor], name: str, target: Tensor) -> Tensor:
     return like(tensors[name], target)
 
 
-def _number(value: Tensor) -> Tensor | int:
-    return value if value.is_floating_point() else int(value)  # torch counts steps in a float tensor, we in an int
+def _number(value: Tensor, beside: Tensor | None) -> Tensor | int:
+    """torch counts steps in a float tensor, which its fused kernels read where the parameter is; we in an int."""
+    if not value.is_floating_point():
+        return int(value)
+    return value if beside is None else value.to(beside.device)
 
 
 def _states(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[str, nn.Parameter, list[str]]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from launch.ranks import _Signals, outcome
+from launch.ranks import _Signals, outcome, start_ranks
 
 HERE = socket.gethostname()
 
@@ -132,3 +132,33 @@ def test_a_rank_that_is_ended_because_of_another_does_not_make_a_mistake_a_stop(
     assert code == 78 and said.startswith("rank 1 on ")
     assert ended(tmp_path, {0: 75, 1: 78}, first=signal.SIGTERM)[0] == 78
     assert ended(tmp_path, {0: 75, 1: -signal.SIGTERM}) == (75, "")
+
+
+def test_a_microbatch_that_was_halved_is_told_and_a_stop_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Both end with 75. After the one the launcher starts its ranks again, after the other it must not."""
+    said = "rank 1 on x: phases.a.microbatch_tokens=64 does not fit"
+    assert ended(tmp_path, {1: 75, 0: -signal.SIGTERM}, {1: said}) == (75, said)
+    assert ended(tmp_path, {1: 75, 0: 75}, {1: said}, first=signal.SIGTERM) == (75, "")
+    assert ended(tmp_path, {2: 75, 3: 65}, {3: "rank 3 on x: a shard"})[0] == 65
+
+
+def test_ranks_start_again_once_for_each_halving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for ever where nobody can note it, not with --fresh, which would put the note aside, not after a signal."""
+    given = {"timeout_seconds": 1.0, "rendezvous_seconds": 1.0, "run_id": "run"}
+
+    def starts(*answers: tuple[int, str, bool]) -> tuple[int, list[tuple[list[str], str]]]:
+        asked: list[tuple[list[str], str]] = []
+
+        def once(topology: object, arguments: list[str], run_id: str, *_: float) -> tuple[int, str, bool]:
+            asked.append((arguments, run_id))
+            return answers[len(asked) - 1]
+
+        monkeypatch.setattr("launch.ranks._start_once", once)
+        return start_ranks(None, ["train", "--fresh"], **given), asked  # type: ignore[arg-type]
+
+    code, asked = starts((75, "64 does not fit", False), (75, "32 does not fit", False), (0, "", False))
+    assert code == 0
+    assert asked == [(["train", "--fresh"], "run"), (["train"], "run-2"), (["train"], "run-3")]
+    assert starts((75, "64 does not fit", False), (75, "64 does not fit", False))[0] == 70
+    assert starts((75, "stopped", True))[0] == 75 and starts((75, "", False))[0] == 75
+    assert starts((78, "a mistake", False))[0] == 78

@@ -22,6 +22,7 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.optim.build import OPTIMIZERS, apply_clock, build_optimizer
 from modernbert_train.optim.groups import decay_groups, weights_of
 from modernbert_train.optim.stable_adamw import StableAdamW
+from modernbert_train.weights.gather import gather_optimizer, load_optimizer
 
 
 class Encoder(nn.Module):
@@ -125,3 +126,23 @@ def test_undecayed_weights_are_not_shrunk() -> None:
 def test_kernels_without_triton_are_refused_before_the_first_step() -> None:
     with pytest.raises(ConfigError, match=r"optim\.fused=true: Triton is not installed.*Set optim\.fused=false"):
         build_optimizer(make_run(StableAdamWConfig(lr=1e-3, fused=True)), Encoder())
+
+
+def test_adamw_fused_is_torchs_own_and_moves_weights_alike() -> None:
+    """It is asked for under the one key, needs no Triton, and goes on from moments of the other form."""
+    weights = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        model = Encoder()
+        optimizer = build_optimizer(make_run(AdamWConfig(lr=1e-2, fused=fused)), model)
+        assert optimizer.defaults["fused"] is (True if fused else None)
+        for step in range(3):
+            if step == 2:
+                state = gather_optimizer(model, optimizer, keep=True)
+                optimizer = build_optimizer(make_run(AdamWConfig(lr=1e-2, fused=not fused)), model)
+                load_optimizer(model, optimizer, state)
+            for param in model.parameters():
+                param.grad = torch.randn(param.shape)
+            optimizer.step()
+        weights.append([param.detach() for param in model.parameters()])
+    torch.testing.assert_close(weights[1], weights[0])

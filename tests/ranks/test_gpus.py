@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from modernbert_train import compute
+from modernbert_train.__main__ import main
 from modernbert_train.errors import ConfigError
 from modernbert_train.ranks import gpus
 from modernbert_train.ranks.gpus import count_gpus, use_expandable_segments, uses_gpu, why_torch_sees_none
@@ -107,3 +108,25 @@ def test_memory_is_extended_in_place_unless_somebody_says_otherwise(monkeypatch:
     assert chosen("0", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64") is None
     monkeypatch.setattr(gpus, "_has_nvml", lambda: False)
     assert chosen("0") is None, "torch would crash"
+
+
+def test_gpus_are_listed_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By nvidia-smi, and only where this process is shown some; what has no memory of its own is left out."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559'\necho 'MIG, [N/A]'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert gpus.shown_gpus() == [("NVIDIA H100 80GB HBM3", 81_559 << 20)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus.shown_gpus() == []
+
+
+@pytest.mark.parametrize("verb", ["train", "finetune", "eval", "tune", "report"])
+def test_every_verb_that_may_compute_asks_for_it(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that it starts inherit it: the launcher's ranks, a sweep's trials, the workers of tune."""
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(gpus, "_has_nvml", lambda: True)
+    assert main([verb, *(["rte", "--model", "/none"] if verb == "finetune" else ["/none.yaml"])]) != 0
+    assert os.environ.pop("PYTORCH_ALLOC_CONF") == "expandable_segments:True"

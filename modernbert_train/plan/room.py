@@ -1,0 +1,187 @@
+"""What fits the memory of a GPU, and what a run takes there that leaves it open; from the configuration alone.
+
+Neither data nor torch is looked at, so that a login node can refuse what no GPU of the kind could hold.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modernbert_train.config.auto import OPEN, assigned, filled, microbatch_key, open_settings, with_settings
+from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig
+from modernbert_train.plan.memory import HasMemory, Memory, Strategy, memory, sharing_ranks, usable_bytes
+from modernbert_train.plan.parameters import count_parameters
+
+MOST_TOKENS = 1 << 18  # of a microbatch that nobody gives: beyond it launches are hidden, and nothing is won
+# times as long as a run takes that is neither compiled nor fused: ModernBERT-base on 8 H100 by the roofline (a test)
+SLOWER = 1.8
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Card:
+    """The GPUs that a run computes on.
+
+    Attributes:
+        label: their name; of several kinds that of the smallest.
+        memory_bytes: of the smallest.
+        per_node: of one machine.
+        bf16: whether all compute in it.
+        lacks: why one of them has neither compiled layers nor fused kernels, a few words for each reason.
+    """
+
+    label: str
+    memory_bytes: int
+    per_node: int = 8
+    bf16: bool = True
+    lacks: tuple[str, ...] = ()
+
+    @classmethod
+    def of_all(cls, cards: list[Card]) -> Card:
+        """What holds for a run that has all of these, one for each rank."""
+        least = min(cards, key=lambda card: card.memory_bytes)
+        lacks = dict.fromkeys(reason for card in cards for reason in card.lacks)
+        return cls(least.label, least.memory_bytes, least.per_node, all(card.bf16 for card in cards), tuple(lacks))
+
+
+def predicts(config: RunConfig) -> bool:
+    """Whether memory is predicted: layers of ModernBERT were counted, of no generator, and not frozen ones."""
+    alone = config.objective.generator_of(config.model) is None
+    frozen = any(getattr(now.objective, "freeze", False) for now in config.in_phase.values())
+    return isinstance(config.model, ModernBertConfig) and alone and not frozen
+
+
+def own_rows(phase: PhaseConfig, ranks: int) -> int:
+    """Rows of the full batch on the rank that has most."""
+    return -(-phase.batch_rows // ranks)
+
+
+def phase_memory(
+    config: RunConfig, name: str, gpu: HasMemory, strategy: Strategy, ranks: int, microbatch_rows: int
+) -> Memory:
+    """Memory of one GPU in a phase.
+
+    Args:
+        config: the run.
+        name: of the phase.
+        gpu: its kind.
+        strategy: how ranks share the model.
+        ranks: GPUs.
+        microbatch_rows: rows of one forward pass.
+    """
+    objective = config.in_phase[name].objective
+    tokens = microbatch_rows * config.phases[name].row_tokens
+    shards = sharing_ranks(strategy, ranks, config.distributed.shard_ranks, gpu)
+    queries = math.ceil(objective.query_share * tokens) + 32 if objective.query_share else 0
+    return memory(
+        config.modernbert,
+        config.compute,
+        count_parameters(config.model, config.objective, shards=shards),
+        optim=config.optim,
+        bf16=config.compute.precision != "fp32" and gpu.bf16,
+        strategy=strategy,
+        shards=shards,
+        ranks=ranks,
+        tokens=tokens + queries,
+        predicted=math.ceil(objective.predicted_share * tokens) + 32,  # a bound as MaskedLM.max_predicted
+    )
+
+
+def configured_memory(config: RunConfig, name: str, gpu: HasMemory, ranks: int) -> Memory:
+    """Memory of one GPU in a phase as it is configured."""
+    phase = config.phases[name]
+    rows = min(own_rows(phase, ranks), phase.microbatch_rows)
+    return phase_memory(config, name, gpu, config.distributed.strategy, ranks, rows)
+
+
+def most_rows(config: RunConfig, name: str, gpu: HasMemory, strategy: Strategy, ranks: int, most: int) -> int:
+    """The largest microbatch that fits with a reserve, in rows, at most `most`; 0 if not even one row fits."""
+    room = usable_bytes(gpu)
+    return bisect_right(
+        range(1, most + 1), room, key=lambda rows: phase_memory(config, name, gpu, strategy, ranks, rows).peak
+    )
+
+
+def even_rows(phase: PhaseConfig, ranks: int, most: int) -> int:
+    """Rows of a microbatch, at most `most`, that leave no smaller one at the end of a step: it would be compiled too.
+
+    Nor in the steps of a batch warmup, if that can be; parts of about equal size where it would halve the microbatch.
+    """
+    own = own_rows(phase, ranks)
+    most = min(most, own)
+    for whole in (math.gcd(*(-(-rows // ranks) for rows in phase.batch_sizes)), own):
+        for rows in range(most, most // 2, -1):
+            if whole % rows == 0:
+                return rows
+    return -(-own // -(-own // most))
+
+
+def on_gpu(
+    config: RunConfig, gpu: HasMemory, ranks: int, found: Mapping[str, Any] | None = None, *, fast: bool = True
+) -> RunConfig:
+    """The run with nothing open: each key as it is given, or as found, or as is fast on this GPU.
+
+    Args:
+        config: the run.
+        gpu: its kind.
+        ranks: GPUs.
+        found: values of dotted keys.
+        fast: whether it compiles layers and has fused kernels.
+    """
+    found = found or {}
+    left = open_settings(config, fast=fast)
+    speed = with_settings(config, {key: found.get(key, plain) for key, plain in left.items() if key in OPEN})
+    return filled(speed, {**microbatches(speed, gpu, ranks), **found})
+
+
+def microbatches(config: RunConfig, gpu: HasMemory, ranks: int) -> dict[str, int]:
+    """The microbatches that a run leaves open, by dotted key: the largest that fit; one row where none is predicted."""
+    found = {}
+    for name, phase in config.phases.items():
+        if phase.microbatch_tokens is None and predicts(config):
+            most = min(own_rows(phase, ranks), max(1, MOST_TOKENS // phase.row_tokens))
+            fitting = most_rows(config, name, gpu, config.distributed.strategy, ranks, most)
+            found[microbatch_key(name)] = even_rows(phase, ranks, max(1, fitting)) * phase.row_tokens
+    return found
+
+
+def too_large(config: RunConfig, gpu: HasMemory, ranks: int) -> Iterator[str]:
+    """A message for each phase of a run with nothing open that is beyond the GPU's memory, without any reserve."""
+    if not predicts(config):
+        return
+    for name, phase in config.phases.items():
+        needed = configured_memory(config, name, gpu, ranks).peak
+        if needed <= gpu.memory_bytes:
+            continue
+        rows = most_rows(config, name, gpu, config.distributed.strategy, ranks, own_rows(phase, ranks))
+        ways = [f"{microbatch_key(name)}={even_rows(phase, ranks, rows) * phase.row_tokens}"] if rows else []
+        savings = dict(_savings(config, 1 if rows else ranks))  # sharding costs time that smaller microbatches do not
+        ways += [assigned(*each) for each in savings.items() if _fits(config, name, gpu, ranks, dict([each]))]
+        remedy = f"Set {' or '.join(ways)}."
+        if not ways and savings and _fits(config, name, gpu, ranks, savings):
+            remedy = f"Set {' and '.join(assigned(*each) for each in savings.items())}."
+        elif not ways:
+            remedy = f"Lower phases.{name}.row_tokens, or take a larger GPU."
+        yield (
+            f"{microbatch_key(name)}={phase.tokens_at_once}: needs {needed / GB:.1f} GB of a GPU by `plan`, and "
+            f"{gpu.label} has {gpu.memory_bytes / GB:.1f} GB. {remedy}"
+        )
+
+
+def _savings(config: RunConfig, ranks: int) -> Iterator[tuple[str, Any]]:
+    """Keys, with values, by which a run takes less memory."""
+    if not config.compute.compile:
+        yield "compute.compile", True
+    if not config.compute.activation_checkpointing:
+        yield "compute.activation_checkpointing", True
+    if ranks > 1 and config.distributed.strategy == "ddp":
+        yield "distributed.strategy", "fsdp2"
+
+
+def _fits(config: RunConfig, name: str, gpu: HasMemory, ranks: int, settings: Mapping[str, Any]) -> bool:
+    """Whether a phase fits with other values of some keys."""
+    return configured_memory(with_settings(config, settings), name, gpu, ranks).peak <= gpu.memory_bytes
