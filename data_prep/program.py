@@ -1,4 +1,4 @@
-"""How the commands that make datasets end."""
+"""Endings of the commands that make datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dataset holds: python data_prep/stats.py FOLDER... [--json]
+"""Statistics of a dataset: python data_prep/stats.py FOLDER... [--json]
 
 Documents and tokens of each split and source, what was left out and how much of it were duplicates, and how long the
 documents are. Read from prepare_report.json and lengths.npy; no shard is opened.

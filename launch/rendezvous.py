@@ -1,4 +1,4 @@
-"""Where several machines meet: one of them holds a store for all, from before the first comes until the last has left.
+"""Meeting of several machines: one holds a store for all, from before the first comes until the last has left.
 
 torch's agent makes such a store too, and drops it as soon as its own ranks have ended; the other machines then look
 for it in vain. The one that is made here, at the same address and in the same process, is the same to torch and stays.

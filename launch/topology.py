@@ -1,4 +1,4 @@
-"""How many processes on how many machines, and where they meet: one pure function.
+"""Count processes and machines, and choose where they meet: one pure function.
 
 The command line wins over a scheduler's environment (Slurm's, then torchrun's), that over the YAML's `launch:`
 section, and that over what the machine has. Without any of them one machine starts a process per GPU, on as many of its

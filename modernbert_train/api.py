@@ -1,4 +1,4 @@
-"""What a program or a notebook calls: `from modernbert_train import ...`, which imports only what is used.
+"""The Python interface: `from modernbert_train import ...`, which imports only what is used.
 
 Most functions are what a verb of the command does; nothing ends the process, and mistakes are
 `RunError`s that say what is wrong, where, and what to do.

@@ -1,4 +1,4 @@
-"""What data, objectives and models agree on: text -> inputs -> one microbatch of packed rows -> sums.
+"""The types that data, objectives and models exchange: text -> inputs -> one microbatch of packed rows -> sums.
 
 Shapes are static within a phase, so that a compiled model compiles once: the rows lie end to end in one packed buffer
 of T tokens, `cu_seqlens` is padded with empty segments, and an objective pads its targets to a fixed length.

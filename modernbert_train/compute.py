@@ -1,4 +1,4 @@
-"""Where and in which precision a run computes, and how a CPU process keeps its memory."""
+"""Device and precision of a run, and how a CPU process keeps its memory."""
 
 from __future__ import annotations
 

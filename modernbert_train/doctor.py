@@ -1,4 +1,4 @@
-"""What this machine offers a run, as a block to paste into a bug report.
+"""Describe what this machine offers a run, as a block to paste into a bug report.
 
 Every finding is one line: ok; warn, with what to do; or no, for what cannot be used here and what it would need. What a
 run may compute with is tried (trials/), so ok is never said of it unseen. Each group of findings is looked up on its

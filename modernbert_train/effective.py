@@ -1,4 +1,4 @@
-"""What a run's time went into: steps that count, checkpoints, restarts; read from its records.
+"""Effective training time: steps that count, checkpoints, restarts; read from a run's records.
 
     effective training time = seconds of the steps that count, each once / seconds since the first start
 

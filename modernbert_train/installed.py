@@ -1,4 +1,4 @@
-"""Where this package is installed: from a checkout, or from a wheel, which brings recipes and two libraries with it."""
+"""Find where this package is installed: a checkout, or a wheel, which brings recipes and two libraries with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `train` would refuse within its first seconds, found without torch; `check` and the launcher ask the same.
+"""Find what `train` would refuse within its first seconds, without torch; `check` and the launcher ask the same.
 
 One list, so that `check` cannot say good where `train` refuses. Nothing is written, no lock is taken, and large files
 are not read: whether a checkpoint is whole, or weights fit, is told when they are loaded.

@@ -1,4 +1,4 @@
-"""What trained a run: program, libraries, command line, machine and times of each of its starts.
+"""Provenance of a run: program, libraries, command line, machine and times of each of its starts.
 
 They stand in starts.jsonl of the run's folder, a line where a start begins and one where it ends. The file is never
 rewound: metrics.jsonl tells what the weights have seen, this tells what was done to get them. A start that was killed

@@ -1,4 +1,4 @@
-"""What a file says, read once in a process for as long as the file stays as it is.
+"""Cache what a file says for as long as the file stays as it is.
 
 Lengths of a large corpus are gigabytes, and several rooms ask whether they are what the card says. A new process reads
 anew. Within one, a file counts as unchanged while its size, its times and its inode are the same; one that was written

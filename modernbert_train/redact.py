@@ -1,4 +1,4 @@
-"""What looks like a secret is not written down: one place that knows how secrets look, for all that is said and kept.
+"""Redact secrets from all that is printed and kept: the one place that knows how secrets look.
 
 Keys, tokens and passwords reach a program by its environment, its command line, a YAML file, a URL, and come back in
 the errors of libraries. What the program writes goes to logs, run folders, reports and model cards, which are copied

@@ -1,4 +1,4 @@
-"""What was measured of a run's checkpoints after they were trained, in evaluations.jsonl of the run's folder.
+"""Measurements of a run's checkpoints after training, in evaluations.jsonl of the run's folder.
 
 `eval` and `finetune` add a line for each thing that they measured; nobody else writes there, and nothing is rewritten.
 A line names the weights by their hash, so that a result is never shown beside others.

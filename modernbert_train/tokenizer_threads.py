@@ -1,4 +1,4 @@
-"""How many threads the tokenizers library uses: workers that are forked later must not inherit any."""
+"""Limit the threads of the tokenizers library: workers that are forked later must not inherit any."""
 
 from __future__ import annotations
 

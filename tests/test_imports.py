@@ -96,7 +96,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.train": (
         "batch", "clock", "compute", "config", "copies", "data", "effective", "errors", "evals", "import_hook",
         "keyed_random", "models", "objectives", "optim", "plan", "preflight", "provenance", "ranks", "read_json",
-        "report", "run", "text", "training_loss", "vocabulary", "weights",
+        "report", "run", "text", "torch_internals", "training_loss", "vocabulary", "weights",
     ),
     # beside training
     "modernbert_train.collate": ("data.packing",),

@@ -1,4 +1,4 @@
-"""What is written beside the shards of others: an index with hashes, lengths, counts, the report, and at last the card.
+"""Write the files beside shards of others: an index with hashes, lengths, counts, the report, and at last the card.
 
 Nothing looks complete before the card is there, and the shards themselves are never touched.
 """

@@ -1,4 +1,4 @@
-"""What a pass over documents finds, counted so that the counts of parts add up, and said in words.
+"""Findings of a pass over documents, counted so that the counts of parts add up, and said in words.
 
 Text in fixed blocks and text of several documents in one are recognised by their lengths and by the special tokens in
 their middle: neither can be undone, and whoever trains on them should know.

@@ -1,4 +1,4 @@
-"""What a dataset of others consists of: its shards by their indexes, and the column that holds the ids.
+"""Layout of a dataset of others: its shards by their indexes, and the column that holds the ids.
 
 An index may stand in the folder itself, where it may name files in folders below, as Streaming's `merge_index` makes
 it; or there is one in each folder below. Nothing is opened here but indexes.

@@ -1,1 +1,1 @@
-"""What happens to a document before it is tokenised."""
+"""Cleaning: steps that a document passes before it is tokenised."""

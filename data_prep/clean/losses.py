@@ -1,4 +1,4 @@
-"""How much of a source is lost to damage, and what is probably wrong with the spec where that is much.
+"""Losses of a source to damage, and what is probably wrong with the spec where that is much.
 
 A wrong column, a wrong encoding or a truncated file would otherwise be a smaller dataset that nobody notices.
 """

@@ -1,4 +1,4 @@
-"""What datatrove's blocks would fetch from the network or ask spaCy for: words, and a language model from a file.
+"""Words and a language model for datatrove's blocks, which would fetch them from the network or ask spaCy.
 
 Imports datatrove, so it is imported itself only where a spec asks for filters or near duplicates.
 """

@@ -1,4 +1,6 @@
-"""What reading gives: documents, and what should have been one. Shared by the readers of all kinds of files."""
+"""Items that all readers of files give: documents, and what should have been one. Shared by the readers of all kinds
+of files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs the tasks of the stages: this machine, several machines with a shared folder, Slurm or Ray.
+"""Executors of the stages' tasks: this machine, several machines with a shared folder, Slurm or Ray.
 
 The executors are datatrove's: they pipe a task's steps together, keep a log and statistics of each task, and mark it as
 completed, which is what makes the same command go on after a kill. `LocalTasks` differs from datatrove's local executor

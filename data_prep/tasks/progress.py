@@ -1,4 +1,4 @@
-"""How far all tasks are, and how long is left: one bar on a terminal, a plain line now and then elsewhere.
+"""Progress of all tasks, and the time left: one bar on a terminal, a plain line now and then elsewhere.
 
 Tasks may run in any process on any machine, so each writes how much it has read into a small file, and whoever shows
 the progress adds those up. Stages differ in cost, so a byte counts as much as the stage takes for it.

@@ -1,4 +1,4 @@
-"""What has to be done, in order: each stage is a datatrove pipeline and the number of its tasks.
+"""Stages in their order: each is a datatrove pipeline and the number of its tasks.
 
     survey      read, clean, filter, split; write down the decisions and the hash of each text
     find        compare the hashes of all tasks: which documents are duplicates

@@ -1,4 +1,4 @@
-"""What a sweep has found: a table, how much each key matters, the best run as YAML, and a page of all trials.
+"""Results of a sweep: a table, how much each key matters, the best run as YAML.
 
 All of it is read from the sweep's folder and database, without a network; the page is one file that asks for nothing.
 """

@@ -1,4 +1,4 @@
-"""What is shared by the workers of a sweep: an Optuna study in a database, from which each takes trials.
+"""State that the workers of a sweep share: an Optuna study in a database, from which each takes trials.
 
 A sweep has a fixed number of slots, the trials that a user counts; slot i has the folder trial-000i. What Optuna calls
 a trial is one attempt at a slot. Whoever looks adds an attempt to each slot that has none alive and is not over, with

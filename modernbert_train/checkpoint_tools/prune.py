@@ -1,4 +1,4 @@
-"""What a run's own rules do not keep: checkpoints beyond checkpoint.keep, and what crashed writes have left.
+"""Delete checkpoints beyond checkpoint.keep, and what crashed writes have left.
 
 The newest `keep` are counted among those that are valid, every byte of them read, so that damaged ones never push out
 the last one that a run can resume from. Damaged ones stay for a person to look at, unless asked otherwise.

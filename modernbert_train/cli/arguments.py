@@ -1,4 +1,4 @@
-"""What several verbs have in common: the run that a command line names, and options of one meaning."""
+"""Arguments that several verbs share: the run that a command line names, and options of one meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a labelled text is trained for: its class, classes or score, or a class for each of its words.
+"""Objectives on labelled texts: its class, classes or score, or a class for each of its words.
 
 `labels` are the names in the order of the logits, so that a checkpoint can be exported without the data.
 """

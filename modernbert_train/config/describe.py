@@ -1,4 +1,4 @@
-"""What a configuration would do, in a few lines of text, from the configuration alone."""
+"""Describe a configuration in a few lines of text, from the configuration alone."""
 
 from __future__ import annotations
 

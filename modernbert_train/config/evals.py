@@ -1,5 +1,4 @@
-"""What is measured of the encoder while it trains, besides the held-out text: keys that every measurement has, and a
-dataclass for each kind.
+"""Evaluations during training, besides the held-out text: keys that all of them have, and a dataclass for each kind.
 
 Another kind is one more here, a row in schema.VARIANTS, one in evals.EVALUATORS, and a file in evals/.
 """

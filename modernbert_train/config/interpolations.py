@@ -1,4 +1,4 @@
-"""How long the texts of a configuration become when every `${key}` in them is replaced; found without replacing any.
+"""Bound the length of a configuration's texts after every `${key}` is replaced, without replacing any.
 
 `${a}${a}`, where a is `${b}${b}` and so on, doubles at every key: thirty lines would be a gigabyte.
 """

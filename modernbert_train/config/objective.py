@@ -1,4 +1,4 @@
-"""What is trained: keys that every objective has, and a dataclass for each.
+"""Training objectives: keys that every objective has, and a dataclass for each.
 
 Another objective is one more here, a row in schema.VARIANTS and a file in objectives/. Properties say what planning has
 to know of it.

@@ -1,4 +1,4 @@
-"""What a run has to do with its second home: it starts the copier, follows it, and brings back what is not here.
+"""A run's side of its second home: starts the copier, follows it, and brings back what is missing here.
 
 The copier is a process of its own: it shares neither interpreter nor memory with the training step, and a store that
 fails, hangs or is slow stops nothing. If it dies it is started again.

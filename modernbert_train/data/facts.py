@@ -1,4 +1,4 @@
-"""What the small files of a run's data say: its tokenizer, and the card of each folder of shards.
+"""Read the small files of a run's data: its tokenizer, and the card of each folder of shards.
 
 Whoever wants to know asks here, as often as it likes: files are hashed, and the tokenizer is parsed, once in a process
 (see read_once.py). Whether all this belongs together is asked by check.py. Standard library only: a login node can ask.

@@ -1,4 +1,4 @@
-"""How many documents and tokens have which value of a field: of a licence, a language, a flag of personal data.
+"""Count documents and tokens by the value of a field: a licence, a language, a flag of personal data.
 
 It stands on the card of a dataset. Memory is bounded whatever the field holds, and what is counted depends on the
 documents and their order alone: the values that are met first have places of their own, all others share one.

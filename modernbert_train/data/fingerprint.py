@@ -1,4 +1,4 @@
-"""What a run's figures depend on, on disk: hashes of the tokenizer, of the training text and of the held-out text.
+"""Fingerprint of a run's data: hashes of the tokenizer, of the training text and of the held-out text.
 
 They are saved with each checkpoint and compared when a run goes on. Standard library only: a login node can ask.
 """

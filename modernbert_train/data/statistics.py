@@ -1,4 +1,4 @@
-"""What the data of a run are: how long the documents, which licences and the like, what was left out of which source.
+"""Statistics of a run's data: lengths of documents, licences and the like, what was left out of which source.
 
 It is recorded in a run's folder where a start begins, because the page of a run is drawn wherever its folder is. No
 shard is read here; the lengths of a large dataset were counted when it was prepared.

@@ -1,4 +1,4 @@
-"""What the worker processes of a DataLoader deliver, in order; a worker that dies or falls silent ends the run by name.
+"""Deliver the batches of DataLoader workers in order; a worker that dies or falls silent ends the run by name.
 
 Torch notices a dead worker in a signal handler, which raises wherever the process happens to be: in a step, or in a
 garbage collection that swallows it. So its handler is told of the workers only while we wait for them; there it ends a

@@ -1,4 +1,4 @@
-"""How good a model is: figures of one, equal on any number of ranks.
+"""Evaluations of a model: figures that are equal on any number of ranks.
 
 `EVALUATORS` has what is measured besides the held-out text. Another is a dataclass in config/evals.py, a row in
 schema.VARIANTS, one here, and a file.

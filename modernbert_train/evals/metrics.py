@@ -1,4 +1,4 @@
-"""How well classes, scores and spans were told. Counting and correlations are torchmetrics'; spans are read here.
+"""Metrics of classes, scores and spans. Counting and correlations are torchmetrics'; spans are read here.
 
 Shape legend: N texts, L logits.
 """

@@ -1,4 +1,4 @@
-"""What a simple classifier can tell from the frozen encoder's embeddings of labelled texts.
+"""Probe: a simple classifier on the frozen encoder's embeddings of labelled texts.
 
 The texts are tokenised once, by rank 0, which sends them to all: no other machine needs the file. Ranks share the
 encoding; rank 0 fits the classifiers, which takes a second or so for 2,000 texts, and all get its figures.

@@ -1,4 +1,4 @@
-"""What a model fills in: a few places of the held-out text, with its likeliest tokens there, at each validation.
+"""Samples: a few places of the held-out text, with the model's likeliest tokens there, at each validation.
 
 They are taken from the forward passes of the validation itself, of the first row, which is the same on any number of
 ranks: nothing more is computed, and the batches, the figures and the training know nothing of it. Text and masks of a

@@ -1,4 +1,4 @@
-"""How the classes or scores that a model tells agree with those of labelled texts: a fine-tuning's validation.
+"""Compare the classes or scores that a model predicts with those of labelled texts: a fine-tuning's validation.
 
 Every text counts once, also those whose class training had not: they cannot be told right. Ranks share the texts; the
 figures are made of all of them, in fp64, and are the same on any number of ranks.

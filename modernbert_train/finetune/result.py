@@ -1,4 +1,4 @@
-"""What a run on labelled texts came to, in one file of one form, which a table of many can be made of."""
+"""The result of a run on labelled texts, in one file of one form, which a table of many can be made of."""
 
 from __future__ import annotations
 

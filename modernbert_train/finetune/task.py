@@ -1,4 +1,4 @@
-"""What a command names: a task, and a model as it is or as one of the baselines beside it; without torch.
+"""Parse what a command names: a task, and a model as it is or as one of the baselines beside it; without torch.
 
 A baseline is said before the model's name, `frozen:runs/mine`, and goes through the same code as everything else: the
 encoder keeps its weights and a linear head learns on its states, or the weights are drawn anew, or both.

@@ -1,4 +1,4 @@
-"""What a terminal takes: colours only where they are wanted, and only characters that it has."""
+"""Terminal output: colours only where they are wanted, and only characters that it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every architecture offers: packed sequences in, hidden states out, and what an objective builds on.
+"""Base classes of all encoders: packed sequences in, hidden states out, and what an objective builds on them.
 
 Shape legend: T packed tokens, D model width, V vocabulary, E width of the embedding.
 """

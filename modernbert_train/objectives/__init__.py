@@ -1,4 +1,4 @@
-"""What is trained: how text becomes inputs and targets, and what a model makes of them. One file an objective.
+"""Training objectives: turn packed text into inputs and targets. One file per objective.
 
 A row in `OBJECTIVES` and a dataclass in config/objective.py add one. Nothing here knows a model: which heads stand on
 the encoder is said in the configuration, and models/build.py makes them.

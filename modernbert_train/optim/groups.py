@@ -1,4 +1,4 @@
-"""What a weight is to an optimizer, and which weights decay: matrices and embeddings do, norms and biases do not.
+"""Parameter groups: matrices and embeddings decay, norms and biases do not.
 
 The rule looks at shapes and at nn.Embedding, so that it holds for every model: a parameter with at most one dimension
 (norm weights, biases) or called a bias is not decayed. Embeddings and the decoder tied to them are, as in the release.

@@ -1,1 +1,1 @@
-"""What a run would cost, from its configuration alone: arithmetic on a login node, without torch and without a GPU."""
+"""Predict the cost of a run from its configuration alone: arithmetic on a login node, without torch or a GPU."""

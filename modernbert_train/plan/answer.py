@@ -1,4 +1,4 @@
-"""What a plan comes to, in a few lines before its tables: how large, how long, at what cost, whether it fits."""
+"""Summary of a plan before its tables: how large, how long, at what cost, whether it fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is made of, by its configuration alone: its matrices, what each is multiplied with, its layers' windows.
+"""Census of a model by its configuration: its matrices, what each is multiplied with, its layers' windows.
 
 From this follow parameters, FLOPs, what Muon orthogonalises and what GPUs send. Another architecture is one function
 here and a row in `ENCODER_COUNTS`; another head is one in `HEAD_COUNTS`. Tests hold every one against the real model.

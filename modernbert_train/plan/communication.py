@@ -1,4 +1,4 @@
-"""What GPUs send each other in a step under DDP, FSDP2 and HSDP, and how much of it the computation hides.
+"""Bytes that GPUs exchange in a step under DDP, FSDP2 and HSDP, and how much of it the computation hides.
 
 With P parameters, E of them in the embedding and P_root outside the layers or shared by several layers, g GPUs in each
 of k nodes, N = g k ranks, everything in fp32, in bf16 runs too (train/adapters.py says why), one step moves:

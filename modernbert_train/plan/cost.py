@@ -1,4 +1,4 @@
-"""What a run takes of a kind of GPU: hours and dollars, as a range; and of a disk."""
+"""Hours and dollars of a run on a kind of GPU, as a range; and bytes of disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the sequences of a run are: read from the data if it is there, else assumed and said so.
+"""Lengths of a run's sequences: read from the data if it is there, else assumed and said so.
 
 Attention costs what sequences are long, and rows cost what packing leaves empty; both follow from document lengths.
 Of a mixture each stream counts with its share of the phase's text. Data in a store is not fetched.

@@ -1,4 +1,4 @@
-"""How many numbers a model learns, added up from its census; equal to the real model's, which a test builds.
+"""Count a model's parameters from its census; equal to the real model's, which a test builds.
 
 Shape legend: V vocabulary, E width of the table.
 """

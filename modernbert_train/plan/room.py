@@ -1,4 +1,4 @@
-"""What fits the memory of a GPU, and what a run takes there that leaves it open; from the configuration alone.
+"""Microbatches that fit the memory of a GPU, and the settings that a run takes there if it leaves them open.
 
 Neither data nor torch is looked at, so that a login node can refuse what no GPU of the kind could hold.
 """

@@ -1,4 +1,4 @@
-"""What a process knows of its launcher, and which of several processes speaks where one line is enough."""
+"""Facts about a process's launcher, and which of several processes prints a line that is needed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other behind the training step, through the store that they met in.
+"""Messages between ranks behind the training step, through the store that they met in.
 
 A collective is out of the question there: it would come between those of the step. Messages are small JSON values, each
 under a key that is written once.

@@ -1,4 +1,4 @@
-"""What `evals` measured: any figures by name, as they stand in the record.
+"""Figures of `evals` by name, as they stand in the record.
 
 Each figure of an evaluation is a chart of the page. Names are out of a record and may be anything: their number is
 bounded.

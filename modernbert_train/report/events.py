@@ -1,4 +1,4 @@
-"""What befell a run, in words: the faults that stability.py met, and its restarts, as a short table."""
+"""Faults and restarts of a run, in words, as a short table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trained a run, and what was measured of it afterwards, as two tables of its page."""
+"""Two tables of a run's page: what trained it, and what was measured of it afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says when it starts: what it will train, on what, from where and to where, in at most 40 lines.
+"""The banner of a start: what will be trained, on what, from where and to where, in at most 40 lines.
 
 Steps and FLOPs are those of `plan`, which walks the lengths of the documents: about a second for a run so small that
 every batch is planned, less for others.

@@ -1,4 +1,4 @@
-"""What continued pretraining came to: held-out figures before its first step beside those after its last.
+"""Table of continued pretraining: held-out figures before its first step beside those after its last.
 
 Both are lines of metrics.jsonl, so the table can be made at any time, and a run that was resumed has it too.
 """

@@ -1,4 +1,4 @@
-"""What a run says when it is done: what it came to, and the commands that go on from there."""
+"""The last lines of a run: its figures, and the commands to continue with."""
 
 from __future__ import annotations
 

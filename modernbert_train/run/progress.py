@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: one line that is redrawn on a terminal, a line now and then elsewhere.
+"""Progress on the screen: one line that is redrawn on a terminal, a line now and then elsewhere.
 
 Both are the same line, what matters most first; a terminal gets as much of it as it is wide. Numbers are those of
 metrics.jsonl, smoothed over the last steps; the file has each of them exactly. All goes to standard output, where the

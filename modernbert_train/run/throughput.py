@@ -1,4 +1,4 @@
-"""What a step cost: model FLOP/s, their share of what the GPU can do, the wait for data, memory, and the time left.
+"""Cost of a step: model FLOP/s, their share of what the GPU can do, the wait for data, memory, and the time left.
 
 Nothing here asks the device anything: FLOPs are counted from the lengths of the documents in the batch, times are the
 host's, and the allocator keeps its own books on the host. It takes 0.1 ms for 1,728 documents in 576 rows.

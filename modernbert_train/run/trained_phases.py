@@ -1,4 +1,4 @@
-"""What a run was trained with so far cannot be changed any more; what lies ahead of its checkpoint can.
+"""Refuse changes to what a run was trained with so far; what lies ahead of its checkpoint may change.
 
 The clock is a sum of phases: another order, name or length of one that was trained would move the run to another place
 of its plan, and rates, row length and RoPE base with it, without a word. So the plan that is saved with the checkpoint

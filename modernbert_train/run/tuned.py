@@ -1,4 +1,4 @@
-"""What `tune` found on a device, and what a run takes of it when it begins.
+"""Load the settings that `tune` measured for this device.
 
 RUNS_FOLDER/tuned/CASE/settings.json is one finding: the settings, and what they were found for. They are taken only
 where all of that is the same: device, precision, torch, shape of the model, objective, optimizer, length of a row. Rank

@@ -1,4 +1,4 @@
-"""What is wrong with a step, and what is done about it: pure functions of what every rank knows alike.
+"""Judge a step and decide what is done about it: pure functions of numbers that every rank has alike.
 
 stability.py measures the step, asks here, and acts.
 """

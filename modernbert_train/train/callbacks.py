@@ -1,4 +1,4 @@
-"""What happens around a step: the clock is set, the step is measured, validated, evaluated, saved, a signal is obeyed.
+"""Work around a step: the clock is set, the step is measured, validated, evaluated, saved, a signal is obeyed.
 
 Composer runs callbacks in the order of its list, and build.py lists them in the order in which they stand here: what
 a step measured is on disk before the checkpoint that would skip the step is.

@@ -1,4 +1,4 @@
-"""Where a number that is not finite comes from: the step is computed again with every module watched.
+"""Locate a number that is not finite: the step is computed again with every module watched.
 
 Nothing is watched while all is well, so a healthy step pays nothing. The step is repeated from its own seed, all its
 microbatches in order, forward and backward, on all ranks side by side (FSDP2 gathers weights in every layer). Gradients

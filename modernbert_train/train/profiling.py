@@ -1,4 +1,4 @@
-"""Where the time of a few steps goes: a trace for a browser and a table of ten, from torch.profiler.
+"""Profile a few steps: a trace for a browser and a table of ten, from torch.profiler.
 
 Built only if `profile:` is set, so a run without it carries nothing of this. Our own callback and not Composer's
 Profiler, which also records every event of its engine and writes into its own layout of files.

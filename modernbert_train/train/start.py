@@ -1,5 +1,5 @@
-"""Where a run starts: at its own newest whole checkpoint; else at another run's, with what config.start takes from it;
-else with weights from elsewhere (source.py); else from scratch. Nothing is guessed and nothing is silent.
+"""Find the place where a run starts: its own newest whole checkpoint; else another run's, with what config.start takes
+from it; else weights from elsewhere (source.py); else from scratch. Nothing is guessed and nothing is silent.
 
 A start from another run is a function of the configuration and of that checkpoint. So if the run dies before its own
 first checkpoint, it simply starts the same way again, and after that `start` is never read again.

@@ -1,4 +1,4 @@
-"""What every rank knows of a step once its gradients are there, and what became of its update.
+"""Numbers of a step that every rank has once its gradients are there, and what became of its update.
 
 The numbers are taken between the backward pass and the optimizer's step, the one place in a step where the host waits
 for the device. One all-reduce tells every rank the same: NaN and infinity survive any sum. The requests of

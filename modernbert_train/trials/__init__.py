@@ -1,4 +1,4 @@
-"""What a run may compute with, tried on this machine: attention kernels, torch.compile, the fused optimizer, backends.
+"""Try what a run may compute with on this machine: attention kernels, torch.compile, the fused optimizer, backends.
 
 A trial computes a few numbers, forward and backward, on the device that a run would take, and compares them with the
 same written out. `attempt` makes it in a process of its own with a time limit, so a kernel that crashes, hangs or

@@ -1,4 +1,4 @@
-"""What is tried, why it may not serve here, and what would make it serve."""
+"""Table of the trials, why each may not serve here, and what would make it serve."""
 
 from __future__ import annotations
 

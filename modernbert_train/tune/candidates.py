@@ -1,4 +1,4 @@
-"""What is tried: the questions of a tune, in the order of what they usually win, and a run of each candidate.
+"""Candidates of a tune, in the order of what they usually win, and a run of each.
 
 A candidate is the settings of some dotted keys, and the microbatch of the phase by its bare name. Only what the run
 leaves open is tried, since what is given stays; a given microbatch is tried and reported.

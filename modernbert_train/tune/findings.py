@@ -1,4 +1,4 @@
-"""What a tune leaves: a table as Markdown and JSON, and the settings that runs take."""
+"""Results of a tune: a table as Markdown and JSON, and the settings that runs take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tune has measured, a line for each measurement: a tune that was killed finds them and measures the rest."""
+"""Journal of a tune, a line for each measurement: a tune that was killed finds them and measures the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rank writes of a checkpoint: a pure function of shapes and ranks, so that every row has one writer.
+"""Each rank's share of a checkpoint: a pure function of shapes and ranks, so that every row has one writer.
 
 Of a sharded tensor a rank writes the rows that it holds, and nothing is gathered. Rows that several ranks hold (all of
 them under DDP, one in each copy under HSDP) are cut among those, unless they are few: then one of them writes all, in

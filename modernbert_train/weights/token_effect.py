@@ -1,4 +1,4 @@
-"""What another vocabulary does to the text of a run, measured on a sample of its training shards."""
+"""Effect of another vocabulary on the text of a run, measured on a sample of its training shards."""
 
 from __future__ import annotations
 

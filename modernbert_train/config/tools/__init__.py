@@ -1,1 +1,1 @@
-"""What is not a run: specs of data and sweeps, translated configurations, the reference of all keys."""
+"""Configurations that are not runs: specs of data and sweeps, translated configurations, the reference of all keys."""

@@ -1,4 +1,4 @@
-"""What a token sees of its own sequence; it never sees another's."""
+"""Visibility: which tokens of its own sequence a token sees; it never sees another's."""
 
 from __future__ import annotations
 
