@@ -136,7 +136,7 @@ def _run(
         "weights": {"init_from": None if UNTRAINED in named.baseline else named.source},
         "objective": _objective(task, source, prepared),
         "compute": {"compile": False},  # it would take a minute, of a run of some minutes
-        "optim": {"name": "adamw", "lr": task.lr, "weight_decay": task.weight_decay / task.lr},  # torch's is times lr
+        "optim": _optimizer(task, overrides),
         "phases": {
             PHASE: {
                 "tokens": tokens,
@@ -163,9 +163,16 @@ def _run(
     return load_run([file], overrides)
 
 
+def _optimizer(task: TaskConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    found = {"name": "adamw", "lr": task.lr, "weight_decay": task.weight_decay / task.lr}  # torch's is times lr
+    other = [each for each in overrides if each.startswith("optim.name=") and each != "optim.name=adamw"]
+    return found if other else found | {"max_grad_norm": task.max_grad_norm}  # others bound their updates themselves
+
+
 def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str, Any]:
     # as transformers' classes have it
-    own = {"freeze": True} if task.freeze else {"dropout": getattr(source.model, "dropout", 0.0)}
+    own: dict[str, Any] = {"freeze": True} if task.freeze else {"dropout": getattr(source.model, "dropout", 0.0)}
+    own["max_tokens"] = source.max_tokens
     if task.kind == "tokens":
         return {"name": "tag", "labels": list(prepared.labels), **own}
     from modernbert_train.vocabulary import read_vocabulary

@@ -329,6 +329,7 @@ def test_a_hub_that_does_not_answer_says_what_to_do(monkeypatch: pytest.MonkeyPa
         ({"kind": "regression", "labels": ["a", "b"]}, "a score has none"),
         ({"warmup": 1.5}, "a share of the training"),
         ({"epochs": 0}, "must be above 0"),
+        ({"max_grad_norm": 0}, "max_grad_norm=0: must be above 0; null does not clip"),
     ],
 )
 def test_a_mistake_in_a_task_is_told_without_its_files(keys: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ class TaskConfig:
     frozen: FrozenConfig = field(default_factory=FrozenConfig)
     batch_texts: int = 64  # about; a batch is whole rows of packed texts
     max_tokens: int = 256  # longer texts are cut, special tokens included
+    # the gradient of a step is scaled to at most this norm, as transformers' Trainer does; None: it is not
+    max_grad_norm: float | None = 1.0
     warmup: float = 0.06  # share of the training in which the rate rises; then it falls, linearly, to 0
     pooling: Literal["cls", "mean"] | None = None  # None: mean of a ModernBERT and of what is frozen, cls of others
 
@@ -94,6 +96,8 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
         if not 0 <= each.weight_decay < 1:
             shown = f"{at}weight_decay={each.weight_decay}"
             yield f"{shown}: the share by which weights shrink in a step. Usual are 1e-6 to 1e-5."
+    if task.max_grad_norm is not None and task.max_grad_norm <= 0:
+        yield f"max_grad_norm={task.max_grad_norm}: must be above 0; null does not clip."
     if task.batch_texts <= 0:
         yield f"batch_texts={task.batch_texts}: must be above 0."
     if not 0 <= task.warmup < 1:
