@@ -31,7 +31,8 @@ from benchmarks.judged import pretrained
 from modernbert_train.config.load import load_run
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.evals.metrics import METRICS, entity_figures
-from modernbert_train.finetune.examples import Labels, Split, number_labels, read_splits
+from modernbert_train.finetune.examples import Split, read_splits
+from modernbert_train.finetune.numbers import Labels, number_labels
 from modernbert_train.finetune.run import finetune
 from modernbert_train.finetune.task import read_task
 from modernbert_train.text import markdown_table

@@ -17,7 +17,8 @@ from modernbert_train.data.labels import DocumentLabels
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.packing import Chunk
 from modernbert_train.errors import ConfigError, DataError, RunError
-from modernbert_train.finetune.examples import number_labels, read_splits
+from modernbert_train.finetune.examples import read_splits
+from modernbert_train.finetune.numbers import number_labels
 from modernbert_train.finetune.shards import _cut, prepare, warnings_of
 from modernbert_train.finetune.task import read_task
 from modernbert_train.vocabulary import read_vocabulary
