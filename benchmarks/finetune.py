@@ -59,13 +59,16 @@ def ours(file: Path, task: TaskConfig, model: Path, seed: int) -> tuple[float, f
 
 def theirs(task: TaskConfig, splits: dict[str, Split], model: Path, seed: int, sampling: str) -> tuple[float, float]:
     """The same of transformers' Trainer."""
-    from transformers import DataCollatorForTokenClassification, Trainer, TrainerCallback, logging, set_seed
+    import transformers
+    from transformers import Trainer, TrainerCallback, logging, set_seed
 
     logging.set_verbosity_error()
     labels = number_labels(task, splits)
     reader, read = _inputs(task, model)
     data = {name: read(split, labels.values[name]) for name, split in splits.items()}
-    pad, counts, ends = DataCollatorForTokenClassification(reader), [], []
+    words = task.kind == "tokens"
+    pad = (transformers.DataCollatorForTokenClassification if words else transformers.DataCollatorWithPadding)(reader)
+    counts, ends = [], []
 
     def collated(examples: list[dict[str, Any]]) -> Any:
         batch = pad([{key: value for key, value in each.items() if key != "length"} for each in examples])
@@ -81,14 +84,14 @@ def theirs(task: TaskConfig, splits: dict[str, Split], model: Path, seed: int, s
         trainer = Trainer(
             model=_classifier(task, labels, model),
             args=_arguments(task, folder, seed, sampling),
-            train_dataset=data["train"],  # type: ignore[arg-type]
+            train_dataset=data["train"],
             data_collator=collated,
             callbacks=[Ends()],
         )
         trainer.train()
         # a step's batch has the place of the step: batches are collated in their order
         rates = [tokens / (end - before) for tokens, before, end in zip(counts[1:], ends[:-1], ends[1:], strict=False)]
-        logits = trainer.predict(data["test"]).predictions  # type: ignore[arg-type]
+        logits = trainer.predict(data["test"]).predictions
     assert isinstance(logits, np.ndarray)
     return statistics.median(rates[SKIPPED:]), measured(task, logits, labels, data["test"])
 

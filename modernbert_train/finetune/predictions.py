@@ -87,7 +87,7 @@ def predicted(texts: list[dict[str, Any]], logits: Tensor, objective: LabelledCo
     """
     names, at = objective.labels, 0
     for text in texts:
-        about = {key: text[key] for key in ("line", "id", "label") if key in text}
+        about: dict[str, Any] = {key: text[key] for key in ("line", "id", "label") if key in text}
         if text["document"] is None:
             yield {**about, "prediction": None, "scores": None}
         elif isinstance(objective, TagConfig):
