@@ -6,17 +6,11 @@ needs no other sum, no collective and no wait, and costs nothing in a step whose
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
-from torch import nn
 
-from modernbert_train.optim.stable_adamw import local
+from modernbert_train.optim.clipping import clip
 from modernbert_train.train.step_numbers import CurrentStep
-
-_TINY = 1e-6  # that of torch.nn.utils.clip_grad_norm_
 
 
 class ClipGradients(Callback):
@@ -34,19 +28,3 @@ class ClipGradients(Callback):
     def after_train_batch(self, state: State, logger: Logger) -> None:
         if not self._step.skipped:
             clip(state.model.parameters(), self._step.numbers.grad_norm, self._max_norm)
-
-
-@torch.no_grad()
-def clip(parameters: Iterable[nn.Parameter], norm: float, max_norm: float) -> None:
-    """Scale gradients in place, sharded or whole, so that their norm is at most `max_norm`.
-
-    Args:
-        parameters: those without a gradient are left alone.
-        norm: of the whole gradient, over all ranks. If it is no number, no gradient is one afterwards, as in torch.
-        max_norm: above 0.
-    """
-    share = max_norm / (norm + _TINY)
-    if share >= 1:
-        return
-    grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    torch._foreach_mul_(grads, share)
