@@ -92,7 +92,7 @@ def theirs(task: TaskConfig, splits: dict[str, Split], model: Path, seed: int, s
         # a step's batch has the place of the step: batches are collated in their order
         rates = [tokens / (end - before) for tokens, before, end in zip(counts[1:], ends[:-1], ends[1:], strict=False)]
         # without labels: a class that training has not has no logit
-        plain = [{key: value for key, value in each.items() if key != "labels"} for each in data["test"]]
+        plain: Any = [{key: value for key, value in each.items() if key != "labels"} for each in data["test"]]
         logits = trainer.predict(plain).predictions
     assert isinstance(logits, np.ndarray)
     return statistics.median(rates[SKIPPED:]), measured(task, logits, labels, data["test"])
