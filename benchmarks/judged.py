@@ -128,20 +128,20 @@ def write_tasks(folder: Path, out: Path) -> list[str]:
     return found
 
 
-def pretrained(text: str, out: Path, tokens: int) -> Path:
-    """The run's folder: trained now, or as far as it was left."""
+def pretrained(text: str, out: Path, tokens: int, shape: dict[str, Any] | None = None) -> Path:
+    """The run's folder: trained now, or as far as it was left; `shape` is what is other than in MODEL."""
     data = out / "data"
     if not (data / "train").is_dir():
         source = f"sources={{text: {{kind: jsonl, path: '{Path(text).absolute()}'}}}}"
         assert prepare([f"out={data}", source, f"tokenizer.vocab_size={VOCABULARY}"]) == 0
     phase = {"row_tokens": 512, "batch_rows": 8, "microbatch_tokens": 4096}
-    schedule = {"warmup_tokens": 300_000, "decay_tokens": tokens // 4, "decay": "one_minus_sqrt"}
+    schedule = {"warmup_tokens": min(300_000, tokens // 10), "decay_tokens": tokens // 4, "decay": "one_minus_sqrt"}
     run = {
         "name": "pretrained",
         "runs_folder": str(out),
         "seed": 17,
         "data": {part: str(data / part) for part in ("train", "validation", "tokenizer")},
-        "model": MODEL,
+        "model": MODEL | (shape or {}),
         "optim": {"name": "stable_adamw", "lr": 2e-3, "betas": [0.9, 0.98], "weight_decay": 1e-5},
         "phases": {"all": {"tokens": tokens, **phase, "schedule": schedule | {"final_lr_ratio": 0.01}}},
         "eval": {"max_tokens": 50_000},

@@ -49,6 +49,7 @@ from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import apply_clock, build_optimizer
+from modernbert_train.optim.clipping import clip
 from modernbert_train.optim.stable_adamw import tensor_norms
 from modernbert_train.torch_internals import FixedBuckets
 
@@ -82,6 +83,8 @@ def main(words: list[str]) -> None:
             loss, squared_norm = numbers_of_all_ranks(plan.objective.terms, losses, counts, model)
             if not (math.isfinite(loss) and math.isfinite(squared_norm)):
                 raise SystemExit(f"step {step + 1}: loss {loss}, squared gradient norm {squared_norm}")
+            if (max_norm := getattr(config.optim, "max_grad_norm", None)) is not None:
+                clip(model.parameters(), math.sqrt(squared_norm), max_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step, before, after = step + 1, plan.tokens_before, plan.tokens_before + plan.tokens

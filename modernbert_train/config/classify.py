@@ -21,6 +21,9 @@ class LabelledConfig(ObjectiveConfig):
     dropout: float = knob(0.0, low=0, below=1)  # before the last matrix, in training only
     # the encoder keeps its weights and has no dropout; one matrix on its states, nothing between, is all that learns
     freeze: bool = False
+    # longest text that the encoder was trained on, whatever the labelled texts: the limit of the exported model and of
+    # the next fine-tuning; None: the rows of the last phase
+    max_tokens: int | None = knob(None, above=0, restart=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", tuple(self.labels))  # out of YAML it is a list, which has no hash

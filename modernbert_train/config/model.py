@@ -16,6 +16,7 @@ from modernbert_train.config.knob import knob
 # Beyond every model there is; a number out of a stranger's file would build layers, or fill memory, without end.
 MOST_LAYERS = 1_000
 MOST_WIDTH = 1 << 24
+CLASSIFIER_WEIGHT, POOLER_WEIGHT = "classifier.weight", "pooler.dense.weight"  # drawn by a fine-tuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,13 @@ class ModelConfig:
         """Standard deviation that a matrix is drawn with, by its parameter's name, before truncation."""
         return self.init_std
 
+    def init_cutoff_of(self, name: str) -> float | None:
+        """Where a matrix is truncated, in standard deviations, by its parameter's name; None: it is not.
+
+        What stands before classes is drawn as transformers draws it, which truncates nothing but a ModernBERT.
+        """
+        return None if name in (CLASSIFIER_WEIGHT, POOLER_WEIGHT) else self.init_cutoff
+
     def scaled(self, depth: float, width: float) -> Self:
         """The same architecture with these fractions of its layers and of its width, both to the nearest whole.
 
@@ -182,8 +190,14 @@ class ModernBertConfig(ModelConfig):
         return True
 
     def init_std_of(self, name: str) -> float:
-        """See `ModelConfig`; output projections are smaller."""
+        """See `ModelConfig`; output projections are smaller, and the classifier's is that of transformers."""
+        if name == CLASSIFIER_WEIGHT:
+            return float(self.hidden_size**-0.5)
         return self.init_std / math.sqrt(2 * self.num_layers) if name.endswith("Wo.weight") else self.init_std
+
+    def init_cutoff_of(self, name: str) -> float | None:
+        """See `ModelConfig`."""
+        return self.init_cutoff
 
     def layers_at(self, depth: float) -> int:
         """See `ModelConfig`; the last is a global one, as the first."""

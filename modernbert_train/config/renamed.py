@@ -76,8 +76,9 @@ SYNONYMS = {
     **dict.fromkeys(("adam_beta1", "adam_beta2", "beta1", "beta2"), "optim.betas"),
     **dict.fromkeys(("adam_epsilon", "adam_eps"), "optim.eps"),
     **dict.fromkeys(
-        ("max_grad_norm", "grad_clip", "gradient_clip_val", "gradient_clipping"),
-        "There is none here: StableAdamW limits each update by itself; see docs/stability.md",
+        ("max_grad_norm", "grad_clip", "gradient_clip_val", "gradient_clipping", "clip_grad_norm", "clip_grad"),
+        "optim.max_grad_norm of optim.name=adamw; stable_adamw, muon and normuon have none, because they bound each "
+        "update by themselves; see docs/stability.md",
     ),
     **dict.fromkeys(("bf16", "fp16", "mixed_precision", "autocast"), "compute.precision"),
     **dict.fromkeys(("torch_compile", "compile_model"), "compute.compile"),

@@ -184,6 +184,8 @@ class AdamWConfig(OptimConfig):
 
     name: str = "adamw"
     weight_decay: float = knob(0.01, low=0, phased=True)
+    # the gradient of a step is scaled to at most this L2 norm over all weights and ranks; None: it is not clipped
+    max_grad_norm: float | None = knob(None, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,13 @@
-"""CoNLL files: a word a line with its tag in the last column, a blank line between sentences."""
+"""Sentences in words with tags: of CoNLL files, a word a line with its tag in the last column, or of .jsonl lists."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from modernbert_train.data.tables import read_rows, shown_value
 from modernbert_train.read_json import MOST_BYTES
 from modernbert_train.text import shorten
 
@@ -19,22 +20,29 @@ class Sentence(NamedTuple):
 
     Attributes:
         line: of its first word.
-        words, tags: one tag for each word.
+        words, tags: one tag for each word; no tags where they are not read.
         loose: tags I-x and E-x that go on with no entity of type x; read as its beginning.
+        id: what names it.
     """
 
     line: int
     words: tuple[str, ...]
     tags: tuple[str, ...]
     loose: int
+    id: Any = None
 
 
-def read_sentences(path: Path) -> Iterator[Sentence]:
-    """The sentences of a file.
+def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> Iterator[Sentence]:
+    """The sentences of a CoNLL file.
+
+    Args:
+        path: of it.
+        tagged: every line has a tag; else only the first column is read.
+        spans: tags are O, B-x, I-x, E-x, S-x; else any text without spaces.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: a line has no tag, or one that is none of O, B-x, I-x, E-x, S-x; names the line.
+        ValueError: a line has no tag, or one that is none of these; names the line.
     """
     if path.stat().st_size >= MOST_BYTES:
         raise ValueError(f"larger than {MOST_BYTES:,} bytes. Give a part of it.")
@@ -49,22 +57,73 @@ def read_sentences(path: Path) -> Iterator[Sentence]:
         line = line.strip("\r")
         if not line.strip() or line.startswith(_NO_TEXT):
             if words:
-                yield Sentence(number - len(words), tuple(words), tuple(tags), _loose(tags))
+                yield Sentence(number - len(words), tuple(words), tuple(tags), loose_tags(tags) if spans else 0)
             words, tags = [], []
             continue
         columns = line.split("\t") if "\t" in line else line.split()
-        if len(columns) < 2 or not columns[0].strip():
+        if (tagged and len(columns) < 2) or not columns[0].strip():
             raise ValueError(f"line {number}: {shorten(line, 40)!r} is no word with a tag. Write both, a tab between.")
-        if not _TAG.fullmatch(columns[-1]):
-            raise ValueError(
-                f"line {number}: the tag {shorten(columns[-1], 40)!r} is none of O, B-x, I-x, E-x, S-x. Correct it."
-            )
         words.append(columns[0])
-        tags.append(columns[-1])
+        if tagged:
+            if spans:
+                require_span_tag(columns[-1], f"line {number}")
+            tags.append(columns[-1])
 
 
-def _loose(tags: list[str]) -> int:
-    before = ["O", *tags[:-1]]
+def read_token_lists(path: Path, words: str, tags: str | None, id_column: str | None = None) -> Iterator[Sentence]:
+    """The sentences of a .jsonl file: a list of words and a list of tags in each line; tags are not looked at.
+
+    Args:
+        path: of it.
+        words, tags: their columns; without tags they are not read.
+        id_column: of what names a sentence.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a line has no such lists, or of other lengths; names the line.
+    """
+    others = [words, *([] if tags is None else [tags]), *([] if id_column is None else [id_column])]
+    for row in read_rows(path, (), others):
+        found = row.values[0], (None if tags is None else row.values[1])
+        name = None if id_column is None else row.values[-1]
+        yield Sentence(row.line, *token_lists(found, (words, tags), f"line {row.line}"), 0, name)
+
+
+def token_lists(
+    values: tuple[Any, Any], columns: tuple[str, str | None], where: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Words and tags of a row.
+
+    Raises:
+        ValueError: they are no lists of texts of one length.
+    """
+    words, tags = values
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word.strip() for word in words):
+        raise ValueError(f"{where}: {columns[0]} is {shown_value(words)}, and not a list of words. Correct it.")
+    if any(any(letter.isspace() for letter in word) for word in words):
+        raise ValueError(f"{where}: {columns[0]} has a word with a space in it. Make it two, each with a tag.")
+    if columns[1] is None:
+        return tuple(words), ()
+    if not isinstance(tags, list) or len(tags) != len(words):
+        number = f"{len(tags)} tags" if isinstance(tags, list) else shown_value(tags)
+        raise ValueError(f"{where}: {columns[1]} is {number} for {len(words)} words. Give each word a tag.")
+    if not all(isinstance(tag, str | int) and not isinstance(tag, bool) and str(tag).strip() for tag in tags):
+        raise ValueError(f"{where}: {columns[1]} has a tag that is neither a text nor a whole number. Correct it.")
+    return tuple(words), tuple(str(tag).strip() for tag in tags)
+
+
+def require_span_tag(tag: str, where: str) -> None:
+    """Raises ValueError for a tag that is none of O, B-x, I-x, E-x, S-x."""
+    if not _TAG.fullmatch(tag):
+        raise ValueError(
+            f"{where}: the tag {shorten(tag, 40)!r} is none of O, B-x, I-x, E-x, S-x. Correct it; or if tags are no "
+            "spans, such as parts of speech, set metrics to [accuracy] or [macro_f1]."
+        )
+
+
+def loose_tags(tags: Sequence[str]) -> int:
+    """How many tags I-x and E-x go on with no entity of type x."""
+    before = ["O", *tags][: len(tags)]
     return sum(
         tag[0] in "IE" and (last[0] not in "BI" or last[2:] != tag[2:]) for last, tag in zip(before, tags, strict=True)
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.compute import Compute
-from modernbert_train.config.evals import BASELINE, COUNT
+from modernbert_train.config.evals import BASELINE, COUNT, SPANS
 from modernbert_train.config.schema import ClassifyConfig, PhaseConfig, RunConfig, ScoresConfig, TagConfig
 from modernbert_train.data.facts import read_folder
 from modernbert_train.data.labels import DocumentLabels
@@ -27,7 +27,7 @@ from modernbert_train.data.mixture import Stream, TokenStreams
 from modernbert_train.data.open_shards import open_shards
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evals.embeddings import entered, plan_rows
-from modernbert_train.evals.metrics import METRICS, accuracy, entity_figures
+from modernbert_train.evals.metrics import METRICS, accuracy, entity_figures, macro_f1
 from modernbert_train.models.classifier import Classifier
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.objectives import build_objective
@@ -71,7 +71,7 @@ class Scores:
 
         `num_texts` were told.
         """
-        logits, objective = self._told(model, now, phase, compute), now.objective
+        logits, objective = self.told(model, now, phase, compute), now.objective
         if isinstance(objective, TagConfig):
             figures = self._of_words(logits, objective)
         else:
@@ -80,11 +80,17 @@ class Scores:
         return figures | {f"{COUNT}texts": float(len(self._lengths))}
 
     @torch.no_grad()
-    def _told(self, model: OnEncoder, now: RunConfig, phase: PhaseConfig, compute: Compute) -> Tensor:
-        """Logits of every text, or of every word of every text, [N, L] or [W, L], in fp32 on the CPU."""
+    def told(
+        self, model: OnEncoder, now: RunConfig, phase: PhaseConfig, compute: Compute, *, alone: bool = False
+    ) -> Tensor:
+        """Logits of every text, or of every word of every text, [N, L] or [W, L], in fp32 on the CPU.
+
+        `alone`: this process computes all of it, whatever other ranks there are.
+        """
         assert isinstance(now.objective, ClassifyConfig | TagConfig)
         plan = plan_rows(self._lengths, phase, now.objective)
-        mine = share_of_rank(plan.rows, this_rank(), num_ranks(), plan.microbatch_rows)
+        rank, ranks = (0, 1) if alone else (this_rank(), num_ranks())
+        mine = share_of_rank(plan.rows, rank, ranks, plan.microbatch_rows)
         words_N = np.array([self._words(number) for number in range(len(self._lengths))], dtype=np.int64)
         ends_N = np.cumsum(words_N)
         logits_WL = torch.zeros(int(ends_N[-1]), now.objective.num_logits, device=compute.device)
@@ -102,7 +108,8 @@ class Scores:
                     found_WL = told.predict(batch.to(compute.device))
                 logits_WL[place_W.to(compute.device)] = found_WL[: len(place_W)]
         model.train(was_training)
-        sum_over_ranks(logits_WL)  # of the other ranks' texts each has zeros: nothing is rounded
+        if ranks > 1:
+            sum_over_ranks(logits_WL)  # of the other ranks' texts each has zeros: nothing is rounded
         return logits_WL.cpu()
 
     def _words(self, number: int) -> int:
@@ -139,8 +146,11 @@ class Scores:
             told.append([names[label] for label in told_W[at : at + len(own)].tolist()])
             at += len(own)
         labels_W = torch.tensor([names.index(name) for each in labels for name in each])
-        of_spans = entity_figures(told, labels) | {"accuracy": accuracy(told_W, labels_W)}
-        found = {name: of_spans[name] for name in self._settings.metrics}
+        wanted = self._settings.metrics
+        figures = {"accuracy": accuracy(told_W, labels_W), "macro_f1": macro_f1(told_W, labels_W)}
+        if any(name.startswith(SPANS) for name in wanted):  # else tags may be no spans
+            figures |= entity_figures(told, labels)
+        found = {name: figures[name] for name in wanted}
         if "accuracy" in found:
             found[f"{BASELINE}accuracy"] = _most_frequent(labels_W)
         return {"loss": _loss(logits_WL, labels_W), **_finite(logits_WL, found)}

@@ -10,8 +10,10 @@ from modernbert_train.data.tables import some
 from modernbert_train.errors import DataError
 
 
-def read_hub(task: TaskConfig, split: str) -> tuple[Iterator[Mapping[str, Any]], tuple[str, ...]]:
-    """The rows of a split, and the names of its classes where the dataset has them.
+def read_hub(
+    task: TaskConfig, split: str, labelled: bool = True
+) -> tuple[Iterator[Mapping[str, Any]], tuple[str, ...]]:
+    """The rows of a split, and the names of its classes where the dataset has them and labels are read.
 
     Raises:
         DataError: it cannot be had, or lacks a column.
@@ -26,10 +28,14 @@ def read_hub(task: TaskConfig, split: str) -> tuple[Iterator[Mapping[str, Any]],
             f"data={task.data}: the hub does not give it ({reason}). Correct data, subset and the split {split!r}, or "
             "name a folder with a file for each split: data=FOLDER."
         ) from None
-    columns = (*task.text_columns, task.label_column)
+    texts, label = task.text_columns, task.label_column
+    if task.kind == "tokens":
+        texts, label = [task.word_column], task.tag_column
+    columns = (*texts, *([label] if labelled else []), *([task.id_column] if task.id_column else []))
     if missing := [column for column in columns if column not in found.column_names]:
         raise DataError(
             f"data={task.data}, split {split!r}: has no {some(missing)}; it has {some(found.column_names)}. Set "
-            "text_columns and label_column to names of them."
+            "text_columns, label_column and id_column to names of them."
         )
-    return iter(found), tuple(getattr(found.features[task.label_column], "names", ()))
+    kind = found.features[label] if labelled else None
+    return iter(found), tuple(getattr(getattr(kind, "feature", kind), "names", None) or ())  # of a list its items'

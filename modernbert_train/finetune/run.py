@@ -19,8 +19,10 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.data.packing import WINDOW
-from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.errors import ConfigError
 from modernbert_train.files import write_whole
+from modernbert_train.finetune.best import Outcome, find_outcome, remove_others
+from modernbert_train.finetune.predictions import PREDICTIONS, write_predictions
 from modernbert_train.finetune.result import RESULT, write_figures
 from modernbert_train.finetune.shards import Prepared, prepare, warnings_of
 from modernbert_train.finetune.task import (
@@ -83,12 +85,16 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     train(config)
     result = folder / RESULT
     if speaks_for_all():
-        figures = _last_figures(config)
+        outcome = find_outcome(config, task)
         if _cannot_export(config) is None:
-            export_run(config)
-        write_result(result, task_name, task, wanted, config, prepared, figures)  # last: where it is, the run is done
-        _keep(source, weights, named, Path(task_name).stem, config, figures)
-        print(f"{config.name}: {_in_words(figures, task)}; {result}")
+            export_run(config, checkpoint=outcome.checkpoint, out=folder / "hf")
+        write_predictions(config, task, prepared, outcome.checkpoint, folder / PREDICTIONS)
+        write_result(result, task_name, task, wanted, config, prepared, outcome)  # last: where it is, the run is done
+        if task.best is not None:
+            remove_others(config, outcome)
+        _keep(source, weights, named, Path(task_name).stem, config, outcome.figures)
+        of = "" if outcome.epoch is None else f"epoch {outcome.epoch}, {outcome.checkpoint.folder.name}: "
+        print(f"{config.name}: {of}{_in_words(outcome.figures, task)}; {result}")
     return result
 
 
@@ -136,7 +142,7 @@ def _run(
         "weights": {"init_from": None if UNTRAINED in named.baseline else named.source},
         "objective": _objective(task, source, prepared),
         "compute": {"compile": False},  # it would take a minute, of a run of some minutes
-        "optim": {"name": "adamw", "lr": task.lr, "weight_decay": task.weight_decay / task.lr},  # torch's is times lr
+        "optim": _optimizer(task, overrides),
         "phases": {
             PHASE: {
                 "tokens": tokens,
@@ -156,16 +162,23 @@ def _run(
             }
             for name in task.validation
         },
-        "checkpoint": {"keep": 1},
+        "checkpoint": {"keep": 1} | ({} if task.best is None else {"interval_tokens": prepared.tokens}),
     }
     file = folder / RUN_YAML
     write_whole(file, yaml.safe_dump(tree, sort_keys=False))
     return load_run([file], overrides)
 
 
+def _optimizer(task: TaskConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    found = {"name": "adamw", "lr": task.lr, "weight_decay": task.weight_decay / task.lr}  # torch's is times lr
+    other = [each for each in overrides if each.startswith("optim.name=") and each != "optim.name=adamw"]
+    return found if other else found | {"max_grad_norm": task.max_grad_norm}  # others bound their updates themselves
+
+
 def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str, Any]:
     # as transformers' classes have it
-    own = {"freeze": True} if task.freeze else {"dropout": getattr(source.model, "dropout", 0.0)}
+    own: dict[str, Any] = {"freeze": True} if task.freeze else {"dropout": getattr(source.model, "dropout", 0.0)}
+    own["max_tokens"] = source.max_tokens
     if task.kind == "tokens":
         return {"name": "tag", "labels": list(prepared.labels), **own}
     from modernbert_train.vocabulary import read_vocabulary
@@ -197,20 +210,6 @@ def _cannot_export(config: RunConfig) -> str | None:
     return None
 
 
-def _last_figures(config: RunConfig) -> dict[str, dict[str, float]]:
-    """What was measured at the end, by split."""
-    figures: dict[str, dict[str, float]] = {}
-    for entry in RunFolder(config).read_metrics():
-        if entry.get("kind") == "evaluation" and entry.get("tokens", 0) >= config.total_tokens:
-            figures[entry["name"]] = entry["figures"]
-    if missing := [name for name in config.evals if name not in figures]:
-        raise DataError(
-            f"{config.folder}/metrics.jsonl: says nothing of {', '.join(missing)} at the end. Measure again: python -m "
-            f"modernbert_train eval {config.folder}"
-        )
-    return figures
-
-
 def write_result(
     file: Path,
     task_name: str,
@@ -218,7 +217,7 @@ def write_result(
     wanted: dict[str, Any],
     config: RunConfig,
     prepared: Prepared,
-    figures: dict[str, dict[str, float]],
+    outcome: Outcome,
 ) -> None:
     """Write what a run came to; figures that are no numbers are null. `wanted` is what the command asked for."""
     phase = config.phases[PHASE]
@@ -232,7 +231,8 @@ def write_result(
         weights=_first_weights(config),
         seed=config.seed,
         run=config.name,
-        figures=figures,
+        figures=outcome.figures,
+        counted={"epoch": outcome.epoch, "step": outcome.checkpoint.step, "checkpoint": outcome.checkpoint.folder.name},
         counts={name: asdict(each) for name, each in prepared.counts.items()},
         settings=settings | {"pooling": getattr(config.objective, "pooling", None)},
         labels=list(prepared.labels),

@@ -22,13 +22,15 @@ from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.data.dataset_card import file_sha256, read_card
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.files import lock, publish
-from modernbert_train.finetune.examples import TRAIN, Labels, Split, files_of, number_labels, of_tokens, read_splits
+from modernbert_train.finetune.examples import TRAIN, Split, files_of, read_splits
+from modernbert_train.finetune.numbers import Labels, number_labels, of_tokens
 from modernbert_train.own_files import require_own_files
 from modernbert_train.read_json import read_json
 from modernbert_train.tokenizer_threads import tokenizer_threads
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 ABOUT, TOKENIZER = "task.json", "tokenizer"
+TEXTS = ".texts.jsonl"  # behind the name of a split: where each of its texts stands, what it is told, and its document
 SPECIAL_TOKENS = 2  # [CLS] and [SEP]; the one between two texts is a part of the document
 _SHARD_BYTES = 1 << 24
 _AT_ONCE = 1024  # texts that are tokenised together
@@ -44,6 +46,7 @@ _DECIDES = (
     "label_separator",
     "labels",
 )
+_DECIDES_IF_SET = ("predict", "id_column")  # so that folders of before they were are found
 
 
 @dataclass
@@ -118,6 +121,7 @@ def prepare(task: TaskConfig, tokenizer: Path, max_tokens: int, folder: Path) ->
 def _asked(task: TaskConfig, vocabulary: Vocabulary, max_tokens: int) -> dict[str, Any]:
     files = {name: {"file": str(path), "sha256": file_sha256(path)} for name, path in files_of(task).items()}
     about = {key: getattr(task, key) for key in _DECIDES}
+    about |= {key: value for key in _DECIDES_IF_SET if (value := getattr(task, key))}
     about |= {"max_tokens": max_tokens, "tokenizer_sha256": vocabulary.sha256, "files": files}
     return json.loads(json.dumps(about))
 
@@ -178,9 +182,9 @@ def _count_repeats(splits: Mapping[str, Split], labels: Labels, task: TaskConfig
     }
     known = set(keys[TRAIN])
     for name, own in keys.items():
-        if name != TRAIN:
+        if name != TRAIN and splits[name].labelled:
             counts[name].in_train = sum(key in known for key in own)
-        if task.kind != "regression":  # where several people's scores of a text may differ
+        if splits[name].labelled and task.kind != "regression":  # where several people's scores of a text may differ
             said: dict[tuple[str, ...], set[bytes]] = {}
             for key, value in zip(own, labels.values[name], strict=True):
                 said.setdefault(key, set()).add(value.tobytes())
@@ -196,12 +200,15 @@ def _write_split(
     vocabulary = read_vocabulary(staging / TOKENIZER)
     writer = ShardWriter(staging / name, vocabulary.num_entries, vocabulary.sha256, _SHARD_BYTES)
     counts, longest, most = Counts(loose_tags=split.loose_tags), 0, max_tokens - SPECIAL_TOKENS
-    with tokenizer_threads(False):
+    with tokenizer_threads(False), (staging / f"{name}{TEXTS}").open("w", encoding="utf-8") as about:
         encode = _words if task.kind == "tokens" else _texts
         encoded = encode(split, staging / TOKENIZER / "tokenizer.json", vocabulary)
         for (parts, firsts), example, value in zip(encoded, split.examples, labels.values[name], strict=True):
+            said: dict[str, Any] = {"line": example.line, "document": None}
+            said |= ({"id": example.id} if task.id_column else {}) | _label(split, name, value, labels, task)
             if not any(parts) or not any(text.strip() for text in example.texts):
                 counts.empty += 1
+                about.write(json.dumps(said) + "\n")
                 continue
             whole = sum(map(len, parts)) + len(parts) - 1
             parts = _cut(parts, most - (len(parts) - 1))
@@ -209,7 +216,9 @@ def _write_split(
             if task.kind == "tokens":
                 value = of_tokens(value, firsts, len(ids))
                 counts.lost_words += len(firsts) - int((value != -100).sum())
+                said["told"] = [0 <= first < len(ids) for first in firsts]
             writer.write(ids, value)
+            about.write(json.dumps(said | {"document": counts.texts}) + "\n")
             counts.texts += 1
             counts.truncated += len(ids) < whole
             counts.unseen += bool(task.kind not in ("regression", "multi-label") and (value >= len(labels.names)).any())
@@ -218,6 +227,19 @@ def _write_split(
         raise DataError(f"{split.source}: holds no text with a letter. Name another file or column.")
     writer.finish()
     return counts, longest
+
+
+def _label(split: Split, name: str, value: Any, labels: Labels, task: TaskConfig) -> dict[str, Any]:
+    """The label of a text in words."""
+    if not split.labelled:
+        return {}
+    if task.kind == "regression":
+        return {"label": float(value[0, 0])}
+    names = (*labels.names, *labels.unseen.get(name, ()))
+    if task.kind == "multi-label":
+        return {"label": [names[number] for number in np.flatnonzero(value[0])]}
+    said = [names[number] for number in value.reshape(-1)]
+    return {"label": said if task.kind == "tokens" else said[0]}
 
 
 def _texts(split: Split, file: Path, vocabulary: Vocabulary) -> Iterator[tuple[list[list[int]], Sequence[int]]]:
@@ -291,7 +313,7 @@ def warnings_of(prepared: Prepared, task: TaskConfig) -> Iterator[str]:
         ]
         if found:
             yield f"{name}: of {counts.texts + counts.empty:,} texts " + "; ".join(found)
-        if name != TRAIN and (only := _only_label(prepared.folder / name, task)):
+        if name in task.validation and (only := _only_label(prepared.folder / name, task)):
             yield f"{name}: all texts have {only}, so correlations say nothing"
 
 

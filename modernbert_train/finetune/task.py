@@ -73,7 +73,7 @@ def read_task(name: str, overrides: Sequence[str]) -> tuple[TaskConfig, list[str
 
 def _is_of_task(key: str) -> bool:
     # data= is the task's, data.train= the run's
-    return key in TASK_KEYS or key.startswith(("validation.", "large.", "frozen."))
+    return key in TASK_KEYS or key.startswith(("validation.", "predict.", "large.", "frozen."))
 
 
 def as_trained(task: TaskConfig, named: Named, width: int) -> TaskConfig:

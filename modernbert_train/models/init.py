@@ -54,10 +54,12 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int, only: tuple[str
             parameter.zero_()
             continue
         own = next((its for prefix, its in inner.items() if name.startswith(prefix)), config)
-        std = own.init_std_of(name)
-        cutoff = own.init_cutoff * std
-        drawn = torch.empty(parameter.shape)
-        nn.init.trunc_normal_(drawn, std=std, a=-cutoff, b=cutoff, generator=_generator(seed, name))
+        std, cutoff = own.init_std_of(name), own.init_cutoff_of(name)
+        drawn, generator = torch.empty(parameter.shape), _generator(seed, name)
+        if cutoff is None:
+            nn.init.normal_(drawn, std=std, generator=generator)
+        else:
+            nn.init.trunc_normal_(drawn, std=std, a=-cutoff * std, b=cutoff * std, generator=generator)
         parameter.copy_(like(drawn, parameter))
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -393,11 +393,17 @@ def clean(folder: Path, keep: int) -> None:
         with suppress(StorageError):
             found[path] = read_manifest(path)
     kept = kept_steps(found.values(), keep)
-    for path, manifest in found.items():
-        if manifest.step not in kept:
-            with suppress(OSError):
-                path.rename(path.with_name(f"{path.name}{PARTIAL}-removed"))
+    remove([path for path, manifest in found.items() if manifest.step not in kept])
     _remove_partial(folder)
+
+
+def remove(checkpoints: Iterable[Path]) -> None:
+    """Remove checkpoints, each of which loses its name first; what cannot be removed stays."""
+    for path in checkpoints:
+        aside = path.with_name(f"{path.name}{PARTIAL}-removed")
+        with suppress(OSError):
+            path.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _remove_partial(folder: Path) -> None:

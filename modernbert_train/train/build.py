@@ -18,6 +18,7 @@ One optimizer step, in the order of Composer's events; callbacks act in the orde
 |                     | PlanAhead        | nothing -> the next plan, while the device computes                        |
 |                     | CurrentStep      | loss, gradients and requests of all ranks -> StepNumbers; the one wait     |
 |                     | Guard            | StepNumbers, the losses before -> whether the update is skipped            |
+|                     | ClipGradients    | the gradient's norm -> gradients of at most optim.max_grad_norm (adamw)    |
 |                     | Save             | a checkpoint's copies under way -> the device waits for them               |
 | (optimizer step)    | StableAdamW      | gradients -> moments, weights                                              |
 | batch_end           | Measure          | StepNumbers, the norm of the update -> a line of metrics.jsonl             |
@@ -65,6 +66,7 @@ from modernbert_train.train.callbacks import (
     key_dropout,
 )
 from modernbert_train.train.checkpointing import Save
+from modernbert_train.train.clipping import ClipGradients
 from modernbert_train.train.composer_internals import PlannedTrainer, composer_device
 from modernbert_train.train.plugins import build_loggers
 from modernbert_train.train.profiling import Profile
@@ -129,8 +131,10 @@ def build(
     save = Save(*(config, loader, folder, fingerprint, guard.memory, record, progress, step, requests, saver, writers))
     held_out = config.data.validation is not None
     validate = Validate(config, facts, compute, record, progress) if held_out else None
+    max_norm: float | None = getattr(config.optim, "max_grad_norm", None)
     callbacks = [
         *(Trace(), SetClock(config, last_phase), measure, PlanAhead(loader), step, guard),
+        *([] if max_norm is None else [ClipGradients(max_norm, step)]),
         *([] if validate is None else [validate]),
         *([Evaluate(config, compute, record, progress)] if config.evals else []),
         *plugins,

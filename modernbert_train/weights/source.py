@@ -143,7 +143,8 @@ def last_phase(found: Checkpoint) -> PhaseConfig:
 
 def source_of(found: Checkpoint) -> Source:
     """A checkpoint as a source of weights."""
-    now, max_tokens = found.config.in_phase[found.state.phase], last_phase(found).row_tokens
+    now = found.config.in_phase[found.state.phase]
+    max_tokens = getattr(now.objective, "max_tokens", None) or last_phase(found).row_tokens
     tokenizer, sha256 = Path(now.data.tokenizer), found.state.data["tokenizer"]
     return Source(found.folder, found, now.model, now.objective.order, max_tokens, tokenizer, sha256, now.objective)
 

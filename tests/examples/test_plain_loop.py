@@ -25,6 +25,7 @@ DECAY = (
 )
 MASKED = ("model.attention_out_dropout=0.1", "phases.long.schedule.decay_tokens=0", "phases.long.tokens=1500", DECAY)
 REPLACED = ("objective={name: rtd}", "model.attention_out_dropout=0.1")
+CLIPPED = ("optim={name: adamw, lr: 5e-3, max_grad_norm: 0.3}", "phases.long=null")
 COMPARED = ("step", "phase", "tokens", "lr", "loss", "grad_norm")
 
 
@@ -55,7 +56,7 @@ def test_the_whole_thing_is_at_most_three_hundred_lines_without_composer() -> No
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("words", [MASKED, REPLACED], ids=["masked-three-phases", "replaced"])
+@pytest.mark.parametrize("words", [MASKED, REPLACED, CLIPPED], ids=["masked-three-phases", "replaced", "clipped"])
 def test_one_process_trains_to_the_bit_what_train_trains(
     tiny_run: TinyRun, tmp_path: Path, words: tuple[str, ...]
 ) -> None:

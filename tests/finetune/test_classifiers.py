@@ -234,6 +234,38 @@ def test_the_census_counts_the_real_model(config: ModelConfig, objective: Object
     assert count_parameters(config, objective).total == sum(each.numel() for each in real.parameters())
 
 
+@pytest.mark.parametrize("kind", ["classify", "tag"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_stands_before_the_classes_is_drawn_as_transformers_draws_it(
+    name: str, kind: str, tokenizer: Path, tmp_path: Path
+) -> None:
+    """A ModernBERT's classifier has hidden^-0.5, seven times its other matrices: drawn like these, it learns later."""
+    import transformers
+
+    config = replace(CONFIGS[name], hidden_size=64, init_std=0.02)
+    labels = tuple(map(str, range(200)))
+    pooling = "mean" if name == "modernbert" else "cls"
+    objective = TagConfig(labels=labels) if kind == "tag" else ClassifyConfig(labels=labels, pooling=pooling)
+    model = build_model(config, objective)
+    initialize(model, config, 3)
+    assert isinstance(model, Classifier)
+    state, hub = model.state_dict(), classifier_format(config, objective)
+    out = exported(model, config, objective, tokenizer, tmp_path / "model")
+    theirs = dict(getattr(transformers, hub.name)(transformers.AutoConfig.from_pretrained(out)).named_parameters())
+    drawn = {key: value for key, value in state.items() if key.startswith(("classifier.", "pooler."))}
+    assert len(drawn) == (4 if kind == "classify" and name != "modernbert" else 2)
+    for key, mine in drawn.items():
+        (its_name,) = hub.theirs(key, config)
+        its = theirs[its_name].detach()
+        if mine.dim() == 1:
+            assert not mine.any() and not its.any()
+            continue
+        assert mine.std().item() == pytest.approx(its.std().item(), rel=0.05), key
+        assert mine.abs().max().item() == pytest.approx(its.abs().max().item(), rel=0.2), f"{key}: truncated otherwise"
+    if name == "modernbert":
+        assert drawn["classifier.weight"].std().item() == pytest.approx(0.88 * 64**-0.5, rel=0.03)
+
+
 def test_what_transformers_cannot_say_is_refused_with_a_reason(tokenizer: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"pooling=mean: transformers' BertForSequenceClassification reads cls alone"):
         classifier_format(BERT, ClassifyConfig(labels=LABELS, pooling="mean"))

@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from modernbert_train.__main__ import main
+from modernbert_train.api import load_model
 from modernbert_train.config.load import load_run
 from modernbert_train.results import read_results
 from modernbert_train.tensor_files import read_tensors
@@ -89,16 +90,23 @@ def test_a_task_is_learned_measured_and_served(
         )
         == result
     )
+    # it reads as long texts as its encoder did, though none of this task was: so does whoever serves it, or goes on
+    longest = load_run([folder / "config.yaml"]).phases["finetune"].row_tokens
+    assert longest < 40 < 64 == load_model(folder).max_tokens
+    limits = {"config.json": "max_position_embeddings", "tokenizer_config.json": "model_max_length"}
+    assert [json.loads((folder / "hf" / file).read_text())[key] for file, key in limits.items()] == [64, 64]
     rows = [(text, {"up": 0, "down": 3.5}[label]) for text, label in sentences(96, 5)]
+    rows.append((" ".join(PLAIN * 6), 3.5))
     for name in ("train", "dev"):
         write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), rows)
     capsys.readouterr()
-    task = write_task(kind="regression", metrics=["pearson", "spearman"])
+    task = write_task(kind="regression", metrics=["pearson", "spearman"], max_tokens=256)
     for name in ("train", "dev"):
         write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), rows)
     second = finetune(task, folder, tmp_path / "second")
     assert "classifier there is of other classes, drawn anew" in capsys.readouterr().out
     assert second["figures"]["dev"]["pearson"] > 0.9
+    assert longest < second["training"]["row_tokens"] and second["counts"]["train"]["truncated"] == 0
     from_export = finetune(task, folder / "hf", tmp_path / "third")
     assert from_export["figures"] == second["figures"]
     # of the run, and not of its export
@@ -253,6 +261,7 @@ def test_the_run_is_the_papers(write_task: WriteTask, models: dict[str, Path], t
     finetune(write_task(lr=1e-3, weight_decay=1e-5, epochs=1, warmup=0.1), models["bert"], tmp_path / "runs")
     config = load_run([tmp_path / "runs" / "tone" / "config.yaml"])
     assert (config.optim.name, config.optim.weight_decay) == ("adamw", pytest.approx(1e-5 / 1e-3))
+    assert config.optim.max_grad_norm == 1.0, "as the Trainer clips"  # type: ignore[attr-defined]
     phase = config.phases["finetune"]
     about = json.loads((tmp_path / "runs" / "tone" / "task" / "train" / "dataset.json").read_text())
     assert phase.tokens == about["tokens"] + 2 * 96

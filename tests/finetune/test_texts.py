@@ -17,7 +17,8 @@ from modernbert_train.data.labels import DocumentLabels
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.packing import Chunk
 from modernbert_train.errors import ConfigError, DataError, RunError
-from modernbert_train.finetune.examples import number_labels, read_splits
+from modernbert_train.finetune.examples import read_splits
+from modernbert_train.finetune.numbers import number_labels
 from modernbert_train.finetune.shards import _cut, prepare, warnings_of
 from modernbert_train.finetune.task import read_task
 from modernbert_train.vocabulary import read_vocabulary
@@ -329,6 +330,7 @@ def test_a_hub_that_does_not_answer_says_what_to_do(monkeypatch: pytest.MonkeyPa
         ({"kind": "regression", "labels": ["a", "b"]}, "a score has none"),
         ({"warmup": 1.5}, "a share of the training"),
         ({"epochs": 0}, "must be above 0"),
+        ({"max_grad_norm": 0}, "max_grad_norm=0: must be above 0; null does not clip"),
     ],
 )
 def test_a_mistake_in_a_task_is_told_without_its_files(keys: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from omegaconf import MISSING
 
-from modernbert_train.config.evals import METRICS_OF
+from modernbert_train.config.evals import METRICS_OF, SPANS
 
 KINDS = tuple(METRICS_OF)
 
@@ -36,20 +36,29 @@ class TaskConfig:
     """A task: labelled texts, their labels, and how they are trained."""
 
     # single-label: one class of each text; multi-label: any number of them; regression: a score; tokens: a class of
-    # each word, out of CoNLL files
+    # each word
     kind: Literal["single-label", "multi-label", "regression", "tokens"] = MISSING
     # a dataset of the hub, or a folder with a file for each split; None: train and validation name files
     data: str | None = None
     subset: str | None = None  # of the dataset, where it has several; of a folder the folder within, if it is there
-    train: str = MISSING  # split or file to learn from: .jsonl, .tsv, .csv; for tokens .conll
+    train: str = MISSING  # split or file to learn from: .jsonl, .tsv, .csv; for tokens .conll or .jsonl
     # splits or files to measure on, by names of your choice
     validation: dict[str, str] = field(default_factory=dict)
-    text_columns: list[str] = field(default_factory=lambda: ["text"])  # one, or two for pairs
-    label_column: str = "label"  # column with class, classes or score; of a .conll the last column counts
+    # splits or files that are only predicted, by names of your choice: they need no labels, and none are read
+    predict: dict[str, str] = field(default_factory=dict)
+    # one, or two for pairs; for tokens the column with the list of words, `tokens` unless another is named
+    text_columns: list[str] = field(default_factory=lambda: ["text"])
+    # column with class, classes or score; for tokens with the list of tags, `tags` unless another is named. Of a .conll
+    # the last column counts
+    label_column: str = "label"
+    id_column: str | None = None  # column of what names a text in predictions.jsonl, where its line does not do
     label_separator: str = ","  # multi-label: between the classes of a text, where they are not a list
     # classes in the order of the logits, where a whole number may mean the class of that place; []: those of `train`
     labels: list[str] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)  # []: the usual one; see docs/finetuning.md
+    # the epoch that counts is that with the best of this metric, or the lowest `loss`, on the first of `validation`;
+    # None: the last
+    best: str | None = None
     lr: float = 5e-5  # peak
     weight_decay: float = 1e-5  # of each step at the peak, whatever the rate: Composer's decoupled decay
     epochs: float = 3.0
@@ -59,12 +68,29 @@ class TaskConfig:
     frozen: FrozenConfig = field(default_factory=FrozenConfig)
     batch_texts: int = 64  # about; a batch is whole rows of packed texts
     max_tokens: int = 256  # longer texts are cut, special tokens included
+    # the gradient of a step is scaled to at most this norm, as transformers' Trainer does; None: it is not
+    max_grad_norm: float | None = 1.0
     warmup: float = 0.06  # share of the training in which the rate rises; then it falls, linearly, to 0
     pooling: Literal["cls", "mean"] | None = None  # None: mean of a ModernBERT and of what is frozen, cls of others
 
     @property
     def measured(self) -> list[str]:
         return self.metrics or [METRICS_OF[self.kind][0]]
+
+    @property
+    def spans(self) -> bool:
+        """Whether tags are those of spans."""
+        return any(name.startswith(SPANS) for name in self.measured)
+
+    @property
+    def word_column(self) -> str:
+        """Of words in a table."""
+        return "tokens" if self.text_columns == ["text"] else self.text_columns[0]
+
+    @property
+    def tag_column(self) -> str:
+        """Of tags in a table."""
+        return "tags" if self.label_column == "label" else self.label_column
 
 
 TASK_KEYS = tuple(each.name for each in fields(TaskConfig))
@@ -73,6 +99,14 @@ TASK_KEYS = tuple(each.name for each in fields(TaskConfig))
 def task_problems(task: TaskConfig) -> Iterator[str]:
     """What is wrong with a task, as far as it can be told without its files."""
     yield from split_name_problems(task.validation)
+    for name in task.predict:
+        if name in task.validation or not _plain(name):
+            yield f"predict.{name}: the name is used in predictions. Use letters, digits, '_' and '-', each name once."
+    if task.best is not None and task.best not in ("loss", *task.measured):
+        known = ", ".join(("loss", *task.measured))
+        yield f"best={task.best}: is not measured. Choose from {known}, or add it to metrics."
+    if task.kind == "tokens" and len(task.text_columns) != 1:
+        yield f"text_columns={task.text_columns}: for words name one column."
     if task.kind != "tokens" and not 1 <= len(task.text_columns) <= 2:
         yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
     if task.label_column in task.text_columns:
@@ -94,6 +128,8 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
         if not 0 <= each.weight_decay < 1:
             shown = f"{at}weight_decay={each.weight_decay}"
             yield f"{shown}: the share by which weights shrink in a step. Usual are 1e-6 to 1e-5."
+    if task.max_grad_norm is not None and task.max_grad_norm <= 0:
+        yield f"max_grad_norm={task.max_grad_norm}: must be above 0; null does not clip."
     if task.batch_texts <= 0:
         yield f"batch_texts={task.batch_texts}: must be above 0."
     if not 0 <= task.warmup < 1:
@@ -107,5 +143,12 @@ def split_name_problems(validation: Mapping[str, str]) -> Iterator[str]:
     if not validation:
         yield "validation: nothing to measure on. Name it: validation: {dev: FILE}."
     for name in validation:
-        if not name.replace("_", "").replace("-", "").isalnum() or name == "heldout":
-            yield f"validation.{name}: the name is used in metrics. Use letters, digits, '_' and '-', and not heldout."
+        if not _plain(name):
+            yield (
+                f"validation.{name}: the name is used in metrics. Use letters, digits, '_' and '-', and neither train "
+                "nor heldout."
+            )
+
+
+def _plain(name: str) -> bool:
+    return name.replace("_", "").replace("-", "").isalnum() and name not in ("heldout", "train")

@@ -105,7 +105,7 @@ LEFT = {
     "data_remote": "data.train",
     "count_padding_tokens": "padding is never counted",
     "callbacks": "speed, memory, norms and packing are always measured; Composer's own go into callbacks",
-    "algorithms.gradient_clipping": "StableAdamW clips each tensor's update instead",
+    "algorithms.gradient_clipping": "StableAdamW clips each tensor's update instead; adamw has optim.max_grad_norm",
     "algorithms.rope_schedule": "did nothing; a phase may have model.global_rope_theta of its own",
     "global_eval_batch_size": "validation has the training's microbatch",
     "device_eval_batch_size": "validation has the training's microbatch",

@@ -1,0 +1,138 @@
+"""optim.max_grad_norm beside torch's own clipping: the same weights on one rank, under DDP and under FSDP2.
+
+If this breaks, AdamW diverges where everyone else's does not, each rank clips by another norm, or a resumed run leaves
+the path of the one that was never stopped.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from composer.core import Callback, State
+from composer.loggers import Logger
+from torch import Tensor, nn
+
+from modernbert_train.__main__ import read_run
+from modernbert_train.config.load import load_run
+from modernbert_train.errors import ConfigError
+from modernbert_train.optim.clipping import clip
+from modernbert_train.read_json import read_lines
+from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.train import session
+from tests.conftest import TinyRun
+from tests.distributed.gloo import run_ranks
+
+SHORT = (
+    "optim={name: adamw, lr: 5e-3}",
+    "phases.long=null",
+    "phases.short.batch_warmup=null",
+    "phases.short.tokens=2000",
+    "data.validation=null",
+    "checkpoint.interval_steps=2",
+    "checkpoint.keep=100",
+)
+MOST = 0.3  # of norms of about 1
+
+
+class TorchsClipping(Callback):
+    """What everybody has between the backward pass and the update."""
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        nn.utils.clip_grad_norm_(state.model.parameters(), MOST)
+
+
+def train_all(words: list[str], strategies: list[str]) -> None:
+    """On one rank: by our clipping, by torch's, and by none."""
+    session.joined = lambda *_: nullcontext()  # the test's own process group
+    for strategy in strategies:
+        own = [*words, f"distributed.strategy={strategy}"]
+        session.train(read_run([*own, f"name={strategy}-ours", f"optim.max_grad_norm={MOST}"]))
+        session.train(read_run([*own, f"name={strategy}-none"]))
+        session.build_callbacks = lambda *_: [TorchsClipping()]
+        session.train(read_run([*own, f"name={strategy}-torch"]))
+        session.build_callbacks = lambda *_: []
+
+
+def weights(folder: Path, step: int | None = None) -> dict[str, Tensor]:
+    found, _ = newest_valid(folder / "checkpoints", last_step=step)
+    assert found is not None
+    return found.weights()
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(("ranks", "strategies"), [(1, ["ddp"]), (2, ["ddp", "fsdp2"])])
+def test_clipping_is_torchs(ranks: int, strategies: list[str], tiny_run: TinyRun, tmp_path: Path) -> None:
+    run_ranks(train_all, ranks, tiny_run(*SHORT), strategies, timeout_seconds=110)
+    for strategy in strategies:
+        ours, theirs, none = (weights(tmp_path / "runs" / f"{strategy}-{name}") for name in ("ours", "torch", "none"))
+        assert distance(ours, theirs) < 2e-6
+        assert distance(ours, none) > 1e-3, "nothing was clipped, so nothing is proved"
+        norms = [
+            [entry["grad_norm"] for entry in read_lines(tmp_path / "runs" / f"{strategy}-{name}/metrics.jsonl")[0]
+             if entry["kind"] == "step"]
+            for name in ("ours", "none")
+        ]  # fmt: skip
+        assert norms[0][0] == norms[1][0] > MOST, "the record has the norm before it is clipped"
+
+
+@pytest.mark.runs
+def test_a_clipped_run_resumes_to_the_bit(tiny_run: TinyRun, tmp_path: Path) -> None:
+    words = [*tiny_run(*SHORT), f"optim.max_grad_norm={MOST}"]
+    session.train(read_run([*words, "name=whole"]))
+    session.train(read_run([*words, "name=cut"]))
+    for folder in sorted((tmp_path / "runs/cut/checkpoints").glob("step-*"))[1:]:
+        for file in sorted(folder.rglob("*"), reverse=True):
+            file.unlink()
+        folder.rmdir()
+    session.train(read_run([*words, "name=cut"]))
+    assert distance(weights(tmp_path / "runs/cut"), weights(tmp_path / "runs/whole")) == 0
+
+
+def grads(*values: list[float] | None) -> list[nn.Parameter]:
+    found = []
+    for each in values:
+        parameter = nn.Parameter(torch.zeros(2))
+        parameter.grad = None if each is None else torch.tensor(each)
+        found.append(parameter)
+    return found
+
+
+def test_short_gradients_are_left_to_the_bit_and_long_ones_get_the_norm() -> None:
+    parameters = grads([3.0, 0.0], None, [0.0, 4.0])
+    clip(parameters, 5.0, 5.1)
+    assert [p.grad.tolist() for p in parameters if p.grad is not None] == [[3.0, 0.0], [0.0, 4.0]]
+    clip(parameters, 5.0, 1.0)
+    first, none, second = (p.grad for p in parameters)
+    assert none is None and first is not None and second is not None
+    assert torch.cat([first, second]).tolist() == pytest.approx([0.6, 0.0, 0.0, 0.8])
+
+
+def test_a_norm_that_is_no_number_is_not_hidden() -> None:
+    """With stability.non_finite=ignore the weights then say so, as with torch."""
+    parameters = grads([float("nan"), 0.0], [1.0, 1.0])
+    clip(parameters, float("nan"), 1.0)
+    assert all(bool(p.grad.isnan().all()) for p in parameters if p.grad is not None)
+
+
+@pytest.mark.parametrize("name", ["stable_adamw", "muon", "normuon"])
+def test_optimizers_that_bound_their_updates_refuse_it_with_the_reason(name: str, tiny_run: TinyRun) -> None:
+    file, *_ = tiny_run()
+    with pytest.raises(ConfigError) as caught:
+        load_run([Path(file)], [f"optim={{name: {name}, lr: 1e-3, max_grad_norm: 1.0}}"])
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("optim.max_grad_norm ") and "because they bound each update by themselves" in line
+
+
+def test_other_names_of_it_are_answered_with_the_key(tiny_run: TinyRun) -> None:
+    file, *_ = tiny_run()
+    for name in ("grad_clip", "gradient_clip_val", "gradient_clipping"):
+        with pytest.raises(ConfigError, match=r"Here it is optim\.max_grad_norm of optim\.name=adamw"):
+            load_run([Path(file)], [f"optim.{name}=1.0"])
