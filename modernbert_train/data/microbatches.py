@@ -19,6 +19,10 @@ from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.keyed_random import Keys
 from modernbert_train.vocabulary import Vocabulary
 
+# Kernels of attention launch ceil(longest / 128) blocks for each sequence and head, padded sequences too.
+SEQUENCES = 64  # what the number of boundaries is padded to a multiple of: few blocks without work
+TILE = 128
+
 
 class Objective(Protocol):
     """What a maker needs of an objective; see objectives/."""
@@ -97,7 +101,7 @@ class MicrobatchMaker:
             positions = np.arange(total) - np.repeat(boundaries[:-1], np.diff(boundaries))
         else:
             boundaries, positions = given.boundaries, given.position_ids_T
-        cu_seqlens = np.full(_next_power_of_two(len(boundaries)), len(inputs.ids_T), dtype=np.int32)
+        cu_seqlens = np.full(-(-len(boundaries) // SEQUENCES) * SEQUENCES, len(inputs.ids_T), dtype=np.int32)
         cu_seqlens[: len(boundaries)] = boundaries
         packed = Packed(
             input_ids_T=_narrow(inputs.ids_T),
@@ -108,6 +112,7 @@ class MicrobatchMaker:
             order=inputs.order,
             ranks_T=None if given is None else _narrow(given.ranks_T),
             limits_T=None if given is None else _narrow(given.limits_T),
+            longest=_reach(boundaries, row_tokens) if given is None else None,
         )
         return Batch(
             packed,
@@ -122,8 +127,10 @@ def _narrow(values: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(values.astype(np.int32))
 
 
-def _next_power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+def _reach(boundaries: NDArray[np.int64], row_tokens: int) -> int:
+    """The power of two that no sequence exceeds, at least a tile; at most a row."""
+    longest = int(np.diff(boundaries).max())
+    return min(row_tokens, max(TILE, 1 << (longest - 1).bit_length()))
 
 
 def share_of_rank(rows: Sequence[Row], rank: int, num_ranks: int, microbatch_rows: int) -> tuple[Row, ...]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from modernbert_train.batch import Batch, Sums
+from modernbert_train.models.compiler import set_up_compiler
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum, sample
 from modernbert_train.models.layers import compute_dtype
@@ -45,6 +46,7 @@ class ForMaskedLM(OnEncoder):
 
     def compile_loss(self, **options: Any) -> None:
         """torch.compile the loss alone; see `compile_layers`."""
+        set_up_compiler()
         self._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False, **options)
 
     def logits(self, hidden_TD: Tensor, positions_M: Tensor) -> Tensor:

@@ -213,7 +213,7 @@ def opaque_attention() -> SimpleNamespace:
 
     def call(q: Tensor, k: Tensor, v: Tensor, layout: varlen.Layout, window: bool) -> Tensor:
         side, _ = layout.visible.sides(window)
-        return attend(q, k, v, layout.cu_seqlens_S, layout.max_seqlen, side)  # type: ignore[no-any-return]
+        return attend(q, k, v, layout.cu_seqlens_S, layout.longest, side)  # type: ignore[no-any-return]
 
     return SimpleNamespace(prepare=varlen.prepare, attend=call)
 
