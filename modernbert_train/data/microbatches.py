@@ -19,8 +19,9 @@ from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.keyed_random import Keys
 from modernbert_train.vocabulary import Vocabulary
 
-# Kernels of attention launch ceil(longest / 128) blocks for each sequence and head, padded sequences too.
-SEQUENCES = 64  # what the number of boundaries is padded to a multiple of: few blocks without work
+# Kernels of attention launch ceil(longest / TILE) blocks for each sequence and head, those that only pad the boundaries
+# too, so both numbers are kept near what there is. That they vary costs nothing: no graph depends on them.
+BOUNDARIES = 64  # their number is padded to a multiple of this
 TILE = 128
 
 
@@ -101,7 +102,7 @@ class MicrobatchMaker:
             positions = np.arange(total) - np.repeat(boundaries[:-1], np.diff(boundaries))
         else:
             boundaries, positions = given.boundaries, given.position_ids_T
-        cu_seqlens = np.full(-(-len(boundaries) // SEQUENCES) * SEQUENCES, len(inputs.ids_T), dtype=np.int32)
+        cu_seqlens = np.full(_multiple(len(boundaries), BOUNDARIES), len(inputs.ids_T), dtype=np.int32)
         cu_seqlens[: len(boundaries)] = boundaries
         packed = Packed(
             input_ids_T=_narrow(inputs.ids_T),
@@ -112,7 +113,7 @@ class MicrobatchMaker:
             order=inputs.order,
             ranks_T=None if given is None else _narrow(given.ranks_T),
             limits_T=None if given is None else _narrow(given.limits_T),
-            longest=_reach(boundaries, row_tokens) if given is None else None,
+            longest=min(row_tokens, _multiple(int(np.diff(boundaries).max()), TILE)) if given is None else None,
         )
         return Batch(
             packed,
@@ -127,10 +128,8 @@ def _narrow(values: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(values.astype(np.int32))
 
 
-def _reach(boundaries: NDArray[np.int64], row_tokens: int) -> int:
-    """The power of two that no sequence exceeds, at least a tile; at most a row."""
-    longest = int(np.diff(boundaries).max())
-    return min(row_tokens, max(TILE, 1 << (longest - 1).bit_length()))
+def _multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
 
 
 def share_of_rank(rows: Sequence[Row], rank: int, num_ranks: int, microbatch_rows: int) -> tuple[Row, ...]:
