@@ -30,7 +30,7 @@ from modernbert_train.config.schema import (
     XLNetConfig,
 )
 from modernbert_train.models import replaced
-from modernbert_train.models.attention import sdpa
+from modernbert_train.models.attention import choose_kernel, sdpa, with_backend
 from modernbert_train.models.build import build_model
 from tests.cuda_build import flash
 from tests.cuda_build.null import Account, faults
@@ -145,6 +145,8 @@ def look_at(name: str, traffic: Traffic) -> dict[str, Any]:
     account.reset()
     step(0)
     found = account.read()
+    gpu = torch.device("cuda")
+    kernel = choose_kernel(compute.attention, gpu, torch.bfloat16, bias=config.score_bias)
     per_token = {kernel: round(moved / TOKENS) for kernel, moved in sorted(traffic.bytes.items())}
     return {
         "graphs": seen[0],
@@ -155,6 +157,7 @@ def look_at(name: str, traffic: Traffic) -> dict[str, Any]:
         "triton_launches": sum(times for each, (times, _) in found.items() if each.startswith("triton")),
         "waits": sum(times for each, (times, _) in found.items() if each.startswith("wait")),
         "windows_of_flash3": sorted(flash.WINDOWS),
+        "kernel": with_backend(kernel, gpu, torch.bfloat16),
         "faults": faults(found),
     }
 

@@ -53,6 +53,12 @@ def test_flash_attention_3_is_given_windows_through_the_switch_of_torch(looked_a
     assert looked_at["modernbert"]["windows_of_flash3"] == []
 
 
+def test_a_kernel_says_what_it_really_calls(looked_at: dict[str, Any]) -> None:
+    """In the banner and in `doctor`. Which one torch calls is torch's choice, and makes a factor of five."""
+    said = {case: looked_at[case]["kernel"] for case in ("modernbert", "modernbert-flash2", "modernbert-flash3")}
+    assert list(said.values()) == ["varlen (FlashAttention-2)", "flash (FlashAttention-2)", "flash (FlashAttention-3)"]
+
+
 def test_layers_of_an_xlnet_are_compiled_around_their_attention(looked_at: dict[str, Any]) -> None:
     """Its scores have a bias that `sdpa` alone takes, sequence by sequence, outside of any graph: else each microbatch
     would be compiled anew."""

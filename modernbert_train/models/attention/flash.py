@@ -85,8 +85,7 @@ def prepare(packed: Packed, visible: Visible) -> varlen.Layout:
     """See `Kernel.prepare`; nothing is read back from the device."""
     device = packed.cu_seqlens_S.device
     if is_third(device):
-        if torch_attention.current_flash_attention_impl() != "FA3":
-            torch_attention.activate_flash_attention_impl("FA3")
+        _switch_to_third()
         return varlen.prepare(packed, visible)
     function = _newest(device)
     assert function is not None, "asked for without support()"
@@ -125,6 +124,19 @@ def attend(
 def is_third(device: torch.device) -> bool:
     """Whether it is FlashAttention-3 that serves a device, which on Hopper is faster than `varlen` at every length."""
     return flash3 is not None and _newest(device) is flash3
+
+
+def backend(device: torch.device, dtype: torch.dtype) -> str:
+    """Which FlashAttention serves a device; of the third, what torch says once it is switched to it."""
+    if is_third(device):
+        _switch_to_third()
+        return varlen.backend(device, dtype)
+    return "FlashAttention-4" if _newest(device) is flash4 else "FlashAttention-2"
+
+
+def _switch_to_third() -> None:
+    if torch_attention.current_flash_attention_impl() != "FA3":
+        torch_attention.activate_flash_attention_impl("FA3")
 
 
 def _newest(device: torch.device) -> Callable[..., Any] | None:

@@ -10,11 +10,13 @@ Shape legend: T packed tokens, S sequences (padded), N heads, H head width, L lo
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass
 
 import torch
 import torch._dynamo
 from torch import Tensor
+from torch.nn import attention as torch_attention
 
 from modernbert_train.batch import Order, Packed
 from modernbert_train.models.attention.visible import ScoreBias, Visible
@@ -94,6 +96,43 @@ def sizes(packed: Packed) -> tuple[Tensor, Tensor]:
     for each in both:
         torch._dynamo.maybe_mark_dynamic(each, 0)
     return both
+
+
+def backend(device: torch.device, dtype: torch.dtype) -> str:
+    """What torch takes on a device in global layers: it is called once with a few tokens, and its log says so."""
+    ends_S = torch.tensor([0, _TRIED], dtype=torch.int32, device=device)
+    qkv = torch.zeros(_TRIED, 3, 1, 64, dtype=dtype, device=device, requires_grad=True)
+    log, said = logging.getLogger(torch_varlen.__name__), _Said()
+    level, propagate = log.level, log.propagate
+    log.addHandler(said)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], prepare(Packed(ends_S, ends_S, ends_S, _TRIED), Visible()), False)
+    finally:
+        log.removeHandler(said)
+        log.setLevel(level)
+        log.propagate = propagate
+    if "cuDNN" in said.text:
+        return "cuDNN"
+    return f"FlashAttention-{_version()}" if "Flash" in said.text else "unknown"
+
+
+_TRIED = 256  # tokens; of 128 or fewer torch asks cuDNN less
+
+
+class _Said(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text += record.getMessage()
+
+
+def _version() -> str:
+    active = getattr(torch_attention, "current_flash_attention_impl", lambda: None)()
+    return "2" if active is None else active.removeprefix("FA")
 
 
 @functools.cache
