@@ -81,7 +81,7 @@ def find_non_finite(state: State, reseed: Callable[[], None]) -> list[Finding]:
                     torch.autograd.grad(loss, watch.source)
             if watch.found is not None:
                 name, direction, tensor, before = watch.found
-                chunks = _chunks_of(tensor, before, moved, part_rows, batch.plan)
+                chunks = _chunks_of(tensor, moved, part_rows, batch.plan, before)
                 findings.append(Finding(number, f"{name}, {direction}", chunks))
     return findings
 
@@ -131,7 +131,9 @@ def _watched(model: nn.Module) -> Iterator[_Watch]:
             handle.remove()
 
 
-def _chunks_of(tensor: Tensor, before: int | None, batch: Batch, rows: Sequence[Row], plan: BatchPlan) -> list[Chunk]:
+def _chunks_of(
+    tensor: Tensor, batch: Batch, rows: Sequence[Row], plan: BatchPlan, before: int | None = None
+) -> list[Chunk]:
     """The chunks at whose positions a tensor (T first, or M, or the part of M after `before`) is not finite; all chunks
     if it has no positions."""
     everything = [chunk for row in rows for chunk in row]
