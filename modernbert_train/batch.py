@@ -97,6 +97,8 @@ class Packed:
         cu_seqlens_S: int32 boundaries of the sequences, from 0 to T; repeats of T pad it to a fixed length.
         max_seqlen: longest sequence that the phase allows (its row_tokens): constant, so that kernels do not recompile.
             Query tokens, which have a position among its own, are not counted.
+        longest: no sequence here is longer, tails of rows included; often far below max_seqlen, and what the grid of a
+            kernel must cover. None: max_seqlen.
         segment_ids_T: int64 token types, 0 or 1; None: one segment.
         order: what a token sees of its sequence.
         ranks_T, limits_T: int64, in the order "given" alone; see `Given`.
@@ -110,6 +112,7 @@ class Packed:
     order: Order = "all"
     ranks_T: Tensor | None = None
     limits_T: Tensor | None = None
+    longest: int | None = None
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Packed:
         """The same on a device, ready for an encoder."""

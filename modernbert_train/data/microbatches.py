@@ -19,6 +19,11 @@ from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.keyed_random import Keys
 from modernbert_train.vocabulary import Vocabulary
 
+# Kernels of attention launch ceil(longest / TILE) blocks for each sequence and head, those that only pad the boundaries
+# too, so both numbers are kept near what there is. That they vary costs nothing: no graph depends on them.
+BOUNDARIES = 64  # their number is padded to a multiple of this
+TILE = 128
+
 
 class Objective(Protocol):
     """What a maker needs of an objective; see objectives/."""
@@ -97,7 +102,7 @@ class MicrobatchMaker:
             positions = np.arange(total) - np.repeat(boundaries[:-1], np.diff(boundaries))
         else:
             boundaries, positions = given.boundaries, given.position_ids_T
-        cu_seqlens = np.full(_next_power_of_two(len(boundaries)), len(inputs.ids_T), dtype=np.int32)
+        cu_seqlens = np.full(_multiple(len(boundaries), BOUNDARIES), len(inputs.ids_T), dtype=np.int32)
         cu_seqlens[: len(boundaries)] = boundaries
         packed = Packed(
             input_ids_T=_narrow(inputs.ids_T),
@@ -108,6 +113,7 @@ class MicrobatchMaker:
             order=inputs.order,
             ranks_T=None if given is None else _narrow(given.ranks_T),
             limits_T=None if given is None else _narrow(given.limits_T),
+            longest=min(row_tokens, _multiple(int(np.diff(boundaries).max()), TILE)) if given is None else None,
         )
         return Batch(
             packed,
@@ -122,8 +128,8 @@ def _narrow(values: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(values.astype(np.int32))
 
 
-def _next_power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+def _multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
 
 
 def share_of_rank(rows: Sequence[Row], rank: int, num_ranks: int, microbatch_rows: int) -> tuple[Row, ...]:

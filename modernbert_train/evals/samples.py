@@ -49,7 +49,8 @@ class Samples:
         whose predictions are of query tokens.
 
         Args:
-            model: any; the first of its decoders that is called says what it predicts.
+            model: any; the first of its decoders that is called says what it predicts, of the positions that it is
+                given first.
             batch: on the host, as the model will get it.
             row_tokens: of its rows, of which the first is taken.
         """
@@ -70,7 +71,7 @@ class Samples:
 
     def _texts(self, batch: Batch, logits_MV: Tensor, row_tokens: int) -> list[dict[str, Any]]:
         positions_M, labels_M = (batch.targets[name].numpy().astype(np.int64) for name in (POSITIONS, LABELS))
-        known = np.flatnonzero(labels_M != IGNORED_LABEL)
+        known = np.flatnonzero(labels_M[: len(logits_MV)] != IGNORED_LABEL)
         causal = batch.packed.order == "causal"
         told = {int(positions_M[m]) + causal: int(m) for m in known if positions_M[m] + causal < row_tokens}
         ids_T = batch.packed.input_ids_T.numpy().astype(np.int64)

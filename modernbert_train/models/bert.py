@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -151,8 +150,6 @@ class Bert(Encoder):
         key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
         kernel = choose_kernel(name, device, dtype, key, order)
         layout = kernel.prepare(packed, Visible(order=order))
-        # its length follows the number of documents; nothing compiled depends on it, so no graph should
-        torch._dynamo.maybe_mark_dynamic(packed.cu_seqlens_S, 0)
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
         for layer in self.layers:
             inputs = (hidden_TD, kernel, layout)

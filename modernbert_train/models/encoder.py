@@ -9,12 +9,12 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
-import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modernbert_train.batch import Batch, Packed, Sums
 from modernbert_train.config.schema import ComputeConfig, ModelConfig
+from modernbert_train.models.compiler import set_up_compiler
 
 
 class Encoder(nn.Module):
@@ -131,14 +131,14 @@ class OnEncoder(nn.Module):
     def compile_layers(self, **options: Any) -> None:
         """torch.compile each layer in place; parameter names stay. Call it once, before sharding.
 
-        Shapes are static within a phase, whatever the number of documents, so each (kind of layer, train or eval,
-        shape) is one graph: first, local and global layers make 6 graphs for each shape, more than dynamo's limit of 8
-        allows over a run with several phases.
+        Shapes are static within a phase, whatever the documents, so each (kind of layer, train or eval, shape) is one
+        graph: first, local and global layers make 6 for each shape. A run that asks for more than `MOST_GRAPHS` ends
+        with torch's FailOnRecompileLimitHit, which says what changes.
 
         Args:
             options: for torch.compile, such as mode="max-autotune-no-cudagraphs".
         """
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        set_up_compiler()
         for layer in self.model.layers:
             layer.compile(dynamic=False, **options)
 

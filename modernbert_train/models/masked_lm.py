@@ -1,9 +1,9 @@
 """An encoder with a head and a decoder tied to its embedding: what predicts tokens, masked ones or the next.
 
 Hidden states are gathered at the predicted positions before the head, which keeps logits, the largest tensor by far, to
-those, and in training to a chunk of them at a time.
+those, and to a chunk of them at a time.
 
-Shape legend: T packed tokens, M predicted positions (padded), D model width, V vocabulary.
+Shape legend: T packed tokens, M predicted positions (padded), C positions of a chunk, D model width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from modernbert_train.batch import Batch, Sums
+from modernbert_train.models.compiler import set_up_compiler
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum, sample
 from modernbert_train.models.layers import compute_dtype
@@ -45,6 +46,7 @@ class ForMaskedLM(OnEncoder):
 
     def compile_loss(self, **options: Any) -> None:
         """torch.compile the loss alone; see `compile_layers`."""
+        set_up_compiler()
         self._loss_and_gradient = torch.compile(loss_and_gradient, dynamic=False, **options)
 
     def logits(self, hidden_TD: Tensor, positions_M: Tensor) -> Tensor:
@@ -56,7 +58,7 @@ class ForMaskedLM(OnEncoder):
 
         Args:
             batch: on the model's device.
-            figures: from all logits at once, in the plain way, with the number of hits (`mlm/hits`).
+            figures: from logits, in the plain way, with the number of hits (`mlm/hits`).
 
         Returns:
             The sum of the batch's first loss term: masked tokens or the next, the model is the same.
@@ -76,20 +78,31 @@ class ForMaskedLM(OnEncoder):
         """The same, and with `draws_M` a token drawn at each position by what is predicted there; see `sample`."""
         positions_M, labels_M, term = batch.targets[POSITIONS], batch.targets[LABELS], next(iter(batch.counts))
         hidden_MD = self._transformed(hidden_TD, positions_M)
-        if figures:
-            logits_MV = self.decoder(hidden_MD)
-            loss_sum = masked_lm_loss_sum(logits_MV, labels_M, self.z_loss)
-            hits = (logits_MV.argmax(dim=-1) == labels_M).sum()
-            sums = Sums({term: loss_sum}, {f"{term}/hits": hits})
-            return sums, None if draws_M is None else sample(_exp(logits_MV), draws_M)
-        weight_VD, bias_V = self.decoder.weight, self.decoder.bias
         size = compute_dtype(hidden_MD).itemsize
         usual = self.config.logit_chunk(on_gpu=hidden_MD.is_cuda, bytes_per_logit=size)
         chunk = self.model.compute.logit_chunk or usual
+        if figures:
+            return self._plain(hidden_MD, labels_M, draws_M, chunk, term)
+        weight_VD, bias_V = self.decoder.weight, self.decoder.bias
         loss_sum, sampled_M = ChunkedLoss.apply(
             hidden_MD, weight_VD, bias_V, labels_M, draws_M, self.z_loss, chunk, self._loss_and_gradient
         )
         return Sums({term: loss_sum}, {}), sampled_M
+
+    def _plain(
+        self, hidden_MD: Tensor, labels_M: Tensor, draws_M: Tensor | None, chunk: int, term: str
+    ) -> tuple[Sums, Tensor | None]:
+        loss_sum, hits, drawn = [], [], []
+        for first in range(0, max(1, len(labels_M)), chunk):
+            part = slice(first, first + chunk)
+            logits_CV = self.decoder(hidden_MD[part])
+            loss_sum.append(masked_lm_loss_sum(logits_CV, labels_M[part], self.z_loss))
+            hits.append((logits_CV.argmax(dim=-1) == labels_M[part]).sum())
+            if draws_M is not None:
+                drawn.append(sample(_exp(logits_CV), draws_M[part]))
+            del logits_CV  # or it were there beside the next chunk's
+        sums = Sums({term: sum(loss_sum[1:], loss_sum[0])}, {f"{term}/hits": sum(hits[1:], hits[0])})
+        return sums, None if draws_M is None else torch.cat(drawn)
 
     def _transformed(self, hidden_TD: Tensor, positions_M: Tensor) -> Tensor:
         # index_select: its backward pass adds rows where they belong, that of an index sorts the positions first

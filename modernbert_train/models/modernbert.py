@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -93,8 +92,6 @@ class ModernBert(Encoder):
             wide = choose_kernel(compute.global_attention, device, dtype, "compute.global_attention", order)
             if wide is not local:
                 attention[True] = (wide, wide.prepare(packed, visible))
-        # its length follows the number of documents; nothing compiled depends on it, so no graph should
-        torch._dynamo.maybe_mark_dynamic(packed.cu_seqlens_S, 0)
         rotary = self.rotary(packed.position_ids_T, dtype)
         recompute = compute.activation_checkpointing and torch.is_grad_enabled()
         for index, layer in enumerate(self.layers):

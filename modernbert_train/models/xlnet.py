@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -229,8 +228,6 @@ class XLNet(Encoder):
         key = "compute.global_attention" if self.compute.global_attention else "compute.attention"
         kernel = choose_kernel(name, device, dtype, key, order, bias=True)
         layout = kernel.prepare(packed, Visible(order=order))
-        # its length follows the number of documents; nothing compiled depends on it, so no graph should
-        torch._dynamo.maybe_mark_dynamic(packed.cu_seqlens_S, 0)
         places = Places(packed.position_ids_T, packed.segment_ids_T, packed.max_seqlen)
         table_PD = self.dropout(distance_table(packed.max_seqlen, hidden_TD.shape[1], device).to(hidden_TD.dtype))
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()

@@ -16,7 +16,7 @@ from modernbert_train.config.describe import advice
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.check import few_predictions, unread_rows
 from modernbert_train.data.facts import DataFacts
-from modernbert_train.models.attention import choose_kernel
+from modernbert_train.models.attention import choose_kernel, with_backend
 from modernbert_train.plan.census import census
 from modernbert_train.plan.make import Plan, make_plan
 from modernbert_train.ranks.transport import find_transport
@@ -135,8 +135,12 @@ def _kernels(plan: Plan, compute: Compute) -> str:
         order = phase.objective.order
         bias = plan.config.model.score_bias
         asked_whole = asked.global_attention or asked.attention
-        whole = choose_kernel(asked_whole, compute.device, dtype, whole_key, order, bias).name
-        local = whole if all_global else choose_kernel(asked.attention, compute.device, dtype, order=order).name
+        kernel = choose_kernel(asked_whole, compute.device, dtype, whole_key, order, bias)
+        whole = local = with_backend(kernel, compute.device, dtype)
+        if not all_global:
+            local = with_backend(
+                choose_kernel(asked.attention, compute.device, dtype, order=order), compute.device, dtype
+            )
         found.append(whole if whole == local else f"{whole} in global layers, {local} in local ones")
     names = "; then ".join(dict.fromkeys(found))
     extras = [

@@ -10,6 +10,7 @@ Shape legend: T packed tokens, M predicted positions.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,32 +80,42 @@ def find_non_finite(state: State, reseed: Callable[[], None]) -> list[Finding]:
                 if watch.source is not None:
                     torch.autograd.grad(loss, watch.source)
             if watch.found is not None:
-                name, direction, tensor = watch.found
-                chunks = _chunks_of(tensor, moved, part_rows, batch.plan)
+                name, direction, tensor, before = watch.found
+                chunks = _chunks_of(tensor, moved, part_rows, batch.plan, before)
                 findings.append(Finding(number, f"{name}, {direction}", chunks))
     return findings
 
 
 class _Watch:
-    """Remembers the first thing that is not finite, and the tensor from which on gradients flow."""
+    """Remembers the first thing that is not finite, and the tensor from which on gradients flow.
+
+    Attributes:
+        found: module, direction, its output or the gradient of that; of a decoder, which is called for some positions
+            at a time, how many it had been called for before.
+    """
 
     def __init__(self) -> None:
-        self.found: tuple[str, str, Tensor] | None = None
+        self.found: tuple[str, str, Tensor, int | None] | None = None
         self.source: Tensor | None = None
+        self._decoded: Counter[str] = Counter()
 
-    def note(self, name: str, direction: str, tensor: Tensor) -> None:
+    def note(self, name: str, direction: str, tensor: Tensor, before: int | None = None) -> None:
         if self.found is None and not _is_finite(tensor):
-            self.found = (name, direction, tensor.detach())
+            self.found = (name, direction, tensor.detach(), before)
 
     def hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
             if not isinstance(output, Tensor) or not output.is_floating_point():
                 return
-            self.note(name, "forward", output)
+            before = None
+            if name.rpartition(".")[2] == "decoder":
+                before = self._decoded[name]
+                self._decoded[name] += len(output)
+            self.note(name, "forward", output, before)
             if output.requires_grad:
                 if self.source is None:
                     self.source = output
-                output.register_hook(lambda grad: self.note(name, "backward", grad))
+                output.register_hook(lambda grad: self.note(name, "backward", grad, before))
 
         return after_forward
 
@@ -120,15 +131,18 @@ def _watched(model: nn.Module) -> Iterator[_Watch]:
             handle.remove()
 
 
-def _chunks_of(tensor: Tensor, batch: Batch, rows: Sequence[Row], plan: BatchPlan) -> list[Chunk]:
-    """The chunks at whose positions a tensor (T or M first) is not finite; all chunks if it has no positions."""
+def _chunks_of(
+    tensor: Tensor, batch: Batch, rows: Sequence[Row], plan: BatchPlan, before: int | None = None
+) -> list[Chunk]:
+    """The chunks at whose positions a tensor (T first, or M, or the part of M after `before`) is not finite; all chunks
+    if it has no positions."""
     everything = [chunk for row in rows for chunk in row]
     bad = ~torch.isfinite(tensor)
     targets = batch.targets.get(POSITIONS)
     if tensor.ndim and len(tensor) == len(batch.packed.input_ids_T):
         positions = bad.flatten(1).any(dim=1).nonzero().flatten()
-    elif tensor.ndim and targets is not None and len(tensor) == len(targets):
-        positions = targets[bad.flatten(1).any(dim=1)]
+    elif tensor.ndim and targets is not None and (before is not None or len(tensor) == len(targets)):
+        positions = targets[before or 0 :][: len(tensor)][bad.flatten(1).any(dim=1)]
     else:
         return everything
     hit = set(positions.tolist())

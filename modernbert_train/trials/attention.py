@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.batch import Packed
-from modernbert_train.models.attention import KERNELS
+from modernbert_train.models.attention import KERNELS, with_backend
 from modernbert_train.models.attention.visible import Visible
 
 TOLERANCES = {torch.float32: 4e-3, torch.bfloat16: 2e-2}  # relative; in fp32 a kernel on a GPU may use TF32
@@ -42,7 +42,9 @@ def try_attention(name: str) -> str:
         expected = written_out(exact[:, 0], exact[:, 1], exact[:, 2], window)
         (expected_grad,) = torch.autograd.grad((expected * weight_TNH).sum(), exact)
         worst = max(worst, require_equal([out, grad], [expected, expected_grad], TOLERANCES[dtype]))
-    return f"within {worst:.0e} of attention written out; {kernel.traits}"
+    took = with_backend(kernel, device, dtype)
+    calls = f", by {took.removeprefix(name).strip(' ()')}" if took != name else ""
+    return f"within {worst:.0e} of attention written out{calls}; {kernel.traits}"
 
 
 def small_batch() -> Packed:

@@ -30,8 +30,9 @@ from modernbert_train.config.schema import (
     XLNetConfig,
 )
 from modernbert_train.models import replaced
-from modernbert_train.models.attention import sdpa
+from modernbert_train.models.attention import choose_kernel, sdpa, with_backend
 from modernbert_train.models.build import build_model
+from tests.cuda_build import flash
 from tests.cuda_build.null import Account, faults
 from tests.gpu.parts import make_batch
 
@@ -46,7 +47,7 @@ class Case:
         model: the encoder.
         phase: what another phase has otherwise.
         objective: the heads.
-        attention: the kernel.
+        attention: the kernel; of FlashAttention with its version.
     """
 
     model: ModelConfig
@@ -61,6 +62,8 @@ CASES = {
     "modernbert": Case(MODERNBERT, LONG),
     "bert": Case(BertConfig(num_layers=2, max_positions=2048)),
     "albert": Case(AlbertConfig(num_layers=2, max_positions=2048)),
+    "modernbert-flash2": Case(MODERNBERT, LONG, attention="flash2"),
+    "modernbert-flash3": Case(MODERNBERT, LONG, attention="flash3"),
     "modernbert-flex": Case(MODERNBERT, LONG, attention="flex"),
     "modernbert-rtd": Case(MODERNBERT, LONG, ReplacedTokensConfig()),
     "xlnet": Case(XLNetConfig(num_layers=2), attention="sdpa"),  # no other kernel takes its bias
@@ -95,7 +98,9 @@ def graphs() -> int:
 def batch_of(case: Case, seed: int) -> Batch:
     """A microbatch of some of the documents; what replaced-token detection has besides is made by hand."""
     rows, vocab = TOKENS // ROW, case.model.vocab_size
-    batch = make_batch(DOCUMENTS[seed], ROW, vocab, boundaries=64, rows=rows, seed=seed)
+    batch = make_batch(DOCUMENTS[seed], ROW, vocab, boundaries=64 * (1 + seed), rows=rows, seed=seed)
+    longest = max(*DOCUMENTS[seed], TOKENS - sum(DOCUMENTS[seed]))
+    batch = replace(batch, packed=replace(batch.packed, longest=longest))
     if "rtd" not in case.objective.terms:
         return batch
     more = {
@@ -112,8 +117,10 @@ def look_at(name: str, traffic: Traffic) -> dict[str, Any]:
     config, phase = case.model, case.phase
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    flash.WINDOWS.clear()
+    compute = ComputeConfig(attention=case.attention.rstrip("23"), compile=True)  # type: ignore[arg-type]
     with torch.device("cuda"):
-        model = build_model(config, case.objective, ComputeConfig(attention=case.attention, compile=True)).train()
+        model = build_model(config, case.objective, compute).train()
     model.compile_layers()
     batches = [batch_of(case, seed) for seed in range(len(DOCUMENTS))]
     seen = []
@@ -138,6 +145,8 @@ def look_at(name: str, traffic: Traffic) -> dict[str, Any]:
     account.reset()
     step(0)
     found = account.read()
+    gpu = torch.device("cuda")
+    kernel = choose_kernel(compute.attention, gpu, torch.bfloat16, bias=config.score_bias)
     per_token = {kernel: round(moved / TOKENS) for kernel, moved in sorted(traffic.bytes.items())}
     return {
         "graphs": seen[0],
@@ -147,10 +156,16 @@ def look_at(name: str, traffic: Traffic) -> dict[str, Any]:
         "bytes_per_token": per_token,
         "triton_launches": sum(times for each, (times, _) in found.items() if each.startswith("triton")),
         "waits": sum(times for each, (times, _) in found.items() if each.startswith("wait")),
+        "windows_of_flash3": sorted(flash.WINDOWS),
+        "kernel": with_backend(kernel, gpu, torch.bfloat16),
         "faults": faults(found),
     }
 
 
 if __name__ == "__main__":
     traffic = Traffic()
-    print(json.dumps({name: look_at(name, traffic) for name in sys.argv[1:]}))
+    found = {}
+    for name in sys.argv[1:]:
+        with flash.installed(CASES[name].attention):
+            found[name] = look_at(name, traffic)
+    print(json.dumps(found))

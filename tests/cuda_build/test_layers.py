@@ -12,7 +12,15 @@ from tests.cuda_build.tables import compare
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(1200)]
 
 # kinds of layers and of what they are given, and the loss; of replaced tokens those of the generator too
-GRAPHS = {"modernbert": 4, "bert": 2, "albert": 4, "modernbert-flex": 4, "modernbert-rtd": 7}
+GRAPHS = {
+    "modernbert": 4,
+    "modernbert-flash2": 4,
+    "modernbert-flash3": 4,
+    "bert": 2,
+    "albert": 4,
+    "modernbert-flex": 4,
+    "modernbert-rtd": 7,
+}
 BROKEN = {"xlnet": 4}  # what stands before attention and after it, in training; the loss
 
 
@@ -29,6 +37,26 @@ def test_each_kind_of_layer_is_one_graph_for_any_documents(looked_at: dict[str, 
     assert found["graph_breaks"] == 0
     assert found["graphs"] == found["graphs_after_other_documents_and_phase"] == GRAPHS[case]
     assert found["waits"] == 0 and found["faults"] == []
+
+
+@pytest.mark.parametrize("version", ["flash2", "flash3"])
+def test_flash_attention_leaves_compiled_layers_as_they_are(looked_at: dict[str, Any], version: str) -> None:
+    """Called as its packages are called it broke each layer's graph in two, which took half of what the third wins."""
+    found, varlen = looked_at[f"modernbert-{version}"], looked_at["modernbert"]
+    assert (found["kernels"], found["bytes_per_token"]) == (varlen["kernels"], varlen["bytes_per_token"])
+
+
+def test_flash_attention_3_is_given_windows_through_the_switch_of_torch(looked_at: dict[str, Any]) -> None:
+    """Forward and backward, of local and of global layers; `varlen` without it calls torch's own second version."""
+    both = [[way, side, side] for way in ("bwd", "fwd") for side in (-1, 64)]
+    assert looked_at["modernbert-flash3"]["windows_of_flash3"] == both
+    assert looked_at["modernbert"]["windows_of_flash3"] == []
+
+
+def test_a_kernel_says_what_it_really_calls(looked_at: dict[str, Any]) -> None:
+    """In the banner and in `doctor`. Which one torch calls is torch's choice, and makes a factor of five."""
+    said = {case: looked_at[case]["kernel"] for case in ("modernbert", "modernbert-flash2", "modernbert-flash3")}
+    assert list(said.values()) == ["varlen (FlashAttention-2)", "flash (FlashAttention-2)", "flash (FlashAttention-3)"]
 
 
 def test_layers_of_an_xlnet_are_compiled_around_their_attention(looked_at: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from modernbert_train.batch import Packed
 from modernbert_train.config import packages
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import RunError
-from modernbert_train.models.attention import flash
+from modernbert_train.models.attention import flash, varlen
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.plan.memory import memory
 from modernbert_train.plan.parameters import count_parameters
@@ -104,8 +104,7 @@ def train(here: Path, case: str) -> dict[str, Any]:
     with ExitStack() as patches:
         patches.enter_context(patch.object(build, "accumulation", lambda *given: [*accumulation(*given), watch]))
         patches.enter_context(patch.object(packages, "_is_there", lambda name: True))
-        for version, function in (("flash2", flash_attention.flash2), ("flash3", flash_attention.flash3)):
-            patches.enter_context(patch.object(flash, version, function if kernel == version else None))
+        patches.enter_context(flash_attention.installed(kernel))
         plant(" ".join(planted), patches)
         if strategy != "alone":
             pretend(patches, ranks)
@@ -159,7 +158,7 @@ def plant(planted: str, patches: ExitStack) -> None:
     elif planted == "boundaries of 64 bits":
         prepare = flash.prepare
 
-        def of_64_bits(packed: Packed, visible: Visible) -> flash.Layout:
+        def of_64_bits(packed: Packed, visible: Visible) -> varlen.Layout:
             return prepare(replace(packed, cu_seqlens_S=packed.cu_seqlens_S.long()), visible)
 
         patches.enter_context(patch.object(flash, "prepare", of_64_bits))

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -105,6 +106,20 @@ def test_training_never_holds_all_logits(small: Make, build: Make, pack: Make) -
         mean_loss(build(small(vocab_size=163)), batch, figures=True).backward()
     logits = len(batch.targets["positions_M"]) * 163 * 4
     assert logits in plain.sizes and logits not in seen.sizes and seen.sizes.count(128 * 163 * 4) > 0
+
+
+@pytest.mark.runs
+@torch.no_grad()
+def test_validation_never_holds_all_logits(small: Make, build: Make, pack: Make) -> None:
+    """With the next token to predict at each place they are 50 GB of a microbatch of base. The figures are the same."""
+    batch = pack([[torch.arange(600) % 100 + 5]], row_tokens=600, predict_every=1)
+    model, at_once = build(small(vocab_size=50_368)), build(small(vocab_size=50_368), logit_chunk=1000)
+    with Allocations() as seen:
+        found = model(batch, figures=True)
+    assert max(seen.sizes) == 256 * 50_368 * 4, "2^26 bytes of logits at most, on a CPU"
+    plain = at_once(batch, figures=True)
+    torch.testing.assert_close(found.losses["mlm"], plain.losses["mlm"], rtol=1e-6, atol=0)
+    assert torch.equal(found.figures["mlm/hits"], plain.figures["mlm/hits"])
 
 
 class Allocations(TorchDispatchMode):
@@ -213,7 +228,7 @@ def opaque_attention() -> SimpleNamespace:
 
     def call(q: Tensor, k: Tensor, v: Tensor, layout: varlen.Layout, window: bool) -> Tensor:
         side, _ = layout.visible.sides(window)
-        return attend(q, k, v, layout.cu_seqlens_S, layout.max_seqlen, side)  # type: ignore[no-any-return]
+        return attend(q, k, v, layout.cu_seqlens_S, layout.longest, side)  # type: ignore[no-any-return]
 
     return SimpleNamespace(prepare=varlen.prepare, attend=call)
 
@@ -232,9 +247,30 @@ def test_layers_compile_once_whatever_the_documents(
     compiled = []
     for lengths in ([96], [50, 20], [1, 2, 3, 90], [3] * 30, [33, 33, 30]):
         batch = pack([sequences(lengths)], row_tokens=96)
+        batch = replace(batch, packed=replace(batch.packed, longest=max(lengths)))
         mean_loss(model, first_predictions(batch, 16)).backward()
         compiled.append(counters["stats"]["unique_graphs"])
     assert compiled[0] == 4 and compiled == [4] * 5, "first, local and global layers, and the loss"
+
+
+@pytest.mark.runs
+def test_layers_are_compiled_in_every_phase_or_the_run_ends(
+    monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
+) -> None:
+    """torch allows a layer 8 graphs and runs it eagerly beyond, at half the speed until the end of the run."""
+    torch._dynamo.reset()
+    counters.clear()
+    model = build(small(num_layers=4)).train()
+    model.compile_layers(backend="eager")
+    kernel = opaque_attention()
+    monkeypatch.setattr(modernbert, "choose_kernel", lambda *_, **__: kernel)
+    seen = []
+    for row_tokens in range(30, 40):
+        model(first_predictions(pack([sequences([row_tokens])], row_tokens), 4))
+        seen.append(counters["stats"]["unique_graphs"])
+    assert seen == [1 + 3 * (phase + 1) for phase in range(10)], "three kinds of layers, and the loss once"
+    with torch._dynamo.config.patch(recompile_limit=30), pytest.raises(FailOnRecompileLimitHit):
+        model(first_predictions(pack([sequences([29])], 29), 4))
 
 
 @pytest.mark.runs

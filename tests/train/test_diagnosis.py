@@ -41,3 +41,5 @@ def test_a_position_is_of_the_document_that_lies_there(tiny_run: TinyRun, object
             logits_M = torch.zeros(len(positions_M), 1)
             logits_M[index] = torch.inf
             assert _chunks_of(logits_M, batch, rows, plan) == [chunk]
+            part = slice(index, index + 2)  # the decoder is called for some positions at a time
+            assert _chunks_of(logits_M[part], batch, rows, plan, before=index) == [chunk]

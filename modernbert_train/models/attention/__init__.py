@@ -89,6 +89,12 @@ def choose_kernel(
     return KERNELS[chosen]
 
 
+def with_backend(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str:
+    """The kernel's name, and on a GPU what it really calls there, where that is another's choice."""
+    asked = {"varlen": varlen.backend, "flash": flash.backend}.get(kernel.name)
+    return kernel.name if asked is None or device.type != "cuda" else f"{kernel.name} ({asked(device, dtype)})"
+
+
 def kernel_report() -> dict[str, str | None]:
     """For each kernel None if it serves the best device of this machine in its usual precision, else why not."""
     on_gpu = torch.cuda.is_available()

@@ -5,6 +5,9 @@ later), else FlashAttention-2 (package flash-attn), which is the algorithm of `v
 third of its own accord. The newer ones gain most in global layers on long documents; compute.attention=varlen with
 compute.global_attention=flash gives them those alone.
 
+The third serves through torch's own switch, as what `varlen` calls: its package's function would break the graph of
+each compiled layer. The switch is the process's, so local layers have it too, however they are asked for.
+
 Shape legend: T packed tokens, S sequences (padded), N heads, H head width.
 """
 
@@ -15,7 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor
+from torch.nn import attention as torch_attention
 
 from modernbert_train.batch import Order, Packed
 from modernbert_train.models.attention import varlen
@@ -30,8 +35,11 @@ except (ImportError, OSError) as error:
     flash2: Any = None  # type: ignore[no-redef]
     MISSING.append(f"flash-attn: {error}")
 try:
-    from flash_attn_interface import flash_attn_varlen_func as flash3
-except (ImportError, OSError) as error:
+    import flash_attn_interface as flash3
+
+    # what torch's switch wants of it
+    torch.ops.flash_attn_3.fwd, torch.ops.flash_attn_3.bwd, torch_attention.activate_flash_attention_impl  # noqa: B018
+except (ImportError, OSError, AttributeError) as error:
     flash3: Any = None  # type: ignore[no-redef]
     MISSING.append(f"flash_attn_interface: {error}")
 try:
@@ -48,9 +56,16 @@ traits = "window; backward, deterministic with torch.use_deterministic_algorithm
 
 @dataclass(frozen=True)
 class Layout(varlen.Layout):
-    """With the function that serves on this device."""
+    """With the boundaries a second time, for a function that is given both queries' and keys'.
+
+    Attributes:
+        function: that serves on this device.
+        of_keys_S: equal to cu_seqlens_S: one tensor twice would break the graph of each compiled layer, as torch traces
+            no autograd.Function that is given it.
+    """
 
     function: Callable[..., Any]
+    of_keys_S: Tensor
 
 
 def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias: bool = False) -> str | None:
@@ -66,19 +81,27 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
     return None
 
 
-def prepare(packed: Packed, visible: Visible) -> Layout:
+def prepare(packed: Packed, visible: Visible) -> varlen.Layout:
     """See `Kernel.prepare`; nothing is read back from the device."""
-    function = _newest(packed.cu_seqlens_S.device)
+    device = packed.cu_seqlens_S.device
+    if is_third(device):
+        _switch_to_third()
+        return varlen.prepare(packed, visible)
+    function = _newest(device)
     assert function is not None, "asked for without support()"
-    return Layout(packed.cu_seqlens_S, packed.max_seqlen, visible, function)
+    of_keys_S = packed.cu_seqlens_S.clone()
+    torch._dynamo.maybe_mark_dynamic(of_keys_S, 0)
+    return Layout(*varlen.sizes(packed), visible, function, of_keys_S)
 
 
 def attend(
-    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout, window: bool, bias: ScoreBias | None = None
+    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: varlen.Layout, window: bool, bias: ScoreBias | None = None
 ) -> Tensor:
     """See `Kernel.attend`. Both ends of the window are included, as in `sdpa`."""
+    if not isinstance(layout, Layout):
+        return varlen.attend(q_TNH, k_TNH, v_TNH, layout, window, bias)
     assert bias is None, "asked for without support()"
-    boundaries, longest = layout.cu_seqlens_S, layout.max_seqlen
+    longest = layout.longest
     options: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     if window:
         options["window_size"] = layout.visible.sides(True)
@@ -88,19 +111,32 @@ def attend(
         q_TNH,
         k_TNH,
         v_TNH,
-        cu_seqlens_q=boundaries,
-        cu_seqlens_k=boundaries,
+        cu_seqlens_q=layout.cu_seqlens_S,
+        cu_seqlens_k=layout.of_keys_S,
         max_seqlen_q=longest,
         max_seqlen_k=longest,
         **options,
     )
-    attended: Tensor = out[0] if isinstance(out, tuple) else out  # FA4 and early FA3 return the log-sum-exp too
+    attended: Tensor = out[0] if isinstance(out, tuple) else out  # FA4 returns the log-sum-exp too
     return attended
 
 
 def is_third(device: torch.device) -> bool:
     """Whether it is FlashAttention-3 that serves a device, which on Hopper is faster than `varlen` at every length."""
     return flash3 is not None and _newest(device) is flash3
+
+
+def backend(device: torch.device, dtype: torch.dtype) -> str:
+    """Which FlashAttention serves a device; of the third, what torch says once it is switched to it."""
+    if is_third(device):
+        _switch_to_third()
+        return varlen.backend(device, dtype)
+    return "FlashAttention-4" if _newest(device) is flash4 else "FlashAttention-2"
+
+
+def _switch_to_third() -> None:
+    if torch_attention.current_flash_attention_impl() != "FA3":
+        torch_attention.activate_flash_attention_impl("FA3")
 
 
 def _newest(device: torch.device) -> Callable[..., Any] | None:

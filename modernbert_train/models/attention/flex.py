@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
@@ -25,6 +24,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from modernbert_train.batch import QUERY_RANK, Order, Packed
 from modernbert_train.models.attention.varlen import gpu_support
 from modernbert_train.models.attention.visible import ScoreBias, Visible
+from modernbert_train.models.compiler import set_up_compiler
 
 name = "flex"
 traits = "window; any order; backward, deterministic; compiled by Triton"
@@ -149,5 +149,5 @@ def _ordered(blocks_BB: Tensor) -> tuple[Tensor, Tensor]:
 @functools.cache
 def _compiled() -> Callable[..., Any]:
     """FlexAttention's fused kernel; `fullgraph` makes a failure to compile an error, not T x T scores."""
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    set_up_compiler()
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
