@@ -6,7 +6,9 @@ import importlib.util
 import os
 import shutil
 import sys
+import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 
 from modernbert_train.config.plugins import PACKAGES
 from modernbert_train.config.schema import ComputeConfig, OptimConfig, RunConfig, StableAdamWConfig
@@ -79,6 +81,8 @@ def missing_on_gpu() -> list[str]:
     if not any(map(shutil.which, _c_compilers())):
         names = ", ".join(_c_compilers())
         found.append(f"there is no C compiler ({names}; on Debian and Ubuntu: apt install gcc)")
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():  # Triton builds what starts a kernel with them
+        found.append("Python's headers are not installed (on Debian and Ubuntu: apt install python3-dev)")
     return found
 
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -185,20 +185,33 @@ def take(
             return filled(config, found)
         return on_gpu(config, card, ranks, found, fast=not card.lacks)
 
-    taken, text = _take(config, compute, close, fresh=fresh)
+    slow = [key for key, setting in OPEN.items() if setting.fast is True and card is not None and card.lacks]
+    unable = [*slow, *(["optim.fused"] if card is None else [])]
+    taken, text = _take(config, compute, close, unable, fresh=fresh)
     return Taken(taken if fresh else with_halved(taken, config), text)
 
 
 def _take(
-    config: RunConfig, compute: Compute, close: Callable[[Mapping[str, Any]], RunConfig], *, fresh: bool
+    config: RunConfig,
+    compute: Compute,
+    close: Callable[[Mapping[str, Any]], RunConfig],
+    unable: Sequence[str],
+    *,
+    fresh: bool,
 ) -> Taken:
-    """The same without what was halved; `close` fills in what is neither given nor found."""
+    """The same without what was halved.
+
+    Args:
+        config, compute, fresh: see `take`.
+        close: fills in what is neither given nor found.
+        unable: keys of what this device cannot do, though the run may have been trained with it on another.
+    """
     plain = close({})
     left = {key: value_of(plain, key) for key in open_settings(config)}
     then = None if fresh else begun_with(config)
     spoken_for = "OMP_NUM_THREADS" in os.environ  # somebody has said it, or several ranks share the machine
     if then is not None:
-        resumed = close(kept(config, then))
+        resumed = close({key: value for key, value in kept(config, then).items() if key not in unable})
         if spoken_for and "compute.threads" in left:
             resumed = with_settings(resumed, {"compute.threads": None})
         settings = _shown(resumed, left)

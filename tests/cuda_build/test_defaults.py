@@ -20,9 +20,11 @@ pytestmark = [pytest.mark.runs, pytest.mark.timeout(1800)]
 
 CARD = "modernbert_train/run/card.py"
 # a step of 256 rows of 64 tokens on each of two ranks; three steps
-NOTHING_SET = ("phases.short.microbatch_tokens=null", "phases.long=null", "phases.short.batch_warmup=null",
-               "phases.short.batch_rows=512", "phases.short.tokens=90000", "data.validation=null",
-               "checkpoint.interval_steps=null")  # fmt: skip
+NOTHING_SET = (
+    *("compute.compile=null", "optim.fused=null", "phases.short.microbatch_tokens=null", "phases.long=null"),
+    *("phases.short.batch_warmup=null", "phases.short.batch_rows=512", "phases.short.tokens=90000"),
+    *("data.validation=null", "checkpoint.interval_steps=null"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +96,14 @@ def test_what_is_beyond_the_card_is_refused_with_the_number_to_set(tmp_path: Pat
     assert not machine.steps("run")
 
 
-def test_adamw_has_its_fused_form_and_resumes_from_one_that_had_not(tmp_path: Path, data: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_adamw_has_its_fused_form_and_resumes_from_one_that_had_not(tmp_path: Path, data: Path, strategy: str) -> None:
     """torch counts steps where its fused kernel reads them: on the GPU, and on the CPU without it."""
-    machine = Machine(tmp_path, data, gpus=1)
-    adamw = ("optim={name: adamw, lr: 1e-3}", "compute.compile=false")
-    for count, form in enumerate(("optim.fused=false", "optim.fused=null", "optim.fused=true", "optim.fused=false"), 1):
-        tokens = f"phases.short.tokens={60000 * count}"
-        code, said = machine.train(*machine.words("run", *NOTHING_SET, *adamw, tokens, form), seconds=400)
+    machine = Machine(tmp_path, data, gpus=2)
+    adamw = ("optim={name: adamw, lr: 1e-3}", "compute.compile=false", f"distributed.strategy={strategy}")
+    for count, form in enumerate(("optim.fused=false", "optim.fused=true", "optim.fused=false"), 1):
+        words = machine.words("run", *NOTHING_SET, *adamw, f"phases.short.tokens={60000 * count}", form)
+        code, said = machine.train(*words, "--ranks", "2", seconds=400)
         assert code == 0, said[-3000:]
         assert saved(machine).optim.fused is (form == "optim.fused=true")
     assert machine.faults == []

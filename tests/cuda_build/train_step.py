@@ -95,7 +95,7 @@ def train(here: Path, case: str) -> dict[str, Any]:
         f"phases.short.tokens={round((STEPS - 0.5) * 60 * rows)}",
         *("model.hidden_size=128", "model.num_heads=2", "model.intermediate_size=192"),
         f"checkpoint.interval_steps={SAVED}",
-        *("model.attention_out_dropout=0.1", *(["optim.fused=true"] if form == "fused" else [])),
+        *("model.attention_out_dropout=0.1", f"optim.fused={form == 'fused'}".lower()),
     ]
     watch = Watch()
     accumulation = build.accumulation

@@ -67,6 +67,10 @@ def test_a_gpu_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     lacks = gpu((9, 0), monkeypatch, "triton", "gcc", "clang").lacks
     assert lacks[0].startswith("Triton is not installed") and lacks[1].startswith("there is no C compiler (gcc, clang;")
     assert card_of(Compute(torch.device("cpu"), "fp32")) is None
+    monkeypatch.setattr(packages.sysconfig, "get_path", lambda name: "/none")  # type: ignore[attr-defined]
+    assert [each.partition(" (")[0] for each in gpu((9, 0), monkeypatch).lacks] == [
+        "Python's headers are not installed"
+    ]
 
 
 def test_what_is_done_without_is_said_once_with_what_it_costs(config: RunConfig) -> None:
@@ -118,7 +122,12 @@ def test_a_run_that_was_trained_keeps_what_it_took_whatever_gpu_it_resumes_on(co
     checkpoint(first, "short")
     assert first.phases["long"].tokens_at_once < 128 * 128
     assert take(config, GPU, card=H100).config == first
-    assert take(config, GPU, card=T4).config == first, "and is told when it is built what that GPU cannot do"
+    old = take(config, GPU, card=T4).config
+    assert [phase.microbatch_tokens for phase in old.phases.values()] == [
+        phase.microbatch_tokens for phase in first.phases.values()
+    ]
+    assert old.compute.compile is False and old.optim.fused is False, "which that GPU cannot do, and the start says so"
+    assert take(config, Compute(torch.device("cpu"), "fp32")).config.optim.fused is False, "nor can a CPU"
     fresh = take(config, GPU, card=H100, fresh=True).config
     assert fresh.phases["long"].tokens_at_once == 128 * 128
 
