@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modernbert_train.cli.arguments import MODEL, files_and_overrides, read_run, with_licence, with_run
+from modernbert_train.cli.arguments import read_run, with_run
 from modernbert_train.cli.parser import Call, positive
 from modernbert_train.config.check import check as check_config
-from modernbert_train.config.check import check_model
-from modernbert_train.config.load import load_model
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.installed import YAMLS
@@ -213,24 +211,3 @@ def _plan(options: argparse.Namespace) -> None:
     wanted = (made, (named or ["h100"])[0], named or list(GPUS), dict(options.price))
     found = [answer(*wanted), *sections(*wanted)]
     print(as_text(config, found))
-
-
-def grow(parser: argparse.ArgumentParser) -> Call:
-    """Arguments and call of `grow`."""
-    parser.add_argument("--from", dest="source", required=True, metavar="MODEL", help=MODEL)
-    words = "YAML files with the larger model: section, a run's or one of yamls/model, and overrides"
-    parser.add_argument("--to", nargs="+", required=True, metavar="YAML [KEY=VALUE]", help=words)
-    parser.add_argument("--mode", choices=("fitted", "paper"), help="default: weights.grow_mode, which is fitted")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the grown model")
-    with_licence(parser)
-    return _grow
-
-
-def _grow(options: argparse.Namespace) -> None:
-    mode = [f"weights.grow_mode={options.mode}"] if options.mode else []
-    files, overrides = files_and_overrides(options.to)
-    config = load_model(files, [*overrides, *mode])
-    check_model(config.model)
-    from modernbert_train.weights.grow import grow_model
-
-    grow_model(options.source, config.model, config.weights.grow_mode, options.out, options.licence)

@@ -68,8 +68,6 @@ VERBS = (
          f"{_CLI}.before:plan", "plan yamls/quickstart.yaml --gpu h100 rtx4090", True),
     Verb("tune", BEFORE, "find the fastest settings on this device that compute the same, and keep them for runs",
          f"{_CLI}.training:tune", "tune yamls/quickstart.yaml", True),
-    Verb("grow", BEFORE, "enlarge a model by center tiling, for weights.init_from of a run", f"{_CLI}.before:grow",
-         "grow --from answerdotai/ModernBERT-base --to yamls/model/large.yaml --out grown", True),
     Verb("quickstart", TRAIN, "text to a trained small model on this machine, every step printed",
          "launch.quickstart", "quickstart", True),
     Verb("train", TRAIN, "train a run, or resume it from its newest checkpoint", f"{_CLI}.training:train",
@@ -107,6 +105,7 @@ REMOVED = {
     "gliner": "Run examples/train_gliner.py of the repository on an exported folder; docs/use.md shows how.",
     "setfit": "Run examples/train_setfit.py of the repository on an exported folder; docs/use.md shows how.",
     "onnx": "Run examples/export_onnx.py of the repository on an exported folder; docs/use.md shows how.",
+    "grow": "weights.grow_from=MODEL in the larger run does the same when it starts; docs/weights.md shows how.",
     "completion": "Nothing replaces it; docs/config.md lists every key, and `init` prints a file to start from.",
 }
 

@@ -63,19 +63,6 @@ def check(config: RunConfig, num_ranks: int = 1) -> None:
         raise ConfigError("\n".join(messages))
 
 
-def check_model(model: ModelConfig) -> None:
-    """Apply the rules that concern the model alone.
-
-    Raises:
-        ConfigError: one line for each broken rule.
-    """
-    refuse_too_many(model, ("model",))
-    config = RunConfig(model=model)
-    messages = [*_outside(model), *model_shape(config, 1)]
-    if messages:
-        raise ConfigError("\n".join(messages))
-
-
 def run_name(config: RunConfig, num_ranks: int) -> Iterator[str]:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", config.name) or config.name in (".", ".."):
         yield f"name={config.name!r}: a run's name becomes its folder. Use letters, digits, '.', '_' and '-'."

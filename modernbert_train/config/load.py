@@ -75,12 +75,6 @@ def load_given(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> tu
     return config, frozenset(".".join(path) for path in origins)
 
 
-def load_model(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
-    """A run of which only the model need be known, as in the files of yamls/model. See `load_typed`."""
-    rest = ("name=model", "data.train=none", "data.tokenizer=none", "optim.lr=1")  # what a whole run must have
-    return load_typed(RunConfig, files, [*overrides, *rest])
-
-
 def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str] = ()) -> T:
     """Merge YAML files and overrides into a frozen dataclass.
 

@@ -74,7 +74,6 @@ SMALLER = {
     "run.py yamls/quickstart.yaml": f"run.py yamls/quickstart.yaml {FEW}",
     "train yamls/model/base.yaml mine.yaml": f"train yamls/model/base.yaml mine.yaml model.vocab_size=8192 {WIDTH}",
     "train mine.yaml": f"train mine.yaml model.vocab_size=8192 {WIDTH}",
-    "--to yamls/model/large.yaml": f"--to yamls/model/large.yaml {LARGER}",
     "--out runs/names --steps 300": "--out runs/names --steps 3 --hidden-size 16",
     "--label-column intent": "--label-column intent --steps 2",
     "train yamls/model/large.yaml mine.yaml": f"train yamls/model/large.yaml mine.yaml {LARGER}",

@@ -418,14 +418,12 @@ VERBS: dict[str, list[list[str]]] = {
         ["prepare", "prepare.yaml", "tokenizer.path=data/tokenizer"],
     ],
     "model": [
-        ["grow", "--from", "hf", "--to", "run.yaml", "model.hidden_size=32", "--out", "grown"],
         ["fill", "hf", "w7 [MASK]"],
         ["train", "run.yaml", "name=other", "weights.init_from=hf"],
         ["import-config", "hf/config.json"],
     ],
     "composer": [
         ["export", "file.pt", "--out", "out"],
-        ["grow", "--from", "file.pt", "--to", "run.yaml", "--out", "grown"],
         ["train", "run.yaml", "name=other", "weights.init_from=file.pt"],
     ],
     "run": [

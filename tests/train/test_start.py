@@ -18,7 +18,6 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.models.tiling import grow
 from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.weights.formats import read_folder
-from modernbert_train.weights.hf_folder import load_weights
 from tests.conftest import TINY_YAML, TinyRun
 from tests.data.make_shards import make_texts, make_tokenizer
 
@@ -125,29 +124,13 @@ def test_a_grown_start_is_far_below_a_random_one(tiny_run: TinyRun, teacher: Pat
     assert gain > (1.2 if mode == "paper" else 1.7)
 
 
-def test_the_grow_verb_writes_what_a_run_and_transformers_can_start_from(
+def test_what_cannot_grow_is_refused(
     tiny_run: TinyRun, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Growing beforehand or in the run is the same start."""
-    larger = tmp_path / "larger.yaml"
-    larger.write_text("model:\n  vocab_size: 512\n  local_attention: 16\n")
-    out = tmp_path / "grown"
-    for source in (teacher, teacher / "hf"):
-        assert main(["grow", "--from", str(source), "--to", str(larger), *LARGER, "--out", str(out)]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == str(out)
-        assert transformers.AutoModelForMaskedLM.from_pretrained(out).num_parameters() > 150_000
-        assert transformers.AutoTokenizer.from_pretrained(out).mask_token == "[MASK]"
-        assert read_folder(out).model.global_rope_theta == 160_000
-    before = first_weights(tiny_run(*STILL, *LARGER, "name=a", f"weights.init_from={out}"), tmp_path / "runs/a")
-    within = first_weights(tiny_run(*STILL, *LARGER, "name=b", f"weights.grow_from={teacher}"), tmp_path / "runs/b")
-    assert all(torch.equal(before[name], within[name]) for name in within)
-    # another mode, and what cannot be
-    words = ["--to", str(larger), *LARGER, "--out", str(tmp_path / "paper"), "--mode", "paper"]
-    assert main(["grow", "--from", str(teacher), *words]) == 0
-    assert torch.equal(load_weights(tmp_path / "paper")["model.final_norm.weight"], torch.ones(48))
-    words.insert(len(LARGER) + 2, "model.num_layers=1")
-    assert main(["grow", "--from", str(teacher), *words]) == 78
+    words = tiny_run(*STILL, *LARGER, "model.num_layers=1", "name=small", f"weights.grow_from={teacher}")
+    assert main(["train", *words]) == 78
     assert "model.num_layers=1, grown from 4: cannot shrink" in capsys.readouterr().err
+    assert not (tmp_path / "runs/small").exists()
 
 
 def test_a_checkpoint_of_the_run_wins_and_the_origin_is_no_longer_needed(

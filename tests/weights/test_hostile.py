@@ -55,14 +55,14 @@ def test_fill_says_what_is_wrong_with_the_folder(exported: Path, case: str, caps
 def test_so_does_whatever_starts_from_the_folder(
     exported: Path, case: str, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """weights.init_from and grow --from; `average` and `export` open models by the same function."""
+    """weights.init_from and weights.grow_from; `average` and `export` open models by the same function."""
     (exported / "config.json").write_text(NO_CONFIGS[case])
     with pytest.raises(DataError) as refused:
         open_source(exported)
     assert str(refused.value).startswith(f"{exported}/config.json: ")
-    grown = ["--to", tiny_run()[0], "--out", str(tmp_path / "grown")]
-    assert main(["grow", "--from", str(exported), *grown]) == 65
-    assert str(refused.value) in capsys.readouterr().err
+    for key in ("init_from", "grow_from"):
+        assert main(["train", *tiny_run(f"weights.{key}={exported}")]) == 65
+        assert str(refused.value) in capsys.readouterr().err
 
 
 def test_fill_fills_what_is_whole(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:

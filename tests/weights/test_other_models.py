@@ -23,7 +23,6 @@ from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.vocabulary import read_vocabulary
-from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.hf_folder import export, load_weights
 from modernbert_train.weights.source import find_origin
 from tests.conftest import TinyRun
@@ -170,11 +169,6 @@ def test_a_decoder_may_become_an_encoder_and_that_is_said(
     # a run that ended in causal order is one too
     words = run_of(tiny_run(*STILL, f"weights.init_from={tmp_path / 'runs/on'}", "name=back"), MODERNBERT)
     assert main(["train", *words]) == 0 and "a decoder, trained in causal order" in capsys.readouterr().out
-    # grown, it is still a decoder
-    larger = ["model.hidden_size=48", "model.num_heads=3", "model.num_layers=7", "model.intermediate_size=64"]
-    assert main(["grow", "--from", str(decoder), "--to", words[0], *larger, "--out", str(tmp_path / "grown")]) == 0
-    assert read_folder(tmp_path / "grown").order == "causal"
-    assert "AutoModelForCausalLM" in (tmp_path / "grown/README.md").read_text()
 
 
 @pytest.mark.runs
@@ -192,10 +186,7 @@ def test_another_encoder_is_refused_by_both_names(
         assert f"of another architecture:\n  model.name={here} here, {there} there\nSet model.name={there}" in said
         assert main(["train", *run_of(tiny_run(*STILL, f"weights.grow_from={folder}"), model)]) == 78
         assert f"model.name={here} here, {there} there, and only a modernbert grows" in capsys.readouterr().err
-        words = ["--to", run_of(tiny_run(), model)[0], "--out", str(tmp_path / "grown")]
-        assert main(["grow", "--from", str(folder), *words]) == 78
-        assert f"model.name={here} here, {there} there, and only a modernbert grows" in capsys.readouterr().err
-    assert not (tmp_path / "runs/tiny").exists() and not (tmp_path / "grown").exists()
+    assert not (tmp_path / "runs/tiny").exists()
 
 
 @pytest.mark.parametrize(

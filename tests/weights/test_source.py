@@ -83,11 +83,7 @@ def test_each_checkpoint_is_exported_with_the_bases_of_its_own_phase(trained: Pa
         config = transformers.AutoConfig.from_pretrained(folder)
         assert config.max_position_embeddings == tokens
         assert config.rope_parameters["full_attention"]["rope_theta"] == theta
-    # the same of a phase's end as first weights, and as what is grown
     assert same(load_weights(trained / "hf"), _with_decoder(verify(end_of_long).weights()))
-    words = ["--to", str(trained / "config.yaml"), *LARGER, "--out", str(tmp_path / "grown")]
-    assert main(["grow", "--from", str(end_of_short), *words]) == 0
-    assert read_folder(tmp_path / "grown").model.global_rope_theta == 10_000.0
 
 
 def _with_decoder(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -138,9 +134,6 @@ def test_a_checkpoint_of_the_reference_is_a_start(
         vocab_size=512, hidden_size=48, num_layers=7, num_heads=3, intermediate_size=64, local_attention=16
     )
     assert same(_with_decoder(grown), grow(expected, MODEL, larger))
-    words = ["--to", tiny_run()[0], *LARGER, "--out", str(tmp_path / "grown")]
-    assert main(["grow", "--from", str(path), *words]) == 0
-    assert same(load_weights(tmp_path / "grown"), grow(expected, MODEL, larger))
 
     assert main(["export", str(path)]) == 78
     assert "FILE.pt --out FOLDER" in capsys.readouterr().err
@@ -166,14 +159,11 @@ def test_another_tokenizer_inside_the_file_is_noticed(
 def test_weights_without_a_tokenizer_are_taken_and_that_is_said(
     tiny_run: TinyRun, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody can compare what is not there; growing or converting cannot go without."""
+    """Nobody can compare what is not there."""
     assert main(["export", str(trained), "--out", str(tmp_path / "bare")]) == 0
     (tmp_path / "bare/tokenizer.json").unlink()
     assert main(["train", *tiny_run(*STILL, f"weights.init_from={tmp_path / 'bare'}")]) == 0
     assert "no tokenizer comes with it" in capsys.readouterr().out
-    words = ["--to", tiny_run()[0], *LARGER, "--out", str(tmp_path / "grown")]
-    assert main(["grow", "--from", str(tmp_path / "bare"), *words]) == 65
-    assert "bare/tokenizer.json: no such file. Put the tokenizer" in capsys.readouterr().err
 
 
 @pytest.mark.runs
