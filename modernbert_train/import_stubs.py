@@ -47,11 +47,19 @@ _STUBS: dict[str, dict[str, tuple[str, ...]]] = {
 # what Composer, Streaming and torchmetrics import at their top, for nothing that we call, and who needs it at once:
 # Composer imports peft where it is installed, which makes subclasses of what is in transformers
 _LATER: dict[str, tuple[str, ...]] = {"transformers": ("peft",), "scipy": ()}
-# one line, for Python's site module
-_HOOK = (
-    "import sys; exec('try:\\n from modernbert_train.import_hook import activate\\nexcept ImportError:\\n pass\\n"
-    "else:\\n activate()')"
-)
+# what a .pth file runs at every start of Python, so nothing is imported until one of the two is
+_HOOK = """\
+class ModernbertTrain:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in ('composer', 'composer.algorithms', 'streaming'):
+            try:
+                from modernbert_train.import_hook import spec_of
+            except ImportError:
+                return None
+            return spec_of(name, path, ours=False)
+sys.meta_path.insert(0, ModernbertTrain)
+"""
 
 
 def install() -> list[str]:
@@ -206,13 +214,13 @@ def _refuse(self: object, *args: Any, **kwargs: Any) -> None:
 
 
 def write_hook(folder: Path) -> Path:
-    """Have import_hook.py activated in every program whose packages are in a folder.
+    """Have import_hook.py asked in every program whose packages are in a folder.
 
     Returns:
         The file that does it; it does nothing where this package is gone.
     """
     file = folder / "modernbert_train_import_hook.pth"
-    file.write_text(f"{_HOOK}\n", encoding="utf-8")
+    file.write_text(f"import sys; exec({_HOOK!r})\n", encoding="utf-8")  # Python's site module reads it by lines
     return file
 
 

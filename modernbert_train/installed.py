@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
-_IN_WHEEL = _PACKAGE / "yamls"  # put there by requirements/bundle.py
+_IN_WHEEL = _PACKAGE / "yamls"  # put there by requirements/bundle.py, as is the next
+BUNDLED = _PACKAGE / "bundled"  # Composer and Streaming, of which nobody else in the environment sees anything
 CHECKOUT = None if _IN_WHEEL.is_dir() else _PACKAGE.parent  # the repository's folder
 YAMLS = _IN_WHEEL if CHECKOUT is None else CHECKOUT / "yamls"
 
@@ -19,10 +20,13 @@ def library_version(name: str) -> str:
     Raises:
         importlib.metadata.PackageNotFoundError: it is not there.
     """
-    bundled = _PACKAGE / "bundled.json"
-    if bundled.is_file() and name in (versions := json.loads(bundled.read_text(encoding="utf-8"))):
-        return str(versions[name])
-    return importlib.metadata.version(name)
+    return bundled_versions().get(name) or importlib.metadata.version(name)
+
+
+def bundled_versions() -> dict[str, str]:
+    """Releases that a wheel brings, by package; none of a checkout."""
+    file = BUNDLED / "versions.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def commit() -> tuple[str, bool] | None:

@@ -18,7 +18,15 @@ def training_loss(losses: Sequence[float]) -> float | None:
         losses: of its steps, in order, each step once; at least the last of them.
     """
     known = [float(loss) for loss in losses[-LOSS_STEPS:] if math.isfinite(loss)]
-    return math.fsum(known) / len(known) if known else None
+    return mean(known) if known else None
+
+
+def mean(numbers: Sequence[float]) -> float:
+    """Of finite numbers, which a file may hold of any size; their sum may be beyond what a float holds."""
+    try:
+        return math.fsum(numbers) / len(numbers)
+    except OverflowError:
+        return math.fsum(each / len(numbers) for each in numbers)
 
 
 def losses_of(entries: Sequence[Mapping[str, Any]]) -> list[float]:

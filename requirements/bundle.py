@@ -2,10 +2,13 @@
 
 The releases of mosaicml and mosaicml-streaming that this project uses declare caps (torch < 2.7.1, transformers < 5,
 numpy < 2.2) that their code does not need, and pip has no way to overrule what a package declares. So a wheel holds
-their modules, unchanged and with their licences (Apache 2.0), and declares what they really need. They are taken from
-this environment, if it has these releases and each file has the hash that its own record names; otherwise pip downloads
-them, and they must have the hashes in requirements/pinned.txt. An editable install brings neither: `make venv` and
-`uv sync` install the packages themselves.
+their modules, unchanged and with their licences (Apache 2.0), and declares what they really need. They lie within the
+package, so that releases that an environment has of its own are neither overwritten nor taken away with ours, and a
+.pth file lets every program find them where there are none; see import_hook.py.
+
+They are taken from this environment, if it has these releases and each file has the hash that its own record names;
+otherwise pip downloads them, and they must have the hashes in requirements/pinned.txt. An editable install brings
+neither: `make venv` and `uv sync` install the packages themselves.
 """
 
 import base64
@@ -13,6 +16,7 @@ import csv
 import hashlib
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -29,7 +33,7 @@ BUNDLED = {"mosaicml": "composer", "mosaicml-streaming": "streaming"}  # package
 
 
 class BuildWithLibraries(build_py):
-    """Also copies yamls/ into the package, and what stands in BUNDLED beside it."""
+    """Also copies yamls/ and what stands in BUNDLED into the package, and puts the hook beside it."""
 
     def run(self) -> None:
         super().run()
@@ -37,13 +41,15 @@ class BuildWithLibraries(build_py):
             return
         target = Path(self.build_lib)
         shutil.copytree(ROOT / "yamls", target / "modernbert_train/yamls", dirs_exist_ok=True)
-        versions = {}
+        versions, bundled = {}, target / "modernbert_train/bundled"
+        shutil.rmtree(bundled, ignore_errors=True)
         for package, folder in BUNDLED.items():
             pin = _pinned(package)
             versions[package] = pin["version"]
-            shutil.rmtree(target / folder, ignore_errors=True)
-            _from_here(package, folder, pin["version"], target) or _from_index(package, folder, pin["text"], target)
-        (target / "modernbert_train/bundled.json").write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
+            _from_here(package, folder, pin["version"], bundled) or _from_index(package, folder, pin["text"], bundled)
+        (bundled / "versions.json").write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
+        # by its path: the environment that builds may have a modernbert_train of its own
+        runpy.run_path(str(ROOT / "modernbert_train/import_stubs.py"))["write_hook"](target)
 
 
 class SourceWithFiles(sdist):

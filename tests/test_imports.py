@@ -39,7 +39,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.tokenizer_threads": (),
     "modernbert_train.batch": ("config.objective", "keyed_random"),
     "modernbert_train.own_files": ("errors",),
-    "modernbert_train.import_hook": ("import_stubs", "ranks.stop_signals"),
+    "modernbert_train.import_hook": ("errors", "import_stubs", "installed", "ranks.stop_signals"),
     "modernbert_train.vocabulary": ("errors", "own_files", "read_json", "read_once"),
     "modernbert_train.cli.parser": (),
     "modernbert_train.cli.verbs": ("cli.parser", "text"),
@@ -49,7 +49,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.compute": ("config", "errors", "ranks.gpus"),
     "modernbert_train.ranks": ("config", "errors", "files", "installed", "read_once", "text", "torch_internals"),
     "modernbert_train.data": (
-        "batch", "clock", "config", "errors", "files", "import_stubs", "keyed_random", "own_files", "ranks.orphans",
+        "batch", "clock", "config", "errors", "files", "import_hook", "keyed_random", "own_files", "ranks.orphans",
         "read_json", "read_once", "text", "torch_internals", "vocabulary",
     ),
     "modernbert_train.objectives": ("batch", "config", "errors", "keyed_random", "vocabulary"),

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from modernbert_train import import_stubs
+from modernbert_train import import_hook
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 
 _LOOK_SECONDS = 0.2  # between two looks at how much has arrived
@@ -157,7 +157,7 @@ class Downloader:
 
 
 def _streaming_downloader(url: str) -> Any:
-    import_stubs.install()
+    import_hook.activate()
     from streaming.base.storage import CloudDownloader
 
     return CloudDownloader.get(url)

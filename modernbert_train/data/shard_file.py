@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train import import_stubs
+from modernbert_train import import_hook
 from modernbert_train.data.shard_index import stored
 from modernbert_train.read_json import parse_json
 
-import_stubs.install()
+import_hook.activate()
 
 from streaming.base.compression import decompress  # noqa: E402
 from streaming.base.format.mds.encodings import NDArray as StoredArray  # noqa: E402

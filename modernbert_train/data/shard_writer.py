@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train import __version__, import_stubs
+from modernbert_train import __version__, import_hook
 from modernbert_train.data.dataset_card import (
     INDEX,
     LABELS,
@@ -25,7 +25,7 @@ from modernbert_train.data.dataset_card import (
     write_card,
 )
 
-import_stubs.install()
+import_hook.activate()
 
 from streaming import MDSWriter  # noqa: E402
 

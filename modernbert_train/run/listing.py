@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from modernbert_train.files import lock_now
 from modernbert_train.provenance import read_starts
 from modernbert_train.read_json import number, open_file, parse_object
 from modernbert_train.text import duration, fixed, percent, printable, table, tokens_text, whole
-from modernbert_train.training_loss import LOSS_STEPS, losses_of, training_loss
+from modernbert_train.training_loss import LOSS_STEPS, losses_of, mean, training_loss
 
 _FIRST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24  # of the end of metrics.jsonl
 _REASON = 100  # letters of why a run failed
@@ -165,7 +164,7 @@ def last_entries(path: Path, *, held_out: bool) -> list[dict[str, Any]]:
 def _mean(entries: Sequence[dict[str, Any]], key: str) -> float | None:
     values = [value for entry in entries[-LOSS_STEPS:] if (value := number(entry.get(key))) is not None]
     known = [value for value in values if math.isfinite(value)]
-    return statistics.fmean(known) if known else None
+    return mean(known) if known else None
 
 
 def as_text(runs: Sequence[RunState]) -> str:

@@ -6,6 +6,7 @@ shows old beside new and records the new.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ def assert_unchanged(found: dict[str, str]) -> None:
     here = f"# platform: {platform_text()}\n"
     checked = {name: text for name, text in found.items() if CURVES[name].anywhere or here in recorded(name)}
     assert len(checked) > 3
+    if left_out := sorted(found.keys() - checked.keys()):
+        warnings.warn(f"recorded on another processor, so not compared here: {', '.join(left_out)}", stacklevel=2)
     changed = {name: differences(recorded(name), text) for name, text in checked.items()}
     assert {name: lines[:3] for name, lines in changed.items() if lines} == {}
 

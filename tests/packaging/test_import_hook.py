@@ -25,13 +25,13 @@ def packages(tmp_path: Path) -> Path:
     return folder
 
 
-def run(packages: Path, code: str, *, project: bool = True) -> subprocess.CompletedProcess[str]:
-    """A program of an environment with these packages."""
+def run(packages: Path, code: str, *, project: bool = True, alone: bool = False) -> subprocess.CompletedProcess[str]:
+    """A program of an environment with these packages; alone: with none of those that are installed here."""
     start = f"import site, sys; sys.path.insert(0, {str(packages)!r}); site.addsitedir({str(packages)!r})\n"
     own = [f"sys.path.insert(0, {str(ROOT)!r})"] if project else ["sys.modules['modernbert_train'] = None"]
     program = "\n".join(["import sys", *own, start, code])
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, *(["-S"] if alone else []), "-c", program],
         cwd=packages, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 
@@ -85,6 +85,60 @@ print(find_spec("torchvision") is None, *sorted({"torch", "torchmetrics", "compo
     done = run(packages, code)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{PathFinder.find_spec('torchvision') is None}\n"
+
+
+@pytest.fixture
+def bundle(packages: Path) -> str:
+    """Code for a program of a wheel's environment: what it brings, and a torchvision that needs no standing in."""
+    for folder, version in (("bundled/composer", "0.32.1"), ("bundled/streaming", "0.13.0"), ("torchvision", "0.0")):
+        (packages / folder).mkdir(parents=True)
+        (packages / folder / "__init__.py").write_text(f"__version__ = {version!r}", encoding="utf-8")
+    for module, names in import_stubs._STUBS["torchvision"].items():
+        (packages / module.replace(".", "/")).mkdir(exist_ok=True)
+        lines = ["__version__ = '9.9'", *(f"{name} = object" for name in names)]
+        (packages / module.replace(".", "/") / "__init__.py").write_text("\n".join(lines), encoding="utf-8")
+    versions = '{"mosaicml": "0.32.1", "mosaicml-streaming": "0.13.0"}'
+    (packages / "bundled/versions.json").write_text(versions, encoding="utf-8")
+    return (
+        "from pathlib import Path\nfrom modernbert_train import installed\n"
+        f"installed.BUNDLED = Path({str(packages)!r}, 'bundled')\n"
+    )
+
+
+def put_other_release(packages: Path) -> None:
+    for name, package in (("composer", "mosaicml"), ("streaming", "mosaicml_streaming")):
+        (packages / name).mkdir()
+        (packages / name / "__init__.py").write_text("__version__ = '0.30.0'", encoding="utf-8")
+        record = packages / f"{package}-0.30.0.dist-info"
+        record.mkdir()
+        (record / "METADATA").write_text(f"Name: {package}\nVersion: 0.30.0\n", encoding="utf-8")
+
+
+VERSIONS = "import composer, streaming\nprint(composer.__version__, streaming.__version__)"
+
+
+@pytest.mark.runs
+def test_a_wheel_brings_both_to_any_program_where_there_are_none(packages: Path, bundle: str) -> None:
+    """A callback of the user's own says `import composer`, and knows nothing of us."""
+    done = run(packages, bundle + VERSIONS, alone=True)
+    assert (done.returncode, done.stdout) == (0, "0.32.1 0.13.0\n"), done.stderr
+
+
+@pytest.mark.runs
+def test_other_releases_are_those_of_other_programs_and_ours_gets_its_own(packages: Path, bundle: str) -> None:
+    put_other_release(packages)
+    done = run(packages, bundle + VERSIONS, alone=True)
+    assert (done.returncode, done.stdout) == (0, "0.30.0 0.30.0\n"), done.stderr
+    done = run(packages, bundle + f"import modernbert_train.train\n{VERSIONS}", alone=True)
+    assert (done.returncode, done.stdout) == (0, "0.32.1 0.13.0\n"), done.stderr
+
+
+@pytest.mark.runs
+def test_another_release_that_is_imported_already_is_refused_in_one_line(packages: Path, bundle: str) -> None:
+    put_other_release(packages)
+    done = run(packages, bundle + "import composer, modernbert_train.train", alone=True)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode and "composer: imported from" in last and "release 0.32.1 alone" in last
 
 
 @pytest.mark.runs

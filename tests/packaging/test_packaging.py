@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from modernbert_train import __version__
+from modernbert_train.import_stubs import write_hook
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,14 +116,18 @@ def test_the_wheel_holds_all_that_is_needed_and_nothing_else(tmp_path: Path, pro
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(f"modernbert_train-{__version__}.dist-info/METADATA").decode()
-        bundled = json.loads(archive.read("modernbert_train/bundled.json"))
-        composer = archive.read("composer/trainer/trainer.py")
-    packages = {"modernbert_train", "data_prep", "launch", "composer", "streaming"}
-    assert {n.split("/")[0] for n in names} == {*packages, f"modernbert_train-{__version__}.dist-info"}
+        bundled = json.loads(archive.read("modernbert_train/bundled/versions.json"))
+        composer = archive.read("modernbert_train/bundled/composer/trainer/trainer.py")
+        hook = archive.read("modernbert_train_import_hook.pth").decode()
+    packages = {"modernbert_train", "data_prep", "launch"}
+    others = {"modernbert_train_import_hook.pth", f"modernbert_train-{__version__}.dist-info"}
+    assert {n.split("/")[0] for n in names} == packages | others, "a release that an environment has is overwritten"
+    assert hook == write_hook(tmp_path).read_text(encoding="utf-8")
     assert bundled == {name: pins()[name] for name in ("mosaicml", "mosaicml-streaming")}
     (original,) = [each for each in files("mosaicml") or [] if str(each) == "composer/trainer/trainer.py"]
     assert composer == Path(str(original.locate())).read_bytes()
-    assert {"composer/LICENSE", "streaming/LICENSE", "launch/templates/slurm.sh"} <= names
+    licences = {f"modernbert_train/bundled/{folder}/LICENSE" for folder in ("composer", "streaming")}
+    assert licences | {"launch/templates/slurm.sh"} <= names
     assert {f"modernbert_train/{p.relative_to(ROOT)}" for p in (ROOT / "yamls").rglob("*.yaml")} <= names
     assert "mosaicml" not in metadata
     assert {"modernbert_train/py.typed", "modernbert_train/report/page.css", "modernbert_train/report/page.js"} <= names

@@ -94,7 +94,8 @@ def test_what_a_stranger_wrote_neither_moves_the_cursor_nor_fills_the_screen(
     name = next(line for line in text.splitlines() if line.startswith("name: "))
     (folder / "config.yaml").write_text(text.replace(name, 'name: "evil\\e[2J"'), encoding="utf-8")
     line = {"kind": "step", "step": 1, "tokens": 1e308, "loss": 1e308, "tokens_per_second": 1e308, "time": 0}
-    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    lines = [json.dumps(line | {"step": step}) for step in (1, 2, 3)]  # whose sum no float holds
+    (folder / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
     capsys.readouterr()
     assert main(["runs", str(runs)]) == 0
     said = capsys.readouterr().out

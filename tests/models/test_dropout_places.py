@@ -1,0 +1,54 @@
+"""Where dropout stands in BERT, ALBERT and XLNet: with another place, a published recipe regularises another model.
+
+What dropout draws cannot be compared, so each multiplies by 0.7 here, and hidden states in training mode must be those
+of transformers. Not compared is the dropout of attention probabilities, which no encoder here has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from tests.models import test_albert, test_bert, test_xlnet
+
+LENGTHS = (37, 20)
+ENCODERS = {
+    "bert": (test_bert, lambda model: test_bert.twin_of(model, transformers.BertForMaskedLM).bert),
+    "albert": (test_albert, lambda model: test_albert.twin_of(model, transformers.AlbertForMaskedLM).albert),
+    "xlnet": (test_xlnet, lambda model: test_xlnet.twin_of(model).transformer),
+}
+
+
+def times_0_7(module: nn.Dropout, x: Tensor) -> Tensor:
+    """In place of what a Dropout does; 4 dimensions have the probabilities of transformers' XLNet."""
+    return 0.7 * x if module.training and x.dim() < 4 else x
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_hidden_states_in_training_mode_are_those_of_transformers(
+    name: str, sequences: Callable[..., Any], pack: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, twin_of = ENCODERS[name]
+    model = here.build(replace(here.SMALL, dropout=0.1))  # type: ignore[attr-defined]
+    twin = twin_of(model)
+    apart = sequences(LENGTHS)
+    packed = pack([apart], row_tokens=sum(LENGTHS), predict_every=0).packed
+    still = model.encode(packed)
+    monkeypatch.setattr(nn.Dropout, "forward", times_0_7)
+    model.train()
+    for module in twin.modules():  # theirs of probabilities have a rate of their own, or none here
+        if isinstance(module, nn.Dropout):
+            module.train()
+    hidden_TD, start = model.encode(packed), 0
+    assert (hidden_TD - still).abs().max() > 0.1
+    for ids in apart:
+        expected = twin(input_ids=ids[None])[0][0]
+        torch.testing.assert_close(hidden_TD[start : start + len(ids)], expected, atol=1e-5, rtol=1e-5)
+        start += len(ids)
