@@ -28,6 +28,7 @@ ON_TWO = {
     "ddp eager recomputed tiny": (EAGER, RECOMPUTED),
     "ddp compiled large": (COMPILED,),
     "ddp compiled recomputed fused base": (COMPILED, RECOMPUTED, "optim.fused=true"),
+    "ddp compiled deterministic base": (COMPILED, "compute.deterministic=true"),
     "fsdp2 eager large": (EAGER, *FSDP2),
     "fsdp2 compiled base": (COMPILED, *FSDP2),
     "fsdp2 compiled recomputed fused tiny": (COMPILED, RECOMPUTED, "optim.fused=true", *FSDP2),
@@ -110,6 +111,25 @@ def test_a_rank_takes_its_own_gpu_first(tmp_path: Path) -> None:
         [sys.executable, "-c", script], env=os.environ | settings, cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert run.stdout.split() == ["cuda:1", "1"], run.stderr
+
+
+def test_a_deterministic_run_says_so_before_what_it_governs(tmp_path: Path) -> None:
+    """After cuBLAS has its workspace, NCCL its network and the compiler its first kernel it would change nothing."""
+    script = (
+        "import os, torch\nfrom types import SimpleNamespace\n"
+        "from modernbert_train.compute import Compute\n"
+        "from modernbert_train.config.schema import ComputeConfig\n"
+        "compute = Compute.of(SimpleNamespace(compute=ComputeConfig(deterministic=True)))\n"
+        "print(torch.are_deterministic_algorithms_enabled(), torch._inductor.config.deterministic,\n"
+        "      os.environ['CUBLAS_WORKSPACE_CONFIG'], os.environ['NCCL_NVLS_ENABLE'])\n"
+        "a = torch.ones(64, 64, device=compute.device)\n"
+        "print(torch.distributed.is_initialized(), (a @ a).shape)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | environment(), cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n")[0] == "True True :4096:8 0"
 
 
 def test_a_node_that_cannot_be_reached_is_told_by_the_rank_that_saw_it(two: Machine) -> None:
