@@ -76,8 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except Exception:  # a bug, told as one
-        print(redact(traceback.format_exc()), end="", file=sys.stderr)
+    except Exception as error:  # a bug, told as one
+        if not getattr(error, "shown", False):  # of several ranks it was, before the others were told
+            print(redact(traceback.format_exc()), end="", file=sys.stderr)
         print("error: this is a bug. Report it with the lines above and the output of `doctor`.", file=sys.stderr)
         return RunError.exit_code
     return 0

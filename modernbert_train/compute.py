@@ -56,6 +56,23 @@ def choose_device(config: RunConfig) -> torch.device:
     return device
 
 
+def be_deterministic() -> None:
+    """Have this process's GPU add in the same order each time; before its first product and before NCCL connects.
+
+    torch then takes the deterministic form of each operation, attention's backward pass among them, and refuses what
+    has none. cuBLAS keeps to workspaces of one size, the compiler chooses by rule where it would choose by timing, and
+    NCCL leaves out NVLS, which adds in the switch in whatever order numbers arrive.
+    """
+    import torch._inductor.config
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    torch._inductor.config.deterministic = True
+    torch.use_deterministic_algorithms(True)
+    # nothing here reads what it has not written
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
 def _refuse_older(name: str, capability: tuple[int, int]) -> None:
     """Raise ConfigError if this torch has no kernels for so old a GPU: the first one would fail without its name."""
     oldest = min(int(re.sub(r"\D", "", arch)) for arch in torch.cuda.get_arch_list())  # sm_75, sm_90a
@@ -118,6 +135,8 @@ class Compute:
     def of(cls, config: RunConfig) -> Compute:
         """What a run asks for, or what fits best; raises ConfigError if it is not to be had here."""
         device = choose_device(config)
+        if config.compute.deterministic and device.type == "cuda":
+            be_deterministic()
         return cls(device, resolve_precision(config, device))
 
     @property

@@ -53,6 +53,10 @@ class Halved(RunError):
     exit_code = 75
 
 
+class OutOfMemory(RunError):
+    """A step did not fit in the memory of a GPU."""
+
+
 class HangError(RunError):
     """A rank gave no sign of life, or kept the others waiting, for distributed.timeout_seconds."""
 

@@ -47,7 +47,9 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.config": ("errors", "redact", "text"),
     "modernbert_train.clock": ("config",),
     "modernbert_train.compute": ("config", "errors", "ranks.gpus"),
-    "modernbert_train.ranks": ("config", "errors", "files", "installed", "read_once", "text", "torch_internals"),
+    "modernbert_train.ranks": (
+        "config", "errors", "files", "installed", "read_once", "redact", "text", "torch_internals",
+    ),
     "modernbert_train.data": (
         "batch", "clock", "config", "errors", "files", "import_hook", "keyed_random", "own_files", "ranks.orphans",
         "read_json", "read_once", "text", "torch_internals", "vocabulary",

@@ -150,6 +150,9 @@ class ComputeConfig:
     # folder of what `tune` found; auto: RUNS_FOLDER/tuned; none: nothing that it found is used
     tuned: str = knob("auto", restart=True)
     activation_checkpointing: bool = knob(False, restart=True)  # recompute each layer in the backward pass
+    # GPUs add in the same order each time, so that a resumed run equals one that never stopped to the bit, as on CPUs.
+    # It is slower, see docs/faults.md; a kernel that cannot is refused
+    deterministic: bool = knob(False, restart=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -23,6 +24,7 @@ import torch.distributed as dist
 
 from modernbert_train.errors import HangError, RunError, StoppedEarly
 from modernbert_train.ranks.heartbeat import GRACE_SECONDS, SILENT_SECONDS, Heartbeat, Verdict
+from modernbert_train.redact import redact
 from modernbert_train.torch_internals import default_store
 
 _LOOK_SECONDS = 0.5
@@ -30,6 +32,21 @@ _HEARD_SECONDS = 5.0  # how long a failed rank waits for the others to have read
 _ERROR, _HEARD = "modernbert-train/error", "modernbert-train/heard"
 
 _here: _Watch | None = None
+
+
+def is_own(error: Exception) -> bool:
+    """Whether an error is this rank's alone: no lost rank can be behind it."""
+    return not _may_be_of_network(error)
+
+
+def show(error: Exception) -> None:
+    """Print the traceback of a bug, once: while the others are told of it, torch may end this process."""
+    if isinstance(error, RunError) or getattr(error, "shown", False):
+        return
+    text = "".join(traceback.format_exception(error))
+    print(redact(text), end="", file=sys.stderr, flush=True)
+    with suppress(AttributeError):
+        error.shown = True  # type: ignore[attr-defined]
 
 
 def tell_others(error: BaseException) -> None:
@@ -102,6 +119,7 @@ class _Watch:
                 _end(entry)
         except RuntimeError:
             _end(self._without_store())
+        show(error)
         self.stop(in_order=False)
         # not for ever: the store may be frozen, and this error is to be told all the same
         telling = threading.Thread(target=self._tell, args=(self._entry_of(error),), daemon=True)

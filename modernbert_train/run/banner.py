@@ -147,7 +147,8 @@ def _kernels(plan: Plan, compute: Compute) -> str:
         *(["compiled"] * bool(asked.compile)),
         *(["recomputed in the backward pass"] * asked.activation_checkpointing),
     ]
-    return ", ".join([names, *(extras or ["not compiled"])])
+    same = ["deterministic"] * (asked.deterministic and compute.device.type == "cuda")
+    return ", ".join([names, *(extras or ["not compiled"]), *same])
 
 
 def _streams(facts: DataFacts) -> list[str]:

@@ -31,6 +31,8 @@ from modernbert_train.read_json import as_type
 from modernbert_train.run.checkpoint import Part, Share, begin, clean, finish, folder_of, refusals_told, write_part
 from modernbert_train.run.set_aside import METRICS
 
+PATIENCE = 1800.0  # seconds that a disk may take nothing: a parallel file system changes servers in 5 to 15 minutes
+WARN = 60.0  # seconds after which that is said
 _LOOK_SECONDS = 0.2
 _KINDS: dict[str, type[RunError]] = {each.__name__: each for each in (RunError, StorageError, UnstableRun)}
 
@@ -97,8 +99,8 @@ class Saver:
         checkpoints: the run's folder of them.
         keep: so many of the newest.
         writers: ranks that have a share in each; rank 0 is one of them.
-        timeout_seconds: a rank that is so much later than rank 0 with its share, or a disk that takes nothing for so
-            long, has failed.
+        patience_seconds: a rank that is so much later than rank 0 with its share, or a disk that takes nothing for so
+            long, has failed: the run ends if it cannot do without, which is at its next checkpoint.
         failed: is called, in the thread, when a checkpoint could not be written.
     """
 
@@ -107,13 +109,13 @@ class Saver:
         checkpoints: Path,
         keep: int,
         writers: Sequence[int],
-        timeout_seconds: float,
+        patience_seconds: float,
         failed: Callable[[], object] = lambda: None,
     ) -> None:
         self._checkpoints = checkpoints
         self._keep = keep
         self._writers = list(writers)
-        self._timeout = timeout_seconds
+        self._patience = patience_seconds
         self._failed = failed
         self._rank = this_rank()
         self._mailbox = Mailbox() if num_ranks() > 1 else None
@@ -122,12 +124,13 @@ class Saver:
         self._saved: Saved | None = None
         self._error: RunError | None = None
         self._moved = 0.0  # when it last came on
+        self._warned = False
 
     def start(self, snapshot: Snapshot) -> None:
         """Write a checkpoint behind the run. The one before must have been awaited."""
         assert self._thread is None
         self._number += 1
-        self._saved = None
+        self._saved, self._warned = None, False
         self._tell()
         self._thread = threading.Thread(target=self._run, args=(snapshot,), daemon=True, name="saver")
         self._thread.start()
@@ -141,21 +144,37 @@ class Saver:
         saved, self._saved = self._saved, None
         return saved
 
-    def wait(self) -> None:
+    def stands_still(self) -> str | None:
+        """Once for each checkpoint: that its disk takes nothing, while training goes on."""
+        still = time.monotonic() - self._moved
+        if self._thread is None or not self._thread.is_alive() or self._warned or still < min(WARN, self._patience):
+            return None
+        self._warned = True
+        return (
+            f"{self._checkpoints}: the disk has taken nothing of a checkpoint for {still:.0f} seconds. Training "
+            f"continues; the next checkpoint waits for it, and ends the run after {self._patience:g} seconds of that."
+        )
+
+    def wait(self, at_most: float = float("inf")) -> None:
         """Until nothing is being written. Every rank calls it.
+
+        Args:
+            at_most: seconds.
 
         Raises:
             StorageError: the disk has refused the checkpoint; nothing of it is visible, and earlier ones are untouched.
             UnstableRun: weights or moments in it were not finite.
             RunError: another rank was lost meanwhile.
         """
+        began = time.monotonic()
         while self._thread is not None and self._thread.is_alive():
-            self._thread.join(_LOOK_SECONDS)
-            if time.monotonic() - self._moved > self._timeout + GRACE_SECONDS:
+            self._thread.join(min(_LOOK_SECONDS, at_most))
+            now = time.monotonic()
+            if now - self._moved > self._patience + GRACE_SECONDS or now - began > at_most:
                 raise StorageError(
-                    f"{self._checkpoints}: the disk has taken nothing of a checkpoint for {self._timeout:g} seconds "
-                    "(distributed.timeout_seconds). Earlier checkpoints are untouched; fix the disk or the network to "
-                    "it and run the same command again."
+                    f"{self._checkpoints}: the disk has taken nothing of a checkpoint for {now - self._moved:.0f} "
+                    f"seconds, and it was waited for {now - began:.0f}. Earlier checkpoints are untouched; fix the "
+                    "disk or the network to it and run the same command again."
                 )
         if self._thread is not None and self._error is None and self._saved is None:
             self._error = RunError(f"{self._checkpoints}: the thread that writes checkpoints ended without a word")
@@ -164,10 +183,10 @@ class Saver:
             error, self._error = self._error, None
             raise error
 
-    def settle(self) -> None:
+    def settle(self, at_most: float) -> None:
         """Before a run ends with an error: let the checkpoint be completed that is being written, and raise nothing."""
         try:
-            self.wait()
+            self.wait(at_most)
         except RunError as error:
             print(f"warning: {error}", flush=True)
 
@@ -200,7 +219,7 @@ class Saver:
                 began = time.monotonic()
                 assert snapshot.share is not None
                 parts = [write_part(staging, snapshot.share, self._tell)]
-                parts += self._others(final, self._timeout + 2 * (time.monotonic() - began))
+                parts += self._others(final, self._patience + 2 * (time.monotonic() - began))
                 _refuse_not_finite(snapshot.step, parts)
                 with suppress(FileNotFoundError):  # of a run that has recorded nothing yet
                     sync(self._checkpoints.parent / METRICS)  # whose steps the checkpoint skips when it is resumed from
@@ -247,7 +266,7 @@ class Saver:
         """On the other ranks: their own share; then they hear what became of it."""
         assert self._mailbox is not None
         final, began = folder_of(self._checkpoints, snapshot.step), time.monotonic()
-        answer = self._hear("begun", 2 * self._timeout)
+        answer = self._hear("begun", 2 * self._patience)
         try:
             if snapshot.share is not None:
                 snapshot.copied()
@@ -256,7 +275,7 @@ class Saver:
                 self._post(f"part/{self._rank}", asdict(part))
         except BaseException as error:  # as above; rank 0 hands it back with its own "end"
             self._post_error(f"part/{self._rank}", error)
-        self._hear("end", 2 * self._timeout + 4 * (time.monotonic() - began))
+        self._hear("end", 2 * self._patience + 4 * (time.monotonic() - began))
         return 0
 
     def _hear(self, what: str, seconds: float) -> dict[str, Any]:

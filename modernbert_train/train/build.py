@@ -52,7 +52,7 @@ from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.run.progress import Progress, stage
 from modernbert_train.run.record import Record
 from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.run.saver import Saver, ranks_that_see
+from modernbert_train.run.saver import PATIENCE, Saver, ranks_that_see
 from modernbert_train.train.accumulation import accumulation
 from modernbert_train.train.adapters import ComposerObjective, assert_sharded, data_spec, is_sharded, parallelism
 from modernbert_train.train.callbacks import (
@@ -124,19 +124,19 @@ def build(
     writers = ranks_that_see(folder.path) if ranks > 1 else [0]
     if len(writers) < ranks and rank == 0:
         progress.line(f"{len(writers)} of {ranks} ranks see {folder.path}; they write the checkpoints")
-    saver = Saver(checkpoints, settings.keep, writers, config.distributed.timeout_seconds, requests.save_failed)
+    saver = Saver(checkpoints, settings.keep, writers, PATIENCE, requests.save_failed)
     reseed = partial(key_dropout, config, adapter)
     guard = Guard(config, data.streams, folder, progress, reseed, step, saver.wait)
     measure = Measure(config, compute, step, record, progress)
     save = Save(*(config, loader, folder, fingerprint, guard.memory, record, progress, step, requests, saver, writers))
     held_out = config.data.validation is not None
-    validate = Validate(config, facts, compute, record, progress) if held_out else None
+    validate = Validate(config, facts, compute, record, progress, step, folder.read_metrics) if held_out else None
     max_norm: float | None = getattr(config.optim, "max_grad_norm", None)
     callbacks = [
         *(Trace(), SetClock(config, last_phase), measure, PlanAhead(loader), step, guard),
         *([] if max_norm is None else [ClipGradients(max_norm, step)]),
         *([] if validate is None else [validate]),
-        *([Evaluate(config, compute, record, progress)] if config.evals else []),
+        *([Evaluate(config, compute, record, progress, step, folder.read_metrics)] if config.evals else []),
         *plugins,
         *accumulation(config, ranks),
         save,

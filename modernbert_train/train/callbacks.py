@@ -7,6 +7,7 @@ a step measured is on disk before the checkpoint that would skip the step is.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from modernbert_train.evals.heldout import Evaluation, open_validation
 from modernbert_train.evals.samples import Samples
 from modernbert_train.keyed_random import derive
 from modernbert_train.optim.build import apply_clock
-from modernbert_train.ranks.group import this_rank
+from modernbert_train.ranks.group import on_rank_zero, this_rank
 from modernbert_train.ranks.heartbeat import passed
 from modernbert_train.run.async_scalar import Reading
 from modernbert_train.run.before_after import measures_before
@@ -164,8 +165,37 @@ def measures_first(config: RunConfig, state: State) -> bool:
     return True
 
 
+def left_out(config: RunConfig, step: CurrentStep, after: int) -> bool:
+    """Whether what is due after a step waits for the next start, since the run was asked to stop and is to save now."""
+    return step.numbers.asked.stop and after < config.total_tokens
+
+
+def missed(kind: str, state: State, read_metrics: Callable[[], list[dict[str, Any]]], name: str | None = None) -> int:
+    """At a resume: tokens before the last step, if nothing of a kind has been recorded since; else those after it.
+
+    Args:
+        kind: of a line of metrics.jsonl.
+        state: before the first step of this process.
+        read_metrics: gives the lines; asked on rank 0.
+        name: of the line, where there are several of a kind.
+    """
+    last, now = state.timestamp.batch.value, state.timestamp.token.value
+
+    def before() -> int:
+        lines = read_metrics()
+        steps = [line for line in lines if line["kind"] == "step" and line["step"] < last]
+        measured = [line for line in lines if line["kind"] == kind and line.get("name") == name]
+        if not steps or any(line["step"] > steps[-1]["step"] for line in measured):
+            return now
+        return int(steps[-1]["tokens"])
+
+    return on_rank_zero(before) if last else now
+
+
 class Validate(Callback):
     """Measures the held-out text, as often as eval: says. The run must hold some out.
+
+    Where a stop signal comes at such a step, the next start measures before its first step: the weights are the same.
 
     Attributes:
         last: the newest measurement of this process.
@@ -178,8 +208,11 @@ class Validate(Callback):
         compute: Compute,
         record: Record,
         progress: Progress,
+        step: CurrentStep,
+        read_metrics: Callable[[], list[dict[str, Any]]],
     ) -> None:
         self._config = config
+        self._step, self._read_metrics = step, read_metrics
         self._validation = open_validation(config, facts)
         self._samples = None
         if config.eval.samples and this_rank() == 0:
@@ -193,10 +226,15 @@ class Validate(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         if measures_first(self._config, state):
             self._measure(state, logger, 0, 0)
+        before, after = missed("validation", state, self._read_metrics), state.timestamp.token.value
+        if before < after and validates(self._config, self._validation.tokens, before, after):
+            inner_model(state.model).set_phase(at(self._config, before).model)
+            self._measure(state, logger, before, after)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         before, after = step_tokens(state)
-        if validates(self._config, self._validation.tokens, before, after):
+        due = validates(self._config, self._validation.tokens, before, after)
+        if due and not left_out(self._config, self._step, after):
             self._measure(state, logger, before, after)
 
     def _measure(self, state: State, logger: Logger, before: int, after: int) -> None:
@@ -219,10 +257,22 @@ class Validate(Callback):
 
 
 class Evaluate(Callback):
-    """Takes the other measurements, each as often as its section of evals: says. The run must have some."""
+    """Takes the other measurements, each as often as its section of evals: says. The run must have some.
 
-    def __init__(self, config: RunConfig, compute: Compute, record: Record, progress: Progress) -> None:
+    A stop signal is met as `Validate` does.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        compute: Compute,
+        record: Record,
+        progress: Progress,
+        step: CurrentStep,
+        read_metrics: Callable[[], list[dict[str, Any]]],
+    ) -> None:
         self._config = config
+        self._step, self._read_metrics = step, read_metrics
         self._evaluators = build_evaluators(config)
         self._compute = compute
         self._record = record
@@ -234,11 +284,18 @@ class Evaluate(Callback):
         if measures_first(self._config, state):
             for name in self._evaluators:
                 self._measure(name, state, logger, 0, 0)
+        after = state.timestamp.token.value
+        for name in self._evaluators:
+            before = missed("evaluation", state, self._read_metrics, name)
+            if before < after and is_due(self._config, self._config.evals[name].every_tokens, before, after):
+                inner_model(state.model).set_phase(at(self._config, before).model)
+                self._measure(name, state, logger, before, after)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         before, after = step_tokens(state)
         for name in self._evaluators:
-            if is_due(self._config, self._config.evals[name].every_tokens, before, after):
+            due = is_due(self._config, self._config.evals[name].every_tokens, before, after)
+            if due and not left_out(self._config, self._step, after):
                 self._measure(name, state, logger, before, after)
 
     def _measure(self, name: str, state: State, logger: Logger, before: int, after: int) -> None:

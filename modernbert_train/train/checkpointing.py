@@ -5,6 +5,7 @@ What is taken in the step is a copy of the state in host memory; saver.py writes
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.effective import FIRST_STEP
-from modernbert_train.ranks.group import num_ranks, on_rank_zero, this_rank
+from modernbert_train.ranks.group import local_rank, num_ranks, on_rank_zero, this_rank
 from modernbert_train.ranks.heartbeat import passed
 from modernbert_train.ranks.save_requests import Requests, SaveRequest
 from modernbert_train.read_json import as_type
@@ -197,11 +198,17 @@ class Save(Callback):
         self._tell(logger)
 
     def settle(self) -> None:
-        """Before the run ends with an error: let the checkpoint be completed that is being written."""
-        self._saver.settle()
+        """Before the run ends with an error: let the checkpoint be completed that is being written.
+
+        Of several ranks the others write their shares, and wait meanwhile; not so long that this one counts as hung.
+        """
+        seconds = self._config.distributed.timeout_seconds
+        self._saver.settle(seconds if num_ranks() == 1 else seconds / 2)
 
     def _tell(self, logger: Logger) -> None:
         """Record the last checkpoint, once it is written."""
+        if (warning := self._saver.stands_still()) is not None and local_rank() == 0:
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
         saved = self._saver.take_saved()
         if saved is None:
             return

@@ -31,10 +31,10 @@ from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.data.shard_index import ShardIndex, read_index
 from modernbert_train.data.statistics import run_statistics
 from modernbert_train.effective import LAST_SIGN, spent
-from modernbert_train.errors import ConfigError, DataError, Halved, RunError, StoppedEarly, StorageError
+from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly, StorageError
 from modernbert_train.plan.room import too_large
 from modernbert_train.preflight import preflight
-from modernbert_train.ranks.fail_together import tell_others
+from modernbert_train.ranks.fail_together import is_own, show, tell_others
 from modernbert_train.ranks.group import (
     joined,
     local_rank,
@@ -60,6 +60,7 @@ from modernbert_train.run.tuned import take
 from modernbert_train.run.verified import tell_choice
 from modernbert_train.train import composer_internals
 from modernbert_train.train.build import Built, build
+from modernbert_train.train.out_of_memory import out_of_memory
 from modernbert_train.train.plugins import build_callbacks, check_loggers
 from modernbert_train.train.start import (
     Start,
@@ -196,13 +197,19 @@ def _train(
         with _halving(given, config, built, compute):
             built.trainer.fit()
         built.save.finish(built.trainer.logger)
-    except Exception as error:  # told, recorded, and raised again
-        if isinstance(error, RunError):  # else another rank may be what the checkpoint waits for
+    except Exception as raised:  # told, recorded, and raised again
+        full = out_of_memory(raised, config, built.trainer.state, compute.device)
+        error = full or raised
+        if is_own(error):  # else a lost rank may be what the checkpoint waits for
+            if num_ranks() > 1:
+                show(error)
             built.save.settle()
         tell_others(error)  # before the loggers are closed, which can take its time
         if this_rank() == 0:
             with suppress(StorageError):  # the error that ended the run is the one to be told
                 folder.record_start({"kind": "end", "outcome": "failed", "error": _first_line(error)})
+        if full is not None:
+            raise full from raised
         raise
     finally:
         if num_ranks() == 1:

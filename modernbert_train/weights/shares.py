@@ -8,9 +8,12 @@ turn. So the bytes are even, and each rank needs host memory for its share alone
 from __future__ import annotations
 
 import math
+import mmap
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +25,7 @@ from modernbert_train.models.sharding import held_rows, holders
 from modernbert_train.run.checkpoint import Share
 
 _LEAST_BYTES = 1 << 16  # of a slice; less is not worth being cut
+_ALIGNED = 64  # bytes to which a tensor's place in memory is rounded
 
 
 class Rows(NamedTuple):
@@ -73,6 +77,40 @@ def moments_of(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Te
             yield f"{key}/{name}", value.detach() if isinstance(value, Tensor) else torch.tensor(value)
 
 
+class _Memory:
+    """Host memory for tensors, all of it asked for at once.
+
+    It is pinned here and not by torch, whose allocator rounds each request up to a power of two: 1.7 times a share,
+    tensor by tensor.
+
+    Args:
+        layout: shapes and dtypes of the tensors.
+        pinned: so that a GPU copies into it while it computes.
+
+    Attributes:
+        tensors: views, in the order of the layout.
+    """
+
+    def __init__(self, layout: list[tuple[torch.Size, torch.dtype]], *, pinned: bool) -> None:
+        self.layout = layout
+        sizes = [shape.numel() * dtype.itemsize for shape, dtype in layout]
+        starts = [0, *accumulate(-(-size // _ALIGNED) * _ALIGNED for size in sizes)]
+        if pinned and starts[-1]:
+            pages = mmap.mmap(-1, starts[-1], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            pages.madvise(mmap.MADV_DONTFORK)  # or a data worker's birth would part these pages from the GPU's
+            memory = torch.frombuffer(pages, dtype=torch.uint8)
+            cudart: Any = torch.cuda.cudart()
+            torch.cuda.check_error(int(cudart.cudaHostRegister(memory.data_ptr(), starts[-1], 0)))
+            release = weakref.finalize(self, cudart.cudaHostUnregister, memory.data_ptr())
+            release.atexit = False  # the process takes it with it
+        else:
+            memory = torch.empty(starts[-1], dtype=torch.uint8)
+        self.tensors = [
+            memory[start : start + size].view(dtype).view(shape)
+            for start, size, (shape, dtype) in zip(starts, sizes, layout, strict=False)
+        ]
+
+
 @dataclass
 class _Group:
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -88,7 +126,7 @@ class Copier:
 
     def __init__(self, rank: int, writers: Sequence[int], num_ranks: int) -> None:
         self._rank, self._writers, self._num_ranks = rank, list(writers), num_ranks
-        self._memory: dict[str, Tensor] = {}
+        self._memory = _Memory([], pinned=False)
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None
 
@@ -109,7 +147,8 @@ class Copier:
         """This rank's share, and the bytes of all ranks' together. On a GPU the copies are under way; see `wait`."""
         self._follow_device(next(model.parameters()).device)
         weights, moments = _Group(), _Group()
-        total, turn, memory = 0, 0, dict[str, Tensor]()
+        total, turn = 0, 0
+        mine_of_all: list[tuple[_Group, str, Tensor]] = []
         for group, entries in ((weights, weights_of(model)), (moments, moments_of(model, optimizer))):
             for name, tensor in entries:
                 total += tensor.numel() * tensor.element_size()
@@ -119,10 +158,14 @@ class Copier:
                     continue
                 held = tensor.to_local() if isinstance(tensor, DTensor) else tensor
                 rows = held[mine.held_before : mine.held_before + mine.rows] if held.ndim else held
-                memory[name] = group.tensors[name] = self._copied(name, rows)
+                mine_of_all.append((group, name, rows))
                 if tensor.ndim and mine.rows < tensor.shape[0]:
                     group.slices[name] = (mine.first, tensor.shape[0])
-        self._memory = memory
+        layout = [(rows.shape, rows.dtype) for _, _, rows in mine_of_all]
+        if self._memory.layout != layout:
+            self._memory = _Memory(layout, pinned=self._stream is not None)
+        for (group, name, rows), there in zip(mine_of_all, self._memory.tensors, strict=True):
+            group.tensors[name] = self._copied(rows, there)
         if self._stream is not None:
             self._done = torch.cuda.Event()
             self._done.record(self._stream)
@@ -137,14 +180,9 @@ class Copier:
             self._stream = self._stream or torch.cuda.Stream(device)
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
-    def _copied(self, name: str, rows: Tensor) -> Tensor:
-        there = self._memory.get(name)
-        on_gpu = rows.device.type == "cuda"
-        if there is None or there.shape != rows.shape or there.dtype != rows.dtype:
-            there = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=on_gpu)
-        if not on_gpu:
+    def _copied(self, rows: Tensor, there: Tensor) -> Tensor:
+        if self._stream is None or rows.device.type == "cpu":  # as step counts are on a GPU too
             return there.copy_(rows)
-        assert self._stream is not None
         with torch.cuda.stream(self._stream):
             there.copy_(rows, non_blocking=True)
         rows.record_stream(self._stream)  # it may be freed before it is copied: a new phase drops the moments

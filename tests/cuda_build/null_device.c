@@ -688,8 +688,7 @@ cudaError_t cudaMallocHost(void **p, size_t n) {
   notef(n, "cudaHostAlloc");
   return get(p, n, 1);
 }
-cudaError_t cudaFreeHost(void *p) {
-  note("wait cudaFreeHost", 0);
+static void let_go(void *p) { /* of host memory, which nothing may be copied to or from any more */
   LOCK;
   Block *b = find(p);
   for (Copy *c = copies; b && c; c = c->next) {
@@ -701,9 +700,14 @@ cudaError_t cudaFreeHost(void *p) {
   }
   UNLOCK;
   finish_all();
+}
+cudaError_t cudaFreeHost(void *p) {
+  note("wait cudaFreeHost", 0);
+  let_go(p);
   return drop(p);
 }
 cudaError_t cudaHostRegister(void *p, size_t n, unsigned f) {
+  notef(n, "cudaHostRegister");
   LOCK;
   Block *b = malloc(sizeof *b);
   *b = (Block){p, n, 1, 0, blocks};
@@ -712,6 +716,7 @@ cudaError_t cudaHostRegister(void *p, size_t n, unsigned f) {
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void *p) {
+  let_go(p);
   LOCK;
   for (Block **q = &blocks; *q; q = &(*q)->next)
     if ((*q)->at == p) {

@@ -15,7 +15,7 @@ def pytest_collection_finish(session: Any) -> None:
     """Into the program that a test starts."""
     if os.environ.get("PLANTED") == OTHER_NOISE:
         for module in {item.module for item in session.items}:
-            module.DETERMINISTIC = module.DETERMINISTIC.replace("torch.use", f"{_NOISE_OF_EACH_START}\ntorch.use")
+            module.PROGRAM = module.PROGRAM.replace("sys.exit", f"{_NOISE_OF_EACH_START}\nsys.exit")
 
 
 def _wider_window() -> None:

@@ -28,6 +28,7 @@ ON_TWO = {
     "ddp eager recomputed tiny": (EAGER, RECOMPUTED),
     "ddp compiled large": (COMPILED,),
     "ddp compiled recomputed fused base": (COMPILED, RECOMPUTED, "optim.fused=true"),
+    "ddp compiled deterministic base": (COMPILED, "compute.deterministic=true"),
     "fsdp2 eager large": (EAGER, *FSDP2),
     "fsdp2 compiled base": (COMPILED, *FSDP2),
     "fsdp2 compiled recomputed fused tiny": (COMPILED, RECOMPUTED, "optim.fused=true", *FSDP2),
@@ -77,6 +78,17 @@ def test_two_ranks_on_one_gpu_are_refused_by_name(two: Machine) -> None:
     assert "compute on the same GPU" in said and "rank 0 on" in said and "rank 1 on" in said
 
 
+def test_a_step_that_does_not_fit_is_told_with_what_to_set(two: Machine) -> None:
+    """On both ranks, and not as a bug: by torch's own allocator, of a GPU of half a gigabyte."""
+    two.settings["NULL_DEVICE_GB"] = "0.5"
+    rows = ("phases.short.batch_rows=1024", "phases.short.batch_warmup=null", "phases.short.tokens=200000")
+    words = two.words("run", *rows, "phases.short.microbatch_tokens=32768", "phases.long=null", "data.validation=null")
+    code, said = two.train(*words, "--ranks", "2", seconds=200)
+    assert code == 70 and "Report it" not in said, said[-3000:]
+    assert "error: rank " in said and "ran out of memory with microbatches of 512 rows of 64 tokens" in said
+    assert "Set phases.short.microbatch_tokens=16384, or compute.activation_checkpointing=true, or dist" in said
+
+
 def test_each_rank_may_be_shown_one_gpu(two: Machine) -> None:
     """As Slurm does with --gpus-per-task=1: LOCAL_RANK counts, and the only GPU that a rank sees is number 0."""
     words = ["train", *two.words("run", *SHORT)]
@@ -110,6 +122,25 @@ def test_a_rank_takes_its_own_gpu_first(tmp_path: Path) -> None:
         [sys.executable, "-c", script], env=os.environ | settings, cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert run.stdout.split() == ["cuda:1", "1"], run.stderr
+
+
+def test_a_deterministic_run_says_so_before_what_it_governs(tmp_path: Path) -> None:
+    """After cuBLAS has its workspace, NCCL its network and the compiler its first kernel it would change nothing."""
+    script = (
+        "import os, torch\nfrom types import SimpleNamespace\n"
+        "from modernbert_train.compute import Compute\n"
+        "from modernbert_train.config.schema import ComputeConfig\n"
+        "compute = Compute.of(SimpleNamespace(compute=ComputeConfig(deterministic=True)))\n"
+        "print(torch.are_deterministic_algorithms_enabled(), torch._inductor.config.deterministic,\n"
+        "      os.environ['CUBLAS_WORKSPACE_CONFIG'], os.environ['NCCL_NVLS_ENABLE'])\n"
+        "a = torch.ones(64, 64, device=compute.device)\n"
+        "print(torch.distributed.is_initialized(), (a @ a).shape)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | environment(), cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n")[0] == "True True :4096:8 0"
 
 
 def test_a_node_that_cannot_be_reached_is_told_by_the_rank_that_saw_it(two: Machine) -> None:

@@ -83,6 +83,13 @@ def test_a_checkpoint_costs_a_step_its_copies_and_no_wait(runs: dict[str, Any]) 
         assert copies > 0, case
 
 
+def test_a_checkpoint_pins_what_it_copies_in_one_piece(runs: dict[str, Any]) -> None:
+    """Tensor by tensor it was 1.7 times the share: each was rounded up to a power of two."""
+    for case in CASES:
+        (times, pinned), (copies, copied) = runs[case]["pinned"], runs[case]["copied"]
+        assert times == 1 and copied - 64 <= pinned <= copied + 64 * copies, case
+
+
 def test_a_checkpoint_read_before_it_is_copied_is_seen(runs: dict[str, Any]) -> None:
     """The null device copies when somebody waits, and not before: the first time that the copier's wait is on trial."""
     assert "not finite" in runs["varlen eager alone no wait for the copies"]["outcome"]

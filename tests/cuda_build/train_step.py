@@ -122,6 +122,8 @@ def train(here: Path, case: str) -> dict[str, Any]:
         "step": by_kind(watch.step),
         "faults": sorted(watch.faults),
         "after_checkpoint": by_kind(watch.after_checkpoint),
+        "pinned": watch.after_checkpoint.get("cudaHostRegister"),
+        "copied": watch.after_checkpoint.get("copy behind device to pinned"),
         "peak": watch.peak,
         "planned": planned(run, ranks, watch.predicted),
         "graph_breaks": sum(counters["graph_break"].values()),

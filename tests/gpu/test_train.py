@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 import sys
 import traceback
@@ -29,13 +28,10 @@ from modernbert_train.train import adapters, build
 from tests.train import test_run as runs
 
 COMMON = [f"compute.device={DEVICE.type}", "data.num_workers=0", *(["compute.precision=bf16"] if ON_GPU else [])]
-# torch chooses deterministic algorithms for everything in the step, the attention's backward pass included
-DETERMINISTIC = """
+PROGRAM = """
 import sys
-import torch
 from modernbert_train.__main__ import main
 
-torch.use_deterministic_algorithms(True)
 sys.exit(main())
 """
 
@@ -66,11 +62,10 @@ def test_fsdp2_trains_on_one_rank_as_no_sharding_does(
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kill -9 in the middle, then the same command: with deterministic algorithms bit for bit the same record,
+    """kill -9 in the middle, then the same command: with compute.deterministic bit for bit the same record,
     validation and weights, in bf16, with dropout, whatever the allocator or an atomic addition did the first time."""
-    monkeypatch.setattr(runs, "TRAIN", [sys.executable, "-c", DETERMINISTIC, "train"])
-    monkeypatch.setitem(os.environ, "CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
-    words = [*COMMON, "model.attention_out_dropout=0.1", "checkpoint.interval_steps=2"]
+    monkeypatch.setattr(runs, "TRAIN", [sys.executable, "-c", PROGRAM, "train"])
+    words = [*COMMON, "compute.deterministic=true", "model.attention_out_dropout=0.1", "checkpoint.interval_steps=2"]
     whole, broken = tmp_path / "runs/whole", tmp_path / "runs/broken"
     code, output = runs.finish(tiny_run(*words, "name=whole"))
     assert code == 0, output

@@ -388,6 +388,22 @@ def test_the_newest_flash_attention_that_runs_serves(
     assert flash.attend(q, q, q, layout, window) == chosen
 
 
+@pytest.mark.parametrize(("capability", "served"), [((9, 0), False), ((10, 0), True)])
+def test_flash_attention_4_is_refused_where_it_has_no_deterministic_form(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], served: bool
+) -> None:
+    """On Hopper its backward pass asserts that nobody asks for one: a run would end in its first step."""
+    for name in ("flash2", "flash3", "flash4"):
+        monkeypatch.setattr(flash, name, (lambda *args: None) if name == "flash4" else None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    gpu = torch.device("cuda")
+    assert flash.support(gpu, torch.bfloat16) is None
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    reason = flash.support(gpu, torch.bfloat16)
+    assert reason is None if served else "compute.deterministic asks" in str(reason)
+
+
 FLEX_LENGTHS = [[1, 64, 65, 128, 129, 300], [687], [300, 387], [128, 128, 128, 128, 128, 47]]  # 687 tokens each
 
 

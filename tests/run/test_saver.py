@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,34 @@ def test_a_disk_that_is_full_behind_the_run_is_told_once_and_costs_nothing(
         run.saver.wait()
     assert run.told == ["failed"] and run.saver.take_saved() is None
     assert [path.name for path in run.folder.iterdir()] == ["step-00000001"]
-    run.saver.settle()  # has nothing to say any more
+    run.saver.settle(1.0)  # has nothing to say any more
+
+
+def test_a_disk_that_stands_still_is_told_and_ends_a_run_only_when_it_is_waited_for(
+    run: Run, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parallel file system changes servers in 5 to 15 minutes; training does not need it meanwhile."""
+    monkeypatch.setattr(module, "WARN", 0.2)
+    run.save(1)
+    assert run.saver.stands_still() is None
+    time.sleep(0.3)
+    assert "the disk has taken nothing of a checkpoint for" in str(run.saver.stands_still())
+    assert run.saver.stands_still() is None, "it is said once"
+    assert run.told == [], "nobody was asked to end the run"
+    run.saver.settle(0.1)  # an error ends the run: it does not wait for long
+    gate.set()
+    run.saver.wait()
+    assert run.saver.take_saved() is not None
+
+    gate.clear()
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.0)
+    run.saver._patience = 0.5
+    run.save(2)
+    with pytest.raises(StorageError, match="the disk has taken nothing of a checkpoint for"):
+        run.saver.wait()
+    gate.set()
+    run.saver._patience = 30.0
+    run.saver.wait()
 
 
 def test_a_power_cut_leaves_no_checkpoint_whose_steps_the_record_lacks(

@@ -51,7 +51,7 @@ else:
     flash4 = torch.compiler.disable(flash_attn_varlen_func)  # no custom operator: a compiler would trace into it
 
 name = "flash"
-traits = "window; backward, deterministic with torch.use_deterministic_algorithms; FlashAttention-3, 4 or 2"
+traits = "window; backward, deterministic with compute.deterministic; FlashAttention-3, 4 or 2"
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,11 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
         return reason
     if _newest(device) is None:
         return f"the FlashAttention that is installed does not run on {torch.cuda.get_device_name(device)}"
+    if torch.are_deterministic_algorithms_enabled() and _newest(device) is flash4 and _major(device) not in (10, 11):
+        return (
+            "FlashAttention-4 has a deterministic backward pass on Blackwell alone, and compute.deterministic asks "
+            "for one"
+        )
     return None
 
 
@@ -140,7 +145,11 @@ def _switch_to_third() -> None:
 
 
 def _newest(device: torch.device) -> Callable[..., Any] | None:
-    major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
-    if flash3 is not None and major == 9:
+    if flash3 is not None and _major(device) == 9:
         return flash3
-    return flash4 if flash4 is not None and major >= 9 else flash2
+    return flash4 if flash4 is not None and _major(device) >= 9 else flash2
+
+
+def _major(device: torch.device) -> int:
+    """Of its compute capability; 0 where there is none."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0

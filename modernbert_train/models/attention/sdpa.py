@@ -26,7 +26,7 @@ from modernbert_train.batch import Order, Packed
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
 name = "sdpa"
-traits = "any device and precision; window; any order; bias; backward, deterministic on CPUs"
+traits = "any device and precision; window; any order; bias; backward, deterministic, on GPUs if asked"
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ else:
     MISSING = None
 
 name = "varlen"
-traits = "window; backward, deterministic with torch.use_deterministic_algorithms"
+traits = "window; backward, deterministic with compute.deterministic"
 
 
 @dataclass(frozen=True)
