@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from benchmarks.batches import lay_out
 from benchmarks.measure import Case, Group, Stage, Unusable, Work
 from modernbert_train.batch import Packed
-from modernbert_train.models.attention import KERNELS, Kernel
+from modernbert_train.models.attention import KERNELS, Kernel, flash
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.plan.flops import mean_keys
 
@@ -107,6 +107,7 @@ def _packed(
 ) -> list[Stage]:
     if (reason := kernel.support(grad.device, grad.dtype)) is not None:
         raise Unusable(reason)
+    flash.switch_back()  # `varlen` is torch's own, whatever was timed before
     q, k, v = qkv
     return [
         Stage("prepare", lambda _: kernel.prepare(line, Visible.around(sizes.half_window))),

@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.nn.attention import restore_flash_attention_impl
 
 from modernbert_train.models.attention import choose_kernel, flash
 
@@ -34,7 +33,7 @@ def installed(version: str) -> Iterator[None]:
         patch.object(flash, "flash3", there["flash3"] if version == "flash3" else None),
     ):
         yield
-    restore_flash_attention_impl(_raise_warn=False)
+        flash.switch_back()
     choose_kernel.cache_clear()
 
 

@@ -30,6 +30,7 @@ ON_TWO = {
     "ddp compiled recomputed fused base": (COMPILED, RECOMPUTED, "optim.fused=true"),
     "ddp compiled deterministic base": (COMPILED, "compute.deterministic=true"),
     "fsdp2 eager large": (EAGER, *FSDP2),
+    "fsdp2 eager recomputed tiny": (EAGER, RECOMPUTED, *FSDP2),
     "fsdp2 compiled base": (COMPILED, *FSDP2),
     "fsdp2 compiled recomputed fused tiny": (COMPILED, RECOMPUTED, "optim.fused=true", *FSDP2),
 }
@@ -39,7 +40,9 @@ ON_EIGHT = {
     "fsdp2 eager tiny": (EAGER, *FSDP2),
     "fsdp2 compiled recomputed tiny": (COMPILED, RECOMPUTED, *FSDP2),
     "hsdp eager base": (EAGER, *HSDP),
+    "hsdp eager recomputed large": (EAGER, RECOMPUTED, *HSDP),
     "hsdp compiled tiny": (COMPILED, *HSDP),
+    "hsdp compiled recomputed fused tiny": (COMPILED, RECOMPUTED, "optim.fused=true", *HSDP),
 }
 GROUP = "modernbert_train/ranks/group.py"
 SHORT = ("phases.short.tokens=1600", "phases.long=null")
@@ -89,9 +92,10 @@ def test_a_step_that_does_not_fit_is_told_with_what_to_set(two: Machine) -> None
     assert "Set phases.short.microbatch_tokens=16384, or compute.activation_checkpointing=true, or dist" in said
 
 
-def test_each_rank_may_be_shown_one_gpu(two: Machine) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_each_rank_may_be_shown_one_gpu(two: Machine, strategy: str) -> None:
     """As Slurm does with --gpus-per-task=1: LOCAL_RANK counts, and the only GPU that a rank sees is number 0."""
-    words = ["train", *two.words("run", *SHORT)]
+    words = ["train", *two.words("run", *SHORT, f"distributed.strategy={strategy}")]
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     common |= {"MASTER_PORT": str(29_500 + os.getpid() % 1000), "NULL_DEVICES": "2", "PYTHONPATH": str(ROOT)}
     common |= {"NULL_NCCL": str(two.folder / "nccl"), "NULL_DEVICE_FAULTS": str(two.folder / "faults")}

@@ -317,7 +317,7 @@ class Launches(TorchDispatchMode):
 def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(
     monkeypatch: pytest.MonkeyPatch, small: Make, sequences: Make, pack: Make
 ) -> None:
-    """Then one CUDA graph serves all of them: neither a shape nor a number of the host follows the documents."""
+    """Then one CUDA graph serves all whose boundaries are as many and reach as far; nothing else is the documents'."""
     monkeypatch.setattr(varlen, "support", lambda *_: None)
     choose_kernel.cache_clear()
     with torch.device("meta"):

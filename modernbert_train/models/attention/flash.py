@@ -139,6 +139,12 @@ def backend(device: torch.device, dtype: torch.dtype) -> str:
     return "FlashAttention-4" if _newest(device) is flash4 else "FlashAttention-2"
 
 
+def switch_back() -> None:
+    """Have torch call its own FlashAttention-2 again: where kernels are compared in one process."""
+    if flash3 is not None and torch_attention.current_flash_attention_impl() is not None:
+        torch_attention.restore_flash_attention_impl()
+
+
 def _switch_to_third() -> None:
     if torch_attention.current_flash_attention_impl() != "FA3":
         torch_attention.activate_flash_attention_impl("FA3")
