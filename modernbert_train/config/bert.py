@@ -48,6 +48,10 @@ class BertConfig(ModelConfig):
         return ("RoBERTa", "1907.11692") if self.position_offset else ("BERT", "1810.04805")
 
     @property
+    def model_type(self) -> str:
+        return "roberta" if self.position_offset else "bert"
+
+    @property
     def details(self) -> str:
         return (
             f"{self.max_positions:,} learned positions, {plural(self.segments, 'segment')};\n"

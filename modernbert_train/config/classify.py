@@ -33,6 +33,10 @@ class LabelledConfig(ObjectiveConfig):
         return 0.0  # no token is predicted
 
     @property
+    def num_logits(self) -> int:
+        return len(self.labels)
+
+    @property
     def is_labelled(self) -> bool:
         return True
 
@@ -103,7 +107,3 @@ class TagConfig(LabelledConfig):
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: of all tokens, which bounds it; words are fewer."""
         return {"tag": 1.0}
-
-    @property
-    def num_logits(self) -> int:
-        return len(self.labels)

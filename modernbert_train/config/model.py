@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Literal, Self
 
 from omegaconf import MISSING
 
@@ -56,6 +56,21 @@ class ModelConfig:
     def single_class(self) -> bool:
         """Whether transformers has one class for all objectives that predict tokens, and calls it causal."""
         return False
+
+    @property
+    def classes_from(self) -> Literal["head", "pooler"]:
+        """What a class is told from, see models/classifier.py: the head that predicts tokens, or a pooler."""
+        return "pooler"
+
+    @property
+    def pooling(self) -> Literal["cls", "mean"]:
+        """What is usually read of the hidden states to tell a class, and can be exported."""
+        return "cls"
+
+    @property
+    def model_type(self) -> str:
+        """What transformers calls it."""
+        return self.name
 
     @property
     def grows(self) -> bool:
@@ -184,6 +199,15 @@ class ModernBertConfig(ModelConfig):
     def phased_details(self) -> Mapping[str, str]:
         bases = {"global": self.global_rope_theta, "local": self.local_rope_theta}
         return {f"{kind} RoPE base": f"{base:,.0f}" for kind, base in bases.items()}
+
+    @property
+    def classes_from(self) -> Literal["head"]:
+        return "head"
+
+    @property
+    def pooling(self) -> Literal["mean"]:
+        """See `ModelConfig`: what the released models say."""
+        return "mean"
 
     @property
     def grows(self) -> bool:

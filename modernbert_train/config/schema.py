@@ -168,6 +168,21 @@ class OptimConfig:
     # rounding. None: as `tune` found, otherwise on a GPU of capability 8.0 with Triton and a C compiler
     fused: bool | None = knob(None, restart=True)
 
+    @property
+    def bounds_update(self) -> bool:
+        """Whether an update is divided by what is above 1 of its RMS, for which the shards of a weight are summed."""
+        return False
+
+    @property
+    def newton_schulz_iterations(self) -> int:
+        """Iterations by which the updates of matrices are made orthogonal; 0: they are not."""
+        return 0
+
+    @property
+    def row_beta(self) -> float | None:
+        """Decay rate of the mean square of each row of a matrix, where there is one."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class StableAdamWConfig(OptimConfig):
@@ -179,6 +194,10 @@ class StableAdamWConfig(OptimConfig):
 
     name: str = "stable_adamw"
     weight_decay: float = knob(1e-5, low=0, phased=True)
+
+    @property
+    def bounds_update(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ Shape legend: N texts, W words of all texts, L logits.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,14 @@ from torch import Tensor
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.compute import Compute
 from modernbert_train.config.evals import BASELINE, COUNT, SPANS
-from modernbert_train.config.schema import ClassifyConfig, PhaseConfig, RunConfig, ScoresConfig, TagConfig
+from modernbert_train.config.schema import (
+    ClassifyConfig,
+    LabelledConfig,
+    PhaseConfig,
+    RunConfig,
+    ScoresConfig,
+    TagConfig,
+)
 from modernbert_train.data.facts import read_folder
 from modernbert_train.data.labels import DocumentLabels
 from modernbert_train.data.microbatches import MicrobatchMaker, share_of_rank
@@ -50,7 +57,7 @@ class Scores:
     """
 
     def __init__(self, key: str, settings: ScoresConfig, config: RunConfig) -> None:
-        if not isinstance(config.objective, ClassifyConfig | TagConfig):
+        if not config.objective.is_labelled:
             raise ConfigError(f"{key}: objective.name={config.objective.name} tells no classes. Use a probe.")
         vocabulary = read_vocabulary(config.data.tokenizer)
         folder = read_folder(f"{key}.shards", settings.shards, config.data)
@@ -72,11 +79,10 @@ class Scores:
         `num_texts` were told.
         """
         logits, objective = self.told(model, now, phase, compute), now.objective
-        if isinstance(objective, TagConfig):
-            figures = self._of_words(logits, objective)
+        if "tag" in objective.heads:
+            figures = self._of_words(logits, cast(TagConfig, objective))
         else:
-            assert isinstance(objective, ClassifyConfig)
-            figures = self._of_texts(logits, objective)
+            figures = self._of_texts(logits, cast(ClassifyConfig, objective))
         return figures | {f"{COUNT}texts": float(len(self._lengths))}
 
     @torch.no_grad()
@@ -87,13 +93,13 @@ class Scores:
 
         `alone`: this process computes all of it, whatever other ranks there are.
         """
-        assert isinstance(now.objective, ClassifyConfig | TagConfig)
-        plan = plan_rows(self._lengths, phase, now.objective)
+        objective = cast(LabelledConfig, now.objective)
+        plan = plan_rows(self._lengths, phase, objective)
         rank, ranks = (0, 1) if alone else (this_rank(), num_ranks())
         mine = share_of_rank(plan.rows, rank, ranks, plan.microbatch_rows)
         words_N = np.array([self._words(number) for number in range(len(self._lengths))], dtype=np.int64)
         ends_N = np.cumsum(words_N)
-        logits_WL = torch.zeros(int(ends_N[-1]), now.objective.num_logits, device=compute.device)
+        logits_WL = torch.zeros(int(ends_N[-1]), objective.num_logits, device=compute.device)
         was_training = model.training
         model.eval()
         at = 0

@@ -11,12 +11,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from modernbert_train.compute import Compute
-from modernbert_train.config.schema import LabelledConfig, RunConfig, ScoresConfig, TagConfig
+from modernbert_train.config.schema import LabelledConfig, RunConfig, ScoresConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.errors import DataError, StorageError
 from modernbert_train.evals.scores import Scores
@@ -55,10 +55,10 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
         texts = _read(prepared.folder / f"{split}{TEXTS}")
         scores = Scores(f"predictions.{split}", ScoresConfig(shards=str(prepared.folder / split)), config)
         logits = scores.told(model, now, last_phase(found), compute, alone=True)
-        assert isinstance(now.objective, LabelledConfig)
+        objective = cast(LabelledConfig, now.objective)
         lines += [
             json.dumps({"split": split, **said}, ensure_ascii=False)
-            for said in predicted(texts, logits.double(), now.objective)
+            for said in predicted(texts, logits.double(), objective)
         ]
     try:
         write_whole(file, "".join(f"{line}\n" for line in lines))
@@ -90,7 +90,7 @@ def predicted(texts: list[dict[str, Any]], logits: Tensor, objective: LabelledCo
         about: dict[str, Any] = {key: text[key] for key in ("line", "id", "label") if key in text}
         if text["document"] is None:
             yield {**about, "prediction": None, "scores": None}
-        elif isinstance(objective, TagConfig):
+        elif "tag" in objective.heads:
             number = sum(text["told"])
             chances, tags = logits[at : at + number].softmax(dim=1).max(dim=1)
             at += number

@@ -42,7 +42,7 @@ from modernbert_train.results import keep_result
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.train.session import train
 from modernbert_train.weights.export import export_run
-from modernbert_train.weights.formats.classifiers import classifier_format, pooling_of
+from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.source import Source, open_source
 
 RUN_YAML, SHARDS, PHASE = "finetune.yaml", "task", "finetune"
@@ -188,7 +188,7 @@ def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str
         "name": "classify",
         "kind": task.kind,
         "labels": list(prepared.labels),
-        "pooling": task.pooling or ("mean" if task.freeze else pooling_of(source.model)),
+        "pooling": task.pooling or ("mean" if task.freeze else source.model.pooling),
         "segments": 2 if types and len(task.text_columns) > 1 else 1,
         **own,
     }

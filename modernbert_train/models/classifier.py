@@ -57,9 +57,9 @@ class Classifier(OnEncoder):
         self.objective = objective
         if objective.freeze:
             encoder.requires_grad_(False)
-        elif encoder.classes_from == "head":
+        elif encoder.config.classes_from == "head":
             self.head = encoder.prediction_head()
-        elif isinstance(objective, ClassifyConfig):
+        elif "class" in objective.heads:
             self.pooler = Pooler(encoder.config.hidden_size)
         self.dropout = nn.Dropout(objective.dropout)
         self.classifier = nn.Linear(encoder.config.hidden_size, objective.num_logits)

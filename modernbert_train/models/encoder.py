@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ class Encoder(nn.Module):
         layers: the units that are compiled and recomputed, each once, however many layers share it; those that a token
             passes through once (`ModelConfig.unit_passes`) are sharded each on its own.
         tables: of `embeddings`, those that every token looks up by what it is and where: nn.Embedding modules.
-        classes_from: what a class is told from, see classifier.py: the head that predicts tokens, or a pooler.
     """
 
     config: Any
@@ -35,7 +34,6 @@ class Encoder(nn.Module):
     embeddings: nn.Module
     layers: nn.ModuleList
     tables: ClassVar[tuple[str, ...]] = ("tok_embeddings",)
-    classes_from: ClassVar[Literal["head", "pooler"]] = "pooler"
 
     @abstractmethod
     def forward(self, packed: Packed) -> Tensor:

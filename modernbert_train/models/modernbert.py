@@ -13,8 +13,6 @@ Shape legend: T packed tokens, M predicted positions (padded), D model width, V 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -45,8 +43,6 @@ class Embeddings(nn.Module):
 
 class ModernBert(Encoder):
     """Embeddings, layers and the final norm."""
-
-    classes_from: ClassVar = "head"
 
     def __init__(self, config: ModernBertConfig, compute: ComputeConfig) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ def _build_muon(config: MuonConfig, weights: Sequence[Weight]) -> Optimizer:
         nesterov=config.nesterov,
         iterations=config.newton_schulz_iterations,
         scale=config.scale,
-        row_beta=config.row_beta if isinstance(config, NorMuonConfig) else None,
+        row_beta=config.row_beta,
     )
     groups = [group for group in groups if group["params"]]
     return Muon(groups, config.lr, rule=rule, betas=config.betas, eps=config.eps, fused=_fused(config))

@@ -12,18 +12,17 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
-    ClassifyConfig,
+    LabelledConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
     ReplacedTokensConfig,
-    TagConfig,
     XLNetConfig,
 )
 
@@ -108,13 +107,13 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
     if "tokens" not in objective.heads:
         matrices = _without_tokens(matrices, idle="tokens" in objective.idle_heads)
     beside = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
-    beside += _classifier(model, objective) if isinstance(objective, ClassifyConfig | TagConfig) else ()
+    beside += _classifier(model, cast(LabelledConfig, objective)) if objective.is_labelled else ()
     own = Census((*matrices, *beside), windows, (2 * model.key_products * model.hidden_size,) * len(windows))
-    if not isinstance(objective, ReplacedTokensConfig):
-        return own
     generator = objective.generator_of(model)
-    other = census(generator)
-    matrices = _generator(other.matrices, own.matrices, generator.hidden_size, objective.sharing)
+    if generator is None:
+        return own
+    other, sharing = census(generator), cast(ReplacedTokensConfig, objective).sharing
+    matrices = _generator(other.matrices, own.matrices, generator.hidden_size, sharing)
     return Census(matrices, (*windows, *other.windows), (*own.key_flops, *other.key_flops))
 
 
@@ -279,12 +278,12 @@ def _replaced(model: ModelConfig) -> tuple[Matrix, ...]:
     )
 
 
-def _classifier(model: ModelConfig, objective: ClassifyConfig | TagConfig) -> tuple[Matrix, ...]:
+def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, ...]:
     """See models/classifier.py: a ModernBERT goes on with the head that predicts tokens, others pool texts; a frozen
     encoder has neither."""
     (head,), width, logits = objective.heads, model.hidden_size, objective.num_logits
     between: tuple[Matrix, ...] = ()
-    if not objective.freeze and (isinstance(model, ModernBertConfig) or head == "class"):
+    if not objective.freeze and (model.classes_from == "head" or head == "class"):
         between = (Matrix(width, width, "head", uses=1, head=head), Matrix(width, 1, "head"))  # norm, or bias
     return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
 

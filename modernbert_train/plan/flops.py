@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.objective import Order
-from modernbert_train.config.schema import MuonConfig, OptimConfig
+from modernbert_train.config.schema import OptimConfig
 from modernbert_train.plan.census import Census
 
 
@@ -114,7 +114,5 @@ def optimizer_flops(model: Census, optim: OptimConfig) -> int:
     An iteration of Newton-Schulz on a matrix of sides m <= n is X X^T, the square of that, and a product with X:
     2 m^2 n + 2 m^3 + 2 m^2 n.
     """
-    if not isinstance(optim, MuonConfig):
-        return 0
     sides = [(each.count, *sorted((each.rows, each.columns))) for each in model.hidden]
     return optim.newton_schulz_iterations * sum(count * (4 * m**2 * n + 2 * m**3) for count, m, n in sides)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modernbert_train.config.schema import ComputeConfig, ModelConfig, ModernBertConfig, ObjectiveConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig
 
 PRICE_DATE = "2026-11"
 MIB = 1 << 20
@@ -64,6 +64,7 @@ class Publication:
     row_tokens: int
     tokens_per_second: float
     source: str
+    name: str = "modernbert"  # of the architecture
 
 
 _MODERNBERT = "ModernBERT's own program on 8 H100 (arXiv 2412.13663, AnswerDotAI/ModernBERT issue 236)"
@@ -83,11 +84,9 @@ def find_published(
 
     All is of ModernBERT, masked-language modelling and compiled layers; anything else has none.
     """
-    if not isinstance(model, ModernBertConfig) or objective.name != "mlm":
+    if objective.name != "mlm" or not compute.compile or compute.activation_checkpointing:
         return None
-    if not compute.compile or compute.activation_checkpointing:
-        return None
-    names = ("hidden_size", "num_layers", "intermediate_size", "vocab_size")
+    names = ("name", "hidden_size", "num_layers", "intermediate_size", "vocab_size")
     fits = (
         found
         for found in PUBLISHED

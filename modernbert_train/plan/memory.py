@@ -19,10 +19,7 @@ from typing import Literal, Protocol
 from modernbert_train.config.schema import (
     ComputeConfig,
     ModernBertConfig,
-    MuonConfig,
-    NorMuonConfig,
     OptimConfig,
-    StableAdamWConfig,
 )
 from modernbert_train.plan.parameters import Parameters
 
@@ -145,14 +142,14 @@ def head_peak_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool,
 
 def matrix_numbers(parameters: Parameters, optim: OptimConfig) -> int:
     """Numbers that Muon keeps for the matrices, one for each entry, NorMuon another for each row; 0 for others."""
-    if not isinstance(optim, MuonConfig):
+    if not optim.newton_schulz_iterations:
         return 0
-    return parameters.hidden + (parameters.hidden_rows if isinstance(optim, NorMuonConfig) else 0)
+    return parameters.hidden + (parameters.hidden_rows if optim.row_beta is not None else 0)
 
 
 def summed_numbers(parameters: Parameters, optim: OptimConfig) -> int:
     """Numbers that StableAdamW adds up over the shards of a weight, three of each, and Muon with it; 0 for others."""
-    return 3 * parameters.weights if isinstance(optim, StableAdamWConfig) else 0
+    return 3 * parameters.weights if optim.bounds_update else 0
 
 
 def moment_numbers(parameters: Parameters, optim: OptimConfig) -> int:
@@ -167,8 +164,8 @@ def step_numbers(parameters: Parameters, optim: OptimConfig, shards: int) -> int
     StableAdamW two a weight, AdamW one. Muon has its directions beside what StableAdamW needs for the rest; on shards
     three copies of the matrices before that, of which two travel.
     """
-    if not isinstance(optim, MuonConfig):
-        return (2 if isinstance(optim, StableAdamWConfig) else 1) * parameters.total
+    if not optim.newton_schulz_iterations:
+        return (2 if optim.bounds_update else 1) * parameters.total
     beside = parameters.hidden + 2 * (parameters.total - parameters.hidden)
     return beside if shards == 1 else max(beside, 3 * parameters.hidden)
 

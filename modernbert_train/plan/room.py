@@ -16,6 +16,7 @@ from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunCon
 from modernbert_train.plan.memory import HasMemory, Memory, Strategy, memory, sharing_ranks, usable_bytes
 from modernbert_train.plan.parameters import count_parameters
 
+COUNTED = (ModernBertConfig,)  # architectures whose layers' memory was counted
 MOST_TOKENS = 1 << 18  # of a microbatch that nobody gives: beyond it launches are hidden, and nothing is won
 # times as long as a run takes that is neither compiled nor fused: ModernBERT-base on 8 H100 by the roofline (a test)
 SLOWER = 1.8
@@ -52,7 +53,7 @@ def predicts(config: RunConfig) -> bool:
     """Whether memory is predicted: layers of ModernBERT were counted, of no generator, and not frozen ones."""
     alone = config.objective.generator_of(config.model) is None
     frozen = any(getattr(now.objective, "freeze", False) for now in config.in_phase.values())
-    return isinstance(config.model, ModernBertConfig) and alone and not frozen
+    return type(config.model) in COUNTED and alone and not frozen
 
 
 def own_rows(phase: PhaseConfig, ranks: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig, OptimConfig, StableAdamWConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig, OptimConfig
 from modernbert_train.plan.census import census
 from modernbert_train.plan.communication import Exchange, exchange, transfers
 from modernbert_train.plan.flops import Flops, optimizer_flops
@@ -141,7 +141,7 @@ def optimizer_bytes(optim: OptimConfig) -> int:
     """Moved for each parameter by an update."""
     if not optim.fused:
         return OPTIMIZER_BYTES
-    return FUSED_OPTIMIZER_BYTES if isinstance(optim, StableAdamWConfig) else FUSED_ADAMW_BYTES
+    return FUSED_OPTIMIZER_BYTES if optim.bounds_update else FUSED_ADAMW_BYTES
 
 
 def step_time(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from modernbert_train.batch import Batch
 from modernbert_train.compute import Compute
-from modernbert_train.config.schema import RunConfig, StableAdamWConfig
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.tune.loop import BareLoop, batches_of, fresh_model
 from modernbert_train.tune.timing import autocast
@@ -54,8 +54,7 @@ def plain(config: RunConfig) -> RunConfig:
     """The run in the plain form."""
     kernels: dict[str, Any] = {"attention": "sdpa", "global_attention": None, "query_block": None}
     compute = replace(config.compute, **kernels, logit_chunk=None, compile=False)
-    optim = replace(config.optim, fused=False) if isinstance(config.optim, StableAdamWConfig) else config.optim
-    return replace(config, compute=compute, optim=optim)
+    return replace(config, compute=compute, optim=replace(config.optim, fused=False))
 
 
 def check_parity(config: RunConfig, compute: Compute) -> tuple[bool, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from modernbert_train.config.schema import AlbertConfig, ModelConfig
 from modernbert_train.config.tools.import_config import as_yaml
@@ -46,9 +46,10 @@ def import_model(file: Path) -> tuple[str, list[str]]:
 
 def _shared(model: ModelConfig, folder: Path) -> ModelConfig:
     """With what layers have in common by their weights, where config.json has no word for it."""
-    if not isinstance(model, AlbertConfig) or model.sharing != "none":
+    if getattr(model, "sharing", "all") != "none":
         return model
-    for found in (replace(model, sharing="attention"), replace(model, sharing="ffn")):
+    albert = cast(AlbertConfig, model)
+    for found in (replace(albert, sharing="attention"), replace(albert, sharing="ffn")):
         try:
             load_weights(folder, found)
         except DataError:

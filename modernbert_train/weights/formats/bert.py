@@ -86,14 +86,9 @@ _COPIES = {
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # in files of older versions; not weights
 
 
-def model_type(config: BertConfig) -> str:
-    """Which of transformers' two this is."""
-    return "roberta" if config.position_offset else "bert"
-
-
 def theirs(name: str, config: BertConfig) -> tuple[str, ...]:
     """See `HubFormat`."""
-    kind = model_type(config)
+    kind = config.model_type
     module, _, end = name.rpartition(".")
     return encoder_name(name, kind) or ((f"{_HEADS[kind][module]}.{end}",) if module in _HEADS[kind] else ())
 
@@ -127,7 +122,7 @@ def describe(
         ConfigError: a RoBERTa whose positions are not counted from the tokenizer's [PAD], or whose activation is not
             gelu.
     """
-    kind = model_type(config)
+    kind = config.model_type
     special: dict[str, int] = {"pad_token_id": vocabulary.pad_id}
     if kind == "roberta":
         if config.position_offset != vocabulary.pad_id + 1:

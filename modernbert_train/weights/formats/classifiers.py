@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import (
-    BertConfig,
     ClassifyConfig,
     LabelledConfig,
     ModelConfig,
-    ModernBertConfig,
     TagConfig,
 )
 from modernbert_train.errors import ConfigError, DataError
@@ -112,11 +110,6 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def pooling_of(model: ModelConfig) -> str:
-    """What is usual for an architecture, and can be exported: of ModernBERT what the released models say."""
-    return "mean" if isinstance(model, ModernBertConfig) else "cls"
-
-
 @dataclass(frozen=True)
 class Classifiers:
     """See `HubFormat`: one class of transformers, with the labels of one objective.
@@ -159,11 +152,12 @@ class Classifiers:
         about: dict[str, Any] = {"architectures": [self.name], self.kind.dropout: self.objective.dropout}
         about |= self.kind.says
         names = self.objective.labels
-        if isinstance(self.objective, ClassifyConfig):
-            about["problem_type"] = PROBLEMS[self.objective.kind]
-            names = ("score",) if self.objective.kind == "regression" else names
+        if self.kind.objective is ClassifyConfig:
+            objective = cast(ClassifyConfig, self.objective)
+            about["problem_type"] = PROBLEMS[objective.kind]
+            names = ("score",) if objective.kind == "regression" else names
             if len(self.kind.poolings) > 1:
-                about["classifier_pooling"] = self.objective.pooling
+                about["classifier_pooling"] = objective.pooling
         by_number = {str(number): name for number, name in enumerate(names)}
         return encoder | about | {"id2label": by_number, "label2id": {name: int(n) for n, name in by_number.items()}}
 
@@ -208,13 +202,13 @@ def classifier_format(model: ModelConfig, objective: LabelledConfig) -> Classifi
     Raises:
         ConfigError: transformers has no such class; says which is missing.
     """
-    model_type = bert.model_type(model) if isinstance(model, BertConfig) else model.name
     for name, kind in KINDS.items():
-        if (kind.model_type, kind.objective) != (model_type, type(objective)):
+        if (kind.model_type, kind.objective) != (model.model_type, type(objective)):
             continue
-        if isinstance(objective, ClassifyConfig) and objective.pooling not in kind.poolings:
+        pooling = getattr(objective, "pooling", None)  # of texts
+        if pooling is not None and pooling not in kind.poolings:
             raise ConfigError(
-                f"objective.pooling={objective.pooling}: transformers' {name} reads {', '.join(kind.poolings)} alone, "
+                f"objective.pooling={pooling}: transformers' {name} reads {', '.join(kind.poolings)} alone, "
                 f"so it would tell other classes. Train with objective.pooling={kind.poolings[0]} to export."
             )
         if objective.freeze and {*kind.heads} != {"classifier"}:
