@@ -418,8 +418,8 @@ VERBS: dict[str, list[list[str]]] = {
         ["prepare", "prepare.yaml", "tokenizer.path=data/tokenizer"],
     ],
     "model": [
-        ["fill", "hf", "w7 [MASK]"],
         ["train", "run.yaml", "name=other", "weights.init_from=hf"],
+        ["fill", "hf", "w7 [MASK]"],
         ["import-config", "hf/config.json"],
     ],
     "composer": [
