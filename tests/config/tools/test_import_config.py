@@ -157,7 +157,7 @@ def test_where_the_shards_are_is_carried_over(theirs: Path) -> None:
     told = "\n".join(notes)
     assert "train: data/adopted/train" in ours and "validation: /data/val" in ours and "row_tokens: 512" in ours
     assert "mask_rate: 0.3" in ours and "start_rows: 768" in ours
-    assert "adopt.py s3://bucket/corpus/train --tokenizer data/my_text/tokenizer --out data/adopted/train" in told
+    assert "adopt s3://bucket/corpus/train --tokenizer data/my_text/tokenizer --out data/adopted/train" in told
     assert "tokenizer.json of some/tokenizer" in told
     streams = "streams: {web: {local: /web, proportion: 3}, code: {remote: 's3://b/code', split: train, proportion: 1}}"
     theirs.write_text(THEIRS.replace("shuffle_seed: 21", streams))
