@@ -769,8 +769,8 @@ FAULTS = (
     Fault(
         "removal-in-place",
         "modernbert_train/run/checkpoint.py",
-        'path.rename(path.with_name(f"{path.name}{PARTIAL}-removed"))',
-        "shutil.rmtree(path)",
+        "            path.rename(aside)\n            shutil.rmtree(aside, ignore_errors=True)",
+        "            shutil.rmtree(path, ignore_errors=True)",
         "half a checkpoint under its name, after a kill",
         ("tests/run/test_removal.py",),
     ),

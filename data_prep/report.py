@@ -93,7 +93,7 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool) -> bool:
         return False
     if not (out / REPORT).is_file():
         raise ConfigError(
-            f"out={out}: exists and is not a dataset of data_prep/prepare.py, so it is not touched. Give another "
+            f"out={out}: exists and is not a dataset of `prepare`, so it is not touched. Give another "
             "folder with out=..., or remove it yourself."
         )
     if overwrite:

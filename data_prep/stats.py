@@ -68,7 +68,7 @@ def dataset_stats(folder: Path) -> dict[str, Any]:
     report = folder / PREPARE_REPORT
     splits = [folder] if (folder / CARD).exists() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
     if not splits:
-        raise DataError(f"{folder}: no dataset of data_prep/prepare.py, nor a split of one. Correct the path.")
+        raise DataError(f"{folder}: no dataset of `prepare`, nor a split of one. Correct the path.")
     try:
         sources = read_json(report)["sources"] if report.exists() else {}
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -113,6 +113,10 @@ def _summary(config: RunConfig, model: str, seconds: float) -> str:
         ("metrics", f"{config.folder}/metrics.jsonl"),
     ]
     program = ".venv/bin/python -m modernbert_train" if CHECKOUT else "modernbert-train"
+    again = [f"train {RUN} name=slower optim.lr=1e-3"]
+    if not CHECKOUT:  # the YAML lies among the installed packages
+        again = ["init run quickstart > quickstart.yaml", "train quickstart.yaml name=slower optim.lr=1e-3"]
+    other_rate = "\n".join(f"  {program} {words}" for words in again)
     return f"""
 Done.
 {table(rows, indent=2)}
@@ -120,7 +124,7 @@ Done.
 Next:
   open {config.folder}/report.html in a browser
   {program} fill {model} "for key, value in data.[MASK]():"
-  {program} train {RUN} name=slower optim.lr=1e-3
+{other_rate}
   {program} init data own_text > own_text.yaml     # your own text: edit the paths, then
   {program} prepare own_text.yaml
 """

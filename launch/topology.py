@@ -109,7 +109,7 @@ def _from_slurm(environment: Mapping[str, str], told: int | None) -> dict[str, i
         if nodes > 1 and told is None:
             raise ConfigError(
                 f"SLURM_NNODES={nodes}, and this process was not started by srun, so it is on one of them only. Use "
-                "srun --ntasks-per-node=1 python launch/run.py ...; or --nodes 1 for this machine alone."
+                "srun --ntasks-per-node=1 python -m modernbert_train launch ...; or --nodes 1 for this machine alone."
             )
         return {}
     nodes = int(environment["SLURM_STEP_NUM_NODES"])

@@ -93,7 +93,7 @@ def _gpu_of_rank(local_rank: int, gpus: int) -> int:
     if gpus > 1 and local_rank >= gpus:
         raise ConfigError(
             f"LOCAL_RANK={local_rank}: this machine shows {gpus} GPUs, and every rank needs one of its own. Start "
-            f"{gpus} ranks on it (launch/run.py --ranks {gpus}), or show it more with CUDA_VISIBLE_DEVICES."
+            f"{gpus} ranks on it (`launch ... --ranks {gpus}`), or show it more with CUDA_VISIBLE_DEVICES."
         )
     return local_rank if gpus > 1 else 0  # two ranks on one GPU are refused when they join
 

@@ -116,9 +116,7 @@ def _vocabulary(path: Path) -> Vocabulary:
     sha256, ids, added, segments_of_pairs = read_once(path, _parse)
     missing = [name for name in ("[CLS]", "[SEP]", "[PAD]", "[MASK]") if name not in ids]
     if missing:
-        raise DataError(
-            f"{path}: lacks {', '.join(missing)}. Give the tokenizer to data_prep/prepare.py as tokenizer.path."
-        )
+        raise DataError(f"{path}: lacks {', '.join(missing)}. Give the tokenizer to `prepare` as tokenizer.path.")
     reserved = {i for text, i in ids.items() if _is_reserved(text, added)}
     ordinary = np.array(sorted(set(ids.values()) - reserved), dtype=np.int64)
     ends = [i for text, i in ids.items() if i not in reserved and text.rstrip(_CLOSING).endswith(_SENTENCE_ENDS)]
@@ -172,7 +170,7 @@ def _parse(path: Path) -> _Tokenizer:
         return _Tokenizer(hashlib.sha256(content).hexdigest(), vocabulary, added, pairs)
     except FileNotFoundError:
         raise DataError(
-            f"{path}: no such file. data.tokenizer must name a tokenizer folder, as data_prep/prepare.py makes it."
+            f"{path}: no such file. data.tokenizer must name a tokenizer folder, as `prepare` makes it."
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{path}: not a readable tokenizer ({type(error).__name__}: {error}).") from None

@@ -230,6 +230,23 @@ def test_a_missing_file_ends_with_78(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"{tmp_path}/absent.yaml: no such file." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words", [["eval"], ["export"], ["report"], ["checkpoints"], ["fill"]], ids=lambda words: words[0]
+)
+def test_a_run_that_is_not_there_is_answered_with_those_that_are(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = ["a [MASK]"] if words == ["fill"] else []
+    assert main([*words, "runs/nope", *more]) in (65, 78)
+    assert "runs/nope: no such" in (said := capsys.readouterr().err) and "No runs are in runs" in said
+    for name in ("base", "low-rate"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+    assert main([*words, "runs/nope", *more]) in (65, 78)
+    assert "Here are runs/base, runs/low-rate." in capsys.readouterr().err
+
+
 def test_ranks_that_cannot_share_the_batch_end_with_78(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", *tiny_run(), "--ranks", "4"]) == 0
     assert main(["check", *tiny_run(), "--ranks", "3"]) == 78

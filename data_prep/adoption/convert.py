@@ -271,7 +271,7 @@ def _id_column(file: Path) -> str:
         if name in schema.names:
             kind = "parquet" if file.suffix == ".parquet" else "hub"
             raise ConfigError(
-                f"{file}: holds text (column {name}) and no ids. Tokenise it: python data_prep/prepare.py "
+                f"{file}: holds text (column {name}) and no ids. Tokenise it: python -m modernbert_train prepare "
                 f"out=data/mine sources.mine={{kind: {kind}, path: {file.parent}, text_field: {name}}} "
                 "tokenizer.path=TOKENIZER"
             )

@@ -316,7 +316,7 @@ def _id_column(root: str, entry: Entry) -> str:
     for name in TEXT_COLUMNS:
         if name in columns:
             raise ConfigError(
-                f"{root}: holds text (column {name}) and no ids. Tokenise it: python data_prep/prepare.py "
+                f"{root}: holds text (column {name}) and no ids. Tokenise it: python -m modernbert_train prepare "
                 f"out=data/mine sources.mine.kind=mds {shlex.quote(f'sources.mine.path={root}')} "
                 f"sources.mine.text_field={name} tokenizer.path=TOKENIZER"
             )

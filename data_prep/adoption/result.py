@@ -47,7 +47,7 @@ def is_finished(folder: Path, asked: Fingerprint, overwrite: bool) -> bool:
         return False
     if not (folder / REPORT).exists():
         raise ConfigError(
-            f"{folder}: has a {CARD} of data_prep/prepare.py, so it can be trained on as it is: data.train={folder}. "
+            f"{folder}: has a {CARD} of `prepare`, so it can be trained on as it is: data.train={folder}. "
             "To write elsewhere give another folder with --out."
         )
     if overwrite:

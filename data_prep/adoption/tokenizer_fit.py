@@ -75,7 +75,7 @@ def require_usable(folder: str) -> None:
     if missing:
         raise ConfigError(
             f"--tokenizer={folder}: has no {', '.join(missing)}. Give it what it lacks, in a folder of its own; all "
-            f"ids stay as they are: python data_prep/tokenizer.py adapt data/tokenizer {folder} --extend"
+            f"ids stay as they are: python -m modernbert_train tokenizer adapt data/tokenizer {folder} --extend"
         )
 
 

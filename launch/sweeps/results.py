@@ -105,6 +105,6 @@ def write_best(space: Space, best: TrialRow, file: Path) -> str:
     ours = [f"name={sweep.name}-best", f"runs_folder={sweep.runs_folder}"]
     config = read_config([Path(name) for name in sweep.run], [*sweep.overrides, *space.overrides(best.params), *ours])
     figure = f"{sweep.objective} {best.value:.5g}"
-    head = [f"Trial {best.slot} of {sweep.name}, {figure}: {point}", "", f"  python launch/run.py {file}"]
+    head = [f"Trial {best.slot} of {sweep.name}, {figure}: {point}", "", f"  python -m modernbert_train launch {file}"]
     write_yaml(file, config, head)
     return f"best: trial {best.slot}, {figure}, {point}\nits YAML: {file}"

@@ -139,7 +139,7 @@ class Worker:
             seen = tokens_seen(read_entries(folder))
             print(f"trial {slot}: {point}" + (f", resumes at {seen:,} tokens" if seen else ""), flush=True)
             yaml = folder / TRIAL_YAML
-            head = [f"Trial {slot} of {self._sweep.name}: {point}", "", f"  python launch/run.py {yaml}"]
+            head = [f"Trial {slot} of {self._sweep.name}: {point}", "", f"  python -m modernbert_train launch {yaml}"]
             write_yaml(yaml, config, head)
             pruned = self._report(trial, folder)
             if pruned:

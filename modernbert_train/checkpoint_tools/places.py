@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modernbert_train.config.load import load_run
+from modernbert_train.config.read import runs_beside
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.copies.copier import manifest_of
 from modernbert_train.copies.second_home import store_of
@@ -75,7 +76,7 @@ def find_place(word: Path) -> Place:
         is_in_run = beside.name == "checkpoints" and (beside.parent / CONFIG_YAML).is_file()
         return Place(word.parent.parent if is_in_run else None, word.parent, step_of(word))
     if not word.is_dir():
-        raise ConfigError(f"{word}: no such folder. Name a run, such as runs/quickstart, or one of its checkpoints.")
+        raise ConfigError(f"{word}: no such run, nor one of its checkpoints. {runs_beside(word)}")
     if not (word / CONFIG_YAML).is_file() and not (word / "checkpoints").is_dir():
         raise ConfigError(f"{word}: no run there. Name a run, such as runs/quickstart, or one of its checkpoints.")
     return Place(word, word / "checkpoints")

@@ -52,6 +52,7 @@ class WrongKeys(ConfigError):
 
 
 _NO_RESOLVERS = "a value, or another key as ${section.key}; resolvers are not run"
+_ZEROS = {"k": 3, "m": 6, "b": 9, "g": 9, "t": 12}
 _NO_SECRETS = (
     "holds what looks like a key, a token or a password, and a configuration is saved with the run and printed. Put it "
     "into the environment, where the libraries look for it, and leave it out here. See docs/security.md."
@@ -369,8 +370,16 @@ def _set_leaf(
         config[key] = value
     except (OmegaConfBaseException, ValueError, TypeError):
         choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
-        near = _nearest(str(value), [str(choice) for choice in choices]) if choices else ""
+        near = _nearest(str(value), [str(choice) for choice in choices]) if choices else _spelled_out(value, hint)
         errors.append(_bad(here, value, _describe(hint), origins) + near)
+
+
+def _spelled_out(value: Any, hint: Any) -> str:
+    """A number with a letter for its thousands, as YAML has it."""
+    found = re.fullmatch(r"([0-9.]{1,20})\s?([kKmMgGbBtT])", value) if isinstance(value, str) else None
+    if found is None or hint not in (int, float):
+        return ""
+    return f" Write {found[1]}e{_ZEROS[found[2].lower()]}."
 
 
 def _texts(value: Any) -> list[str]:

@@ -28,6 +28,7 @@ from modernbert_train.config.bounded_yaml import (
 
 Origins = dict[tuple[str, ...], str]
 INCLUDE = "include"
+_RUNS_NAMED = 6
 _Place = Callable[[yaml.Node], str]
 
 
@@ -54,7 +55,10 @@ def read_yaml(
             raise OSError("not a regular file")
         node = compose(read_bounded(file))
     except FileNotFoundError:
-        errors.append(f"{file}: no such file. Give the path of a YAML file, relative to the current folder.")
+        if including or file.suffix in (".yaml", ".yml"):
+            errors.append(f"{file}: no such file. Give the path of a YAML file, relative to the current folder.")
+        else:
+            errors.append(f"{file}: no such run, nor a YAML file. {runs_beside(file)}")
         return {}
     except TooLarge:
         errors.append(f"{file}: larger than {MAX_BYTES:,} bytes. Give the YAML file of a configuration.")
@@ -66,7 +70,8 @@ def read_yaml(
         errors.append(f"{file}:{error.line}: {error}")
         return {}
     except yaml.YAMLError as error:
-        errors.append(f"{file}: not valid YAML. {' '.join(str(error).split())}")
+        spaces = " Use spaces in place of tabs." if r"'\t'" in str(error) else ""
+        errors.append(f"{file}: not valid YAML. {' '.join(str(error).split())}{spaces}")
         return {}
     if node is None:
         return {}
@@ -88,6 +93,15 @@ def read_yaml(
     origins.update(own)
     merge(tree, found)
     return tree
+
+
+def runs_beside(folder: Path) -> str:
+    """What to name in place of a run that is not there: those that are in the same folder."""
+    runs = sorted(str(path.parent) for path in folder.parent.glob("*/config.yaml"))
+    if not runs:
+        return f"No runs are in {folder.parent}; name a YAML file or a run's folder, relative to the current folder."
+    more = f" and {len(runs) - _RUNS_NAMED} more" if len(runs) > _RUNS_NAMED else ""
+    return f"Here are {', '.join(runs[:_RUNS_NAMED])}{more}."
 
 
 def _included(file: Path, value: Any, origins: Origins, errors: list[str]) -> list[Path]:

@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 20
 _READ_BYTES = 1 << 18  # at a time: what fits into the cache of a core
 _KINDS: dict[str, type] = {"int": int, "str": str, "str | None": str, "list[int] | None": list}
 _KINDS["dict[str, FieldCounts] | None"] = dict
-_REMEDY = "Run data_prep/prepare.py again, or copy the whole folder again."
+_REMEDY = "Run `prepare` again, or copy the whole folder again."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ def read_card(folder: str | Path) -> DatasetCard:
         content = content_of(path, _MOST_BYTES)
     except FileNotFoundError:
         raise DataError(
-            f"{folder}: no {CARD}, so this is not a folder of shards written by data_prep/prepare.py. "
+            f"{folder}: no {CARD}, so this is not a folder of shards written by `prepare`. "
             "Prepare the data, or give its train or validation folder."
         ) from None
     except OSError as error:

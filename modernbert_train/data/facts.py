@@ -89,7 +89,7 @@ def read_folder(key: str, path: str, data: DataConfig) -> FolderFacts:
     if card.shards is not None and is_remote(path):
         raise DataError(
             f"{key}={path}: its card points at shards elsewhere ({card.shards}), which only a local one may. Copy the "
-            "folder of the card to this machine, or adopt the shards anew with data_prep/adopt.py."
+            "folder of the card to this machine, or adopt the shards anew with `adopt`."
         )
     return FolderFacts(key, path, local, card)
 

@@ -35,7 +35,7 @@ from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.own_files import require_own_files
 
 Fault = Callable[[bytes], str | None]  # what is wrong with a file's bytes, if anything
-REMEDY = "Upload the folder again from a whole copy, or prepare the data again with data_prep/prepare.py."
+REMEDY = "Upload the folder again from a whole copy, or prepare the data again with `prepare`."
 _RESERVED = "reserved"  # as large as the shard being fetched beside it will be
 _LOOK_SECONDS = 0.05
 

@@ -20,7 +20,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.read_json import array_in, is_count, open_file, parse_json, require_utf8
 from modernbert_train.read_once import read_once
 
-REMEDY = "Restore it from a copy, or prepare the data again with data_prep/prepare.py --overwrite."
+REMEDY = "Restore it from a copy, or prepare the data again with `prepare --overwrite`."
 MOST_BYTES = 1 << 29  # 700 bytes for a shard
 _NO_FILES = frozenset(("", ".", ".."))
 

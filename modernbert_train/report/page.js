@@ -508,6 +508,8 @@ function marks(chart, plot) { // phases, restarts, faults and losses that are no
   const visible = runs.filter(isShown), one = visible.length === 1;
   const same = (run) => JSON.stringify(run.phases.map(([, , name]) => name)) + (run.phases.length > 1 ? run.phases.map(([step]) => Math.round(step / Math.max(1, run.total / 50))) : "");
   pen.save();
+  pen.textAlign = "left"; // the axes leave theirs behind, and a phase's name would stand over the phase before
+  pen.textBaseline = "alphabetic";
   pen.font = `600 ${11 * scale}px system-ui, sans-serif`;
   if (visible.length && visible.every((run) => same(run) === same(visible[0]))) {
     let free = -Infinity;

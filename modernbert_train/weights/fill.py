@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.config.read import runs_beside
 from modernbert_train.errors import DataError
 from modernbert_train.own_files import require_own_files
 from modernbert_train.weights.formats import xlnet
@@ -71,6 +72,10 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
     disable_progress_bar()
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder}: no such folder. {runs_beside(folder)} `export` writes a run's model into its folder hf."
+        )
     if not (folder / CONFIG_JSON).is_file():
         raise DataError(f"{folder}: holds no exported model. Write one with `python -m modernbert_train export`.")
     require_own_files(folder)

@@ -98,12 +98,19 @@ def test_values_mean_what_people_mean(load: Load, text: str, key: str, value: ob
     assert found == value and type(found) is type(value)
 
 
+def test_a_tab_is_answered_with_spaces(load: Load) -> None:
+    with pytest.raises(ConfigError, match="Use spaces in place of tabs"):
+        load("optim:\n\tlr: 1")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("seed: on", "seed='on' (extra.yaml:1): expected a whole number."),
         ("seed: '5'", "seed='5' (extra.yaml:1): expected a whole number."),
         ("seed: 1.5", "seed=1.5 (extra.yaml:1): expected a whole number."),
+        ("seed: 2k", "seed='2k' (extra.yaml:1): expected a whole number. Write 2e3."),
+        ("seed: 1.5B", "seed='1.5B' (extra.yaml:1): expected a whole number. Write 1.5e9."),
         ("seed: true", "seed=True (extra.yaml:1): expected a whole number."),
         ("seed: null", "seed=None (extra.yaml:1): expected a whole number."),
         ("seed: 010", "seed=010 (extra.yaml:1): a leading zero means octal. Write it without."),

@@ -237,7 +237,7 @@ def test_foreign_folder_is_never_touched(command: Command, tmp_path: Path, capsy
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
     assert command() == command("--overwrite") == CONFIG
-    assert "is not a dataset of data_prep/prepare.py, so it is not touched" in capsys.readouterr().err
+    assert "is not a dataset of `prepare`, so it is not touched" in capsys.readouterr().err
     assert files_of(tmp_path / "out") == {"thesis.tex": b"years of work"}
 
 

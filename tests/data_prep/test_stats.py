@@ -50,7 +50,7 @@ def test_table_and_json_agree_with_the_shards(
 def test_folder_without_a_dataset(tmp_path: Path, capsys: Any) -> None:
     """Names it."""
     assert main([str(tmp_path)]) == 65
-    assert f"{tmp_path}: no dataset of data_prep/prepare.py" in capsys.readouterr().err
+    assert f"{tmp_path}: no dataset of `prepare`" in capsys.readouterr().err
 
 
 @pytest.mark.runs

@@ -26,7 +26,7 @@ class Bag(Encoder):
         self.layers = nn.ModuleList(nn.Linear(config.hidden_size, config.hidden_size) for _ in range(config.num_layers))
 
     def forward(self, packed: Packed) -> Tensor:
-        table = self.embeddings["tok_embeddings"]
+        table = self.get_submodule("embeddings.tok_embeddings")
         words_TD = table(packed.input_ids_T)
         place_T = torch.arange(len(words_TD), device=words_TD.device)
         sequence_T = torch.searchsorted(packed.cu_seqlens_S[1:].contiguous(), place_T, right=True)

@@ -73,7 +73,7 @@ LEFT = {
     "model.name": "there is one model",
     "model.pretrained_model_name": "nothing is taken from another model's configuration",
     "model.tokenizer_name": "data.tokenizer",
-    "tokenizer_name": "data.tokenizer names a folder; data_prep/prepare.py writes it beside the shards",
+    "tokenizer_name": "data.tokenizer names a folder; prepare writes it beside the shards",
     "model.recompute_metric_loss": "metrics are the forward's",
     "model.disable_train_metrics": "metrics are the forward's",
     "model.model_config.padding": "rows are always packed",
@@ -265,8 +265,8 @@ def _data(theirs: _Keys, ours: dict[str, Any]) -> None:
     theirs.settle("tokenizer_name", "train_loader.dataset.tokenizer_name")
     name = theirs.take("tokenizer_name", "TOKENIZER")
     theirs.notes.append(
-        f"data.tokenizer: a folder. Fetch tokenizer.json of {name}, and then: python data_prep/tokenizer.py adapt "
-        f"{TOKENIZER} tokenizer.json --extend"
+        f"data.tokenizer: a folder. Fetch tokenizer.json of {name}, and then: python -m modernbert_train tokenizer "
+        f"adapt {TOKENIZER} tokenizer.json --extend"
     )
 
 
@@ -280,11 +280,11 @@ def _folder(theirs: _Keys, section: str, key: str, placeholder: str) -> str:
     below = f"/{split}" if split else ""
     if remote is None:
         folder = f"{str(local).rstrip('/')}{below}"
-        theirs.notes.append(f"{key}: first python data_prep/adopt.py {folder} --tokenizer {TOKENIZER}")
+        theirs.notes.append(f"{key}: first python -m modernbert_train adopt {folder} --tokenizer {TOKENIZER}")
         return folder
     name = key.removeprefix("data.").removeprefix("streams.").removesuffix(".path")
     url, out = f"{str(remote).rstrip('/')}{below}", f"data/adopted/{name}"
-    theirs.notes.append(f"{key}: first python data_prep/adopt.py {url} --tokenizer {TOKENIZER} --out {out}")
+    theirs.notes.append(f"{key}: first python -m modernbert_train adopt {url} --tokenizer {TOKENIZER} --out {out}")
     return out
 
 

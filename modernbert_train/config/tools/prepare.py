@@ -336,4 +336,4 @@ def _executor_problems(executor: ExecutorConfig) -> Iterator[str]:
                 yield f"executor.options.{key}: missing. Slurm needs it, for example executor.options.time=04:00:00."
     for key in _OURS:
         if key in executor.options:
-            yield f"executor.options.{key}: chosen by data_prep/prepare.py itself. Remove it."
+            yield f"executor.options.{key}: chosen by `prepare` itself. Remove it."

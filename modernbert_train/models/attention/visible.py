@@ -30,13 +30,15 @@ class Visible:
     block: int = QUERY_BLOCK
 
     @classmethod
-    def around(cls, half_window: int, order: Order = "all", block: int | None = None) -> Visible:
-        """A window of so many tokens on each side, both ends included.
+    def around(cls, half_window: int | None, order: Order = "all", block: int | None = None) -> Visible:
+        """A window of so many tokens on each side, both ends included; None: all of the sequence.
 
         In causal order half the window holds the token itself, as in transformers' ModernBertDecoder: a local
         attention of 128 sees itself and 63 tokens before it. Ettin's training code saw 64.
         """
-        window = (max(0, half_window - 1), 0) if order == "causal" else (half_window, half_window)
+        window = None
+        if half_window is not None:
+            window = (max(0, half_window - 1), 0) if order == "causal" else (half_window, half_window)
         return cls(window, order, block or QUERY_BLOCK)
 
     def sides(self, window: bool) -> tuple[int, int]:

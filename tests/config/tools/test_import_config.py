@@ -118,7 +118,7 @@ def test_base_pretraining_becomes_our_recipe(theirs: Path, tmp_path: Path, capsy
     assert "made_up: not known here, not carried over" in notes
     assert "autoresume: the same command always resumes" in notes
     assert config.data.train == "/data/train" and config.data.validation == "data/my_text/validation"
-    assert "data.train: first python data_prep/adopt.py /data/train --tokenizer data/my_text/tokenizer" in notes
+    assert "data.train: first python -m modernbert_train adopt /data/train --tokenizer data/my_text/tokenizer" in notes
     assert "train_loader.dataset.shuffle_seed: seed keys the order too" in notes
     assert "made_up" in notes and "train_loader.name: text is the only kind" in notes
     assert main(["import-config", str(theirs), "--out", str(out)]) == 78, "nothing is overwritten"
@@ -157,7 +157,7 @@ def test_where_the_shards_are_is_carried_over(theirs: Path) -> None:
     told = "\n".join(notes)
     assert "train: data/adopted/train" in ours and "validation: /data/val" in ours and "row_tokens: 512" in ours
     assert "mask_rate: 0.3" in ours and "start_rows: 768" in ours
-    assert "adopt.py s3://bucket/corpus/train --tokenizer data/my_text/tokenizer --out data/adopted/train" in told
+    assert "adopt s3://bucket/corpus/train --tokenizer data/my_text/tokenizer --out data/adopted/train" in told
     assert "tokenizer.json of some/tokenizer" in told
     streams = "streams: {web: {local: /web, proportion: 3}, code: {remote: 's3://b/code', split: train, proportion: 1}}"
     theirs.write_text(THEIRS.replace("shuffle_seed: 21", streams))
