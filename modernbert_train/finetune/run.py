@@ -22,8 +22,8 @@ from modernbert_train.data.packing import WINDOW
 from modernbert_train.errors import ConfigError
 from modernbert_train.files import write_whole
 from modernbert_train.finetune.best import Outcome, find_outcome, remove_others
-from modernbert_train.finetune.predictions import PREDICTIONS, write_predictions
-from modernbert_train.finetune.result import RESULT, write_figures
+from modernbert_train.finetune.predictions import write_predictions
+from modernbert_train.finetune.result import PREDICTIONS, RESULT, write_figures
 from modernbert_train.finetune.shards import Prepared, prepare, warnings_of
 from modernbert_train.finetune.task import (
     FROZEN,
