@@ -245,9 +245,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--like-lengths", action="store_true", help="the Trainer with like lengths together too")
     options = parser.parse_args(words)
-    run = pretrained(options.text, options.out, options.tokens, SMALL)
-    model = run / "hf"
+    model = options.out / "pretrained/hf"
     if not model.is_dir():
+        run = pretrained(options.text, options.out, options.tokens, SMALL)
         export_run(load_run([run / "config.yaml"]))
     files = small_tasks(options.tasks, options.out / "tasks")
     record = options.out / "turns.jsonl"

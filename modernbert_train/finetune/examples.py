@@ -206,7 +206,7 @@ def by_place(example: Example, name: str, names: Sequence[str]) -> str:
         return name
     if not 0 <= int(name) < len(names):
         raise DataError(
-            f"{example.place}: class {name} of {len(names)} classes. A split that hides its labels cannot be used; "
-            "otherwise name all in labels."
+            f"{example.place}: class {name} of {len(names)} classes. A split that hides its labels belongs "
+            "under predict; otherwise name all in labels."
         )
     return names[int(name)]

@@ -28,7 +28,6 @@ from modernbert_train.run.checkpoint import Checkpoint
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.source import last_phase, phase_objective, source_of
 
-PREDICTIONS = "predictions.jsonl"
 _DIGITS = 6  # of a score
 
 

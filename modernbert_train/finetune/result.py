@@ -11,7 +11,7 @@ from typing import Any
 from modernbert_train import __version__
 from modernbert_train.files import write_whole
 
-RESULT = "result.json"
+RESULT, PREDICTIONS = "result.json", "predictions.jsonl"
 
 
 def write_figures(

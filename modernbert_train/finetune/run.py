@@ -22,8 +22,8 @@ from modernbert_train.data.packing import WINDOW
 from modernbert_train.errors import ConfigError
 from modernbert_train.files import write_whole
 from modernbert_train.finetune.best import Outcome, find_outcome, remove_others
-from modernbert_train.finetune.predictions import PREDICTIONS, write_predictions
-from modernbert_train.finetune.result import RESULT, write_figures
+from modernbert_train.finetune.predictions import write_predictions
+from modernbert_train.finetune.result import PREDICTIONS, RESULT, write_figures
 from modernbert_train.finetune.shards import Prepared, prepare, warnings_of
 from modernbert_train.finetune.task import (
     FROZEN,
@@ -126,10 +126,7 @@ def _run(
     task: TaskConfig, named: Named, source: Source, prepared: Prepared, folder: Path, overrides: Sequence[str]
 ) -> RunConfig:
     """The run as a configuration, written beside its shards; every key of it can be overridden."""
-    row_tokens = -(-max(prepared.longest, 16) // 8) * 8
-    rows = task.batch_texts * prepared.tokens / prepared.texts / row_tokens
-    step = 8 if rows >= 12 else 2 if rows >= 1.5 else 1  # so that several ranks can share them
-    batch_rows = max(1, round(rows / step)) * step
+    row_tokens, batch_rows = _rows(task, source, prepared)
     tokens = math.ceil(task.epochs * prepared.tokens)
     warmup = math.ceil(task.warmup * tokens)
     tree: dict[str, Any] = {
@@ -167,6 +164,18 @@ def _run(
     file = folder / RUN_YAML
     write_whole(file, yaml.safe_dump(tree, sort_keys=False))
     return load_run([file], overrides)
+
+
+def _rows(task: TaskConfig, source: Source, prepared: Prepared) -> tuple[int, int]:
+    """Row length and rows of a batch that holds as many tokens as batch_texts texts have on average.
+
+    Rows are as many as 8 ranks, or 2, can share, and as long as the longest text, or longer where fewer of them are.
+    """
+    batch, least = task.batch_texts * prepared.tokens / prepared.texts, max(prepared.longest, 16)
+    rows = max(1, int(batch / least))
+    rows -= rows % (8 if rows >= 8 else 2 if rows >= 2 else 1)
+    length = max(-(-least // 8), round(batch / rows / 8)) * 8
+    return min(length, max(least, getattr(source.model, "max_positions", length))), rows
 
 
 def _optimizer(task: TaskConfig, overrides: Sequence[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.files import write_whole
 from modernbert_train.finetune.many import Cell, Outcome, held, refuse_other_settings, run_cells, tell
-from modernbert_train.finetune.result import RESULT
+from modernbert_train.finetune.result import PREDICTIONS, RESULT
 from modernbert_train.finetune.table import read_result, spread
 from modernbert_train.finetune.task import SEED, asked, read_task
 from modernbert_train.read_json import number, read_json, read_lines
@@ -214,6 +214,7 @@ class Watched:
         for cell in everything:
             for part in _LARGE_PARTS:
                 shutil.rmtree(out / cell.name / part, ignore_errors=True)
+            (out / cell.name / PREDICTIONS).unlink(missing_ok=True)
         return outcome
 
     def _add(self, name: str, results: Sequence[dict[str, Any]], at: At) -> None:

@@ -18,7 +18,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.api import load_model
 from modernbert_train.config.load import load_run
 from modernbert_train.results import read_results
-from modernbert_train.tensor_files import read_tensors
+from modernbert_train.run.checkpoint import newest_valid
 from tests import warm
 from tests.conftest import TIMES
 from tests.finetune.conftest import PLAIN, WriteTask, sentences, write_tsv
@@ -42,8 +42,9 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest = max((folder / "checkpoints").glob("step-*"))
-    return read_tensors(next(newest.glob("*model*.safetensors")))
+    newest, _ = newest_valid(folder / "checkpoints")
+    assert newest is not None
+    return dict(newest.weights())
 
 
 def test_a_task_is_learned_measured_and_served(

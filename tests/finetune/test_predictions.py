@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main
+from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.errors import DataError
+from modernbert_train.finetune.examples import read_splits
+from modernbert_train.finetune.numbers import number_labels
 from modernbert_train.finetune.shards import prepare
 from modernbert_train.tensor_files import read_tensors
 from tests.finetune.conftest import PLAIN, WriteTask, sentences, write_tsv
@@ -153,6 +156,28 @@ def test_lists_that_are_none_are_refused_with_their_line(
     keys = {"kind": "tokens", "train": f"{tmp_path}/train.jsonl", "validation": {"dev": f"{tmp_path}/dev.jsonl"}}
     with pytest.raises(DataError, match=f"line 3.*{message}"):
         prepare(task_of(tmp_path, **keys), tokenizer, 32, tmp_path / "run" / "task")
+
+
+def test_words_and_tags_of_the_hub_have_the_names_of_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CoNLL-2003 and its like: lists of words, and of numbers whose names the dataset knows."""
+    import datasets
+
+    tags = datasets.Sequence(datasets.ClassLabel(names=["O", "B-x", "I-x"]))
+    features = datasets.Features({"tokens": datasets.Sequence(datasets.Value("string")), "ner_tags": tags})
+    rows = [{"tokens": ["aki", "ruto"], "ner_tags": [1, 2]}, {"tokens": ["kelo"], "ner_tags": [0]}]
+
+    def load(data: str, subset: str | None, split: str) -> Any:
+        found = datasets.Dataset.from_list(rows, features=features)
+        return found.remove_columns("ner_tags") if split == "test" else found
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    keys = {"validation": {"dev": "validation"}, "predict": {"test": "test"}, "label_column": "ner_tags"}
+    task = TaskConfig(kind="tokens", data="some/entities", train="train", **keys)
+    labels = number_labels(task, read_splits(task))
+    assert set(labels.names) == {"O", "B-x", "I-x"}
+    told = [[labels.names[number] for number in value] for value in labels.values["dev"]]
+    assert told == [["B-x", "I-x"], ["O"]]
+    assert [value.tolist() for value in labels.values["test"]] == [[0, 0], [0]]
 
 
 @pytest.mark.runs
