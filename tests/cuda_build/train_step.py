@@ -189,6 +189,8 @@ def pretend(patches: ExitStack, ranks: int) -> None:
         damaged = [each for each, tensor in tensors.items() if not torch.isfinite(tensor.float()).all()]
         if damaged:
             self._error = RunError(f"not finite: {damaged}")
+        else:
+            self._saved = saver.Saved(snapshot.step, 0, 0.0)
 
     for thing, each, instead in (
         (dist, "all_gather_object", gather),
