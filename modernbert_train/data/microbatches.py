@@ -20,8 +20,8 @@ from modernbert_train.keyed_random import Keys
 from modernbert_train.vocabulary import Vocabulary
 
 # Kernels of attention launch ceil(longest / TILE) blocks for each sequence and head, those that only pad the boundaries
-# too, and the backward pass has TILE rows of memory for each; so both numbers are kept near what there is. That they vary
-# costs nothing: no graph depends on them.
+# too, and the backward pass has TILE rows of memory for each. So both numbers are kept near what there is; that they
+# vary costs nothing, since no graph depends on them.
 BOUNDARIES = 64  # their number is padded to a multiple of this, below it to a power of two
 TILE = 128
 
