@@ -20,8 +20,9 @@ from modernbert_train.keyed_random import Keys
 from modernbert_train.vocabulary import Vocabulary
 
 # Kernels of attention launch ceil(longest / TILE) blocks for each sequence and head, those that only pad the boundaries
-# too, so both numbers are kept near what there is. That they vary costs nothing: no graph depends on them.
-BOUNDARIES = 64  # their number is padded to a multiple of this
+# too, and the backward pass has TILE rows of memory for each. So both numbers are kept near what there is; that they
+# vary costs nothing, since no graph depends on them.
+BOUNDARIES = 64  # their number is padded to a multiple of this, below it to a power of two
 TILE = 128
 
 
@@ -102,7 +103,8 @@ class MicrobatchMaker:
             positions = np.arange(total) - np.repeat(boundaries[:-1], np.diff(boundaries))
         else:
             boundaries, positions = given.boundaries, given.position_ids_T
-        cu_seqlens = np.full(_multiple(len(boundaries), BOUNDARIES), len(inputs.ids_T), dtype=np.int32)
+        padded = min(_multiple(len(boundaries), BOUNDARIES), 1 << (len(boundaries) - 1).bit_length())
+        cu_seqlens = np.full(padded, len(inputs.ids_T), dtype=np.int32)
         cu_seqlens[: len(boundaries)] = boundaries
         packed = Packed(
             input_ids_T=_narrow(inputs.ids_T),
