@@ -396,7 +396,7 @@ FAULTS = (
     Fault(
         "stood-still",
         "modernbert_train/ranks/heartbeat.py",
-        "self._stood = (_place, now)",
+        "self._stood = (here, now)",
         "self._stood = (_place, self._stood[1])",
         "healthy runs longer than distributed.timeout_seconds that pause once: time since the start is counted",
         ("tests/ranks/test_heartbeat.py",),

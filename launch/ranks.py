@@ -1,8 +1,8 @@
 """Starts this machine's ranks with torch's elastic agent, watches over them, and says how they ended.
 
 The agent meets the other machines, starts the processes and ends them together. Around it stands what it leaves open:
-a signal is passed on as a request to save, a frozen process is found and killed, and of all errors the one that came
-first is printed last and gives the exit code.
+a signal is passed on as a request to save, a frozen process is found and killed, the machines tell each other how their
+ranks ended (judge.py), and of all errors the one that came first is printed last and gives the exit code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -26,24 +26,33 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from launch.health import note_blamed, refuse_sick_gpus
+from launch.judge import STUCK_SECONDS, Judge, how_it_ended, ranks_in
 from launch.rendezvous import LINGER_SECONDS, rendezvous
 from launch.topology import Topology
 from modernbert_train.errors import Halved, HangError, RunError, StoppedEarly
 from modernbert_train.ranks import scratch
-from modernbert_train.ranks.heartbeat import is_running
-from modernbert_train.ranks.launched import BEATS_FOLDER
+from modernbert_train.ranks.fail_together import entry_text
+from modernbert_train.ranks.heartbeat import silence_limit
+from modernbert_train.ranks.launched import BEATS_FOLDER, STORE
 from modernbert_train.ranks.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
 from modernbert_train.read_json import read_json
 
 FROZEN_MARGIN_SECONDS = 5.0  # the ranks find a frozen one themselves, if others are left; only then the launcher does
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)  # before Python could take the signal over
-STUCK_SECONDS = 15.0  # after such a kill the agent needs less, unless it waits for a machine that is cut off
 NO_SIGN_OF_LIFE = "gave no sign of life and was killed: it was frozen, or cut off from the others"
 ONE_REQUEST_SECONDS = 1.0  # signals so close are one request, sent to several processes or by several hands
 
 
 def start_ranks(
-    topology: Topology, arguments: list[str], *, run_id: str, timeout_seconds: float, rendezvous_seconds: float
+    topology: Topology,
+    arguments: list[str],
+    *,
+    run_id: str,
+    timeout_seconds: float,
+    rendezvous_seconds: float,
+    on_gpus: bool = False,
+    advice: str = "",
 ) -> int:
     """Run `python -m modernbert_train ...` on this machine's ranks until they have ended.
 
@@ -51,8 +60,10 @@ def start_ranks(
         topology: where this machine stands among the others.
         arguments: of the command.
         run_id: the same on all machines of one run.
-        timeout_seconds: a rank that gives no sign of life for longer, and a margin, is killed.
+        timeout_seconds: of the run; see heartbeat.py.
         rendezvous_seconds: how long to wait for the other machines.
+        on_gpus: they are looked at first.
+        advice: what to say where a machine may be lost.
 
     Returns:
         The exit code of the rank that failed first, or 0. It is printed why, last.
@@ -64,7 +75,9 @@ def start_ranks(
     told, starts = "", 1
     while True:
         here = run_id if starts == 1 else f"{run_id}-{starts}"
-        code, message, asked = _start_once(topology, arguments, here, timeout_seconds, rendezvous_seconds)
+        code, message, asked = _start_once(topology, arguments, here, timeout_seconds, rendezvous_seconds, on_gpus)
+        if advice and code in (RunError.exit_code, HangError.exit_code):
+            print(advice, file=sys.stderr)
         if message:
             print(f"error: {message}", file=sys.stderr, flush=True)
         if code != Halved.exit_code or not message or asked:
@@ -76,16 +89,24 @@ def start_ranks(
 
 
 def _start_once(
-    topology: Topology, arguments: list[str], run_id: str, timeout_seconds: float, rendezvous_seconds: float
+    topology: Topology,
+    arguments: list[str],
+    run_id: str,
+    timeout_seconds: float,
+    rendezvous_seconds: float,
+    on_gpus: bool,
 ) -> tuple[int, str, bool]:
     """One start of all ranks: the exit code, what to say last, and whether a signal has asked them to end."""
     with _Signals() as signals, tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
         beats = Path(folder, "beats")
         beats.mkdir()
         os.environ[BEATS_FOLDER] = str(beats)
-        frozen = FrozenRanks(beats, timeout_seconds + FROZEN_MARGIN_SECONDS)
+        # torch's agent would have NCCL aborted when a process ends, which can hang where the others do not abort too
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+        frozen = FrozenRanks(beats, silence_limit(timeout_seconds), timeout_seconds)
         try:
-            with rendezvous(topology, run_id, rendezvous_seconds) as place:
+            with rendezvous(topology, run_id, rendezvous_seconds) as meeting:
+                os.environ[STORE] = str(meeting.place["rdzv_endpoint"])
                 config = LaunchConfig(
                     min_nodes=topology.nodes,
                     max_nodes=topology.nodes,
@@ -95,31 +116,59 @@ def _start_once(
                     max_restarts=0,  # whoever starts this again knows from the exit code whether it is of use
                     logs_specs=DefaultLogsSpecs(log_dir=folder),
                     signals_to_handle="SIGQUIT",  # of the others, the agent would not let the ranks finish
-                    **place,  # type: ignore[arg-type]
+                    **meeting.place,  # type: ignore[arg-type]
                 )
-                try:
-                    elastic_launch(config, sys.executable)("-m", "modernbert_train", *arguments)
-                finally:
-                    signals.over = True
-        except ChildFailedError as error:
-            code, message = outcome(error.failures, frozen.killed, signals)
+                judge = Judge(meeting.store, beats, topology.ranks_per_node, lambda: signals.first is not None)
+                command = elastic_launch(config, sys.executable)
+                code, message = _run(command, arguments, judge, frozen, signals, on_gpus)
         except (RendezvousError, TimeoutError) as error:
             code, message = RunError.exit_code, _lost_meeting(topology, error)
-        else:
-            code, message = 0, ""
         finally:
             signals.over = True
             frozen.stop()
     return code, message, signals.first is not None
 
 
-def outcome(failures: Mapping[int, ProcessFailure], frozen: set[int], signals: _Signals) -> tuple[int, str]:
+def _run(
+    command: elastic_launch, arguments: list[str], judge: Judge, frozen: FrozenRanks, signals: _Signals, on_gpus: bool
+) -> tuple[int, str]:
+    try:
+        if on_gpus:
+            refuse_sick_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        command("-m", "modernbert_train", *arguments)
+        return 0, ""
+    except HangError as error:
+        judge.stop()
+        judge.tell(error.exit_code, str(error))
+        note_blamed(judge.heard)
+        return error.exit_code, str(error)
+    except ChildFailedError as error:
+        judge.stop()
+        code, message = outcome(error.failures, frozen.killed, signals, judge.heard, judge.killed)
+        if message and code != StoppedEarly.exit_code:
+            judge.tell(code, message)
+            note_blamed(judge.heard)
+        return code, message
+    finally:
+        signals.over = True
+        judge.stop()
+
+
+def outcome(
+    failures: Mapping[int, ProcessFailure],
+    frozen: set[int],
+    signals: _Signals,
+    heard: dict[str, Any] | None = None,
+    unhearing: Collection[int] = (),
+) -> tuple[int, str]:
     """The exit code of the launcher, and what it says last.
 
     Args:
         failures: how this machine's ranks ended, by rank, those ended because of others included.
         frozen: ranks that were killed because they gave no sign of life.
         signals: what this process was asked.
+        heard: the error that came first among all machines.
+        unhearing: ranks that were killed because they did not hear it.
     """
     host = socket.gethostname()
     codes = [failure.exitcode for failure in failures.values()]
@@ -128,7 +177,8 @@ def outcome(failures: Mapping[int, ProcessFailure], frozen: set[int], signals: _
     wrong = {rank: f for rank, f in failures.items() if f.exitcode not in (StoppedEarly.exit_code, *STOPPED)}
     # after a wrong end of one rank the agent has asked the others to stop, and some of them may have obeyed with 75;
     # who was asked from outside and takes too long is killed by the agent, and has saved with the others
-    obeyed = not wrong or (signals.first is not None and all(f.exitcode == -signal.SIGKILL for f in wrong.values()))
+    slow = signals.first is not None and heard is None
+    obeyed = not wrong or (slow and all(f.exitcode == -signal.SIGKILL for f in wrong.values()))
     halved = [f for f in failures.values() if f.exitcode == Halved.exit_code and f.error_file_data.get("timestamp")]
     if halved and obeyed and signals.first is None:
         return Halved.exit_code, str(halved[0].message)
@@ -137,11 +187,15 @@ def outcome(failures: Mapping[int, ProcessFailure], frozen: set[int], signals: _
     if signals.first is not None and all(code in STOPPED for code in codes):
         return StoppedEarly.exit_code, "stopped before training had begun; there was nothing to save"
     for rank in sorted(frozen & failures.keys()):
+        if heard is not None and heard["rank"] not in frozen:
+            break
         return HangError.exit_code, f"rank {rank} on {host} {NO_SIGN_OF_LIFE}"
-    killed = {rank: -f.exitcode for rank, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
-    for rank, number in killed.items():  # the agent lists first who ended first, and it kills who does not obey
-        hint = ". The system does this when memory runs out; `dmesg` tells" if number == signal.SIGKILL else ""
-        return RunError.exit_code, f"rank {rank} on {host} was ended by {signal.Signals(number).name}{hint}"
+    killed = [r for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM and r not in unhearing]
+    if heard is not None and heard["rank"] not in killed:
+        return heard["code"], entry_text(heard)
+    for rank in killed:  # the agent lists first who ended first, and it kills who does not obey
+        how = how_it_ended(failures[rank].exitcode).removeprefix("is gone: it ")
+        return RunError.exit_code, f"rank {rank} on {host} {how}"
     told = {rank: failure for rank, failure in failures.items() if failure.error_file_data.get("timestamp")}
     rank, first = min((told or wrong or failures).items(), key=lambda item: item[1].timestamp)
     code = first.exitcode if first.exitcode > 0 else RunError.exit_code
@@ -225,16 +279,17 @@ class FrozenRanks:
     Args:
         folder: of the files that the ranks touch; each is named by its rank and holds its process id.
         seconds: without a touch until a rank counts as frozen.
+        seconds_to_end: the same for one that has left the others, and touches no more.
 
     Attributes:
         killed: ranks that were killed.
     """
 
-    def __init__(self, folder: Path, seconds: float) -> None:
+    def __init__(self, folder: Path, seconds: float, seconds_to_end: float) -> None:
         self.killed: set[int] = set()
         self._folder = folder
-        self._seconds = seconds
-        self._seen: dict[Path, tuple[int, float]] = {}  # when it was touched last, and when that was seen
+        self._seconds, self._seconds_to_end = seconds + FROZEN_MARGIN_SECONDS, seconds_to_end + FROZEN_MARGIN_SECONDS
+        self._seen: dict[int, tuple[int, float]] = {}  # when it was touched last, and when that was seen
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -246,30 +301,30 @@ class FrozenRanks:
     def _watch(self) -> None:
         ended: float | None = None  # when all ranks were first seen to have ended, one of them having told an error
         while not self._over.wait(1.0):
-            pids = {int(path.name): int(path.read_text(encoding="utf-8") or 0) for path in self._folder.iterdir()}
-            running = {rank for rank, pid in pids.items() if is_running(pid)}
-            told = [] if running or not pids else self._told()
+            ranks = ranks_in(self._folder)
+            told = [] if not ranks or any(rank.runs for rank in ranks) else self._told()
             ended = (ended or time.monotonic()) if told else None
             if ended is not None and time.monotonic() - ended > STUCK_SECONDS + LINGER_SECONDS:
                 first = min(told, key=lambda each: each["timestamp"])
                 print(f"error: {first['message']}", file=sys.stderr, flush=True)
                 os._exit(first["code"])
-            for path in self._folder.iterdir():
-                rank, touched, now = int(path.name), path.stat().st_mtime_ns, time.monotonic()
-                if self._seen.get(path, (0, 0.0))[0] != touched:
-                    self._seen[path] = (touched, now)
-                elif now - self._seen[path][1] < self._seconds or rank not in running - self.killed:
+            for rank in ranks:
+                touched, now = (self._folder / str(rank.number)).stat().st_mtime_ns, time.monotonic()
+                limit = self._seconds_to_end if rank.left else self._seconds
+                if self._seen.get(rank.number, (0, 0.0))[0] != touched:
+                    self._seen[rank.number] = (touched, now)
+                elif now - self._seen[rank.number][1] < limit or not rank.runs or rank.number in self.killed:
                     continue
-                elif pids[rank] in rank_processes():
-                    self.killed.add(rank)
-                    os.kill(pids[rank], signal.SIGKILL)
+                elif rank.pid in rank_processes():
+                    self.killed.add(rank.number)
+                    os.kill(rank.pid, signal.SIGKILL)
             if self.killed and self._over.wait(STUCK_SECONDS):
                 return
             if self.killed:
                 for pid in rank_processes():
                     os.kill(pid, signal.SIGKILL)
-                ranks = ", ".join(map(str, sorted(self.killed)))
-                print(f"error: rank {ranks} on {socket.gethostname()} {NO_SIGN_OF_LIFE}", file=sys.stderr, flush=True)
+                numbers = ", ".join(map(str, sorted(self.killed)))
+                print(f"error: rank {numbers} on {socket.gethostname()} {NO_SIGN_OF_LIFE}", file=sys.stderr, flush=True)
                 os._exit(HangError.exit_code)
 
     def _told(self) -> list[dict[str, Any]]:

@@ -119,6 +119,8 @@ def _slurm(config: RunConfig, words: list[str], common: Values) -> Values:
         "setup": launch.setup,
         "gpus": gpus,
         "start": start,
+        # a machine that hangs must not hold the others for ever; the one that copies checkpoints may end much later
+        "wait": "--wait=600 " if config.checkpoint.copy_to is None else "",
     }
 
 
@@ -147,6 +149,8 @@ def _kubernetes(config: RunConfig, words: list[str], common: Values) -> Values:
         limits[rdma[0]] = rdma[1]
     return {
         "label": label,
+        # it counts pods, and a fault on one machine ends the pods of all
+        "failures": launch.retries * int(common["nodes"] or 1),
         "namespace": launch.namespace,
         "script": json.dumps(script),
         "env": json.dumps([{"name": name, "value": value} for name, value in launch.env.items()]),

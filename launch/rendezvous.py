@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NamedTuple
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its types forget it
 
@@ -23,12 +24,20 @@ from modernbert_train.ranks.rendezvous import wait_for_store, who_listens
 
 LINGER_SECONDS = 10.0  # what the store holds is how the others hear of an error; then whoever holds it ends too
 _RUN, _LEFT = "modernbert-train/run", "modernbert-train/left"
+_LOCAL = "127.0.0.1"
 _WAIT_SECONDS = 30.0  # for an answer of the store
 
 
+class Meeting(NamedTuple):
+    """Where the machines meet: what torch's agent needs to know of it, and a connection to the store."""
+
+    place: Mapping[str, object]
+    store: TCPStore
+
+
 @contextmanager
-def rendezvous(topology: Topology, run_id: str, seconds: float) -> Iterator[dict[str, object]]:
-    """Meet the other machines; what torch's agent needs to know of it.
+def rendezvous(topology: Topology, run_id: str, seconds: float) -> Iterator[Meeting]:
+    """Meet the other machines; a machine that is alone holds the store too.
 
     Args:
         topology: where this machine stands among the others.
@@ -41,23 +50,26 @@ def rendezvous(topology: Topology, run_id: str, seconds: float) -> Iterator[dict
     """
     endpoint = split_endpoint(topology.endpoint or "")
     if endpoint is None:
-        yield {"rdzv_endpoint": "localhost:0", "local_addr": "127.0.0.1"}
+        store = TCPStore(_LOCAL, 0, is_master=True, multi_tenant=True, wait_for_workers=False)
+        here = {"rdzv_endpoint": f"{_LOCAL}:{store.port}", "local_addr": _LOCAL, "rdzv_configs": {"is_host": True}}
+        yield Meeting(here, store)
         return
     deadline = time.monotonic() + seconds
     address = _address(endpoint, deadline)
     interface = interface_of(address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    store = _hold(topology, endpoint, run_id)
-    is_host = store is not None
-    if store is None:
-        store = _come(endpoint, run_id, deadline)
+    held = _hold(topology, endpoint, run_id)
+    is_host = held is not None
+    store = held if held is not None else _come(endpoint, run_id, deadline)
+    join_timeout = max(1, int(deadline - time.monotonic()))
+    place = {
+        "rdzv_endpoint": topology.endpoint,
+        "local_addr": address,
+        "rdzv_configs": {"join_timeout": join_timeout, "is_host": is_host},
+    }
     try:
-        yield {
-            "rdzv_endpoint": topology.endpoint,
-            "local_addr": address,
-            "rdzv_configs": {"join_timeout": max(1, int(deadline - time.monotonic())), "is_host": is_host},
-        }
+        yield Meeting(place, store)
     finally:
         _leave(store, topology.nodes, is_host)
 

@@ -31,8 +31,17 @@ from modernbert_train.ranks import stop_signals  # noqa: E402
 if __name__ == "__main__":  # before the slower imports
     stop_signals.take_over()
 
+from launch.health import refuse_sick_gpus, start_notes  # noqa: E402
 from launch.render import TARGETS, render, submit  # noqa: E402
-from launch.topology import Topology, find_topology, is_rank, seconds_until_stop, uneven_phases, usable_gpus  # noqa: E402
+from launch.topology import (  # noqa: E402
+    Topology,
+    find_topology,
+    is_even,
+    is_rank,
+    seconds_until_stop,
+    uneven_phases,
+    usable_gpus,
+)
 from modernbert_train.__main__ import main as modernbert_train  # noqa: E402
 from modernbert_train.cli.arguments import read_run  # noqa: E402
 from modernbert_train.cli.parser import Parser, positive  # noqa: E402
@@ -77,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
             timer = threading.Timer(stop_after, os.kill, (os.getpid(), signal.SIGUSR1))
             timer.daemon = True
             timer.start()
-        return _start(config, topology, train)
+        return _start(config, topology, train, gpus)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -93,9 +102,13 @@ def _idle_note(config: RunConfig, used: int, gpus: int) -> str:
     )
 
 
-def _start(config: RunConfig, topology: Topology, train: list[str]) -> int:
+def _start(config: RunConfig, topology: Topology, train: list[str], gpus: int) -> int:
     os.environ.update(config.launch.env)
+    for note in start_notes(config.launch, os.environ):
+        print(note, file=sys.stderr, flush=True)
     if topology.num_ranks == 1:
+        if gpus:
+            refuse_sick_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
         return modernbert_train(train)
     threads = max(1, (os.cpu_count() or 1) // topology.ranks_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
@@ -103,12 +116,21 @@ def _start(config: RunConfig, topology: Topology, train: list[str]) -> int:
     os.environ[orphans.LAUNCHER] = str(os.getpid())
     from launch.ranks import start_ranks
 
+    fewer = next((n for n in range(topology.nodes - 1, 0, -1) if is_even(config.phases, n, topology)), None)
+    advice = (
+        f"launch: if a machine stays away, the same command with --nodes {fewer} continues this run on "
+        f"{fewer * topology.ranks_per_node} ranks, which can share every global batch evenly."
+        if fewer is not None
+        else ""
+    )
     return start_ranks(
         topology,
         train,
         run_id=f"modernbert-train-{config.name}",
         timeout_seconds=config.distributed.timeout_seconds,
         rendezvous_seconds=config.launch.rendezvous_seconds,
+        on_gpus=gpus > 0,
+        advice=advice,
     )
 
 
@@ -117,6 +139,11 @@ def _render(config: RunConfig, options: argparse.Namespace) -> int:
     if (gpu := named_gpu(config)) is not None:
         ranks = (options.nodes or config.launch.nodes) * (options.ranks or config.launch.ranks_per_node or 1)
         refuse_too_large(config, ranks, gpu)
+    if config.launch.retries == 0:
+        print(
+            "launch.retries=0: a fault of a GPU or a machine ends this job, and nobody starts it again.",
+            file=sys.stderr,
+        )
     text = render(options.on, config, words, nodes=options.nodes, ranks_per_node=options.ranks)
     if options.out is None and not options.submit:
         print(text, end="")

@@ -100,6 +100,11 @@ def uneven_phases(phases: Mapping[str, PhaseConfig], ranks: int) -> list[str]:
     return [name for name, phase in phases.items() if any(rows % ranks for rows in phase.batch_sizes)]
 
 
+def is_even(phases: Mapping[str, PhaseConfig], nodes: int, topology: Topology) -> bool:
+    """Whether so many machines like this one can share every global batch evenly."""
+    return not uneven_phases(phases, nodes * topology.ranks_per_node)
+
+
 def _from_slurm(environment: Mapping[str, str], told: int | None) -> dict[str, int]:
     if "SLURM_JOB_ID" not in environment:
         return {}
@@ -169,5 +174,5 @@ def first_host(nodelist: str) -> str:
 
 
 def slurm_port(job: str) -> int:
-    """A port that two jobs on one machine will hardly share."""
-    return 20_000 + int(job) % 20_000
+    """A port that two jobs on one machine will hardly share, below those that Linux gives to outgoing connections."""
+    return 10_000 + int(job) % 20_000

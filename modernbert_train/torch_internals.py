@@ -5,6 +5,9 @@ INTERNALS lists each with the signature that this file was written for; a test c
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 # where it is -> its signature in torch 2.13; empty where it is an attribute of instances, looked for in the source
 INTERNALS = {
     "torch.distributed.distributed_c10d._get_default_store": "() -> torch.distributed.distributed_c10d.Store",
+    "torch.distributed.distributed_c10d._set_pg_timeout": (
+        "(timeout: datetime.timedelta, group: torch.distributed.distributed_c10d.ProcessGroup | None = None) -> None"
+    ),
+    "torch.distributed.distributed_c10d._World.pg_map": "property",
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter._workers": "",
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter._worker_pids_set": "",
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown": "",
@@ -51,6 +58,31 @@ class FixedBuckets(DistributedDataParallel):
 def default_store() -> Any:
     """Where the ranks of the default process group have met."""
     return dist.distributed_c10d._get_default_store()
+
+
+def set_timeouts(seconds: float) -> None:
+    """How long a collective of any group may wait, from the next one on, until torch ends it."""
+    for group in dist.distributed_c10d._world.pg_map:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+
+
+def gpu_collectives() -> tuple[int, int, int] | None:
+    """Collectives of NCCL's, of all groups of this rank, as torch's watchdog has seen them; None without any.
+
+    Returns:
+        Those that the host has given to the GPU, those that the GPU has come to, those that have ended. The second
+        needs TORCH_NCCL_ENABLE_TIMING. No call of CUDA's is made, so none can hang.
+    """
+    ask: Callable[..., bytes] | None = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
+    if ask is None:  # a torch for CPUs
+        return None
+    groups = json.loads(ask(includeCollectives=False, onlyActive=False)).get("pg_status", {}).values()
+    if not groups:
+        return None
+    given, begun, ended = (
+        sum(int(group[f"last_{what}_collective"]) for group in groups) for what in ("enqueued", "started", "completed")
+    )
+    return given, begun, ended
 
 
 def worker_processes(batches: Any) -> list[Any]:

@@ -16,12 +16,33 @@ $own
 cd $folder || exit 74
 $setup
 
-srun --cpus-per-task=$cpus $start
+# which machines failed, a line for each fault; the launchers write the one that they blame beside it
+faults="$$PWD/$$SLURM_JOB_NAME-$$SLURM_JOB_ID.faults"
+export MODERNBERT_TRAIN_BLAMED="$$faults.last"
+
+srun $wait--cpus-per-task=$cpus $start
 code=$$?
 
+again() {
+    trap '' TERM # which a requeue sends here too, and only a job that waits can be told which machines to leave out
+    scontrol requeue "$$SLURM_JOB_ID" || exit "$$code"
+    without=$$(awk '$$2 { print $$2 }' "$$faults" | sort -u | paste -sd, -)
+    [ -z "$$without" ] || scontrol update JobId="$$SLURM_JOB_ID" ExcNodeList="$$without"
+    exit 0
+}
+
 # 75: saved before the time limit, by launch/run.py's own clock: Slurm 22.05 signals a requeued job no second time.
-# Any other failure stays: bad data (65) or a wrong configuration (78) would only fail again.
-if [ "$$code" -eq 75 ]; then
-    scontrol requeue "$$SLURM_JOB_ID" && exit 0
-fi
+# 70, 124, 137: a process, a GPU or a machine was lost. Starts again without the machine that is blamed, $retries times in a
+# row. Any other failure stays: bad data (65) or a wrong configuration (78) would only fail again.
+case "$$code" in
+75)
+    echo 75 >> "$$faults"
+    again
+    ;;
+70 | 124 | 137)
+    host=$$(cat "$$MODERNBERT_TRAIN_BLAMED" 2> /dev/null)
+    echo "$$code $${host%%.*}" >> "$$faults"
+    [ "$$(awk '$$1 == 75 { n = 0; next } { n++ } END { print n + 0 }' "$$faults")" -gt $retries ] || again
+    ;;
+esac
 exit "$$code"

@@ -391,6 +391,8 @@ class DistributedConfig:
     strategy: Literal["ddp", "fsdp2", "hsdp"] = "ddp"  # with several ranks; hsdp: whole copies, each sharded by FSDP2
     shard_ranks: int | None = None  # hsdp only: ranks that share one copy of the weights, usually those of one machine
     timeout_seconds: float = knob(300.0, above=0)  # a collective that waits longer ends the job
+    # the same until the second step of a start is done: on a machine with a cold cache the layers compile for minutes
+    first_step_timeout_seconds: float = knob(1800.0, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from modernbert_train.data.labelled import ONLY_LEARNED, Labelled, read_labelled
 from modernbert_train.evals.classifiers import CLASSIFIERS, Classify, accuracy, macro_f1, majority
 from modernbert_train.evals.embeddings import embed, most_tokens
 from modernbert_train.models.encoder import OnEncoder
-from modernbert_train.ranks.group import on_rank_zero
+from modernbert_train.ranks.group import on_rank_zero_slowly
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 Ids = NDArray[np.int32]
@@ -45,7 +45,7 @@ class Probe:
         self._vocabulary = read_vocabulary(config.data.tokenizer)
         self._ids: list[Ids]
         self._labels_N: torch.Tensor
-        self._about, self._ids, labels_N, parts_N, self._num_classes = on_rank_zero(
+        self._about, self._ids, labels_N, parts_N, self._num_classes = on_rank_zero_slowly(
             lambda: _tokenised(read_labelled(key, settings), config.data.tokenizer, self._vocabulary)
         )
         self._labels_N, self._parts_N = torch.from_numpy(labels_N), torch.from_numpy(parts_N)
@@ -60,7 +60,7 @@ class Probe:
         figures that are not numbers.
         """
         embeddings_ND = embed(model, self._ids, self._vocabulary, now, phase, compute)
-        figures = on_rank_zero(lambda: self._figures(embeddings_ND.double()))
+        figures = on_rank_zero_slowly(lambda: self._figures(embeddings_ND.double()))
         return figures | {"num_cut": float(sum(len(ids) > most_tokens(phase) for ids in self._ids))}
 
     def _figures(self, embeddings_ND: torch.Tensor) -> dict[str, float]:

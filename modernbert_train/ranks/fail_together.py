@@ -11,6 +11,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -23,13 +24,21 @@ from typing import Any
 import torch.distributed as dist
 
 from modernbert_train.errors import HangError, RunError, StoppedEarly
-from modernbert_train.ranks.heartbeat import GRACE_SECONDS, SILENT_SECONDS, Heartbeat, Verdict
+from modernbert_train.ranks.heartbeat import (
+    GRACE_SECONDS,
+    NETWORK,
+    SILENT_SECONDS,
+    Heartbeat,
+    Verdict,
+    silence_limit,
+)
 from modernbert_train.redact import redact
-from modernbert_train.torch_internals import default_store
+from modernbert_train.torch_internals import default_store, gpu_collectives
 
 _LOOK_SECONDS = 0.5
 _HEARD_SECONDS = 5.0  # how long a failed rank waits for the others to have read its error
-_ERROR, _HEARD = "modernbert-train/error", "modernbert-train/heard"
+ERROR = "modernbert-train/error"  # in the store, of all ranks and launchers of a run
+_HEARD = "modernbert-train/heard"
 
 _here: _Watch | None = None
 
@@ -64,7 +73,7 @@ def failing_together(timeout_seconds: float = 300.0, store: Any = None) -> Itera
     """From the first collective on: an error that leaves this block on one of them ends all, as does a hang.
 
     Args:
-        timeout_seconds: a rank that is silent, or keeps the others waiting, for longer hangs.
+        timeout_seconds: a rank that keeps the others waiting for longer hangs, as does one that is silent for a minute.
         store: where the ranks meet, if they have not yet joined torch's default group.
     """
     global _here
@@ -91,8 +100,8 @@ class _Watch:
     def __init__(self, store: Any, timeout_seconds: float) -> None:
         self._rank, self._num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._store = store.clone()  # a connection of its own: collectives wait on the first one
-        self._heartbeat = Heartbeat(self._store, self._rank, self._num_ranks, timeout_seconds)
-        self._timeout = timeout_seconds
+        self._heartbeat = Heartbeat(self._store, self._rank, self._num_ranks, timeout_seconds, gpu_collectives)
+        self._silence = silence_limit(timeout_seconds)
         self._answers = 0  # how often the store has answered
         self._parent = os.getppid()
         self._over = threading.Event()
@@ -107,6 +116,7 @@ class _Watch:
             with suppress(RuntimeError):  # the store has ended, and so have the others
                 self._heartbeat.beat(left=True)
         self._over.set()
+        self._heartbeat.close()
         self._thread.join(_HEARD_SECONDS)  # not for ever: the thread may wait for a store that is lost
 
     def tell(self, error: Exception) -> None:
@@ -136,7 +146,7 @@ class _Watch:
 
     def _publish(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Write an error for all ranks unless there is one, and return the one that counts, once it has been read."""
-        text = self._store.compare_set(_ERROR, "", json.dumps(entry))
+        text = self._store.compare_set(ERROR, "", json.dumps(entry))
         first: dict[str, Any] = json.loads(text)
         _write_error_file(first)
         deadline = time.monotonic() + _HEARD_SECONDS
@@ -154,11 +164,8 @@ class _Watch:
         if not _is_between_ranks(error):
             return None  # another network: a bucket, a logger
         if not _timed_out(error):
-            text = (
-                f"lost its connection to another rank, and all of them live: the network between them. {error} Of "
-                "NCCL, NCCL_DEBUG=INFO prints which address it took; NCCL_SOCKET_IFNAME names the network to take."
-            )
-            return _entry(self._verdict(text), RunError.exit_code)
+            text = f"lost its connection to another rank, and all of them live: the network between them. {error} "
+            return _entry(self._verdict(text + NETWORK)._replace(blames=False), RunError.exit_code)
         verdict = self._heartbeat.behind()
         if verdict is None:
             verdict = self._verdict(f"a collective waited too long, and no rank is behind the others: {error}")
@@ -179,22 +186,22 @@ class _Watch:
             now, answers = time.monotonic(), self._answers
             waited = waited + min(now - last, 2 * _LOOK_SECONDS) if answers == heard else 0.0
             heard, last = answers, now
-            if waited > self._timeout:
+            if waited > self._silence:
                 _end(self._silent_store())
 
     def _look(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
             try:
                 self._heartbeat.beat()
-                failed = self._store.check([_ERROR])
+                failed = self._store.check([ERROR])
                 self._answers += 1
                 if not failed:
                     verdict = self._heartbeat.verdict()
                     if verdict is None:
                         continue
                     code = RunError.exit_code if verdict.text.startswith("is gone") else HangError.exit_code
-                    self._store.compare_set(_ERROR, "", json.dumps(_entry(verdict, code)))
-                entry = json.loads(self._store.get(_ERROR))
+                    self._store.compare_set(ERROR, "", json.dumps(_entry(verdict, code)))
+                entry = json.loads(self._store.get(ERROR))
                 self._store.add(_HEARD, 1)
             except RuntimeError:
                 # its holder is gone; a rank that is about to end anyway may do so
@@ -217,7 +224,7 @@ class _Watch:
     def _silent_store(self) -> dict[str, Any]:
         """The error when the store's process is there and frozen, or the way to it is cut."""
         host = self._heartbeat.first_host() or os.environ.get("MASTER_ADDR", "?")
-        silence = f"no answer for distributed.timeout_seconds={self._timeout:g}"
+        silence = f"no answer for {self._silence:g} s"
         if holds_store(0):
             verdict = Verdict(
                 0,
@@ -239,7 +246,8 @@ class _Watch:
     def _entry_of(self, error: Exception) -> dict[str, Any]:
         if isinstance(error, RunError):
             return _entry(self._verdict(str(error)), error.exit_code)
-        text = f"{type(error).__name__}: {error}. Its own output has the traceback."
+        said = " ".join(str(error).split())  # torch's errors of CUDA have several lines, and the last one says nothing
+        text = f"{type(error).__name__}: {said.rstrip('.')}. Its own output has the traceback."
         return _entry(self._verdict(text), RunError.exit_code)
 
     def _verdict(self, text: str) -> Verdict:
@@ -276,9 +284,25 @@ def _may_be_of_network(error: Exception) -> bool:
 
 def _is_between_ranks(error: Exception) -> bool:
     """Whether it is certainly of the network between the ranks: torch's own errors, and gloo's, which have no type."""
-    if any(isinstance(cause, dist.DistError) for cause in _causes(error)):
+    if any(isinstance(cause, dist.DistError) and not _is_own(str(cause)) for cause in _causes(error)):
         return True
-    return _says(error, "gloo", "nccl", "recvbytes", "sendbytes", "recvvalue")
+    return _says(error, "gloo", "recvbytes", "sendbytes", "recvvalue")
+
+
+def _is_own(text: str) -> bool:
+    """Whether an error of NCCL's is of this machine: two ranks on a GPU, no memory, no room in /dev/shm.
+
+    Of a system's error its kind says nothing ("e.g. socket, malloc"), so the last words count.
+    """
+    if "nccl" not in text.lower() or "ncclRemoteError" in text or _TIMED_OUT.search(text):
+        return False
+    *_, last = text.split("Last error:")
+    return "ncclSystemError" not in text or _OF_SYSTEM.search(last) is not None or not _OF_NETWORK.search(last)
+
+
+_TIMED_OUT = re.compile("timed out|timeout", re.I)
+_OF_SYSTEM = re.compile("shm|no space|memory|too many open files", re.I)
+_OF_NETWORK = re.compile(r"socket|connect|recv|send|peer|route|NET/|ibv_|\bIB\b", re.I)
 
 
 def _timed_out(error: Exception) -> bool:
@@ -286,7 +310,12 @@ def _timed_out(error: Exception) -> bool:
 
 
 def _entry(verdict: Verdict, code: int) -> dict[str, Any]:
-    return {"rank": verdict.rank, "host": verdict.host, "code": code, "text": verdict.text}
+    return {**verdict._asdict(), "code": code}
+
+
+def entry_text(entry: dict[str, Any]) -> str:
+    """An error as it is told; a launcher's has no rank of its own, and names it itself."""
+    return f"rank {entry['rank']} on {entry['host']}: {entry['text']}" if entry["rank"] is not None else entry["text"]
 
 
 def _write_error_file(entry: dict[str, Any]) -> None:
@@ -296,7 +325,7 @@ def _write_error_file(entry: dict[str, Any]) -> None:
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
-        message = f"rank {entry['rank']} on {entry['host']}: {entry['text']}"
+        message = entry_text(entry)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"message": message, "timestamp": int(time.time()), "code": entry["code"]}, file)
@@ -305,6 +334,6 @@ def _write_error_file(entry: dict[str, Any]) -> None:
 def _end(entry: dict[str, Any]) -> None:
     """End this process with an error of another rank."""
     _write_error_file(entry)
-    print(f"error: rank {entry['rank']} on {entry['host']}: {entry['text']}", file=sys.stderr, flush=True)
+    print(f"error: {entry_text(entry)}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(entry["code"])

@@ -19,12 +19,25 @@ import torch.distributed as dist
 from torch import Tensor
 
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
+from modernbert_train.ranks import heartbeat
 from modernbert_train.ranks.fail_together import failing_together, holds_store
-from modernbert_train.ranks.heartbeat import GRACE_SECONDS, passed
+from modernbert_train.ranks.heartbeat import CONNECTING, GRACE_SECONDS, passed
+from modernbert_train.ranks.launched import STORE
 from modernbert_train.ranks.rendezvous import wait_for_store
+from modernbert_train.torch_internals import set_timeouts
 
 T = TypeVar("T")
+# of torch's NCCL, unless they are given. Its watchdog leaves a CUDA error to the main thread, which can tell it, and
+# ends the process without an abort, which can hang where the others do not abort too; it notes which collectives the
+# GPU has come to, see heartbeat.py; and it waits two minutes before it ends a process: a lost machine is named by then
+_OF_TORCH = {
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    "TORCH_NCCL_ENABLE_TIMING": "1",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "30000",
+}
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # device -> torch's names of what carries collectives
+STORE_PREFIX = "modernbert-train"  # before the keys of what the ranks tell each other, the launchers too
 _MEET_SECONDS = 5.0  # between two meetings while rank 0 is at work
 
 # what a launcher tells its ranks; Composer's Trainer asks for all of them, also of a process that is alone
@@ -75,6 +88,9 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
             if not dist.is_initialized():
                 if store is not None and device.type == "cuda":
                     _claim_gpu(store, device)
+                    for name, value in _OF_TORCH.items():
+                        os.environ.setdefault(name, value)
+                passed(CONNECTING)
                 dist.init_process_group(
                     BACKENDS[device.type],
                     store=dist.HashStore() if store is None else store,  # type: ignore[attr-defined]
@@ -84,17 +100,31 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
                     # NCCL connects now, where an error of it can still be told
                     device_id=device if store is not None and device.type == "cuda" else None,
                 )
+                passed("the first exchange of all ranks")
             yield
         failed = False
     except StoppedEarly:
         failed = False
         raise
     finally:
+        heartbeat.allow(0.0)
         # to leave in order a rank waits for the others, and after a failure they are being ended
         if dist.is_initialized() and not (failed and num_ranks() > 1):
             dist.destroy_process_group()
         for name in missing:
             os.environ.pop(name, None)
+
+
+def allow(seconds: float, timeout_seconds: float) -> None:
+    """From here on a rank may keep the others waiting for longer, or as long as before; all ranks call it.
+
+    Args:
+        seconds: so long, if that is longer than the timeout.
+        timeout_seconds: of `joined`.
+    """
+    heartbeat.allow(seconds)
+    if num_ranks() > 1:
+        set_timeouts(max(seconds, timeout_seconds) + GRACE_SECONDS)
 
 
 def _claim_gpu(store: Any, device: torch.device) -> None:
@@ -120,7 +150,9 @@ def _meet(timeout_seconds: float) -> Any:
     Raises:
         RunError: it is not there in time, for want of whoever holds it.
     """
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if STORE in os.environ:  # torch's agent has one more, which ends before the launchers have told each other all
+        os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = os.environ[STORE].rpartition(":")
+    host, port = os.environ["MASTER_ADDR"].strip("[]"), int(os.environ["MASTER_PORT"])
     is_holder = holds_store(this_rank())
     try:
         if not is_holder:
@@ -142,7 +174,7 @@ def _meet(timeout_seconds: float) -> Any:
             f"rank {this_rank()} on {socket.gethostname()} cannot come to {host}:{port}, where the ranks "
             f"meet: {here} ({first}). Look at the output of the others; then start the same command again."
         ) from error
-    return dist.PrefixStore("modernbert-train", store)  # type: ignore[attr-defined]
+    return dist.PrefixStore(STORE_PREFIX, store)  # type: ignore[attr-defined]
 
 
 def on_rank_zero(do: Callable[[], T]) -> T:

@@ -1,9 +1,10 @@
 """Which rank hangs: each writes where it stands into the store that the ranks met in, and looks at the others.
 
-Two things are told apart. A rank that is silent has a frozen process or a lost machine; each rank listens to the next
+Three things are told apart. A rank that is silent has a frozen process or a lost machine; each rank listens to the next
 one only, so that a thousand ranks ask no more of the store than two. A rank that is alive and behind keeps the others
-waiting; who has stood still for too long looks for whoever has come less far. The clock is the monotonic one, which
-stands still while a machine sleeps.
+waiting; who has stood still for too long looks for whoever has come less far. And where all hosts have come equally
+far, a GPU may not have: NCCL raises nothing, so each rank also tells how many collectives its GPU has come to. The
+clock is the monotonic one, which stands still while a machine sleeps.
 """
 
 from __future__ import annotations
@@ -12,17 +13,25 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modernbert_train.ranks.launched import BEATS_FOLDER
+from modernbert_train.ranks.launched import BEATS_FOLDER, LEFT
 
+SILENCE_SECONDS = 60.0  # a rank writes twice a second from a thread of its own, whatever a step takes
 SILENT_SECONDS = 4.0  # a rank silent for so long after a broken connection is the one that broke it
 GRACE_SECONDS = 15.0  # a collective waits so much longer than a hang takes to be found, so that it gets its name
 
+NETWORK = (
+    "Of NCCL, NCCL_DEBUG=INFO prints which address it took; NCCL_SOCKET_IFNAME names the network to take "
+    "(launch.env.NCCL_SOCKET_IFNAME)."
+)
 _KEY = "modernbert-train/beat"
 _LISTEN_SECONDS = 0.5  # so often a rank writes, and whoever listens looks
+CONNECTING = "the connection of all GPUs"  # NCCL waits in it for ever
 _place = (0, "the start")  # replaced as a whole, by the training thread alone
+_patience = 0.0
 
 
 def passed(place: str) -> None:
@@ -35,6 +44,17 @@ def passed(place: str) -> None:
     _place = (_place[0] + 1, place)
 
 
+def allow(seconds: float) -> None:
+    """From here on a rank may keep the others waiting for so long, where that is longer than their timeout."""
+    global _patience
+    _patience = seconds
+
+
+def silence_limit(timeout_seconds: float) -> float:
+    """How long a rank may be silent: not as long as a collective may take, since its beat does not wait for one."""
+    return min(SILENCE_SECONDS, timeout_seconds)
+
+
 class Beat(NamedTuple):
     """What a rank has written last.
 
@@ -45,6 +65,7 @@ class Beat(NamedTuple):
         processes: its machine's table of processes; None if it cannot be told.
         pid: its process there.
         left: it has left in order, and will write no more.
+        collectives: those that its host has given to its GPU, that the GPU has come to, and that have ended.
     """
 
     number: int
@@ -54,12 +75,16 @@ class Beat(NamedTuple):
     processes: str | None
     pid: int
     left: bool
+    collectives: Sequence[int] | None
 
 
 class Verdict(NamedTuple):
+    """Attributes: the rank, its machine and what is said of it; whether the fault is that machine's."""
+
     rank: int
     host: str
     text: str
+    blames: bool = True
 
 
 class Heartbeat:
@@ -67,18 +92,29 @@ class Heartbeat:
 
     Args:
         store: torch's, a connection that no collective waits on.
-        timeout_seconds: after so long a rank that is silent or behind counts as hung.
+        timeout_seconds: after so long a rank that is behind, or never came, counts as hung.
+        collectives: of this rank's GPU, see `Beat`; None where there are none.
     """
 
-    def __init__(self, store: Any, rank: int, num_ranks: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        num_ranks: int,
+        timeout_seconds: float,
+        collectives: Callable[[], Sequence[int] | None] = lambda: None,
+    ) -> None:
         self._store = store
         self._rank, self._num_ranks = rank, num_ranks
         self._timeout = timeout_seconds
+        self._silence = silence_limit(timeout_seconds)
+        self._ask_collectives = collectives
         self._number = 0
         self._processes = table_of_processes()
         self._last_of_first: Beat | None = None
         self._heard: tuple[Beat | None, float] = (None, time.monotonic())
-        self._stood = (_place, time.monotonic())
+        self._collectives: Sequence[int] | None = None
+        self._stood: tuple[Any, float] = ((_place, self._collectives), time.monotonic())
         folder = os.environ.get(BEATS_FOLDER)
         self._file = None if folder is None else Path(folder, str(rank))
         if self._file is not None:
@@ -88,8 +124,15 @@ class Heartbeat:
     def beat(self, *, left: bool = False) -> None:
         """Write; `left` for the last time, in order."""
         self._number += 1
-        beat = Beat(self._number, *_place, socket.gethostname(), self._processes, os.getpid(), left)
+        self._collectives = self._ask_collectives()
+        host, pid = socket.gethostname(), os.getpid()
+        beat = Beat(self._number, *_place, host, self._processes, pid, left, self._collectives)
         self._store.set(f"{_KEY}/{self._rank}", json.dumps(beat))
+
+    def close(self) -> None:
+        """Tell this machine's launcher that no further sign of life is to be expected."""
+        if self._file is not None and self._file.exists():
+            self._file.write_text(f"{os.getpid()} {LEFT}", encoding="utf-8")
 
     def touch(self) -> None:
         """A sign of life for this machine's launcher, whether or not the store answers."""
@@ -104,21 +147,29 @@ class Heartbeat:
             return self._gone(after, beat)
         if beat != self._heard[0]:
             self._heard = (beat, now)
-        elif now - self._heard[1] > self._timeout and not (beat and beat.left):
-            return Verdict(after, _host(beat), self._silence() if beat else self._absence())
-        if _place != self._stood[0]:
-            self._stood = (_place, now)
+        elif not (beat and beat.left) and now - self._heard[1] > (self._silence if beat else self._timeout):
+            return Verdict(after, _host(beat), self._silent_text() if beat else self._absence())
+        here = (_place, self._collectives)
+        if here != self._stood[0]:
+            self._stood = (here, now)
         elif now - self._stood[1] > self._timeout:
-            found = self.behind()
-            if found is None:
-                return None
-            # a rank that waits for a silent one stands as far behind as that one
-            silent = self._silent_rank(SILENT_SECONDS)
-            if silent is None:
-                return found
-            rank, beat = silent
-            return self._gone(rank, beat) if self._has_ended(beat) else Verdict(rank, _host(beat), self._silence())
+            return self._who_holds_up(now - self._stood[1])
         return None
+
+    def _who_holds_up(self, seconds: float) -> Verdict | None:
+        """The rank for which this one has stood still for so long, if it is one that it stands still."""
+        found = self.behind()
+        if found is not None and seconds <= _patience:
+            return None
+        found = self._stuck_gpu(found) or found
+        if found is None:
+            return self._not_connected() if _place[1] == CONNECTING else None
+        # a rank that waits for a silent one stands as far behind as that one
+        silent = self._silent_rank(SILENT_SECONDS)
+        if silent is None:
+            return found
+        rank, beat = silent
+        return self._gone(rank, beat) if self._has_ended(beat) else Verdict(rank, _host(beat), self._silent_text())
 
     def behind(self) -> Verdict | None:
         """The rank that has come less far than this one, the last of them if there are several."""
@@ -134,6 +185,45 @@ class Heartbeat:
             f"distributed.timeout_seconds={self._timeout:g}. Its stack is in its own output. Start again, without "
             "that machine if it comes again; if it was only slow, raise the time.",
         )
+
+    def _stuck_gpu(self, behind: Verdict | None) -> Verdict | None:
+        """Whose GPU has not come to the collective in which this rank's GPU has stood for the whole timeout.
+
+        On a healthy GPU the collectives wait for nothing but each other and this rank's own work, so the one that
+        hangs has come to the fewest. None if this rank's GPU is in no collective: then it computes, or it hangs itself;
+        and if a rank is behind whose host has given its GPU no collective that it has not come to.
+        """
+        if self._collectives is None or self._collectives[1] <= self._collectives[2]:
+            return None
+        beats = self._read(list(range(self._num_ranks)))
+        come = {rank: beat.collectives for rank, beat in enumerate(beats) if beat and beat.collectives}
+        rank = min(come, key=lambda each: come[each][1])
+        given, fewest, _ = come[rank]
+        if behind is not None and (rank != behind.rank or given == fewest):
+            return None
+        waited = f"for distributed.timeout_seconds={self._timeout:g}"
+        if fewest >= self._collectives[1]:
+            text = f"a collective waited {waited}, and no rank is behind the others, nor its GPU. {NETWORK}"
+            return Verdict(self._rank, socket.gethostname(), text, blames=False)
+        others = sum(begun == fewest for _, begun, _ in come.values()) - 1
+        beat = beats[rank]
+        assert beat is not None
+        return Verdict(
+            rank,
+            beat.host,
+            f"hangs: its GPU has started {fewest} collectives, and the GPUs of other ranks have waited in a later one "
+            f"{waited}, while its host has gone on to {beat.place!r}."
+            + (f" So have those of {others} ranks more." if others else "")
+            + " Look there for an Xid in `dmesg`. Start again, without that machine if it comes again.",
+        )
+
+    def _not_connected(self) -> Verdict:
+        text = (
+            f"NCCL does not connect the GPUs: all {self._num_ranks} ranks have come, and have waited for "
+            f"distributed.timeout_seconds={self._timeout:g}. A firewall between the machines, or an interface through "
+            f"which they do not reach each other. {NETWORK}"
+        )
+        return Verdict(self._rank, socket.gethostname(), text, blames=False)
 
     def silent(self, seconds: float) -> Verdict | None:
         """Listen to all for some seconds, and go on to write; the first rank that has ended or wrote nothing."""
@@ -185,10 +275,10 @@ class Heartbeat:
             "start. Look at its own output."
         )
 
-    def _silence(self) -> str:
+    def _silent_text(self) -> str:
         return (
-            f"hangs: no sign of life for distributed.timeout_seconds={self._timeout:g}. Its process is frozen or "
-            "was killed, or its machine or network is lost. Start again, without that machine if it comes again."
+            f"hangs: no sign of life for {self._silence:g} s. Its process is frozen or was killed, or its "
+            "machine or network is lost. Start again, without that machine if it comes again."
         )
 
     def _read(self, ranks: list[int]) -> list[Beat | None]:

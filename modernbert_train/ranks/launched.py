@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 
 BEATS_FOLDER = "MODERNBERT_TRAIN_BEATS"  # set by launch/run.py: each rank touches its file in this folder
+STORE = "MODERNBERT_TRAIN_STORE"  # set by it: HOST:PORT of the store of all launchers of the run, for the ranks too
+BLAMED = "MODERNBERT_TRAIN_BLAMED"  # set by a job file: the launcher writes the machine to this file that is blamed
+LEFT = "left"  # after the process id in that file: the rank has left the others, and may take its time to end
 
 
 def speaks_for_all() -> bool:

@@ -23,6 +23,7 @@ import os
 import re
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,7 +32,7 @@ from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.statistics import DATA
-from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.errors import ConfigError, RunError, StorageError
 from modernbert_train.files import append_line, lock_now, write_whole
 from modernbert_train.own_files import require_own_files
 from modernbert_train.provenance import STARTS
@@ -40,6 +41,7 @@ from modernbert_train.redact import redact, redacted
 from modernbert_train.run.set_aside import complete
 
 SAMPLES = "samples.jsonl"
+_GONE_SECONDS = 600.0  # a process that trains records more often
 _RECORDS = ("config.yaml", DATA, "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
 
 
@@ -291,6 +293,7 @@ def take_lock(folder: Path, instead: str) -> IO[str]:
 
     Raises:
         ConfigError: another process has it.
+        RunError: one of another machine has it, which may be gone: to be tried again.
         OSError: the disk refuses it.
     """
     lock = (folder / ".lock").open("a+", encoding="utf-8")
@@ -298,11 +301,25 @@ def take_lock(folder: Path, instead: str) -> IO[str]:
         lock.seek(0)
         owner = lock.read().strip() or "another process"
         lock.close()
+        still = _seconds_since_a_sign(folder)
+        if " on " in owner and owner.rpartition(" on ")[2] != socket.gethostname() and still > _GONE_SECONDS:
+            raise RunError(
+                f"{folder}: in use by {owner}, and nothing was recorded there for {still / 60:.0f} minutes. If that "
+                "machine is gone, its lock stays on a disk of a network until it starts anew, or the disk's server "
+                "drops it. Start again then; or remove the folder's .lock if no such process is left."
+            )
         raise ConfigError(f"{folder}: in use by {owner}. {instead}")
     lock.truncate(0)
     lock.write(redact(f"process {os.getpid()} on {socket.gethostname()}"))
     lock.flush()
     return lock
+
+
+def _seconds_since_a_sign(folder: Path) -> float:
+    """Since the record of a run was written last; 0 where there is none."""
+    with suppress(OSError):
+        return time.time() - (folder / "metrics.jsonl").stat().st_mtime
+    return 0.0
 
 
 def _free_by_now(lock: IO[str]) -> bool:

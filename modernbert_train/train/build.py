@@ -133,7 +133,7 @@ def build(
     validate = Validate(config, facts, compute, record, progress, step, folder.read_metrics) if held_out else None
     max_norm: float | None = getattr(config.optim, "max_grad_norm", None)
     callbacks = [
-        *(Trace(), SetClock(config, last_phase), measure, PlanAhead(loader), step, guard),
+        *(Trace(config.distributed), SetClock(config, last_phase), measure, PlanAhead(loader), step, guard),
         *([] if max_norm is None else [ClipGradients(max_norm, step)]),
         *([] if validate is None else [validate]),
         *([Evaluate(config, compute, record, progress, step, folder.read_metrics)] if config.evals else []),

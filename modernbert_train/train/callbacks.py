@@ -17,7 +17,7 @@ from torch import Tensor
 
 from modernbert_train.clock import at, is_due, position_at, validates
 from modernbert_train.compute import Compute
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.schema import DistributedConfig, RunConfig
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.errors import RunError
@@ -26,7 +26,7 @@ from modernbert_train.evals.heldout import Evaluation, open_validation
 from modernbert_train.evals.samples import Samples
 from modernbert_train.keyed_random import derive
 from modernbert_train.optim.build import apply_clock
-from modernbert_train.ranks.group import on_rank_zero, this_rank
+from modernbert_train.ranks.group import allow, on_rank_zero, this_rank
 from modernbert_train.ranks.heartbeat import passed
 from modernbert_train.run.async_scalar import Reading
 from modernbert_train.run.before_after import measures_before
@@ -71,10 +71,27 @@ def key_dropout(config: RunConfig, adapter: ComposerObjective, steps: int) -> No
 
 
 class Trace(Callback):
-    """Tells heartbeat.py where this rank stands, so that a rank that keeps the others waiting can be named."""
+    """Tells heartbeat.py where this rank stands, so that a rank that keeps the others waiting can be named.
+
+    In the first step each rank compiles its layers, with a cold cache for many minutes, and the others wait for it. In
+    the second one they have met again, so from its end on the usual limit counts.
+    """
+
+    def __init__(self, limits: DistributedConfig) -> None:
+        self._limits = limits
+        self._steps = 0  # of this start
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         passed(f"{event.value} of step {state.timestamp.batch.value}")
+        super().run_event(event, state, logger)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        allow(self._limits.first_step_timeout_seconds, self._limits.timeout_seconds)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self._steps += 1
+        if self._steps == 2:
+            allow(0.0, self._limits.timeout_seconds)
 
 
 class Measure(Callback):

@@ -136,7 +136,7 @@ def _start(config: RunConfig, *, fresh: bool) -> None:
         if this_rank() == 0 and changed:
             print("changed since the last start:", *changed, sep="\n  ")
         try:
-            start = branch or on_rank_zero(lambda: find_start(folder))
+            start = branch or on_rank_zero_slowly(lambda: find_start(folder))  # it reads and hashes a checkpoint
             if this_rank() == 0:
                 second_home.start()
             if start.tokens < config.total_tokens:

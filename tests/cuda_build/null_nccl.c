@@ -27,6 +27,7 @@ typedef struct {
 typedef struct {
   char id[NCCL_UNIQUE_ID_BYTES];
   int used;
+  volatile unsigned long ends_at; /* the call from which on none is met; 0: all are */
   Member member[MOST_RANKS];
 } Meeting;
 typedef struct {
@@ -99,6 +100,8 @@ static void against_rules(Comm *c, const char *f, ...) {
   _exit(97);
 }
 
+#include "null_faults.c"
+
 /* until all ranks of a communicator are there, as ncclCommInitRank waits: for ever */
 static ncclResult_t meet(ncclComm_t *out, int n, const char *id, int rank) {
   Comm *c = calloc(1, sizeof *c);
@@ -106,6 +109,8 @@ static ncclResult_t meet(ncclComm_t *out, int n, const char *id, int rank) {
   *out = (ncclComm_t)c;
   touch("ncclCommInitRank");
   notef(n, "ncclCommInit");
+  while (n > 1 && fault_is("unconnected"))
+    pause();
   if (!c->meeting)
     return ncclSuccess;
   if (n > MOST_RANKS)
@@ -202,6 +207,8 @@ static int call_met(Call *c) {
   Member *me = &m->member[comm->rank];
   if (me->arrived < c->number)
     me->arrived = c->number;
+  if (m->ends_at && c->number >= m->ends_at)
+    return 0;
   Post *posts[MOST_RANKS];
   for (int r = 0; r < comm->n; r++) {
     Member *other = &m->member[r];
@@ -277,6 +284,7 @@ static ncclResult_t collective(int kind, const void *send, void *recv, size_t n,
   Comm *comm = (Comm *)on;
   Stream *s = st(stream);
   touch(KINDS[kind]);
+  fault_in_collective(comm);
   Call *c = calloc(1, sizeof *c);
   *c = (Call){comm, ++comm->calls, "", kind, root, 0, 0, 1, t, how, n};
   snprintf(c->what, sizeof c->what, "%s of %zu elements of %zu bytes, operation %d, root %d", KINDS[kind], n, width(t),

@@ -44,6 +44,7 @@ def test_slurm_asks_for_what_the_yaml_says(tiny_run: TinyRun) -> None:
     ]  # fmt: skip
     start = next(line for line in text.splitlines() if line.startswith("srun "))
     words = shlex.split(start)
+    assert words.pop(1) == "--wait=600"
     assert words[1:4] == ["--cpus-per-task=12", sys.executable, str(ROOT / "launch/run.py")]
     assert words[4:-2] == tiny_run(*FULL) and words[-2:] == ["--ranks", "4"]
 
@@ -53,20 +54,59 @@ def test_what_is_not_set_is_not_asked_for(tiny_run: TinyRun) -> None:
     assert not any(word in text for word in ("gpu", "--mem", "--time", "--partition", "--account", "None"))
 
 
+class Job:
+    """The script itself, with stand-ins for srun, which ends as told, and scontrol, which only notes its calls."""
+
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        self.folder = folder
+        self.script = folder / "job.sh"
+        self.script.write_text(rendered("slurm", words))
+
+    def start(self, code: int, blamed: str = "") -> tuple[int, list[str]]:
+        """A start whose launchers end with a code, and blame a machine; what the script made of it."""
+        blame = f'echo {blamed} > "$MODERNBERT_TRAIN_BLAMED"' if blamed else "true"
+        for name, line in (("srun", f"{blame}; exit {code}"), ("scontrol", f'echo "$@" >> {self.folder}/told')):
+            (self.folder / name).write_text(f"#!/bin/sh\n{line}\n")
+            (self.folder / name).chmod(0o755)
+        (self.folder / "told").write_text("")
+        environment = {"PATH": f"{self.folder}:/usr/bin:/bin", "SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "tiny"}
+        done = subprocess.run(["bash", str(self.script)], env=environment, timeout=20)
+        return done.returncode, (self.folder / "told").read_text().splitlines()
+
+
+@pytest.fixture
+def slurm_job(tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.chdir(tmp_path)
+    return Job(tmp_path, tiny_run("launch.retries=2"))
+
+
 @pytest.mark.runs
-@pytest.mark.parametrize(("code", "requeued"), [(0, 0), (64, 0), (65, 0), (70, 0), (75, 1), (78, 0), (124, 0)])
-def test_slurm_starts_again_after_75_only(tiny_run: TinyRun, tmp_path: Path, code: int, requeued: int) -> None:
-    """The script itself, with stand-ins for srun and scontrol that only note they were called."""
-    for name, line in (("srun", f"exit {code}"), ("scontrol", f'echo "$@" >> {tmp_path}/told')):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / name).chmod(0o755)
-    file = tmp_path / "job.sh"
-    file.write_text(rendered("slurm", tiny_run()))
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "17"}
-    done = subprocess.run(["bash", str(file)], env=environment, timeout=20)
-    told = (tmp_path / "told").read_text().splitlines() if (tmp_path / "told").exists() else []
-    assert told == ["requeue 17"] * requeued
-    assert done.returncode == (0 if requeued else code)
+@pytest.mark.parametrize("code", [0, 64, 65, 74, 78])
+def test_slurm_does_not_start_again_what_would_only_fail_again(slurm_job: Job, code: int) -> None:
+    assert slurm_job.start(code) == (code, [])
+
+
+@pytest.mark.runs
+def test_slurm_starts_again_after_75_as_often_as_it_takes(slurm_job: Job) -> None:
+    for _ in range(5):
+        assert slurm_job.start(75) == (0, ["requeue 17"])
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("code", [70, 124, 137])
+def test_slurm_starts_again_without_the_machine_that_is_blamed(slurm_job: Job, code: int) -> None:
+    """As often as launch.retries says, in a row: a run of a month has more faults than that."""
+    assert slurm_job.start(code, "node-7.cluster") == (0, ["requeue 17", "update JobId=17 ExcNodeList=node-7"])
+    assert slurm_job.start(code, "node-3") == (0, ["requeue 17", "update JobId=17 ExcNodeList=node-3,node-7"])
+    assert slurm_job.start(code, "node-9") == (code, [])
+
+
+@pytest.mark.runs
+def test_slurm_counts_faults_from_the_last_save_at_a_time_limit(slurm_job: Job) -> None:
+    for _ in range(2):
+        assert slurm_job.start(124)[0] == 0
+    assert slurm_job.start(75)[0] == 0
+    assert slurm_job.start(124)[0] == 0
 
 
 def test_kubernetes_starts_again_after_75_and_gives_up_after_a_mistake(tiny_run: TinyRun) -> None:
@@ -78,7 +118,7 @@ def test_kubernetes_starts_again_after_75_and_gives_up_after_a_mistake(tiny_run:
     }  # fmt: skip
     assert actions == {75: "Ignore", 64: "FailJob", 65: "FailJob", 78: "FailJob"}
     assert (spec["completions"], spec["parallelism"], spec["completionMode"], spec["backoffLimit"]) == (
-        2, 2, "Indexed", 5,
+        2, 2, "Indexed", 10,  # 5 retries, and a fault ends the pods of both machines
     )  # fmt: skip
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
@@ -137,7 +177,7 @@ def test_slurm_runs_it_in_a_container(tiny_run: TinyRun) -> None:
     words = tiny_run(*FULL, "launch.container=/images/my own.sif")
     start = next(line for line in rendered("slurm", words).splitlines() if line.startswith("srun "))
     assert shlex.split(start) == [
-        "srun", "--cpus-per-task=12", "apptainer", "exec", "--nv", "--bind", "$PWD", "--pwd", "$PWD",
+        "srun", "--wait=600", "--cpus-per-task=12", "apptainer", "exec", "--nv", "--bind", "$PWD", "--pwd", "$PWD",
         "/images/my own.sif", "python", "/opt/modernbert-train/launch/run.py", *words, "--ranks", "4",
     ]  # fmt: skip
     assert "--nv" not in rendered("slurm", tiny_run(*FULL, "launch.container=a.sif", "compute.device=cpu"))

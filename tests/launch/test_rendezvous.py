@@ -108,8 +108,8 @@ def test_whoever_holds_the_store_leaves_last() -> None:
             events.append("the other")
 
     thread = threading.Thread(target=other_machine)
-    with rendezvous(Topology(2, 1, 0, f"{HERE}:{port}"), "run", 60.0) as place:
-        assert place["rdzv_endpoint"] == f"{HERE}:{port}"
+    with rendezvous(Topology(2, 1, 0, f"{HERE}:{port}"), "run", 60.0) as meeting:
+        assert meeting.place["rdzv_endpoint"] == f"{HERE}:{port}"
         thread.start()
         while who_listens(HERE, port) != "store":
             pass

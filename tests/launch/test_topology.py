@@ -83,7 +83,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_yaml() -> 
 
 
 def test_a_slurm_step_knows_its_machines_and_where_they_meet() -> None:
-    assert found(SLURM_STEP, gpus=8) == Topology(4, 8, 2, "gpu003:30123")
+    assert found(SLURM_STEP, gpus=8) == Topology(4, 8, 2, "gpu003:20123")
     assert found(SLURM_STEP, gpus=8).num_ranks == 32
 
 

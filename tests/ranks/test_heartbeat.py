@@ -16,10 +16,15 @@ from modernbert_train.ranks.launched import BEATS_FOLDER
 class Rank(Heartbeat):
     """A rank of several in one process: its place, which is the process's own, is put there while it acts."""
 
-    def __init__(self, store: HashStore, rank: int, clock: Clock) -> None:
+    def __init__(self, store: HashStore, rank: int, clock: Clock, timeout: float | None = None) -> None:
         self.place = (0, "the start")
-        super().__init__(store, rank, 3, timeout_seconds=60)
+        self.gpu: tuple[int, int, int] | None = None
+        super().__init__(store, rank, 3, 60 if timeout is None else timeout, lambda: self.gpu)
         self.clock = clock
+
+    def beat(self, *, left: bool = False) -> None:
+        heartbeat._place = self.place
+        super().beat(left=left)
 
     def act(self, place: str | None = None) -> heartbeat.Verdict | None:
         heartbeat._place = self.place
@@ -39,8 +44,10 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+        here = heartbeat._place
         for rank in self.alive:
             rank.beat()
+        heartbeat._place = here
 
 
 @pytest.fixture
@@ -49,6 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(heartbeat.time, "sleep", clock.sleep)
     monkeypatch.setattr(heartbeat, "_place", (0, "the start"))
+    monkeypatch.setattr(heartbeat, "_patience", 0.0)
     return clock
 
 
@@ -168,6 +176,118 @@ def test_a_rank_that_left_in_order_is_not_missed(ranks: list[Rank], clock: Clock
     for _ in range(5):
         clock.now += 50
         assert [ranks[0].act(), ranks[2].act()] == [None, None]
+
+
+def test_silence_has_a_limit_of_its_own(clock: Clock) -> None:
+    """A lost machine is named within a minute, however long a slow step or a rank that starts late may take."""
+    store = HashStore()
+    first, second = Rank(store, 0, clock, timeout=300), Rank(store, 1, clock, timeout=300)
+    assert second.act("a") is None and first.act("a") is None
+    clock.now += 61
+    verdict = first.act("b")
+    assert verdict is not None and verdict.rank == 1 and verdict.text.startswith("hangs: no sign of life for 60 s")
+    second._num_ranks = 3  # the next one is rank 2, which has not come yet
+    clock.now += 230
+    assert second.act("b") is None
+    clock.now += 10
+    verdict = second.act("c")
+    assert verdict is not None and verdict.rank == 2 and "never came" in verdict.text
+
+
+def gpus(ranks: list[Rank], clock: Clock, places: list[str], *counts: tuple[int, int, int]) -> list[heartbeat.Verdict]:
+    """What the ranks say of GPUs that have stood like this for a minute."""
+    for _ in range(2):
+        for rank, place, count in zip(ranks, places, counts, strict=True):
+            rank.gpu = count
+            rank.act(place if rank.place[1] != place else None)
+        clock.now += 61
+    for rank in ranks:
+        rank.beat()
+    return [verdict for rank in ranks if (verdict := rank.act()) is not None]
+
+
+def test_a_hung_gpu_is_named_where_all_hosts_stand_alike(ranks: list[Rank], clock: Clock) -> None:
+    """NCCL raises nothing: the hosts wait at the same place for ever, and only the GPUs differ."""
+    found = gpus(ranks, clock, ["sums"] * 3, (9, 8, 7), (9, 7, 7), (9, 8, 7))
+    assert {verdict.rank for verdict in found} == {1}
+    assert all("its GPU has started 7 collectives" in verdict.text and verdict.blames for verdict in found)
+
+
+def test_gpus_that_have_all_come_blame_the_network_and_no_machine(ranks: list[Rank], clock: Clock) -> None:
+    found = gpus(ranks, clock, ["sums"] * 3, (9, 8, 7), (9, 8, 7), (9, 8, 7))
+    assert found and all("no rank is behind" in verdict.text and not verdict.blames for verdict in found)
+
+
+def test_gpus_in_no_collective_are_left_alone(ranks: list[Rank], clock: Clock) -> None:
+    """A validation of an hour: each GPU computes, and nobody waits for another."""
+    assert gpus(ranks, clock, ["validation"] * 3, (9, 9, 9), (9, 9, 9), (9, 9, 9)) == []
+
+
+def test_a_host_that_gives_its_gpu_nothing_is_named_by_its_place(ranks: list[Rank], clock: Clock) -> None:
+    """Its GPU is behind too, and well: it has done what it was given. A stack is what helps here."""
+    for rank, count in zip(ranks, [(9, 9, 8), (8, 8, 8), (9, 9, 8)], strict=True):
+        rank.gpu = count
+        rank.act("batch")
+    for rank in (ranks[0], ranks[2]):
+        rank.act("later")
+    clock.now += 61
+    for rank in ranks:
+        rank.beat()
+    verdict = ranks[0].act()
+    assert verdict is not None and verdict.rank == 1 and "it has not come beyond 'batch'" in verdict.text
+
+
+def test_a_gpu_that_hangs_with_a_full_queue_is_named_and_not_its_host(ranks: list[Rank], clock: Clock) -> None:
+    """Its host can give it no more work, so the host is behind as well."""
+    for rank in ranks:
+        rank.gpu = (9, 7, 7) if rank is ranks[1] else (9, 8, 7)
+        rank.act("before_forward of step 7")
+    for rank in (ranks[0], ranks[2]):
+        rank.act("sums")
+    clock.now += 61
+    for rank in ranks:
+        rank.beat()
+    verdict = ranks[2].act()
+    assert verdict is not None and verdict.rank == 1 and "its GPU has started 7 collectives" in verdict.text
+
+
+def test_nccl_that_does_not_connect_ends_with_what_to_look_at(ranks: list[Rank], clock: Clock) -> None:
+    """A firewall between two machines: ncclCommInitRank has no limit, and nothing is printed."""
+    for rank in ranks:
+        rank.act(heartbeat.CONNECTING)
+    clock.now += 61
+    for rank in ranks:
+        rank.beat()
+    verdict = ranks[0].act()
+    assert verdict is not None and not verdict.blames
+    assert "NCCL does not connect" in verdict.text and "NCCL_SOCKET_IFNAME" in verdict.text
+
+
+def test_a_rank_that_does_not_come_to_the_connection_is_named(ranks: list[Rank], clock: Clock) -> None:
+    for rank in (ranks[0], ranks[2]):
+        rank.act(heartbeat.CONNECTING)
+    clock.now += 61
+    for rank in ranks:
+        rank.beat()
+    verdict = ranks[0].act()
+    assert verdict is not None and verdict.rank == 1 and "beyond 'the start'" in verdict.text
+
+
+def test_a_first_step_may_take_longer_than_the_timeout(ranks: list[Rank], clock: Clock) -> None:
+    """One machine's cache is cold: it compiles for minutes while the others wait, and the run is healthy."""
+    heartbeat.allow(300.0)
+    for rank in ranks:
+        rank.act("batch")
+    for rank in (ranks[0], ranks[2]):
+        rank.act("sums")
+    for _ in range(4):
+        clock.now += 60
+        for rank in ranks:
+            rank.beat()
+        assert [rank.act() for rank in ranks] == [None] * 3
+    heartbeat.allow(0.0)
+    verdict = ranks[0].act()
+    assert verdict is not None and verdict.rank == 1
 
 
 def test_a_rank_alone_with_a_launcher_touches_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,164 @@
+"""The launcher judges too: it tells the other machines how its ranks ended, and ends them for an error of another.
+
+A rank that is killed tells nobody, and one that stands in a call of CUDA may hear nothing. The launcher computes
+nothing, so it can always look, and kill. It looks into the store that the ranks meet in, at the one place where they
+tell an error (fail_together.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # its types forget them
+
+from launch.rendezvous import LINGER_SECONDS
+from modernbert_train.errors import RunError, StoppedEarly
+from modernbert_train.ranks.fail_together import ERROR, entry_text
+from modernbert_train.ranks.group import STORE_PREFIX
+from modernbert_train.ranks.heartbeat import is_running
+from modernbert_train.ranks.launched import LEFT
+
+STUCK_SECONDS = 15.0  # so long after a kill the agent needs less, unless it waits for a machine that is cut off
+_LOOK_SECONDS = 0.05  # the agent asks for exit codes every 0.1 s
+_LISTEN_SECONDS = 0.5
+_HEARD_SECONDS = 5.0  # a rank hears of an error within a second; one that has not, is killed
+_OWN_SECONDS = 30.0  # the rank that told it: as long as the agent gives it
+_STOPPED = (0, StoppedEarly.exit_code, -signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)
+
+
+class Rank:
+    """A rank of this machine, by the file that it touches: `NUMBER` holds its process id."""
+
+    def __init__(self, file: Path) -> None:
+        pid, _, rest = file.read_text(encoding="utf-8").partition(" ")
+        self.number, self.pid, self.left = int(file.name), int(pid or 0), rest == LEFT
+        self.runs = self.pid != 0 and is_running(self.pid)
+
+
+def ranks_in(folder: Path) -> list[Rank]:
+    """The ranks of this machine that have come to the others."""
+    return [Rank(file) for file in sorted(folder.iterdir())]
+
+
+class Judge:
+    """In use while the ranks run.
+
+    Args:
+        store: a connection to the one that the ranks meet in.
+        folder: of the files that they touch.
+        num_ranks: of this machine.
+        stopping: whether a signal has asked them to stop.
+
+    Attributes:
+        heard: the error that counts, of whichever rank of the run came first; None if there is none.
+        killed: ranks that were killed because they did not hear it.
+    """
+
+    def __init__(self, store: TCPStore, folder: Path, num_ranks: int, stopping: Callable[[], bool]) -> None:
+        self.heard: dict[str, Any] | None = None
+        self.killed: set[int] = set()
+        self._store = PrefixStore(STORE_PREFIX, store.clone())  # type: ignore[attr-defined]
+        self._folder, self._num_ranks, self._stopping = folder, num_ranks, stopping
+        self._codes: dict[int, int] = {}
+        self._told: set[int] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The ranks have ended."""
+        self._over.set()
+        self._thread.join(2 * _HEARD_SECONDS)  # not for ever: the store may be frozen
+        if not self._thread.is_alive():
+            with suppress(RuntimeError):  # the store is lost, and so are those who could hear
+                self._listen()
+
+    def tell(self, code: int, message: str) -> None:
+        """How this machine's ranks ended, unless an error was told before."""
+        if self.heard is None and not self._thread.is_alive():
+            with suppress(RuntimeError):
+                self._write({"rank": None, "host": socket.gethostname(), "text": message, "blames": True, "code": code})
+
+    def _watch(self) -> None:
+        since: float | None = None
+        looked = 0.0
+        while not self._over.wait(_LOOK_SECONDS):
+            ranks = ranks_in(self._folder)
+            try:
+                self._tell_ends(ranks)
+                if self.heard is None and time.monotonic() - looked > _LISTEN_SECONDS:
+                    looked = time.monotonic()
+                    self._listen()
+            except RuntimeError:
+                return  # the store is lost, which the ranks tell
+            if self.heard is not None:
+                since = since or time.monotonic()
+                self._end(self.heard, ranks, time.monotonic() - since)
+
+    def _listen(self) -> None:
+        if self.heard is None and self._store.check([ERROR]):
+            self.heard = json.loads(self._store.get(ERROR))
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        self.heard = json.loads(self._store.compare_set(ERROR, "", json.dumps(entry)))
+
+    def _tell_ends(self, ranks: list[Rank]) -> None:
+        """Of ranks that have ended without a word, which their machine alone can see at once."""
+        for rank in ranks:
+            code = _exit_code(rank.pid)  # before the agent has asked for it, or not at all
+            if code is not None:
+                self._codes[rank.number] = code
+            if rank.runs or rank.left or rank.number in self._told or rank.pid == 0:
+                continue
+            self._told.add(rank.number)
+            code = self._codes.get(rank.number)
+            unclear = code is None and (self._stopping() or len(ranks) < self._num_ranks)
+            if unclear or (self._stopping() and code == -signal.SIGKILL):
+                continue  # it may have obeyed, late, or been ended because of one that never came: the agent knows
+            if self.heard is None and code not in _STOPPED:
+                text = how_it_ended(code)
+                entry = {"rank": rank.number, "host": socket.gethostname(), "text": text, "blames": True}
+                self._write(entry | {"code": RunError.exit_code if code is None or code < 0 else code})
+
+    def _end(self, heard: dict[str, Any], ranks: list[Rank], seconds: float) -> None:
+        for rank in ranks:
+            patience = _OWN_SECONDS if rank.number == heard["rank"] else _HEARD_SECONDS
+            if rank.runs and not rank.left and seconds > patience and rank.number not in self.killed:
+                self.killed.add(rank.number)
+                with suppress(ProcessLookupError):
+                    os.kill(rank.pid, signal.SIGKILL)
+        most = _OWN_SECONDS + STUCK_SECONDS + LINGER_SECONDS
+        if seconds > most and not any(rank.runs and rank.left for rank in ranks):
+            print(f"error: {entry_text(heard)}", file=sys.stderr, flush=True)
+            os._exit(heard["code"])
+
+
+def how_it_ended(code: int | None) -> str:
+    """What is known of a process that has ended without a word."""
+    if code is None:
+        return "is gone: its process has ended without a word. If it was killed, `dmesg` there may tell why."
+    if code >= 0:
+        return f"is gone: its process has ended with exit code {code}. Its own output may tell why."
+    hint = ". The system does this when memory runs out; `dmesg` tells" if code == -signal.SIGKILL else ""
+    return f"is gone: it was ended by {signal.Signals(-code).name}{hint}"
+
+
+def _exit_code(pid: int) -> int | None:
+    """Of a child that has ended, left there for whoever waits for it; None if it runs, or has been waited for."""
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status

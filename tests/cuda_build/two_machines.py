@@ -1,0 +1,144 @@
+"""Two machines of two GPUs that compute nothing, as two launchers of the product, and a fault in one of them.
+
+Each has a name, and processes of its own that the other cannot see: namespaces of Linux. Nothing of the product is
+replaced; the fault is the null device's (null_faults.c), or a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cuda_build.front_door import Machine
+from tests.cuda_build.null import ROOT, environment
+
+GPUS = 2  # of each machine
+_INSIDE = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+_SETTLED = 3  # steps of a start after which its limits are the usual ones
+
+
+def why_not() -> str | None:
+    """Why there can be no such machines here; None if there can."""
+    if shutil.which("unshare") is None:
+        return "no `unshare` here"
+    tried = subprocess.run([*_INSIDE, "true"], capture_output=True, text=True, check=False)
+    return None if tried.returncode == 0 else f"no namespaces here: {tried.stderr.strip()}"
+
+
+@dataclass(frozen=True)
+class End:
+    """How a launcher ended.
+
+    Attributes:
+        code: its exit code; None if it was still there.
+        seconds: after the fault.
+        last: line of its output.
+        output: the whole.
+    """
+
+    code: int | None
+    seconds: float
+    last: str
+    output: str
+
+
+@dataclass
+class Pair:
+    """The two launchers of a run.
+
+    Attributes:
+        machine: that has the GPUs of both.
+        processes: of the launchers, or rather of the namespace of each.
+    """
+
+    machine: Machine
+    processes: list[subprocess.Popen[bytes]]
+
+    @property
+    def when(self) -> Path:
+        """The file with which the fault comes."""
+        return self.machine.folder / "when"
+
+    def output(self, node: int) -> str:
+        return (self.machine.folder / f"node-{node}.txt").read_text(encoding="utf-8", errors="replace")
+
+    def until_settled(self, name: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self.machine.steps(name)) < _SETTLED:
+            ended = [process.poll() for process in self.processes]
+            assert ended == [None, None] and time.monotonic() < deadline, (ended, self.output(0), self.output(1))
+            time.sleep(0.1)
+
+    def lose(self, node: int) -> None:
+        """All processes of a machine are gone, its launcher too, as when it loses its power."""
+        self.processes[node].kill()
+
+    def ends(self, seconds: float, missing: Sequence[int] = ()) -> list[End]:
+        """Wait for the launchers, but those that are missing, for so long from now; the fault is now."""
+        began = time.monotonic()
+        took: dict[int, float] = {}
+        waited = [node for node in (0, 1) if node not in missing]
+        while len(took) < len(waited) and time.monotonic() - began < seconds:
+            for node in waited:
+                if self.processes[node].poll() is not None:
+                    took.setdefault(node, time.monotonic() - began)
+            time.sleep(0.05)
+        found = []
+        for node in waited:
+            output = self.output(node)
+            last = (output.splitlines() or [""])[-1]
+            found.append(End(self.processes[node].poll(), took.get(node, seconds), last, output))
+        return found
+
+
+@contextmanager
+def started(machine: Machine, words: Sequence[str], fault: str = "", fault_seconds: float = 1) -> Iterator[Pair]:
+    """Both launchers of a run, which are ended with the block."""
+    meeting = machine.folder / "nccl"
+    meeting.unlink(missing_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pair = Pair(machine, [])
+    for node in range(2):
+        gpus = range(GPUS * node, GPUS * (node + 1))
+        settings = environment() | {
+            "NULL_DEVICES": str(2 * GPUS),
+            "NULL_DEVICE_WORKS": "1",
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
+            "NULL_NCCL": str(meeting),
+            "NULL_DEVICE_FAULTS": str(machine.folder / "faults"),
+            "NULL_FAULT": fault,
+            "NULL_FAULT_WHEN": str(pair.when),
+            "NULL_FAULT_SECONDS": str(fault_seconds),
+        }
+        place = ["--nodes", "2", "--ranks", str(GPUS), "--node-rank", str(node), "--rendezvous", f"127.0.0.1:{port}"]
+        # torch's agent tells machines apart by address and process id, and both addresses are this machine's
+        begin = 'hostname node-$0; for other in $(seq $0); do /bin/true; done; "$@"; exit $?'
+        command = ["sh", "-c", begin, str(node), sys.executable, "launch/run.py"]
+        with (machine.folder / f"node-{node}.txt").open("wb") as output:
+            pair.processes.append(
+                subprocess.Popen(
+                    [*_INSIDE, *command, *words, *place],
+                    cwd=ROOT,
+                    env=os.environ | settings | machine.settings,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    try:
+        yield pair
+    finally:
+        for process in pair.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.wait()

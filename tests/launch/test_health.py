@@ -1,0 +1,73 @@
+"""A machine that cannot train says so before it starts, by name: else it is out of memory in its first step, again."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch.health import note_blamed, refuse_sick_gpus, start_notes
+from modernbert_train.config.launch import LaunchConfig
+from modernbert_train.errors import HangError
+from modernbert_train.ranks.launched import BLAMED
+
+HERE = socket.gethostname()
+UPTIME = float(Path("/proc/uptime").read_text().split()[0])
+
+
+def machine(used: int = 4, xid: int = 0, ago: float = 60, by: str = "") -> Callable[..., str]:
+    """What nvidia-smi and dmesg say on a machine of two GPUs, of which the second one has something."""
+
+    def ask(*command: str) -> str:
+        if command[0] == "dmesg":
+            other = f"[{UPTIME - ago:12.6f}] NVRM: Xid (PCI:0000:5e:00): 31, pid=77, name=python, MMU fault\n"
+            return other + f"[{UPTIME - ago:12.6f}] NVRM: Xid (PCI:0000:5e:00): {xid}, GPU has fallen off the bus.\n"
+        if "compute-apps" in command[1]:
+            return by
+        return f"0, GPU-aa, 00000000:3B:00.0, 4\n1, GPU-bb, 00000000:5E:00.0, {used}\n"
+
+    return ask
+
+
+def test_a_healthy_machine_starts() -> None:
+    """The MMU fault was of a program, and a monitor may hold some memory."""
+    refuse_sick_gpus(None, machine(used=600), wait=0)
+    refuse_sick_gpus(
+        None, lambda *command: "", wait=0
+    )  # no nvidia-smi, and the kernel's messages are not for everybody
+
+
+@pytest.mark.parametrize("visible", [None, "0,1", "GPU-bb"])
+def test_memory_that_others_hold_is_told_with_its_process(visible: str | None) -> None:
+    with pytest.raises(HangError, match=rf"GPU 1 on {HERE}: 70.0 GiB .* by process 4242 \(python\)\. End") as error:
+        refuse_sick_gpus(visible, machine(used=71_680, by="GPU-bb, 4242, python\n"), wait=0)
+    assert error.value.exit_code == 124
+
+
+@pytest.mark.parametrize("xid", [48, 79])
+def test_a_gpu_that_has_to_be_reset_is_told(xid: int) -> None:
+    with pytest.raises(HangError, match=rf"GPU 1 on {HERE}: the driver reported Xid {xid} within the last hour"):
+        refuse_sick_gpus(None, machine(xid=xid), wait=0)
+
+
+def test_what_was_long_ago_or_on_another_gpu_is_no_reason() -> None:
+    refuse_sick_gpus("0", machine(used=71_680, xid=79), wait=0)
+    refuse_sick_gpus(None, machine(xid=79, ago=4000), wait=0)
+
+
+def test_the_machine_that_is_blamed_is_noted_and_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm may give it to the job again."""
+    file = tmp_path / "blamed"
+    monkeypatch.setenv(BLAMED, str(file))
+    note_blamed({"host": "node-1", "blames": False})  # the network: no machine is left out for it
+    assert not file.exists()
+    note_blamed({"host": f"{HERE}.cluster", "blames": True})
+    assert file.read_text() == f"{HERE}.cluster\n"
+    (note,) = start_notes(LaunchConfig(), {BLAMED: str(file)})
+    assert f"failed on this machine, {HERE}, and it runs there again" in note
+    file.write_text("elsewhere\n")
+    assert start_notes(LaunchConfig(), {BLAMED: str(file)}) == []
+    assert "launch.retries=0" in start_notes(LaunchConfig(retries=0), {BLAMED: str(file)})[0]
+    assert start_notes(LaunchConfig(retries=0), {}) == []  # by hand

@@ -1,0 +1,124 @@
+"""The launcher judges: its ranks' bad ends reach the other machines, and their errors end its ranks.
+
+If this breaks, a rank that is killed costs all machines the whole timeout, and the code of a hang; and a rank that
+stands in a call of CUDA outlives an error by half an hour.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+import launch.judge
+from launch.judge import Judge
+from modernbert_train.ranks.fail_together import ERROR
+from modernbert_train.ranks.group import STORE_PREFIX
+
+HERE = socket.gethostname()
+DEAF = "import time; time.sleep(600)"
+
+
+class Machine:
+    """This machine's ranks, which are processes that do what they are told, and their launcher's judge."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.errors = PrefixStore(STORE_PREFIX, self.store)
+        self.ranks: list[subprocess.Popen[bytes]] = []
+        self.asked_to_stop = False
+
+    def start(self, *programs: str) -> Judge:
+        for number, program in enumerate(programs):
+            self.ranks.append(subprocess.Popen([sys.executable, "-c", program]))
+            (self.folder / str(number)).write_text(str(self.ranks[-1].pid))
+        return Judge(self.store, self.folder, len(programs), lambda: self.asked_to_stop)
+
+    def told(self) -> dict[str, Any] | None:
+        return json.loads(self.errors.get(ERROR)) if self.errors.check([ERROR]) else None
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    for rank in machine.ranks:
+        rank.kill()
+        rank.wait()
+
+
+def until(found: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_killed_rank_is_told_to_all_machines_at_once(machine: Machine) -> None:
+    """The first rank of a machine has no neighbour there that would notice."""
+    judge = machine.start(DEAF, DEAF)
+    machine.ranks[0].kill()
+    until(machine.told, 3)
+    entry = machine.told()
+    assert entry is not None and (entry["rank"], entry["host"], entry["code"]) == (0, HERE, 70)
+    assert entry["text"].startswith("is gone: it was ended by SIGKILL") and "memory" in entry["text"]
+    judge.stop()
+    assert judge.heard == entry
+
+
+def test_a_rank_that_ends_by_itself_is_told_with_its_code(machine: Machine) -> None:
+    machine.start("import os; os._exit(3)", DEAF)
+    until(machine.told)
+    assert machine.told() | {"text": ""} == {"rank": 0, "host": HERE, "text": "", "blames": True, "code": 3}
+
+
+def test_an_error_of_another_machine_ends_a_rank_that_does_not_hear_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is inside CUDA with the interpreter's lock. A rank that has left may take its time."""
+    monkeypatch.setattr(launch.judge, "_HEARD_SECONDS", 0.5)
+    judge = machine.start(DEAF, DEAF)
+    (machine.folder / "1").write_text(f"{machine.ranks[1].pid} left")
+    error = {"rank": 7, "host": "elsewhere", "text": "a shard is damaged", "blames": True, "code": 65}
+    machine.errors.set(ERROR, json.dumps(error))
+    assert machine.ranks[0].wait(20) == -signal.SIGKILL
+    judge.stop()
+    assert judge.killed == {0} and judge.heard == error and machine.ranks[1].poll() is None
+
+
+@pytest.mark.parametrize("ended", ["stopped", "finished", "left", "asked"])
+def test_an_end_in_order_is_no_error(machine: Machine, ended: str) -> None:
+    """Else every stop by a signal, and every end of a run, would be a fault on all machines."""
+    if ended == "asked":
+        machine.asked_to_stop = True
+    program = {"stopped": "import os; os._exit(75)", "finished": "pass"}.get(ended, DEAF)
+    judge = machine.start(DEAF, program)
+    if ended == "left":
+        (machine.folder / "1").write_text(f"{machine.ranks[1].pid} left")
+    if ended in ("left", "asked"):
+        machine.ranks[1].kill()
+        machine.ranks[1].wait()  # as the agent may, before the judge has looked
+    else:
+        until(lambda: not launch.judge.ranks_in(machine.folder)[1].runs)
+    time.sleep(0.5)
+    judge.stop()
+    assert machine.told() is None
+
+
+def test_how_the_ranks_ended_is_told_when_they_never_came(machine: Machine) -> None:
+    """They failed before they met the others: nobody has heard of them, and the agent knows how they ended."""
+    judge = machine.start()
+    judge.stop()
+    judge.tell(78, f"rank 4 on {HERE} ended first, with exit code 78; its error is above")
+    entry = machine.told()
+    assert entry is not None and entry["rank"] is None and entry["code"] == 78 and entry["text"].startswith("rank 4")
