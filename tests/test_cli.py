@@ -247,6 +247,15 @@ def test_a_run_that_is_not_there_is_answered_with_those_that_are(
     assert "Here are runs/base, runs/low-rate." in capsys.readouterr().err
 
 
+@pytest.mark.runs
+def test_a_run_of_a_gpu_is_measured_on_a_cpu(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its configuration has the kernels of its updates, which eval and export compute none of."""
+    for verb in ("eval", "export"):
+        main([verb, *tiny_run("optim.fused=true", "compute.compile=true")])
+        said = capsys.readouterr().err
+        assert "optim.fused" not in said and "checkpoint" in said, said
+
+
 def test_ranks_that_cannot_share_the_batch_end_with_78(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", *tiny_run(), "--ranks", "4"]) == 0
     assert main(["check", *tiny_run(), "--ranks", "3"]) == 78

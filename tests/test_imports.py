@@ -83,8 +83,9 @@ PROJECT: dict[str, tuple[str, ...]] = {
         "results", "run", "text", "vocabulary", "weights",
     ),
     "modernbert_train.finetune": (
-        "batch", "config", "data", "errors", "files", "installed", "own_files", "preflight", "ranks", "read_json",
-        "report", "results", "run", "text", "tokenizer_threads", "train", "vocabulary", "weights",
+        "batch", "compute", "config", "data", "errors", "evals.scores", "files", "installed", "models.build",
+        "own_files", "preflight", "ranks", "read_json", "report", "results", "run", "text", "tokenizer_threads",
+        "train", "vocabulary", "weights",
     ),
     "modernbert_train.downstream": (
         "cli.arguments", "cli.parser", "config", "data.conll", "data.labelled", "data.tables", "errors",
@@ -201,6 +202,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.downstream.runs": ("transformers",),
     "modernbert_train.finetune": ("numpy",),
     "modernbert_train.finetune.hub": ("datasets",),
+    "modernbert_train.finetune.predictions": ("torch",),
     "modernbert_train.finetune.run": ("yaml",),
     "modernbert_train.finetune.shards": ("numpy", "tokenizers"),
     "modernbert_train.downstream.ranking": ("numpy", "torch"),
