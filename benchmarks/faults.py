@@ -453,7 +453,7 @@ FAULTS = (
     Fault(
         "slurm-port",
         "launch/topology.py",
-        "20_000 + int(job) % 20_000",
+        "10_000 + int(job) % 20_000",
         "int(job) % 20_000",
         "the start of jobs whose port would be one that only root may open",
         ("tests/launch/test_topology.py",),
