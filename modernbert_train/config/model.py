@@ -192,7 +192,7 @@ class ModernBertConfig(ModelConfig):
         every = self.global_attn_every_n_layers
         return (
             f"layers 0, {every}, {2 * every}, ... attend globally, the others within\n"
-            f"  {self.local_attention} tokens; dropout {self.attention_out_dropout:g} after attention"
+            f"  {self.half_window} tokens on each side; dropout {self.attention_out_dropout:g} after attention"
         )
 
     @property
