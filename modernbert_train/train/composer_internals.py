@@ -17,7 +17,7 @@ import torch
 from composer import Trainer
 from composer.core import Event, State
 from composer.devices import Device, DeviceGPU
-from composer.distributed import prepare_distributed
+from composer.distributed import prepare_distributed, shared_utils
 from composer.loggers import Logger, WandBLogger
 from composer.trainer import trainer as composer_trainer
 from composer.trainer.trainer import TrainerMode
@@ -50,6 +50,12 @@ INTERNALS = {
         "(module: torch.nn.modules.module.Module, param_init_fn: "
         "Optional[Callable[[torch.nn.modules.module.Module], NoneType]] = None) -> None"
     ),
+    "composer.distributed.prepare_distributed.get_device": (
+        "(device: Union[str, ForwardRef('Device'), NoneType] = None) -> 'Device'"
+    ),
+    "composer.distributed.shared_utils.get_device": (
+        "(device: Union[str, ForwardRef('Device'), NoneType] = None) -> 'Device'"
+    ),
     "composer.trainer.trainer.prepare_ddp_module": (
         "(module: torch.nn.modules.module.Module, find_unused_parameters: bool) -> torch.nn.modules.module.Module"
     ),
@@ -72,6 +78,8 @@ def install() -> None:
     collect_env.get_cpu_model = platform.machine
     # For a model on the meta device Composer asks for CUDA memory, whatever the device is.
     prepare_distributed.meta_init = give_memory
+    # To shard, Composer makes the device anew, from LOCAL_RANK and with TF32: a launcher may show each rank one GPU.
+    prepare_distributed.get_device = shared_utils.get_device = own_device
     # The Trainer has no argument for how it replicates.
     composer_trainer.prepare_ddp_module = replicate
 
@@ -83,6 +91,12 @@ def composer_device(device: torch.device) -> Device:
     gpu = DeviceGPU(device.index, allow_tf32=False)
     gpu.dist_backend = BACKENDS["cuda"]  # Composer compares it with the group that there is
     return gpu
+
+
+def own_device(device: str | Device | None = None) -> Device:
+    """The device that this process computes on; Composer asks without naming one."""
+    on_gpu = torch.cuda.is_initialized()
+    return composer_device(torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"))
 
 
 def close(trainer: Trainer) -> None:

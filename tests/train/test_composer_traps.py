@@ -28,7 +28,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective, parallelism
-from modernbert_train.train.composer_internals import composer_device
+from modernbert_train.train.composer_internals import composer_device, install
 from modernbert_train.train.stability import Guard
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks
@@ -144,10 +144,13 @@ def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: py
 
 
 def test_fp32_on_a_gpu_is_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Composer's GPU turns on TF32, whose products have ten bits, unless it is told not to."""
+    """Composer's GPU turns on TF32, whose products have ten bits, unless it is told not to. It is that of LOCAL_RANK,
+    where a rank may be shown one GPU alone."""
     from composer.devices import DeviceGPU
+    from composer.distributed import prepare_distributed
 
-    for name, value in (("is_available", True), ("set_device", None), ("current_device", 0)):
+    known = {"is_available": True, "is_initialized": True, "set_device": None, "current_device": 0}
+    for name, value in known.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, value=value: value)
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
@@ -155,6 +158,10 @@ def test_fp32_on_a_gpu_is_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.backends.cuda.matmul.allow_tf32
         composer_device(torch.device("cuda"))
         assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
+        install()
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        assert prepare_distributed.get_device()._device == torch.device("cuda", 0), "not that of LOCAL_RANK"
+        assert not torch.backends.cuda.matmul.allow_tf32, "it is made once more to shard a model"
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
