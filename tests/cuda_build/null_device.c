@@ -481,13 +481,17 @@ static cudaError_t finish_all(void) {
     e = finish(s, s->asked);
   return e;
 }
-static void ask(Stream *s) {
+/* there is room in the queue */
+static void wait_for_room(Stream *s) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   if (works()) {
     pthread_once(&once, begin_work);
     while (s->asked - s->done > 1024 && !sticky)
       usleep(100);
   }
+}
+static void ask(Stream *s) {
+  wait_for_room(s);
   LOCK;
   s->asked++;
   UNLOCK;
@@ -760,11 +764,13 @@ static cudaError_t move(void *to, const void *from, size_t n, const char *how, S
     memmove(to, from, n);
     return cudaSuccess;
   }
-  ask(s);
-  if (t == 0 && f == 0)
+  if (t == 0 && f == 0) {
+    ask(s);
     return cudaSuccess;
+  }
+  wait_for_room(s);
   Copy *c = malloc(sizeof *c);
-  *c = (Copy){s, s->asked, t == 0 ? 0 : to, f == 0 ? 0 : from, n, f == 0 ? 0 : sum_of(from, n)};
+  *c = (Copy){s, 0, t == 0 ? 0 : to, f == 0 ? 0 : from, n, f == 0 ? 0 : sum_of(from, n)};
   if (t == 0) {
     learn(to, from, n);
   } else {
@@ -773,7 +779,8 @@ static cudaError_t move(void *to, const void *from, size_t n, const char *how, S
   }
   if (f == 2)
     c->from = 0; /* pageable memory is read before the call returns */
-  LOCK;
+  LOCK; /* the device may not come by before the copy is there */
+  c->number = ++s->asked;
   c->next = copies;
   copies = c;
   UNLOCK;

@@ -6,7 +6,7 @@
  *   kill, stop    the process gets SIGKILL or SIGSTOP
  *   host          the host stays in this call for ever, as it does in a driver or a file system
  *   slow          the host stays in it for NULL_FAULT_SECONDS, and then goes on
- *   gpu           a kernel that never ends stands in front of all that is asked of the device from now on
+ *   gpu           a kernel that never ends follows the collective, in front of all that is asked of the device then
  *   ecc           an error that stays: every later call of CUDA's has it
  *   memory        every later cudaMalloc finds no memory
  *   remote        NCCL tells an asynchronous error (ncclRemoteError), as when a connection breaks
@@ -27,6 +27,7 @@ static const char *fault_of_this_rank(void) {
 }
 static int fault_is(const char *kind) { return !strcmp(fault_of_this_rank(), kind); }
 
+static int hangs_next; /* behind the collective: torch has noted the start of this one before */
 static void fault_in_collective(Comm *comm) {
   static int there;
   char *when = getenv("NULL_FAULT_WHEN"), *seconds_ = getenv("NULL_FAULT_SECONDS");
@@ -40,8 +41,7 @@ static void fault_in_collective(Comm *comm) {
       pause();
   if (fault_is("slow"))
     usleep(1e6 * atof(seconds_ ? seconds_ : "1"));
-  if (fault_is("gpu"))
-    null_device_hang();
+  hangs_next = fault_is("gpu");
   if (fault_is("ecc"))
     null_device_error(cudaErrorECCUncorrectable);
   if (fault_is("memory"))

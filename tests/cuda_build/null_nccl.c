@@ -300,12 +300,16 @@ static ncclResult_t collective(int kind, const void *send, void *recv, size_t n,
   size_t out = n * width(t) * (kind == ALL_GATHER ? comm->n : 1);
   c->size = kind == REDUCE_SCATTER || kind == REDUCE ? 0 : out;
   post(c, send, n * width(t), 0);
-  ask(s);
-  LOCK;
+  wait_for_room(s);
+  LOCK; /* the device may not come by before the call is there */
+  s->asked++;
   mark(s, CALL, 0, 0, c);
   if (comm->meeting && c->size && c->size <= SMALL)
     learn_call(recv, c->size, c);
   UNLOCK;
+  if (hangs_next)
+    null_device_hang();
+  hangs_next = 0;
   notef((double)n * width(t), "nccl %s of %d", KINDS[kind], comm->n);
   return ncclSuccess;
 }

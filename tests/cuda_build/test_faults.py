@@ -111,7 +111,8 @@ def test_nccl_that_does_not_connect_is_told(machine: Machine) -> None:
 def test_a_first_step_longer_than_the_timeout_is_waited_for_and_a_signal_saves(machine: Machine) -> None:
     """One machine compiles with a cold cache. Then the job is stopped, as a scheduler does."""
     with started(machine, run(machine), "3:slow", TIMEOUT + 20) as pair:
-        pair.when.touch()  # the fault comes in the first step
+        pair.until_told("training the first batch", 300)
+        pair.when.touch()
         pair.until_settled("run", 400)
         for process in pair.processes:
             (shell,) = children(process.pid)

@@ -71,6 +71,12 @@ class Pair:
     def output(self, node: int) -> str:
         return (self.machine.folder / f"node-{node}.txt").read_text(encoding="utf-8", errors="replace")
 
+    def until_told(self, words: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while words not in self.output(0):
+            assert time.monotonic() < deadline, (self.output(0), self.output(1))
+            time.sleep(0.05)
+
     def until_settled(self, name: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while len(self.machine.steps(name)) < _SETTLED:

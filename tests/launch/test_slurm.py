@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -55,3 +56,34 @@ def test_a_signalled_job_saves_is_requeued_and_finishes(tiny_run: TinyRun, tmp_p
     assert [entry["kind"] for entry in entries].count("resume") == 1
     steps = [entry["step"] for entry in entries if entry["kind"] == "step"]
     assert steps == list(range(1, len(steps) + 1)) and entries[-1]["tokens"] >= 22000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_job_that_failed_waits_for_another_machine_than_the_one_that_is_blamed(
+    tiny_run: TinyRun, tmp_path: Path
+) -> None:
+    """A running job cannot be told which machines to leave out, and a requeue ends the script that tells it."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    script = tmp_path / "job.sh"
+    words = tiny_run("launch.ranks_per_node=1", "launch.cpus_per_rank=1")
+    assert (
+        subprocess.run([*RUN, *words, "--on", "slurm", "--out", str(script)], cwd=tmp_path, timeout=60).returncode == 0
+    )
+    launched = 'srun() { hostname > "$MODERNBERT_TRAIN_BLAMED"; return 124; }\n'
+    script.write_text(script.read_text().replace("srun --wait", launched + "srun --wait", 1))
+    with slurm(tmp_path) as found:
+        client = environment() | found
+        done = subprocess.run(
+            ["sbatch", str(script)], env=client, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        job = re.findall(r"Submitted batch job (\d+)", done.stdout)[0]
+        deadline = time.monotonic() + 100
+        while (state := show(job, client)).get("Restarts") != "1" or state["ExcNodeList"] == "(null)":
+            assert time.monotonic() < deadline, (state, (tmp_path / f"tiny-{job}.log").read_text())
+            time.sleep(0.2)
+        time.sleep(10)  # longer than a job that was requeued waits before it may start
+        state = show(job, client)
+        assert state["JobState"] == "PENDING" and state["ExcNodeList"] == socket.gethostname().split(".")[0], state
