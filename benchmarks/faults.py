@@ -274,6 +274,14 @@ FAULTS = (
         ("tests/distributed/test_exact_resume.py",),
     ),
     Fault(
+        "weights-compared",
+        "modernbert_train/train/silent_faults.py",
+        "self._compare(num_ranks() * squares == c * c, step)",
+        "self._compare(squares >= c, step)",
+        "a copy of the weights that a broken GPU has changed",
+        ("tests/distributed/test_silent_faults.py",),
+    ),
+    Fault(
         "time-of-a-step",
         "modernbert_train/train/composer_internals.py",
         "return plan.num_rows, plan.tokens, batch_time",

@@ -98,7 +98,8 @@ def transfers(
         summed: numbers that the optimizer adds up over shards, see `summed_numbers`.
     """
     everyone = (min(ranks, per_node), -(-ranks // per_node))
-    found = [Transfer("all_reduce", *everyone, "backward", COLLECTIVES * COLLECTIVE_BYTES, COLLECTIVES, False, False)]
+    numbers = COLLECTIVES * COLLECTIVE_BYTES + (8 * ranks if strategy == "ddp" else 0)  # there with each rank's time
+    found = [Transfer("all_reduce", *everyone, "backward", numbers, COLLECTIVES, False, False)]
     if strategy == "ddp":
         buckets = 4 * (parameters.total - parameters.embedding) // DDP_BUCKET_BYTES
         last = 4 * parameters.total - buckets * DDP_BUCKET_BYTES

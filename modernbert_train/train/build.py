@@ -70,6 +70,7 @@ from modernbert_train.train.clipping import ClipGradients
 from modernbert_train.train.composer_internals import PlannedTrainer, composer_device
 from modernbert_train.train.plugins import build_loggers
 from modernbert_train.train.profiling import Profile
+from modernbert_train.train.silent_faults import SilentFaults
 from modernbert_train.train.stability import Guard
 from modernbert_train.train.step_numbers import CurrentStep
 
@@ -119,7 +120,7 @@ def build(
     progress = Progress(config, visible=rank == 0)
     record = Record(folder if rank == 0 else None, progress)
     adapter = ComposerObjective(model)
-    step = CurrentStep(requests)
+    step = CurrentStep(requests, SilentFaults(compute.device) if ranks > 1 and not is_sharded(config, ranks) else None)
     checkpoints, settings = folder.checkpoints, config.checkpoint
     writers = ranks_that_see(folder.path) if ranks > 1 else [0]
     if len(writers) < ranks and rank == 0:

@@ -6,6 +6,7 @@ a step measured is on disk before the checkpoint that would skip the step is.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ from modernbert_train.evals.heldout import Evaluation, open_validation
 from modernbert_train.evals.samples import Samples
 from modernbert_train.keyed_random import derive
 from modernbert_train.optim.build import apply_clock
-from modernbert_train.ranks.group import allow, on_rank_zero, this_rank
+from modernbert_train.ranks.group import allow, num_ranks, on_rank_zero, this_rank
 from modernbert_train.ranks.heartbeat import passed
 from modernbert_train.run.async_scalar import Reading
 from modernbert_train.run.before_after import measures_before
@@ -109,6 +110,8 @@ class Measure(Callback):
         self._record = record
         self._progress = progress
         self._meter = Meter(config, compute)
+        self._timeout = config.distributed.timeout_seconds
+        self._steps, self._warned = 0, False
         self._started = self._delivered = 0.0
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
@@ -126,6 +129,7 @@ class Measure(Callback):
         batch: StepBatch = state.batch
         numbers = self._step.numbers
         seconds = time.perf_counter() - self._started
+        self._warn_of_long_step(seconds)
         optimizer, plan = state.optimizers[0], batch.plan
         update_norm: Tensor | None = getattr(optimizer, "last_update_norm", None)
         counts = {term: sum(part.counts[term] for part in batch.microbatches) for term in plan.objective.terms}
@@ -150,6 +154,17 @@ class Measure(Callback):
             self._progress.line(
                 f"the run ends here; {plan.unused:,} tokens of text were waiting for a row and are not trained on"
             )
+
+    def _warn_of_long_step(self, seconds: float) -> None:
+        """Once, if the ranks wait for each other hardly longer than a step takes; the first one compiles, too."""
+        self._steps += 1
+        if self._steps == 1 or self._warned or num_ranks() == 1 or 2 * seconds < self._timeout:
+            return
+        self._warned = True
+        self._progress.line(
+            f"warning: distributed.timeout_seconds={self._timeout:g}, and a step has taken {seconds:.1f} s: one "
+            f"that takes longer counts as a hang, and ends the run. Set it to {60 * math.ceil(seconds / 3):g}."
+        )
 
     def close(self, state: State, logger: Logger) -> None:
         self._record.flush()

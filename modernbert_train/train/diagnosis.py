@@ -10,6 +10,7 @@ Shape legend: T packed tokens, M predicted positions.
 from __future__ import annotations
 
 import math
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -185,7 +186,8 @@ def diagnose(state: State, fault: str, losses: list[float], reseed: Callable[[],
         findings = find_non_finite(state, reseed)
         if not findings:
             numbers = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
-            findings = [Finding(number, NOT_AGAIN, _chunks(batch, number)) for number in numbers]
+            place = f"{NOT_AGAIN} of {socket.gethostname()}"
+            findings = [Finding(number, place, _chunks(batch, number)) for number in numbers]
     mine = [
         {
             "rank": dist.get_global_rank(),

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from modernbert_train.optim.stable_adamw import tensor_norms
 from modernbert_train.ranks.group import sums_over_ranks
 from modernbert_train.ranks.save_requests import Requests, SaveRequest
+from modernbert_train.train.silent_faults import SilentFaults
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,17 @@ class CurrentStep(Callback):
 
     Args:
         requests: this rank's requests, which are made known to all.
+        silent: finds slow ranks and copies of the weights that have parted; None where that cannot be told.
 
     Attributes:
         skipped: its update is not applied; set by the guard.
         rolled_back: weights and moments were taken from a checkpoint, so a new one is due; set by the guard.
     """
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: Requests, silent: SilentFaults | None = None) -> None:
         self._requests = requests
+        self._silent = silent
+        self._microbatches = 0  # of this rank, in the present step
         self._terms: Mapping[str, float] = {}  # of the present step
         self._sums: list[tuple[dict[str, Tensor], Mapping[str, int]]] = []  # of this rank's microbatches, their counts
         self._numbers: StepNumbers | None = None
@@ -106,10 +110,17 @@ class CurrentStep(Callback):
 
     def batch_start(self, state: State, logger: Logger) -> None:
         self._sums, self._numbers = [], None
+        self._microbatches = len(state.batch.microbatches)
         self._terms = state.batch.plan.objective.terms
         self.skipped = self.rolled_back = False
 
+    def before_forward(self, state: State, logger: Logger) -> None:
+        if self._silent is not None and not self._sums:
+            self._silent.first_forward()
+
     def after_loss(self, state: State, logger: Logger) -> None:
+        if self._silent is not None and len(self._sums) + 1 == self._microbatches:
+            self._silent.last_loss()
         losses: Mapping[str, Tensor] = state.outputs.losses
         self._sums.append(({term: losses[term].detach() for term in self._terms}, state.batch.counts))
 
@@ -119,11 +130,15 @@ class CurrentStep(Callback):
         counts = [sum(each[term] for _, each in self._sums) for term in self._terms]
         known = [*counts, float(request.stop), float(request.overdue), float(request.failed)]
         squared = squared_gradient(state.model.parameters(), dist.get_world_size())
-        numbers, split = sums_over_ranks([*found, squared], known), len(self._terms)
-        self._numbers = StepNumbers.of(
-            self._terms, numbers[:split], numbers[split + 1 : 2 * split + 1], numbers[split], *numbers[-3:]
-        )
+        number = state.timestamp.batch.value + 1
+        checks, seconds = ([], []) if self._silent is None else self._silent.to_sum(state.model.parameters(), number)
+        device = [*found, squared, *checks]
+        sums, split = sums_over_ranks(device, [*known, *seconds]), len(self._terms)
+        told = sums[len(device) : len(device) + len(known)]
+        self._numbers = StepNumbers.of(self._terms, sums[:split], told[:split], sums[split], *told[split:])
         state.total_loss_dict = {"loss/train/total": self._numbers.loss}
+        if self._silent is not None:
+            self._silent.heard(sums[split + 1 : len(device)], sums[len(device) + len(known) :], number)
 
 
 @torch.no_grad()

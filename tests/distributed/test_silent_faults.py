@@ -1,0 +1,100 @@
+"""What raises nothing: a rank that is slower than all others, and one whose weights are no longer theirs.
+
+If this breaks, a thousand GPUs wait for one for weeks, or train on what a broken one has made of the weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from modernbert_train.errors import RunError
+from modernbert_train.ranks.group import sums_over_ranks, this_rank
+from modernbert_train.train import silent_faults
+from modernbert_train.train.silent_faults import SilentFaults, checksum
+from tests.conftest import TinyRun
+from tests.distributed.gloo import run_ranks
+from tests.distributed.test_invariance import train_each
+
+pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]
+
+
+def slow_run(words: list[str], slow: int) -> str:
+    """What a rank says on its error stream while one of them, or none, takes longer for each microbatch."""
+    from modernbert_train.train.adapters import ComposerObjective
+
+    silent_faults.STEPS = 8
+    forward = ComposerObjective.forward
+
+    def slowly(self: ComposerObjective, *given: Any, **named: Any) -> Any:
+        time.sleep(1.0 if this_rank() == slow else 0.1)  # else a busy machine makes the one or the other slow
+        return forward(self, *given, **named)
+
+    ComposerObjective.forward = slowly  # type: ignore[method-assign]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        train_each([words], False)
+    return said.getvalue()
+
+
+def test_a_slow_rank_says_so_and_no_other(tiny_run: TinyRun) -> None:
+    words = tiny_run("phases.short.tokens=4000", "phases.long=null", "data.validation=null")
+    first, second = run_ranks(slow_run, 2, words, 1)
+    assert "is slow" not in first
+    assert second.count(f"warning: rank 1 on {socket.gethostname()} is slow: ") == 1
+    assert "times the median of all ranks" in second
+
+
+def parted(flipped_at: int | None, rank: int, bit: int) -> tuple[str, str]:
+    """Steps without training; before one of them a bit of a weight flips on a rank. The error, and what is said."""
+    silent_faults.STEPS = 4
+    torch.manual_seed(0)
+    model, silent = nn.Linear(64, 33), SilentFaults(torch.device("cpu"))
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        for step in range(1, 17):
+            if step == flipped_at and this_rank() == rank:
+                model.weight.data.view(torch.int32)[5, 7] ^= 1 << bit
+            checks, seconds = silent.to_sum(model.parameters(), step)
+            sums = sums_over_ranks([torch.zeros((), dtype=torch.float64), *checks], seconds)
+            try:
+                silent.heard(sums[1 : 1 + len(checks)], sums[1 + len(checks) :], step)
+            except RunError as error:
+                return f"{step}: {error}", said.getvalue()
+    return "", said.getvalue()
+
+
+@pytest.mark.parametrize("bit", [0, 30])
+def test_a_copy_that_has_parted_ends_the_run_and_is_named(bit: int) -> None:
+    """Whichever bit it is, of 2,145 weights, at the next look and on all ranks; equal ones are left alone."""
+    assert run_ranks(parted, 3, None, 0, bit) == [("", "")] * 3
+    for error, _ in run_ranks(parted, 3, 10, 2, bit):
+        assert error.startswith("12: step 12: the copies of the weights have parted")
+        assert f": rank 2 on {socket.gethostname()}. They were equal 4 steps before" in error
+        assert "checkpoint of step 8 or before" in error
+
+
+def test_copies_that_never_were_equal_are_a_warning() -> None:
+    """As on machines of different processors, where nothing is broken."""
+    (first, said), *others = run_ranks(parted, 3, 1, 1, 3)
+    assert first == "" and said.count("the copies of the weights are not equal") == 1 and "rank 1 on" in said
+    assert others == [("", "")] * 2
+
+
+def test_any_bit_changes_the_checksum() -> None:
+    torch.manual_seed(1)
+    parameters = [nn.Parameter(torch.randn(300, 70)), nn.Parameter(torch.randn(11))]
+    before = float(checksum(parameters))
+    assert 0 <= before < 1 << 20 and before == int(before)
+    for bit in range(32):
+        flip = (1 << bit) - (1 << 32 if bit == 31 else 0)
+        parameters[0].data.view(torch.int32)[17, 3] ^= flip
+        assert float(checksum(parameters)) != before, bit
+        parameters[0].data.view(torch.int32)[17, 3] ^= flip
