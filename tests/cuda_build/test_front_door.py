@@ -81,6 +81,7 @@ def test_two_ranks_on_one_gpu_are_refused_by_name(two: Machine) -> None:
     assert "compute on the same GPU" in said and "rank 0 on" in said and "rank 1 on" in said
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_each_rank_may_be_shown_one_gpu(two: Machine, strategy: str) -> None:
     """As Slurm does with --gpus-per-task=1: LOCAL_RANK counts, and the only GPU that a rank sees is number 0."""
     words = ["train", *two.words("run", *SHORT, f"distributed.strategy={strategy}")]
