@@ -36,13 +36,15 @@ class Machine:
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.errors = PrefixStore(STORE_PREFIX, self.store)
         self.ranks: list[subprocess.Popen[bytes]] = []
+        self.judges: list[Judge] = []  # one that is not stopped ends its process, in the end: this one
         self.asked_to_stop = False
 
     def start(self, *programs: str) -> Judge:
         for number, program in enumerate(programs):
             self.ranks.append(subprocess.Popen([sys.executable, "-c", program]))
             (self.folder / str(number)).write_text(str(self.ranks[-1].pid))
-        return Judge(self.store, self.folder, len(programs), lambda: self.asked_to_stop)
+        self.judges.append(Judge(self.store, self.folder, len(programs), lambda: self.asked_to_stop))
+        return self.judges[-1]
 
     def told(self) -> dict[str, Any] | None:
         return json.loads(self.errors.get(ERROR)) if self.errors.check([ERROR]) else None
@@ -52,6 +54,8 @@ class Machine:
 def machine(tmp_path: Path) -> Iterator[Machine]:
     machine = Machine(tmp_path)
     yield machine
+    for judge in machine.judges:
+        judge.stop()
     for rank in machine.ranks:
         rank.kill()
         rank.wait()
