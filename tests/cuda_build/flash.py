@@ -27,8 +27,11 @@ Both = tuple[Tensor, Tensor]
 def installed(version: str) -> Iterator[None]:
     """As if flash2 or flash3 were installed and nothing else; any other name: neither."""
     choose_kernel.cache_clear()
-    there = {"flash2": flash2, "flash3": sys.modules["flash_attn_interface"]}
+    there = {"flash2": flash2, "flash3": _PACKAGE}
     with (
+        patch.dict(
+            sys.modules, {_PACKAGE.__name__: _PACKAGE} if version == "flash3" else {}
+        ),  # torch's switch imports it
         patch.object(flash, "flash2", there["flash2"] if version == "flash2" else None),
         patch.object(flash, "flash3", there["flash3"] if version == "flash3" else None),
     ):
@@ -153,4 +156,4 @@ def _third_backward(
     return dq, dk, dv, softmax_lse
 
 
-sys.modules["flash_attn_interface"] = ModuleType("flash_attn_interface")  # what torch's switch imports
+_PACKAGE = ModuleType("flash_attn_interface")
