@@ -25,7 +25,7 @@ from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.tokenizer_threads import tokenizer_threads
 
-_BATCH_CHARACTERS = 1 << 18  # text tokenised at once; takes about 130 bytes of memory a character
+_BATCH_CHARACTERS = 1 << 18  # text tokenised at once; takes about 200 bytes of memory a character
 
 
 class WriteShards(PipelineStep):

@@ -121,7 +121,7 @@ class PrepareConfig:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     validation_share: float = 0.05  # share of the documents, by hash of their text, that is held out; 0 holds out none
     min_characters: int = 1  # shorter documents are left out and counted
-    max_characters: int = 5_000_000  # longer ones are damage: tokenising takes about 130 bytes of memory a character
+    max_characters: int = 5_000_000  # longer ones are damage: tokenising takes about 200 bytes of memory a character
     on_error: Literal["skip", "stop"] = "skip"  # damaged documents: leave out and count, or stop at the first
     # the share of a source's documents that may be damaged and left out; more ends the command, and so does a source of
     # which nothing is left
