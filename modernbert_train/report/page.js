@@ -457,7 +457,7 @@ function draw(chart) {
     mode: 2, width, height, padding: [20, 12, 0, 0], legend: { show: false }, pxAlign: 0,
     scales: { x: { time: false, auto: false, range: () => state.zoom ?? wholeAxis() }, y: { auto: false, distr: log ? 3 : 1, range: () => range } },
     axes: [
-      { ...tick, space: 70, ...(state.x === "seconds" ? { incrs: [1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800] } : {}), values: (_, found) => found.map((x) => shown(x, form, 4)) },
+      { ...tick, size: 28, space: 70, ...(state.x === "seconds" ? { incrs: [1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800] } : {}), values: (_, found) => found.map((x) => shown(x, form, 4)) },
       { ...tick, size: 62, space: 34, values: (_, found) => found.map((y) => (y === null ? "" : shown(y, chart.form, 3))), ...(log ? { filter: (_, found) => thinTicks(found, range) , splits: () => logTicks(range) } : {}) },
     ],
     series: [{}, ...series],
