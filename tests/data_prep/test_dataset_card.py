@@ -76,7 +76,7 @@ def test_card_that_is_not_one(folder: Path, change: dict[str, Any], message: str
 def test_card_that_is_damaged(folder: Path, text: str) -> None:
     """An empty file is what a full disk leaves."""
     (folder / "dataset.json").write_text(text)
-    with pytest.raises(DataError, match=r"dataset\.json: .*prepare\.py again"):
+    with pytest.raises(DataError, match=r"dataset\.json: .*`prepare` again"):
         read_card(folder)
 
 
