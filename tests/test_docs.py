@@ -152,7 +152,6 @@ def test_modules_that_are_named_exist(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.runs
 def test_the_reading_list_is_read_in_an_afternoon() -> None:
     """Whoever reads it knows how the thing works; a list that grows is not read."""
     text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
@@ -161,6 +160,7 @@ def test_the_reading_list_is_read_in_an_afternoon() -> None:
     assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 1_800
 
 
+@pytest.mark.runs
 def test_every_page_is_in_the_navigation_and_the_site_builds(tmp_path: Path) -> None:
     navigation = re.findall(r"([\w/-]+\.md)$", (ROOT / ".mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(navigation) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES)

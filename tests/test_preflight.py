@@ -299,6 +299,7 @@ def test_check_says_what_it_did_not_look_at(
     assert "weights.init_from=nobody/has-this: a model of the hub that is not in this machine's cache" in said
 
 
+@pytest.mark.runs
 def test_what_no_gpu_here_could_hold_is_refused_with_what_would_fit(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

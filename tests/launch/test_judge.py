@@ -68,6 +68,7 @@ def until(found: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.runs
 def test_a_killed_rank_is_told_to_all_machines_at_once(machine: Machine) -> None:
     """The first rank of a machine has no neighbour there that would notice."""
     judge = machine.start(DEAF, DEAF)
@@ -80,12 +81,14 @@ def test_a_killed_rank_is_told_to_all_machines_at_once(machine: Machine) -> None
     assert judge.heard == entry
 
 
+@pytest.mark.runs
 def test_a_rank_that_ends_by_itself_is_told_with_its_code(machine: Machine) -> None:
     machine.start("import os; os._exit(3)", DEAF)
     until(machine.told)
     assert machine.told() | {"text": ""} == {"rank": 0, "host": HERE, "text": "", "blames": True, "code": 3}
 
 
+@pytest.mark.runs
 def test_an_error_of_another_machine_ends_a_rank_that_does_not_hear_it(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +103,7 @@ def test_an_error_of_another_machine_ends_a_rank_that_does_not_hear_it(
     assert judge.killed == {0} and judge.heard == error and machine.ranks[1].poll() is None
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("ended", ["stopped", "finished", "left", "asked"])
 def test_an_end_in_order_is_no_error(machine: Machine, ended: str) -> None:
     """Else every stop by a signal, and every end of a run, would be a fault on all machines."""
@@ -119,6 +123,7 @@ def test_an_end_in_order_is_no_error(machine: Machine, ended: str) -> None:
     assert machine.told() is None
 
 
+@pytest.mark.runs
 def test_how_the_ranks_ended_is_told_when_they_never_came(machine: Machine) -> None:
     """They failed before they met the others: nobody has heard of them, and the agent knows how they ended."""
     judge = machine.start()

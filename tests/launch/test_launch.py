@@ -179,7 +179,9 @@ def test_gpus_that_stay_idle_are_said(
     """Else a user pays for eight and trains on four."""
     started = []
     monkeypatch.setattr("launch.run.count_gpus", lambda: 8)
-    monkeypatch.setattr("launch.run._start", lambda config, topology, words: started.append(topology.num_ranks) or 0)
+    monkeypatch.setattr(
+        "launch.run._start", lambda config, topology, words, *_: started.append(topology.num_ranks) or 0
+    )
     words = [*tiny_run("compute.device=auto")]
     assert main(words) == 0 and started == [4]  # a warmup of 4 and 8 rows, then batches of 4
     said = capsys.readouterr().err

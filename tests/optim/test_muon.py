@@ -463,7 +463,7 @@ def test_plan_knows_the_memory_of_state_and_step(optim: OptimConfig) -> None:
         ({"row_beta": -0.1}, r"optim\.row_beta=-0\.1: must be at least 0 and below 1"),
         (
             {"newton_schulz_iterations": 0},
-            r"newton_schulz_iterations=0: must be at least 1, since without one nothing is",
+            r"newton_schulz_iterations=0: must be at least 1 and at most 100, since without one nothing is",
         ),
         ({"adam_lr_ratio": 0.0}, r"optim\.adam_lr_ratio=0\.0: must be above 0"),
         ({"adam_decay_ratio": -1.0}, r"optim\.adam_decay_ratio=-1\.0: must be at least 0"),

@@ -29,6 +29,7 @@ def test_what_the_variable_shows_is_counted(monkeypatch: pytest.MonkeyPatch, vis
     assert count_gpus() == gpus
 
 
+@pytest.mark.runs
 def test_what_the_driver_shows_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its files; under WSL, which has none, nvidia-smi."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -53,6 +54,7 @@ def test_gpus_that_torch_does_not_see_are_no_reason_for_the_cpu(monkeypatch: pyt
     assert not uses_gpu("auto", "compute.device"), "none is shown, on purpose"
 
 
+@pytest.mark.runs
 def test_a_gpu_asked_for_is_not_replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ConfigError, match=r"device=cuda: no GPU here\."):
@@ -110,6 +112,7 @@ def test_memory_is_extended_in_place_unless_somebody_says_otherwise(monkeypatch:
     assert chosen("0") is None, "torch would crash"
 
 
+@pytest.mark.runs
 def test_gpus_are_listed_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By nvidia-smi, and only where this process is shown some; what has no memory of its own is left out."""
     program = tmp_path / "nvidia-smi"
