@@ -384,7 +384,8 @@ def test_the_start_does_not_grow_with_the_ranks(tiny_data: Path, tmp_path: Path,
     assert [call.kind for call in few_calls] == [call.kind for call in many_calls]
     for call in many_calls:  # each rank's random numbers, which Composer gathers before it shards, and small things
         assert call.kind != "all_gather" or call.numbers <= 13_000 * 1024
-    # the first batch has 16 times as many rows, which are planned by then; a rank sees whether another sees its folder
+    # the first batch has 16 times as many rows, which are planned by then; a rank looks at each other one's GPU, and
+    # whether it sees its folder
     planning = {"keyed_random", *(name for name in many if name.startswith("data/"))}
     more = {name: many[name] - few[name] for name in many.keys() - planning if many[name] > few[name] + 50}
-    assert more.keys() <= {"run/saver"} and sum(more.values()) <= 1024, more
+    assert more.keys() <= {"run/saver", "run/card"} and sum(more.values()) <= 2048, more
