@@ -6,6 +6,7 @@ import io
 import os
 from datetime import datetime
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_speeds_are_means_over_time(
 ) -> None:
     """1,000 tokens in 1 s and 1,000 in 9 s are 200 a second, not 555; where no peak is known, FLOP/s are shown."""
     now = iter([100.0, 200.0, 201.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
     display = shown(tiny_run)
     display.step(entry(1, tokens_per_second=1000.0, seconds=1.0, rank_flops_per_second=5e12, data_wait_share=0.5))
     slow = {"tokens_per_second": 1000 / 9, "seconds": 9.0, "rank_flops_per_second": 0.0, "data_wait_share": 0.0}
@@ -105,7 +106,8 @@ def test_a_terminal_gets_a_line_that_is_redrawn(tiny_run: TinyRun, monkeypatch: 
     monkeypatch.setattr(progress.sys, "stdout", terminal)
     monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
     now = iter(range(100, 200))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(now)))
+    clock = SimpleNamespace(monotonic=lambda: float(next(now)))  # its own: other threads have theirs
+    monkeypatch.setattr(progress, "time", clock)
     display = shown(tiny_run, "logging.progress_bar=true")
     for step in range(1, 11):
         display.step(entry(step))
