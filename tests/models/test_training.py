@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -253,6 +255,14 @@ def test_layers_compile_once_whatever_the_documents(
     assert compiled[0] == 4 and compiled == [4] * 5, "first, local and global layers, and the loss"
 
 
+@pytest.mark.runs
+def test_layers_are_compiled_in_every_phase_in_a_process_of_its_own() -> None:
+    """What dynamo remembers of a limit that was hit outlives its reset, and later tests would not compile."""
+    one = f"{__file__}::{test_layers_are_compiled_in_every_phase_or_the_run_ends.__name__}"
+    subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "slow", one], check=True)
+
+
+@pytest.mark.slow
 @pytest.mark.runs
 def test_layers_are_compiled_in_every_phase_or_the_run_ends(
     monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make

@@ -77,7 +77,14 @@ class Place:
         return self._found
 
     def _note(
-        self, config: RunConfig, folder: RunFolder, compute: Any, origin: Origin | None, start: Start, *_: Any
+        self,
+        given: RunConfig,
+        config: RunConfig,
+        folder: RunFolder,
+        compute: Any,
+        origin: Origin | None,
+        start: Start,
+        *_: Any,
     ) -> None:
         if start.checkpoint is None:
             self._found = "scratch" if origin is None else f"scratch with the weights of {name(origin.source.folder)}"
