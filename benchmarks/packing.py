@@ -90,7 +90,8 @@ def planned_per_second(lengths: NDArray[np.integer], row_tokens: int, streams: i
     started = time.process_time()  # it has one thread, and other work on the machine is not its own
     tokens = sum(batch.tokens for batch in islice(planner, FIRST))
     first = tokens / (time.process_time() - started)
-    tokens += sum(batch.tokens for batch in islice(planner, int(lengths.sum()) * streams // 98_304 - FIRST))
+    left = max(0, int(lengths.sum()) * streams // 98_304 - FIRST)  # of a pass; the first batches may be more than one
+    tokens += sum(batch.tokens for batch in islice(planner, left))
     return first, tokens / (time.process_time() - started)
 
 
