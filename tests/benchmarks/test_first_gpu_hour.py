@@ -153,7 +153,7 @@ def test_every_command_is_one_that_exists(
             options = make_parser().parse_intermixed_args(words[words.index("launch/run.py") + 1 :])
             config = read_run(options.run)
             assert options.ranks == len(place.of(part)) == usable_gpus(config.phases, options.ranks)
-            assert config.folder == f"{texts[tiny]}/work/runs/{part.name}"
+            assert Path(config.folder) == Path(texts[tiny], "work", "runs", part.name)
             preflight(config, options.ranks)
         if words[1] == "benchmarks.train_step" and not tiny:
             assert words[words.index("--only") + 1] in PRESETS["gpu"]
