@@ -29,7 +29,7 @@ from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.run.throughput import training_flops
 from modernbert_train.train.session import train
 from modernbert_train.tune.loop import BareLoop, batches_of
-from modernbert_train.tune.timing import Clock, autocast, wait
+from modernbert_train.tune.timing import Clock, wait
 from modernbert_train.vocabulary import read_vocabulary
 
 ADAM = {"betas": (0.9, 0.98), "eps": 1e-6}
@@ -83,9 +83,9 @@ class Ours(Contender):
 
     def first_loss(self, batch: StepBatch) -> float:
         """Mean loss of a batch, before any step."""
-        counts = self._loop.counts(batch)
-        with torch.no_grad():
-            return sum(float(self._loop.loss(part.to(self._device), counts)) for part in batch.microbatches)
+        loss = float(self._loop.gradients(batch))
+        self._loop.optimizer.zero_grad()
+        return loss
 
     def turn(self, steps: int, warm_up: int) -> list[StepBatch]:
         """Take steps; the first `warm_up` do not count. Returns the batches of those that do."""
@@ -154,7 +154,7 @@ class Theirs(Contender):
         _record(self, batches, self._config, time.perf_counter() - began, clock)
 
     def _loss(self, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
-        with autocast(self._device, self.on_gpu):
+        with Compute(self._device, "amp_bf16" if self.on_gpu else "fp32").autocast():
             return self._model(input_ids=ids, attention_mask=mask, labels=labels).loss
 
     def _step(self, parts: list[tuple[Tensor, Tensor, Tensor, int]], clock: Clock) -> None:

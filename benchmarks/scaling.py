@@ -90,7 +90,7 @@ def scaling_rows(plan: Plan, gpu: str, *, weak: bool, scales: Sequence[int] = SC
 
 
 def choice_rows(plan: Plan, gpu: str, scales: Sequence[int] = (8, 16, 64)) -> Iterator[list[str]]:
-    """What each choice of train/accumulation.py and train/adapters.py is worth, and what others would be.
+    """What each choice of train/gradients.py and train/adapters.py is worth, and what others would be.
 
     Milliseconds of exposed communication that the other way costs (or would save, where it is not taken), and memory.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -143,3 +144,7 @@ class Compute:
     def bf16(self) -> bool:
         """Whether products are computed in bf16, by autocast."""
         return self.precision == "amp_bf16"
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Products in bf16 over fp32 weights, if so."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()

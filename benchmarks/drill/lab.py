@@ -363,15 +363,15 @@ HARMLESS = ("data.num_workers=", "checkpoint.keep=", "data.worker_timeout_second
 
 def slow_steps(seconds: float = 0.05) -> None:
     """A hook: each step takes so much longer, so that there is time to do something to it."""
-    from modernbert_train.train.callbacks import Measure
+    from modernbert_train.train.recorder import Recorder
 
-    real = Measure.batch_end
+    real = Recorder.step
 
-    def batch_end(self: Measure, *given: Any) -> None:
+    def step(self: Recorder, *given: Any) -> None:
         time.sleep(seconds)
         real(self, *given)
 
-    Measure.batch_end = batch_end  # type: ignore[method-assign, assignment]
+    Recorder.step = step  # type: ignore[method-assign, assignment]
 
 
 def slow_disk(seconds: float = 0.02) -> None:

@@ -74,13 +74,13 @@ def not_finite(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
 def spoil(step: int, rank: int, value: float) -> None:
     """A hook: the loss of a step on a rank."""
     from modernbert_train.train.adapters import ComposerObjective
-    from modernbert_train.train.callbacks import SetClock
+    from modernbert_train.train.step import Loop
 
-    real_start, real_forward, now = SetClock.batch_start, ComposerObjective.forward, [0]
+    real_start, real_forward, now = Loop.set_clock, ComposerObjective.forward, [0]
 
-    def batch_start(self: Any, state: Any, logger: Any) -> None:
-        now[0] = state.timestamp.batch.value + 1
-        real_start(self, state, logger)
+    def set_clock(self: Any, plan: Any) -> None:
+        now[0] = self.state.timestamp.batch.value + 1
+        real_start(self, plan)
 
     def forward(self: Any, *given: Any, **named: Any) -> Any:
         found = real_forward(self, *given, **named)
@@ -88,5 +88,5 @@ def spoil(step: int, rank: int, value: float) -> None:
             return found
         return found._replace(losses={term: total * value for term, total in found.losses.items()})
 
-    SetClock.batch_start = batch_start  # type: ignore[method-assign]
+    Loop.set_clock = set_clock  # type: ignore[method-assign]
     ComposerObjective.forward = forward  # type: ignore[method-assign]

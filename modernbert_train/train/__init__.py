@@ -1,4 +1,4 @@
-"""Running: the only package that knows Composer. Start reading at build.py.
+"""Running: the only package that knows Composer. Start reading at step.py.
 
 What `check` asks of it (preflight.py and what that imports) is imported without torch, so what Composer needs first is
 done when it is imported, see import_hook.py.

@@ -1,37 +1,25 @@
-"""Composer's shapes around our parts: a ComposerModel, a DataSpec, FSDP2 wrapping. Thin, no ideas of their own.
-
-What the Trainer does with them: a microbatch gives sums, which `loss` divides by the counts of the global batch. So a
-step's gradient is that of the means over the global batch, however it was cut into microbatches and ranks. Composer
-would weigh microbatches itself; it is told that each weighs 1.
-"""
+"""Composer's shapes around our parts: a ComposerModel, FSDP2 wrapping. Thin, no ideas of their own."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-from composer.core import DataSpec, State
 from composer.models import ComposerModel
-from composer.utils import dist
 from composer.utils.parallelism import ParallelismConfig
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from modernbert_train.batch import Batch, Sums, weighted
+from modernbert_train.batch import Batch, Sums
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.errors import RunError
-from modernbert_train.keyed_random import derive
 from modernbert_train.models.encoder import OnEncoder
-from modernbert_train.ranks.heartbeat import passed
 from modernbert_train.train.composer_internals import Sharding
 
 
 class ComposerObjective(ComposerModel):
-    """An objective's module as Composer trains it.
+    """An objective's module as Composer holds it.
 
     Args:
         model: forward(batch, figures) gives Sums.
@@ -42,46 +30,18 @@ class ComposerObjective(ComposerModel):
         self.model = model
         units = {*sharded_units(model)}
         vars(model)["fsdp_wrap_fn"] = lambda module: module in units
-        self._terms: Mapping[str, float] = {}
-        self._counts: Mapping[str, float | Tensor] = {}
-        self._step_key: int | None = None
-        self._microbatch = 0
 
     @property
     def idles(self) -> bool:
         """See `OnEncoder`; `replicate` of composer_internals.py asks for it."""
         return self.model.idles
 
-    def begin_step(self, key: int) -> None:
-        """Key the dropout of the microbatches that follow by `key` and by their number in the global batch.
-
-        The loader gives every num_ranks-th microbatch to a rank, so a microbatch has the same dropout on any number of
-        ranks. Nothing is carried along: a resumed run needs no saved generator, and Composer 0.32.1 would not put one
-        back in the middle of an epoch anyway.
-        """
-        self._step_key, self._microbatch = key, dist.get_global_rank()
-
-    def divide_by(self, counts: Mapping[str, float | Tensor], terms: Mapping[str, float]) -> None:
-        """Set what the sums of the step's microbatches are divided by, and the weights of its loss terms.
-
-        Args:
-            counts: of each term the mean over ranks, because DDP and FSDP2 divide gradients by the number of ranks.
-            terms: of the step's objective: loss term -> weight.
-        """
-        self._counts, self._terms = counts, terms
-
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
-        if self.training and self._step_key is not None:
-            _generator(batch.packed.input_ids_T.device).manual_seed(derive(self._step_key, self._microbatch) >> 1)
-            self._microbatch += dist.get_world_size()
         return self.model(batch, figures)
 
-    def loss(self, outputs: Sums, batch: Batch, *args: Any, **kwargs: Any) -> Tensor:
-        """What this microbatch adds to the loss of the step, times the number of ranks."""
-        return weighted(outputs.losses, self._terms, self._counts)
-
-    def eval_forward(self, batch: Batch, outputs: Sums | None = None) -> Sums:
-        return self.forward(batch, figures=True) if outputs is None else outputs
+    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Composer wants one; the step has its own (gradients.py)."""
+        raise NotImplementedError
 
 
 def sharded_units(model: OnEncoder) -> list[nn.Module]:
@@ -90,14 +50,6 @@ def sharded_units(model: OnEncoder) -> list[nn.Module]:
     each time, and is in use all the while."""
     units = (pair for each in model.encoders for pair in zip(each.layers, each.config.unit_passes, strict=True))
     return [layer for layer, passes in units if passes == 1]
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    """What dropout on a device draws from. torch.manual_seed would see to every kind of device that there might be, and
-    take a millisecond."""
-    if device.type == "cuda":
-        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-    return torch.default_generator
 
 
 def adapter_of(model: nn.Module) -> ComposerObjective:
@@ -110,41 +62,6 @@ def adapter_of(model: nn.Module) -> ComposerObjective:
 def inner_model(model: nn.Module) -> OnEncoder:
     """Our model inside Composer's wrappers, whose parameter names are the published ones."""
     return adapter_of(model).model
-
-
-def step_tokens(state: State) -> tuple[int, int]:
-    """Global tokens before and after the step that has just ended."""
-    assert state.previous_timestamp is not None
-    return state.previous_timestamp.token.value, state.timestamp.token.value
-
-
-def data_spec(loader: PackedLoader, device: torch.device) -> DataSpec:
-    """The loader as Composer reads it: a sample is a row, a token is a token that is not padding."""
-
-    def parts(batch: StepBatch | Batch) -> Sequence[Batch]:
-        return batch.microbatches if isinstance(batch, StepBatch) else (batch,)
-
-    def num_tokens(batch: StepBatch | Batch) -> dict[str, int]:
-        return {"total": sum(part.num_tokens for part in parts(batch)), "loss_generating": 1}
-
-    return DataSpec(
-        dataloader=_Noted(loader),
-        microbatch_transforms=lambda batch: batch.to(device, non_blocking=True),
-        get_num_samples_in_batch=lambda batch: sum(part.num_rows for part in parts(batch)),
-        get_num_tokens_in_batch=num_tokens,
-    )
-
-
-class _Noted:
-    """The loader, noting each batch: the other ranks will wait for one that has none, and want to know why."""
-
-    def __init__(self, loader: PackedLoader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[StepBatch]:
-        for batch in self._loader:
-            passed("a batch that was read")
-            yield batch
 
 
 def is_sharded(config: RunConfig, num_ranks: int) -> bool:

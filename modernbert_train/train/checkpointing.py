@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from composer.core import Callback, State
-from composer.loggers import Logger
-from composer.utils import dist
+from composer.core import State
 
 from modernbert_train.clock import crosses, ends_phase, is_pythia
 from modernbert_train.config.load import to_yaml
@@ -28,8 +28,7 @@ from modernbert_train.run.record import Record
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.saved_state import Clock, GuardState, SavedState, TrainingState
 from modernbert_train.run.saver import Saver, Snapshot
-from modernbert_train.train.adapters import inner_model, step_tokens
-from modernbert_train.train.step_numbers import CurrentStep
+from modernbert_train.train.adapters import inner_model
 from modernbert_train.weights.shares import Copier
 
 _LONG_SECONDS = 1.0  # that a step waits for the checkpoint before, and it is said
@@ -63,8 +62,8 @@ def save_due(
     return due if asked.stop or asked.overdue or by_steps or rolled_back or due.phase_end or due.milestone else None
 
 
-class Save(Callback):
-    """Takes checkpoints, and stops the run after one when a signal asked for it.
+class Checkpoints:
+    """Takes checkpoints, and ends the run after one when a signal asked for it.
 
     Args:
         config: the run.
@@ -74,13 +73,12 @@ class Save(Callback):
         guard_memory: what a checkpoint keeps of the guard.
         record: what a step measured is on disk before the checkpoint that would skip the step is.
         progress: is told of waits.
-        step: what all ranks know of the present one.
         requests: this rank's.
         saver: writes them.
         writers: ranks that see rank 0's folder, and share in writing.
+        log: gives numbers to the loggers.
 
     Attributes:
-        stopped: it did.
         restarted: another process has trained this run before; the first step then goes into starts.jsonl.
     """
 
@@ -93,10 +91,10 @@ class Save(Callback):
         guard_memory: GuardState,
         record: Record,
         progress: Progress,
-        step: CurrentStep,
         requests: Requests,
         saver: Saver,
         writers: list[int],
+        log: Callable[[dict[str, Any]], None],
     ) -> None:
         self._config = config
         self._config_yaml = to_yaml(config)
@@ -106,50 +104,61 @@ class Save(Callback):
         self._fingerprint = fingerprint
         self._record = record
         self._progress = progress
-        self._step = step
         self._requests = requests
         self._saver = saver
+        self._log = log
         self._copier = Copier(this_rank(), writers, num_ranks())
         self._taken: dict[str, float | int | str] = {}  # of the line that tells of the last one
-        self.stopped = self.restarted = False
+        self.restarted = False
 
-    def fit_start(self, state: State, logger: Logger) -> None:
+    def before_steps(self, state: State) -> None:
+        """Refuse what cannot be saved, and save the first weights, if that is asked for."""
         self._copier.check(inner_model(state.model))
         first = folder_of(self._folder.checkpoints, 0)
         wanted = self._config.checkpoint.milestones == "pythia" and state.timestamp.batch.value == 0
         if wanted and not on_rank_zero(first.exists):
-            self.save(state, logger, phase=next(iter(self._config.phases)), phase_end=False, milestone=True)
+            self.save(state, phase=next(iter(self._config.phases)), phase_end=False, milestone=True)
             self._saver.wait()  # data workers are forked next, and nothing else should be at work then
 
-    def after_train_batch(self, state: State, logger: Logger) -> None:
+    def before_update(self) -> None:
+        """Let the device finish the copies of the checkpoint before, which the update would overwrite."""
         self._copier.before_update()
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        step = state.timestamp.batch.value
-        alone = dist.get_world_size() == 1
-        asked = self._requests.of_this_rank() if alone else self._step.numbers.asked
+    def after_step(self, state: State, asked: SaveRequest, before: int, phase: str, *, rolled_back: bool) -> bool:
+        """Take a checkpoint if one is due; every rank calls this.
+
+        Args:
+            state: after the step.
+            asked: by any rank, in the step.
+            before: global tokens seen before it.
+            phase: of it.
+            rolled_back: weights and moments are those of an earlier checkpoint.
+
+        Returns:
+            Whether the run ends here, since a signal asked for it.
+        """
+        step, after = state.timestamp.batch.value, state.timestamp.token.value
+        if num_ranks() == 1:
+            asked = self._requests.of_this_rank()
         if self.restarted and this_rank() == 0:
             self._folder.record_start({"kind": FIRST_STEP, "step": step})
         self.restarted = False
         if asked.failed:
             self._saver.wait()
-        self._tell(logger)
-        rolled_back = self._step.rolled_back
-        due = save_due(self._config, asked, step, *step_tokens(state), rolled_back=rolled_back)
+        self._tell()
+        due = save_due(self._config, asked, step, before, after, rolled_back=rolled_back)
         if due is not None:
             self._record.flush()
-            self.save(state, logger, phase=state.batch.plan.phase, phase_end=due.phase_end, milestone=due.milestone)
-        if asked.stop:
-            self.stopped = True
-            state.stop_training()
+            self.save(state, phase=phase, phase_end=due.phase_end, milestone=due.milestone)
+        return asked.stop
 
-    def save(self, state: State, logger: Logger, *, phase: str, phase_end: bool, milestone: bool) -> None:
+    def save(self, state: State, *, phase: str, phase_end: bool, milestone: bool) -> None:
         """Copy the state and have it written; every rank calls this, and every rank raises if the one before failed."""
         began = time.perf_counter()
         passed("the checkpoint before, which is being written")
         self._saver.wait()
         waited = time.perf_counter() - began
-        self._tell(logger)
+        self._tell()
         step, tokens = state.timestamp.batch.value, state.timestamp.token.value
         share, total_bytes = self._copier.copy(inner_model(state.model), state.optimizers[0])
         timestamp = state.timestamp.state_dict()
@@ -188,14 +197,14 @@ class Save(Callback):
         self._taken = {"step": step, "phase": phase, "tokens": tokens}
         self._taken |= {"blocked_seconds": round(blocked, 6), "waited_seconds": round(waited, 6)}
 
-    def finish(self, logger: Logger) -> None:
+    def finish(self) -> None:
         """Wait for the last checkpoint; every rank calls this at the end of the run.
 
         Raises:
             RunError: it could not be written.
         """
         self._saver.wait()
-        self._tell(logger)
+        self._tell()
 
     def settle(self) -> None:
         """Before the run ends with an error: let the checkpoint be completed that is being written.
@@ -205,7 +214,7 @@ class Save(Callback):
         seconds = self._config.distributed.timeout_seconds
         self._saver.settle(seconds if num_ranks() == 1 else seconds / 2)
 
-    def _tell(self, logger: Logger) -> None:
+    def _tell(self) -> None:
         """Record the last checkpoint, once it is written."""
         if (warning := self._saver.stands_still()) is not None and local_rank() == 0:
             print(f"warning: {warning}", file=sys.stderr, flush=True)
@@ -215,4 +224,4 @@ class Save(Callback):
         cost = {"write_seconds": round(saved.seconds, 3), "bytes": saved.bytes}
         self._record.write({"kind": "checkpoint", **self._taken, **cost})
         blocked = {key: self._taken[key] for key in ("blocked_seconds", "waited_seconds")}
-        logger.log_metrics({f"checkpoint/{key}": value for key, value in (blocked | cost).items()})
+        self._log({f"checkpoint/{key}": value for key, value in (blocked | cost).items()})

@@ -8,39 +8,28 @@ from __future__ import annotations
 
 import atexit
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any
 
 import torch
 from composer import Trainer
-from composer.core import Event, State
+from composer.core import State
 from composer.devices import Device, DeviceGPU
 from composer.distributed import prepare_distributed, shared_utils
 from composer.loggers import Logger, WandBLogger
 from composer.trainer import trainer as composer_trainer
-from composer.trainer.trainer import TrainerMode
 from composer.utils import collect_env, dist, get_device
 from composer.utils.parallelism import FSDP2Config
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
-from modernbert_train.batch import Batch
-from modernbert_train.data.loader import StepBatch
-from modernbert_train.data.planner import BatchPlan
 from modernbert_train.ranks.group import BACKENDS
 from modernbert_train.torch_internals import FixedBuckets
 
 # where it is -> its signature in Composer 0.32.1; "property", or empty where it is an attribute of instances
 INTERNALS = {
     # overridden
-    "composer.trainer.trainer.Trainer._iter_dataloader": "(self, trainer_mode: 'TrainerMode')",
-    "composer.trainer.trainer.Trainer._train_batch": ("(self, use_grad_scaling: 'bool') -> 'dict[str, torch.Tensor]'"),
-    "composer.trainer.trainer.Trainer._accumulate_time_across_ranks": (
-        "(self, num_samples: 'Union[int, float]', num_tokens: 'int', batch_time: 'datetime.timedelta') -> "
-        "'tuple[int, int, datetime.timedelta]'"
-    ),
+    "composer.trainer.trainer.Trainer._train_loop": "(self) -> 'None'",
     "composer.utils.parallelism.FSDP2Config.data_parallel_replicate_degree": "property",
     "composer.utils.parallelism.FSDP2Config.data_parallel_shard_degree": "property",
     "composer.loggers.wandb_logger.WandBLogger.init": "(self, state: 'State', logger: 'Logger') -> 'None'",
@@ -60,13 +49,7 @@ INTERNALS = {
         "(module: torch.nn.modules.module.Module, find_unused_parameters: bool) -> torch.nn.modules.module.Module"
     ),
     "composer.utils.dist.broadcast_object_list": "(object_list: 'list[Any]', src: 'int' = 0, group=None) -> 'None'",
-    # called, or set
-    "composer.trainer.trainer.Trainer._train_microbatch": (
-        "(self, use_grad_scaling: 'bool', current_batch_size: 'Union[int, float]', is_final_microbatch: 'bool') -> "
-        "'dict[str, torch.Tensor]'"
-    ),
-    "composer.trainer.trainer.Trainer._train_data_spec": "",
-    "composer.trainer.trainer.Trainer.first_train_batch_complete": "",
+    # called
     "composer.core.engine.Engine._close": "(state: 'State', logger: 'Logger')",
 }
 
@@ -177,69 +160,18 @@ class Sharding(FSDP2Config):
         return self._degrees[1]
 
 
-class PlannedTrainer(Trainer):
-    """A Trainer for batches that carry their plan. A callback must set `state.total_loss_dict` before the update.
+class LoopTrainer(Trainer):
+    """A Trainer with our loop in the place of its own.
 
-    It asks the device and the other ranks for nothing that this rank can know by itself. In each step Composer 0.32.1
-    has six collectives and waits for the device as often: whether any rank is out of data, how much they have, the
-    loss, the number of rows and of tokens, the time. The plan of a batch, which every rank has, says nearly all of
-    that. What is left is one sum of predicted tokens, which never leaves the device, and the step's numbers, the loss
-    among them (step_numbers.py): the one thing in a step that is waited for.
+    In each step Composer 0.32.1 has six collectives and waits for the device as often: whether any rank is out of
+    data, how much they have, the loss, the number of rows and of tokens, the time. The plan of a batch, which every
+    rank has, says nearly all of that; see step.py.
+
+    Attributes:
+        loop: trains until the run ends; set before `fit`.
     """
 
-    def _iter_dataloader(self, trainer_mode: TrainerMode) -> Iterator[Any]:
-        """All ranks follow one plan, so all of them end with the same batch."""
-        if trainer_mode != TrainerMode.TRAIN:
-            yield from super()._iter_dataloader(trainer_mode)
-            return
-        batches = iter(self.state.dataloader)
-        while True:
-            self.engine.run_event(Event.BEFORE_DATALOADER)
-            try:
-                batch = next(batches)
-            except StopIteration:
-                self.engine.run_marker_only_event(Event.AFTER_DATALOADER)
-                return
-            yield batch
+    loop: Callable[[], None]
 
-    def _train_batch(self, use_grad_scaling: bool) -> None:
-        """One step. Composer would read what this returned, at the price of a wait."""
-        self._make_gradients(self.state.batch.microbatches)
-        for optimizer in self.state.optimizers:
-            optimizer.step()
-        self.first_train_batch_complete = True
-
-    def _make_gradients(self, microbatches: Sequence[Batch]) -> None:
-        """Gradients of the means over the global batch, in the optimizers' parameters."""
-        self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
-        for optimizer in self.state.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        batch: StepBatch = self.state.batch
-        adapter = self._original_model
-        terms = batch.plan.objective.terms
-        counts = {term: sum(part.counts[term] for part in microbatches) for term in terms}
-        adapter.divide_by(self._means_over_ranks(counts), terms)
-        for number, part in enumerate(microbatches, start=1):
-            self.state.batch = self._train_data_spec.microbatch_transforms(part)
-            self._train_microbatch(False, 1, number == len(microbatches))
-        self.state.batch = batch
-        self.engine.run_event(Event.AFTER_TRAIN_BATCH)
-
-    def _means_over_ranks(self, counts: Mapping[str, int]) -> Mapping[str, float | Tensor]:
-        """What each rank has of each loss term on average; of several ranks it is fp64 and on the device.
-
-        Where there is nothing on any rank, the sum is 0 and so are its gradients, whatever they are divided by.
-        """
-        if dist.get_world_size() == 1:
-            return {term: float(max(1, count)) for term, count in counts.items()}
-        totals = self.state.device.tensor_to_device(torch.tensor([*counts.values()], dtype=torch.float64))
-        dist.all_reduce(totals)
-        means = totals.clamp(min=1) / dist.get_world_size()
-        return dict(zip(counts, means.unbind(), strict=True))
-
-    def _accumulate_time_across_ranks(
-        self, num_samples: int | float, num_tokens: int, batch_time: timedelta
-    ) -> tuple[int, int, timedelta]:
-        """Rows and tokens of the global batch, and this rank's time."""
-        plan: BatchPlan = self.state.batch.plan
-        return plan.num_rows, plan.tokens, batch_time
+    def _train_loop(self) -> None:
+        self.loop()

@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from composer.core import State
-from composer.core.precision import get_precision_context
-from composer.utils import dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from modernbert_train.batch import Batch
+from modernbert_train.batch import Batch, weighted
+from modernbert_train.compute import Compute
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan, Row
 from modernbert_train.models.masked_lm import POSITIONS
-from modernbert_train.train.adapters import adapter_of, inner_model
+from modernbert_train.ranks.group import gather_from_all, this_rank
+from modernbert_train.train.adapters import ComposerObjective
+from modernbert_train.train.gradients import count_terms, counts_per_rank, key_dropout
 
 LOSS = "the loss"
 NOT_AGAIN = "nothing wrong when computed again, which points to the hardware"
@@ -52,30 +52,33 @@ class Finding:
     chunks: list[Chunk]
 
 
-def find_non_finite(state: State, reseed: Callable[[], None]) -> list[Finding]:
-    """Compute the step in `state.batch` again and watch it; every rank calls this.
+def find_non_finite(
+    model: ComposerObjective, batch: StepBatch, compute: Compute, seed: int, step: int
+) -> list[Finding]:
+    """Compute a step again and watch it; every rank calls this.
 
     Args:
-        state: within a step, its weights not yet updated.
-        reseed: puts dropout back to the start of the step.
+        model: its weights not yet updated.
+        batch: of the step.
+        compute: device and precision.
+        seed: of the run.
+        step: optimizer steps before it.
 
     Returns:
         One finding for each microbatch of this rank with one; none if the fault does not come again.
     """
-    batch: StepBatch = state.batch
-    model = inner_model(state.model)
-    adapter = adapter_of(state.model)
-    findings = []
-    reseed()
+    terms, findings = batch.plan.objective.terms, []
+    divisors = counts_per_rank(count_terms(batch.microbatches, terms), compute.device)
     with torch.compiler.set_stance("force_eager"), torch.enable_grad():
         first = 0
         for number, part in enumerate(batch.microbatches):
             part_rows = batch.rows[first : first + part.num_rows]
             first += part.num_rows
-            moved = part.to(next(model.parameters()).device)
-            with _watched(model) as watch:
-                with get_precision_context(state.precision, state.precision_config):
-                    loss = adapter.loss(adapter(moved, figures=True), moved)  # the decoder is watched too
+            moved = part.to(compute.device)
+            key_dropout(seed, step, number, compute.device)
+            with _watched(model.model) as watch:
+                with compute.autocast():
+                    loss = weighted(model(moved, figures=True).losses, terms, divisors)  # the decoder is watched too
                 if not _is_finite(loss):
                     watch.note(LOSS, "forward", loss)
                 if watch.source is not None:
@@ -160,37 +163,43 @@ def _chunks_of(
     return found or everything
 
 
-def diagnose(state: State, fault: str, losses: list[float], reseed: Callable[[], None]) -> dict[str, Any]:
+def diagnose(
+    model: ComposerObjective,
+    batch: StepBatch,
+    compute: Compute,
+    seed: int,
+    step: int,
+    fault: str,
+    losses: list[float],
+) -> dict[str, Any]:
     """What is wrong on which rank, with which documents, in which layer; every rank calls this and gets the same.
 
     Args:
-        state: within a step, its weights not yet updated, its gradients there.
+        model, batch, compute, seed, step: see `find_non_finite`; gradients are there.
         fault: "non_finite" or "spike".
         losses: of this rank's microbatches.
-        reseed: see `find_non_finite`.
 
     Returns:
         JSON: `microbatches`, the ones concerned with rank, number, loss, place and documents (of a spike the one with
         the highest loss); `damaged_weights` and `damaged_gradients`, names of parameters, or of gradients that arose.
     """
-    batch: StepBatch = state.batch
-    model = inner_model(state.model)
-    gradients = {name: _local(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-    damaged_weights = [name for name, p in model.named_parameters() if not _is_finite(_local(p))]
+    named = [*model.model.named_parameters()]
+    gradients = {name: _local(p.grad) for name, p in named if p.grad is not None}
+    damaged_weights = [name for name, p in named if not _is_finite(_local(p))]
     damaged_gradients = [name for name, grad in gradients.items() if not _is_finite(grad)]
     if fault == "spike":
         number = max(range(len(losses)), key=losses.__getitem__)
         largest = max(gradients, key=lambda name: gradients[name].norm().item())
         findings = [Finding(number, f"largest gradient in {largest}", _chunks(batch, number))]
     else:
-        findings = find_non_finite(state, reseed)
+        findings = find_non_finite(model, batch, compute, seed, step)
         if not findings:
             numbers = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
             place = f"{NOT_AGAIN} of {socket.gethostname()}"
             findings = [Finding(number, place, _chunks(batch, number)) for number in numbers]
     mine = [
         {
-            "rank": dist.get_global_rank(),
+            "rank": this_rank(),
             "microbatch": found.microbatch,
             "loss": as_json(losses[found.microbatch]),
             "place": found.place,
@@ -198,7 +207,7 @@ def diagnose(state: State, fault: str, losses: list[float], reseed: Callable[[],
         }
         for found in findings
     ]
-    ranks = dist.all_gather_object((mine, damaged_weights, damaged_gradients))
+    ranks = gather_from_all((mine, damaged_weights, damaged_gradients))
     microbatches = [each for one, _, _ in ranks for each in one]
     if fault == "spike":
         microbatches = [max(microbatches, key=lambda each: each["loss"])]

@@ -1,7 +1,7 @@
 """Profile a few steps: a trace for a browser and a table of ten, from torch.profiler.
 
-Built only if `profile:` is set, so a run without it carries nothing of this. Our own callback and not Composer's
-Profiler, which also records every event of its engine and writes into its own layout of files.
+Built only if `profile:` is set, so a run without it carries nothing of this. Our own and not Composer's Profiler, which
+also records every event of its engine and writes into its own layout of files.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from composer.core import Callback, State
-from composer.loggers import Logger
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from modernbert_train.config.schema import ProfileConfig
@@ -25,7 +23,7 @@ _NAME = 64  # characters of an operator's or a kernel's name; those of kernels a
 Timing = tuple[str, float, int]  # name, microseconds of its own, calls
 
 
-class Profile(Callback):
+class Profile:
     """Records some steps of this rank; a failure to write what was found never costs the run.
 
     A step is recorded from the end of the one before to its own end, the wait for its batch and, where they happen, a
@@ -54,22 +52,23 @@ class Profile(Callback):
         self._last_step = 0  # of the run
         self._began = 0.0
 
-    def fit_start(self, state: State, logger: Logger) -> None:
+    def begin(self) -> None:
         if self._profiler is not None:
             self._profiler.start()
 
-    def batch_end(self, state: State, logger: Logger) -> None:
+    def after_step(self, number: int) -> None:
+        """A step of the run is over."""
         if self._profiler is None:
             return
         self._steps += 1
-        self._last_step = state.timestamp.batch.value
+        self._last_step = number
         self._profiler.step()  # writes, when the last step is recorded
         if self._steps == self._settings.skip:
             self._began = time.perf_counter()
         elif self._steps == self._settings.skip + self._settings.steps:
             self._end()
 
-    def close(self, state: State, logger: Logger) -> None:
+    def close(self) -> None:
         if self._steps > self._settings.skip:
             self._end()  # the run ended in the middle: what there is is written
         elif self._profiler is not None:

@@ -1,7 +1,7 @@
 """One start of a run, from its configuration to its last line: what `python -m modernbert_train train` does.
 
-The ranks join and agree, the run's folder is taken over, the place to start from is found, the trainer is built
-(build.py), restored, and let run.
+The ranks join and agree, the run's folder is taken over, the place to start from is found (start.py), the loop is built
+(build.py), its weights are filled in, and it runs (step.py).
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 import torch
 from composer import Callback
+from composer.core import State
 
-from modernbert_train import provenance
 from modernbert_train.clock import position_at
 from modernbert_train.compute import Compute, keep_freed_memory, release_freed_memory, use_threads
 from modernbert_train.config.check import check
@@ -30,7 +29,7 @@ from modernbert_train.data.facts import DataFacts, read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.data.shard_index import ShardIndex, read_index
 from modernbert_train.data.statistics import run_statistics
-from modernbert_train.effective import LAST_SIGN, spent
+from modernbert_train.effective import spent
 from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly, StorageError
 from modernbert_train.plan.room import too_large
 from modernbert_train.preflight import preflight
@@ -45,10 +44,9 @@ from modernbert_train.ranks.group import (
     this_rank,
 )
 from modernbert_train.ranks.read_per_node import read_once_per_node
-from modernbert_train.ranks.same_run import code_hash, require_agreement
+from modernbert_train.ranks.same_run import require_agreement
 from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.ranks.transport import warn_of_slow_network
-from modernbert_train.read_json import number
 from modernbert_train.run.banner import banner
 from modernbert_train.run.before_after import before_and_after
 from modernbert_train.run.card import card_of_all, speed_lines
@@ -57,23 +55,23 @@ from modernbert_train.run.halved import halve, is_full
 from modernbert_train.run.progress import stage
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.tuned import take
-from modernbert_train.run.verified import tell_choice
 from modernbert_train.train import composer_internals
-from modernbert_train.train.build import Built, build
+from modernbert_train.train.build import build
 from modernbert_train.train.out_of_memory import out_of_memory
 from modernbert_train.train.plugins import build_callbacks, check_loggers
 from modernbert_train.train.start import (
     Start,
     any_checkpoint,
     check_same_data,
+    fill,
     find_branch,
     find_start,
     origin_text,
-    restore,
+    record_start,
 )
 from modernbert_train.training_loss import losses_of, training_loss
-from modernbert_train.weights.source import Origin, fill_first, find_origin
-from modernbert_train.weights.token_effect import Effect, describe_effects, effects
+from modernbert_train.weights.source import Origin, find_origin
+from modernbert_train.weights.token_effect import describe_effects, effects
 
 
 def train(config: RunConfig, *, fresh: bool = False) -> None:
@@ -100,38 +98,24 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         torch.cuda.empty_cache()
 
 
-def _start(config: RunConfig, *, fresh: bool) -> None:
+def _start(given: RunConfig, *, fresh: bool) -> None:
     composer_internals.install()
-    compute = Compute.of(config)
-    requests = Requests(config.checkpoint.interval_seconds)
+    compute = Compute.of(given)
+    requests = Requests(given.checkpoint.interval_seconds)
     with (
         closing(requests),
-        SecondHome(config, _say) as second_home,
-        joined(compute.device, config.distributed.timeout_seconds),
+        SecondHome(given, _say) as second_home,
+        joined(compute.device, given.distributed.timeout_seconds),
     ):
-        check(config, num_ranks())
-        if num_ranks() > 1:
-            read = partial(_read_facts, config)
-            facts = read_once_per_node(read, file_sha256, file_xxh3, ShardIndex)
-            require_agreement(config, data_fingerprint(facts))
-            on_rank_zero(lambda: preflight(config, num_ranks(), fresh=fresh))
-        if compute.device.type == "cuda" and num_ranks() > ranks_per_node() and local_rank() == 0:
-            warn_of_slow_network()  # of each machine, since they may differ
-        plugins = build_callbacks(config, compute.device)
-        check_loggers(config)
+        _agree(given, compute, fresh=fresh)
+        plugins = build_callbacks(given, compute.device)
+        check_loggers(given)
         # before the folder is made, so that a mistake in it can be fixed under the same name
-        on_rank_zero_slowly(lambda: refuse_fresh(config) if fresh else bring_back(config, _say))
-        # what was left open is the same on all ranks: as rank 0 finds it for the smallest of their GPUs
-        given, card = config, card_of_all(compute)
-        config, tuned = on_rank_zero(lambda: take(given, compute, card=card, ranks=num_ranks(), fresh=fresh))
-        if card is not None and (mistakes := [*too_large(config, card, num_ranks())]):
-            raise ConfigError("\n".join(mistakes))
-        speed = [*speed_lines(given, config, card, num_ranks())]
+        on_rank_zero_slowly(lambda: refuse_fresh(given) if fresh else bring_back(given, _say))
+        config, tuned, speed = _settle(given, compute, fresh=fresh)
         use_threads(config, compute.device)
         folder = RunFolder(config)
-        first = on_rank_zero(lambda: fresh or not any_checkpoint(folder))
-        origin = on_rank_zero(lambda: find_origin(config) if first else None)
-        branch = on_rank_zero(lambda: find_branch(config) if first else None)
+        origin, branch = _find_first(config, folder, fresh=fresh)
         changed = on_rank_zero(lambda: folder.open(fresh=fresh))
         if this_rank() == 0 and changed:
             print("changed since the last start:", *changed, sep="\n  ")
@@ -141,15 +125,58 @@ def _start(config: RunConfig, *, fresh: bool) -> None:
                 second_home.start()
             if start.tokens < config.total_tokens:
                 _train(given, config, folder, compute, origin, start, plugins, requests, tuned, speed)
-                return
-            on_rank_zero(folder.save_config)
-            if this_rank() == 0:
-                print(f"{config.name}: already trained to its end, {start.tokens:,} tokens. Nothing to do.")
-                if (compared := before_and_after(config, folder.read_metrics())) is not None:
-                    print(compared)
-                print(next_commands(config))
+            else:
+                _say_trained(config, folder, start)
         finally:
             folder.close()
+
+
+def _agree(config: RunConfig, compute: Compute, *, fresh: bool) -> None:
+    """Check the rules with the true number of ranks, and that all of them have the same run, code and data.
+
+    Raises:
+        ConfigError, DataError: a rule is broken, or the ranks differ.
+    """
+    check(config, num_ranks())
+    if num_ranks() > 1:
+        read = partial(_read_facts, config)
+        facts = read_once_per_node(read, file_sha256, file_xxh3, ShardIndex)
+        require_agreement(config, data_fingerprint(facts))
+        on_rank_zero(lambda: preflight(config, num_ranks(), fresh=fresh))
+    if compute.device.type == "cuda" and num_ranks() > ranks_per_node() and local_rank() == 0:
+        warn_of_slow_network()  # of each machine, since they may differ
+
+
+def _settle(given: RunConfig, compute: Compute, *, fresh: bool) -> tuple[RunConfig, str, list[str]]:
+    """Fill in what was left open: the same on all ranks, as rank 0 finds it for the smallest of their GPUs.
+
+    Returns:
+        The run as it trains; where its settings come from; lines on its speed.
+
+    Raises:
+        ConfigError: it needs more memory than a GPU has.
+    """
+    card, ranks = card_of_all(compute), num_ranks()
+    config, tuned = on_rank_zero(lambda: take(given, compute, card=card, ranks=ranks, fresh=fresh))
+    if card is not None and (mistakes := [*too_large(config, card, ranks)]):
+        raise ConfigError("\n".join(mistakes))
+    return config, tuned, [*speed_lines(given, config, card, ranks)]
+
+
+def _find_first(config: RunConfig, folder: RunFolder, *, fresh: bool) -> tuple[Origin | None, Start | None]:
+    """Of a run without a checkpoint of its own: the weights it begins with, or the run that it continues."""
+    if not on_rank_zero(lambda: fresh or not any_checkpoint(folder)):
+        return None, None
+    return on_rank_zero(lambda: find_origin(config)), on_rank_zero(lambda: find_branch(config))
+
+
+def _say_trained(config: RunConfig, folder: RunFolder, start: Start) -> None:
+    on_rank_zero(folder.save_config)
+    if this_rank() == 0:
+        print(f"{config.name}: already trained to its end, {start.tokens:,} tokens. Nothing to do.")
+        if (compared := before_and_after(config, folder.read_metrics())) is not None:
+            print(compared)
+        print(next_commands(config))
 
 
 def _train(
@@ -168,7 +195,7 @@ def _train(
     fingerprint = check_same_data(start, config, data_fingerprint(facts))
     on_rank_zero(folder.save_config)
     on_rank_zero(lambda: folder.save_data(asdict(run_statistics(facts))))
-    built = build(config, facts, compute, folder, fingerprint, requests, plugins, last_phase=start.phase)
+    loop = build(config, facts, compute, folder, fingerprint, requests, plugins, last_phase=start.phase)
     words = on_rank_zero(lambda: {} if start.checkpoint or origin is None else effects(config, facts, origin))
     if this_rank() == 0:
         lines = banner(
@@ -183,9 +210,9 @@ def _train(
             ranks_per_node=ranks_per_node(),
         )
         print(lines, flush=True)
-    _fill(config, built, start, origin)
-    built.save.restarted = on_rank_zero(lambda: _record_start(folder, start, origin, words, compute.device))
-    built.trainer.logger.log_hyperparameters(flat(config))
+    fill(config, loop, start, origin)
+    loop.checkpoints.restarted = on_rank_zero(lambda: record_start(folder, start, origin, words, compute.device))
+    loop.trainer.logger.log_hyperparameters(flat(config))
     requests.listen()
     stage(
         "compiling the layers, and training the first batch" if config.compute.compile else "training the first batch"
@@ -194,16 +221,16 @@ def _train(
     if compute.device.type == "cpu":
         keep_freed_memory()
     try:
-        with _halving(given, config, built, compute):
-            built.trainer.fit()
-        built.save.finish(built.trainer.logger)
+        with _halving(given, config, loop.trainer.state, compute):
+            loop.trainer.fit()
+        loop.checkpoints.finish()
     except Exception as raised:  # told, recorded, and raised again
-        full = out_of_memory(raised, config, built.trainer.state, compute.device)
+        full = out_of_memory(raised, config, loop.trainer.state, compute.device)
         error = full or raised
         if is_own(error):  # else a lost rank may be what the checkpoint waits for
             if num_ranks() > 1:
                 show(error)
-            built.save.settle()
+            loop.checkpoints.settle()
         tell_others(error)  # before the loggers are closed, which can take its time
         if this_rank() == 0:
             with suppress(StorageError):  # the error that ended the run is the one to be told
@@ -213,19 +240,22 @@ def _train(
         raise
     finally:
         if num_ranks() == 1:
-            built.save.settle()
+            loop.checkpoints.settle()
         requests.trained = True
-        composer_internals.close(built.trainer)
-    outcome = "stopped" if built.save.stopped else "finished"
+        loop.close()
+        if this_rank() == 0:
+            _redraw(folder)
+        composer_internals.close(loop.trainer)
+    outcome = "stopped" if loop.stopped else "finished"
     on_rank_zero(lambda: folder.record_start({"kind": "end", "outcome": outcome}))
-    at = built.trainer.state.timestamp
-    if built.save.stopped:
+    at = loop.trainer.state.timestamp
+    if loop.stopped:
         raise StoppedEarly(
             f"{folder.path}: stopped at {at.token.value:,} of {config.total_tokens:,} tokens, "
             "checkpoint written. The same command resumes from here."
         )
     if this_rank() == 0:
-        held_out = None if built.validate is None or built.validate.last is None else str(built.validate.last)
+        held_out = loop.measurements.held_out
         metrics = folder.read_metrics()
         loss = training_loss(losses_of(metrics))
         compared = before_and_after(config, metrics)
@@ -235,7 +265,7 @@ def _train(
             tokens=tokens,
             steps=steps,
             loss=loss,
-            held_out=held_out,
+            held_out=None if held_out is None else str(held_out),
             compared=compared,
             spent=str(spent(folder.path)),
         )
@@ -243,14 +273,13 @@ def _train(
 
 
 @contextmanager
-def _halving(given: RunConfig, config: RunConfig, built: Built, compute: Compute) -> Iterator[None]:
+def _halving(given: RunConfig, config: RunConfig, state: State, compute: Compute) -> Iterator[None]:
     """Within it a run trains; where a GPU runs out of memory at a microbatch that nobody gave, see halved.py."""
     try:
         yield
     except RuntimeError as error:
         if compute.device.type == "cpu" or not is_full(error):
             raise
-        state = built.trainer.state
         plan = getattr(state.batch, "plan", None)  # a microbatch has none, and then its step has not been counted yet
         phase = position_at(config, state.timestamp.token.value).name if plan is None else plan.phase
         if (instead := halve(given, config, phase)) is None:
@@ -267,42 +296,16 @@ def _read_facts(config: RunConfig) -> DataFacts:
     return facts
 
 
-def _fill(config: RunConfig, built: Built, start: Start, origin: Origin | None) -> None:
-    """Fill in weights, and all that a checkpoint restores; only now, when a sharded model has its memory in shards."""
-    if start.checkpoint is not None:
-        stage(f"restoring {start.checkpoint.folder.name}")
-        restore(built.trainer, built.loader, start)
-        if start.branch is None:
-            assert start.checkpoint.state.training is not None
-            built.guard.memory.update(start.checkpoint.state.training.stability)
-    else:
-        if origin is not None:
-            stage(f"reading the first weights from {origin.source.folder}")
-        fill_first(built.model, config, origin)
+def _redraw(folder: RunFolder) -> None:
+    """Redraw report.html as the run ends, for whatever reason; a failure to draw never costs the run."""
+    from modernbert_train.report import write_report
 
-
-def _record_start(
-    folder: RunFolder, start: Start, origin: Origin | None, words: dict[str, Effect], device: torch.device
-) -> bool:
-    """Returns whether another process has trained this run before."""
-    if start.checkpoint is not None:
-        tell_choice(start.checkpoint, start.passed_over)
-    step = start.step
-    entry: dict[str, Any] = {"kind": "start", "step": step, "tokens": start.tokens}
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    machine = {"device": name, "ranks": num_ranks(), "nodes": -(-num_ranks() // ranks_per_node())}
-    here = provenance.here() | {"code": code_hash(), **machine}
-    last = max((number(each.get("time")) or 0.0 for each in folder.read_metrics()), default=0.0)
-    folder.record_start(entry | here | ({LAST_SIGN: last} if last else {}))
-    entry["program"] = provenance.program(here)
-    if start.checkpoint is None or start.branch is not None:
-        folder.rewind_metrics(-1)
-        entry["from"] = origin_text(start, origin)
-        folder.record(entry | ({"vocabulary": {name: asdict(each) for name, each in words.items()}} if words else {}))
-        return last > 0
-    folder.rewind_metrics(step)
-    folder.record(entry | {"kind": "resume", "checkpoint": start.checkpoint.folder.name})
-    return last > 0
+    if not (folder.path / "metrics.jsonl").exists():
+        return  # it ended before its first line: there is nothing to draw
+    try:
+        write_report(folder.path)
+    except Exception as error:  # all is saved, and `report` draws it again, or tells the bug
+        print(f"warning: {folder.path}/report.html could not be drawn: {type(error).__name__}: {error}")
 
 
 def _say(line: str) -> None:

@@ -10,16 +10,17 @@ batches since that checkpoint are neither repeated nor kept, and nothing has to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from composer.core import Callback, State
-from composer.loggers import Logger
+from torch.optim import Optimizer
 
+from modernbert_train.compute import Compute
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.mixture import TokenStreams
-from modernbert_train.data.planner import BatchPlan
 from modernbert_train.errors import UnstableRun
 from modernbert_train.ranks.group import on_rank_zero
 from modernbert_train.run.checkpoint import Checkpoint
@@ -28,13 +29,24 @@ from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.saved_state import GuardState, SkippedUpdate
 from modernbert_train.run.spikes import highest_normal_loss
 from modernbert_train.run.verdict import find_target, find_target_again, judge, why_stop
-from modernbert_train.train.adapters import inner_model
+from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.diagnosis import as_json, describe, diagnose
-from modernbert_train.train.step_numbers import CurrentStep
+from modernbert_train.train.gradients import MicrobatchSums
+from modernbert_train.train.step_numbers import StepNumbers, microbatch_losses
 from modernbert_train.weights.gather import load_optimizer, load_weights
 
 
-class Guard(Callback):
+@dataclass
+class Verdict:
+    """Attributes: the fault's entry in the record, if there is one; whether the update is held back; and the checkpoint
+    that weights and moments are taken from after it."""
+
+    fault: dict[str, Any] | None = None
+    skipped: bool = False
+    target: Checkpoint | None = None
+
+
+class Guard:
     """Looks at every batch before its update is applied, and acts as `config.stability` says.
 
     What was decided for a step is written to faults.jsonl before it is acted on, and a run that is killed and comes
@@ -42,11 +54,11 @@ class Guard(Callback):
 
     Args:
         config: the run.
+        compute: device and precision.
+        model: as it was given to Composer.
         streams: names the streams of documents.
         folder: the run's folder.
         progress: shows what happens.
-        reseed: puts dropout to the start of a step, given the number of steps before it.
-        step: has the numbers of the present batch, and is told what becomes of it.
         settle: waits for the checkpoint that is being written, which may be the one to go back to.
 
     Attributes:
@@ -57,44 +69,50 @@ class Guard(Callback):
     def __init__(
         self,
         config: RunConfig,
+        compute: Compute,
+        model: ComposerObjective,
         streams: TokenStreams,
         folder: RunFolder,
         progress: Progress,
-        reseed: Callable[[int], None],
-        step: CurrentStep,
         settle: Callable[[], None],
     ) -> None:
         self._config = config
+        self._compute, self._model = compute, model
         self._settle = settle
         self._settings = config.stability
         self._streams = streams
         self._folder = folder
         self._progress = progress
-        self._reseed = reseed
-        self._step = step
         self.memory = GuardState(phase=None, losses=[], skipped_updates=[], unlabelled_steps=0)
         self._decided = {
             (entry["step"], entry["tokens_before"]): entry
             for entry in on_rank_zero(folder.read_faults)
             if entry["action"] in ("skip", "roll_back")
         }
-        self._target: Checkpoint | None = None
 
-    def batch_start(self, state: State, logger: Logger) -> None:
-        self._target = None
-        plan: BatchPlan = state.batch.plan
-        if plan.phase != self.memory["phase"]:  # other rows, another theta: another level of the loss
-            self.memory["phase"], self.memory["losses"] = plan.phase, []
+    def begin(self, phase: str) -> None:
+        """A step of a phase begins."""
+        if phase != self.memory["phase"]:  # other rows, another theta: another level of the loss
+            self.memory["phase"], self.memory["losses"] = phase, []
 
-    def after_train_batch(self, state: State, logger: Logger) -> None:
-        plan: BatchPlan = state.batch.plan
-        numbers = self._step.numbers
-        step = state.timestamp.batch.value + 1
+    def judge(self, batch: StepBatch, parts: Sequence[MicrobatchSums], numbers: StepNumbers, step: int) -> Verdict:
+        """Judge a step that has gone backward; every rank calls this and comes to the same.
+
+        Args:
+            batch: this rank's share.
+            parts: sums of its microbatches.
+            numbers: of all ranks.
+            step: its number, from 1.
+
+        Raises:
+            UnstableRun: the run ends here.
+        """
+        plan = batch.plan
         entry = self._decided.get((step, plan.tokens_before))
+        target = None
         if entry is not None:
             if entry["action"] == "roll_back":
-                self._target = self._find_target(entry, entry["to"]) or self._find_target(entry)
-            self._refuse(state, entry)
+                target = self._find_target(entry, entry["to"]) or self._find_target(entry)
         elif fault := judge(
             self._config,
             self.memory["losses"][-self._settings.spike_window_batches :],  # it may have been longer before a restart
@@ -117,17 +135,20 @@ class Guard(Callback):
             if entry["action"] == "ignore":
                 self._remember(numbers.loss)
             else:
-                self._answer(state, entry)
+                target = self._answer(batch, parts, entry)
         elif numbers.predicted == 0:
             self._count_unlabelled(step)
-            return
+            return Verdict()
         else:
             self._remember(numbers.loss)
-            return
+            return Verdict()
         in_full_elsewhere = ("microbatches", "damaged_weights", "damaged_gradients", "time")
         line = {key: value for key, value in entry.items() if key not in in_full_elsewhere}
         on_rank_zero(lambda: self._folder.record(line))
-        logger.log_metrics({"train/skipped_updates": len(self.memory["skipped_updates"])})
+        if entry["action"] == "ignore":
+            return Verdict(entry)
+        self._note_skipped(entry, target)
+        return Verdict(entry, skipped=True, target=target)
 
     def _remember(self, loss: float) -> None:
         self.memory["losses"] = [*self.memory["losses"], loss][-self._settings.spike_window_batches :]
@@ -146,11 +167,11 @@ class Guard(Callback):
         losses = self.memory["losses"][-settings.spike_window_batches :]  # it may have been longer before a restart
         return highest_normal_loss(losses, settings.spike_deviations, settings.spike_min_rise)
 
-    def _answer(self, state: State, entry: dict[str, Any]) -> None:
-        """Find out what is wrong, say and record it, and hold the update back or end the run."""
-        losses = self._step.microbatch_losses()
-        reseed = partial(self._reseed, state.timestamp.batch.value)
-        entry |= diagnose(state, entry["fault"], losses, reseed)
+    def _answer(self, batch: StepBatch, parts: Sequence[MicrobatchSums], entry: dict[str, Any]) -> Checkpoint | None:
+        """Find out what is wrong, say and record it, and end the run or give the checkpoint to go back to, if any."""
+        step, target = entry["step"], None
+        losses = microbatch_losses(batch.plan.objective.terms, parts)
+        entry |= diagnose(self._model, batch, self._compute, self._config.seed, step - 1, entry["fault"], losses)
         for chunk in (chunk for each in entry["microbatches"] for chunk in each["documents"]):
             chunk["stream"] = self._streams.stream_of(chunk["document"])
         if entry["fault"] == "spike":
@@ -161,29 +182,25 @@ class Guard(Callback):
         if refusal := why_stop(self._settings, entry["action"], done=done, damaged_weights=damaged):
             reason, entry["action"] = refusal, "stop"
         elif entry["action"] == "roll_back":
-            self._target = self._find_target(entry)
-            if self._target is None:
+            target = self._find_target(entry)
+            if target is None:
                 reason, entry["action"] = "there is no checkpoint of this phase to go back to", "stop"
             else:
-                entry["to"] = self._target.folder.name
+                entry["to"] = target.folder.name
         on_rank_zero(partial(self._folder.record_fault, entry))
         text = f"{describe(entry)}; {reason}"
         if entry["action"] == "stop":
             raise UnstableRun(
                 f"{text}. The update was not applied and the checkpoints are untouched. {self._folder.faults} has all "
-                f"that is known, `inspect {self._folder.path} --batch {entry['step']}` shows the text. Fix it or the "
+                f"that is known, `inspect {self._folder.path} --batch {step}` shows the text. Fix it or the "
                 "configuration, or set stability.non_finite or stability.spike to skip or roll_back, and run the same "
                 "command again."
             )
         self._progress.line(f"warning: {text}; see {self._folder.faults}")
-        self._refuse(state, entry)
+        return target
 
-    def _refuse(self, state: State, entry: dict[str, Any]) -> None:
-        state.optimizers[0].zero_grad(set_to_none=True)
-        self._step.skipped = True
-        first = entry["tokens_before"]
-        if self._target is not None:
-            first = self._target.state.tokens
+    def _note_skipped(self, entry: dict[str, Any], target: Checkpoint | None) -> None:
+        first = entry["tokens_before"] if target is None else target.state.tokens
         skipped = SkippedUpdate(
             step=entry["step"], fault=entry["fault"], action=entry["action"], tokens=(first, entry["tokens"])
         )
@@ -198,16 +215,19 @@ class Guard(Callback):
         fault, step = entry["fault"], entry["step"]
         return on_rank_zero(lambda: find_target(config, checkpoints, fault=fault, step=step, tokens_before=tokens))
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        if self._target is None:
-            return
-        model, optimizer = inner_model(state.model), state.optimizers[0]
-        there, phase = self._target.state, state.batch.plan.phase
+    def roll_back(self, target: Checkpoint, optimizer: Optimizer, phase: str) -> None:
+        """Take weights and moments from a checkpoint; the clock and the data stay where they are.
+
+        Args:
+            target: the checkpoint.
+            optimizer: whose moments are replaced.
+            phase: of the step.
+        """
+        model, there = self._model.model, target.state
         assert there.training is not None
-        load_weights(model, self._target.stored_weights())
+        load_weights(model, target.stored_weights())
         optimizer.state.clear()
         if there.phase == phase or not self._config.phases[phase].reset_moments:  # else it closed the phase before
-            load_optimizer(model, optimizer, self._target.stored_optimizer())
+            load_optimizer(model, optimizer, target.stored_optimizer())
         remembered = there.training.stability
         self.memory["phase"], self.memory["losses"] = remembered["phase"], remembered["losses"]
-        self._step.rolled_back = True

@@ -9,26 +9,43 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+import torch
 from composer import Trainer
 from composer.core.time import Timestamp
 
+from modernbert_train import provenance
 from modernbert_train.config.schema import RunConfig, StartConfig
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.fingerprint import differences, known_since
 from modernbert_train.data.loader import PackedLoader
+from modernbert_train.effective import LAST_SIGN
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import shapes_of
+from modernbert_train.ranks.group import num_ranks, ranks_per_node
+from modernbert_train.ranks.same_run import code_hash
+from modernbert_train.read_json import number
 from modernbert_train.run import checkpoint
 from modernbert_train.run.checkpoint import Checkpoint
 from modernbert_train.run.manifest import STATE
+from modernbert_train.run.progress import stage
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.trained_phases import check_same_past, refuse_average
+from modernbert_train.run.verified import tell_choice
 from modernbert_train.train.adapters import inner_model
+from modernbert_train.train.step import Loop
 from modernbert_train.weights.gather import load_optimizer, load_weights
 from modernbert_train.weights.named_source import check_named
-from modernbert_train.weights.source import Origin, check_same_architecture, check_same_tokenizer, open_source
+from modernbert_train.weights.source import (
+    Origin,
+    check_same_architecture,
+    check_same_tokenizer,
+    fill_first,
+    open_source,
+)
+from modernbert_train.weights.token_effect import Effect
 
 
 @dataclass(frozen=True)
@@ -204,3 +221,45 @@ def restore(trainer: Trainer, loader: PackedLoader, start: Start) -> None:
             f"{start.checkpoint.folder / STATE}: training.loader.{error}. Restore it from a copy, or move "
             "the checkpoint away to resume from the one before."
         ) from None
+
+
+def fill(config: RunConfig, loop: Loop, start: Start, origin: Origin | None) -> None:
+    """Fill in weights, and all that a checkpoint restores; only now, when a sharded model has its memory in shards."""
+    if start.checkpoint is not None:
+        stage(f"restoring {start.checkpoint.folder.name}")
+        restore(loop.trainer, loop.loader, start)
+        if start.branch is None:
+            assert start.checkpoint.state.training is not None
+            loop.guard.memory.update(start.checkpoint.state.training.stability)
+    else:
+        if origin is not None:
+            stage(f"reading the first weights from {origin.source.folder}")
+        fill_first(inner_model(loop.trainer.state.model), config, origin)
+
+
+def record_start(
+    folder: RunFolder, start: Start, origin: Origin | None, words: dict[str, Effect], device: torch.device
+) -> bool:
+    """Write the start into the record, and the record back to where it begins.
+
+    Returns:
+        Whether another process has trained this run before.
+    """
+    if start.checkpoint is not None:
+        tell_choice(start.checkpoint, start.passed_over)
+    step = start.step
+    entry: dict[str, Any] = {"kind": "start", "step": step, "tokens": start.tokens}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    machine = {"device": name, "ranks": num_ranks(), "nodes": -(-num_ranks() // ranks_per_node())}
+    here = provenance.here() | {"code": code_hash(), **machine}
+    last = max((number(each.get("time")) or 0.0 for each in folder.read_metrics()), default=0.0)
+    folder.record_start(entry | here | ({LAST_SIGN: last} if last else {}))
+    entry["program"] = provenance.program(here)
+    if start.checkpoint is None or start.branch is not None:
+        folder.rewind_metrics(-1)
+        entry["from"] = origin_text(start, origin)
+        folder.record(entry | ({"vocabulary": {name: asdict(each) for name, each in words.items()}} if words else {}))
+        return last > 0
+    folder.rewind_metrics(step)
+    folder.record(entry | {"kind": "resume", "checkpoint": start.checkpoint.folder.name})
+    return last > 0

@@ -1,8 +1,8 @@
-"""Numbers of a step that every rank has once its gradients are there, and what became of its update.
+"""Numbers of a step that every rank has once its gradients are there.
 
 The numbers are taken between the backward pass and the optimizer's step, the one place in a step where the host waits
 for the device. One all-reduce tells every rank the same: NaN and infinity survive any sum. The requests of
-save_requests.py travel with it. The guard, the recorder and the saver read them here and do not know each other.
+save_requests.py travel with it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from composer.core import Callback, State
-from composer.loggers import Logger
-from composer.utils import dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from modernbert_train.optim.stable_adamw import tensor_norms
-from modernbert_train.ranks.group import sums_over_ranks
+from modernbert_train.ranks.group import num_ranks, sums_over_ranks
 from modernbert_train.ranks.save_requests import Requests, SaveRequest
+from modernbert_train.train.gradients import MicrobatchSums
 from modernbert_train.train.silent_faults import SilentFaults
 
 
@@ -74,71 +72,45 @@ class StepNumbers:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
-class CurrentStep(Callback):
-    """Takes the numbers of a step, for the callbacks after it.
+def sum_numbers(
+    model: nn.Module,
+    terms: Mapping[str, float],
+    parts: Sequence[MicrobatchSums],
+    requests: Requests,
+    silent: SilentFaults | None,
+    step: int,
+) -> StepNumbers:
+    """Numbers of a step that has gone backward, from all ranks; the host waits for the device.
 
     Args:
-        requests: this rank's requests, which are made known to all.
+        model: with its gradients.
+        terms: loss term -> its weight.
+        parts: of this rank.
+        requests: of this rank, made known to all.
         silent: finds slow ranks and copies of the weights that have parted; None where that cannot be told.
+        step: its number, from 1.
 
-    Attributes:
-        skipped: its update is not applied; set by the guard.
-        rolled_back: weights and moments were taken from a checkpoint, so a new one is due; set by the guard.
+    Raises:
+        RunError: on every rank, if copies of the weights have parted.
     """
+    found = [torch.stack([part.sums[term].double() for part in parts]).sum() for term in terms]
+    request = requests.of_this_rank()
+    counts = [sum(part.counts[term] for part in parts) for term in terms]
+    known = [*counts, float(request.stop), float(request.overdue), float(request.failed)]
+    squared = squared_gradient(model.parameters(), num_ranks())
+    checks, seconds = ([], []) if silent is None else silent.to_sum(model.parameters(), step)
+    device = [*found, squared, *checks]
+    sums, split = sums_over_ranks(device, [*known, *seconds]), len(terms)
+    told = sums[len(device) : len(device) + len(known)]
+    numbers = StepNumbers.of(terms, sums[:split], told[:split], sums[split], *told[split:])
+    if silent is not None:
+        silent.heard(sums[split + 1 : len(device)], sums[len(device) + len(known) :], step)
+    return numbers
 
-    def __init__(self, requests: Requests, silent: SilentFaults | None = None) -> None:
-        self._requests = requests
-        self._silent = silent
-        self._microbatches = 0  # of this rank, in the present step
-        self._terms: Mapping[str, float] = {}  # of the present step
-        self._sums: list[tuple[dict[str, Tensor], Mapping[str, int]]] = []  # of this rank's microbatches, their counts
-        self._numbers: StepNumbers | None = None
-        self.skipped = self.rolled_back = False
 
-    @property
-    def numbers(self) -> StepNumbers:
-        """Of the present step, once it has gone backward."""
-        assert self._numbers is not None
-        return self._numbers
-
-    def microbatch_losses(self) -> list[float]:
-        """Mean loss of each microbatch on this rank. Waits for the device: for a step in which something is wrong."""
-        return [
-            sum(w * float(sums[term]) / max(1, counts[term]) for term, w in self._terms.items())
-            for sums, counts in self._sums
-        ]
-
-    def batch_start(self, state: State, logger: Logger) -> None:
-        self._sums, self._numbers = [], None
-        self._microbatches = len(state.batch.microbatches)
-        self._terms = state.batch.plan.objective.terms
-        self.skipped = self.rolled_back = False
-
-    def before_forward(self, state: State, logger: Logger) -> None:
-        if self._silent is not None and not self._sums:
-            self._silent.first_forward()
-
-    def after_loss(self, state: State, logger: Logger) -> None:
-        if self._silent is not None and len(self._sums) + 1 == self._microbatches:
-            self._silent.last_loss()
-        losses: Mapping[str, Tensor] = state.outputs.losses
-        self._sums.append(({term: losses[term].detach() for term in self._terms}, state.batch.counts))
-
-    def after_train_batch(self, state: State, logger: Logger) -> None:
-        found = [torch.stack([sums[term].double() for sums, _ in self._sums]).sum() for term in self._terms]
-        request = self._requests.of_this_rank()
-        counts = [sum(each[term] for _, each in self._sums) for term in self._terms]
-        known = [*counts, float(request.stop), float(request.overdue), float(request.failed)]
-        squared = squared_gradient(state.model.parameters(), dist.get_world_size())
-        number = state.timestamp.batch.value + 1
-        checks, seconds = ([], []) if self._silent is None else self._silent.to_sum(state.model.parameters(), number)
-        device = [*found, squared, *checks]
-        sums, split = sums_over_ranks(device, [*known, *seconds]), len(self._terms)
-        told = sums[len(device) : len(device) + len(known)]
-        self._numbers = StepNumbers.of(self._terms, sums[:split], told[:split], sums[split], *told[split:])
-        state.total_loss_dict = {"loss/train/total": self._numbers.loss}
-        if self._silent is not None:
-            self._silent.heard(sums[split + 1 : len(device)], sums[len(device) + len(known) :], number)
+def microbatch_losses(terms: Mapping[str, float], parts: Sequence[MicrobatchSums]) -> list[float]:
+    """Mean loss of each microbatch. Waits for the device: for a step in which something is wrong."""
+    return [sum(w * float(part.sums[term]) / max(1, part.counts[term]) for term, w in terms.items()) for part in parts]
 
 
 @torch.no_grad()

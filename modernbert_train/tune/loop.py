@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import build_optimizer
-from modernbert_train.tune.timing import Clock, autocast
+from modernbert_train.train.gradients import count_terms, counts_per_rank, gradients
+from modernbert_train.tune.timing import Clock
 
 
 def batches_of(config: RunConfig) -> Iterator[StepBatch]:
@@ -40,7 +42,7 @@ def fresh_model(config: RunConfig, compute: Compute) -> OnEncoder:
 
 
 class BareLoop:
-    """Steps of a run of one phase, at its first rate.
+    """Steps of a run of one phase, at its first rate: gradients as `train` makes them, and the update.
 
     Args:
         model: on the device, in training.
@@ -51,39 +53,30 @@ class BareLoop:
     def __init__(self, model: OnEncoder, config: RunConfig, compute: Compute) -> None:
         self.model, self.config, self.compute = model, config, compute
         self.optimizer = build_optimizer(config, model)
-        self._terms = at(config, 0).objective.terms
-
-    def loss(self, batch: Batch, counts: dict[str, int]) -> Tensor:
-        """What a microbatch adds to the loss of a step of these counts."""
-        with autocast(self.compute.device, self.compute.bf16):
-            sums = self.model(batch)
-        return weighted(sums.losses, self._terms, counts)
-
-    def counts(self, batch: StepBatch) -> dict[str, int]:
-        """Of a whole step; at least 1, since something is divided by them."""
-        return {term: max(1, sum(part.counts[term] for part in batch.microbatches)) for term in self._terms}
+        self._steps = 0
 
     def gradients(self, batch: StepBatch, clock: Clock | None = None) -> Tensor:
-        """Forward and backward of every microbatch; gives the loss of the step."""
-        counts, device = self.counts(batch), self.compute.device
-        total = torch.zeros((), device=device)
-        for part in batch.microbatches:
-            loss = self.loss(part.to(device, non_blocking=True), counts)
-            if clock is not None:
+        """Forward and backward of every microbatch; gives the loss of the step, which is still on the device."""
+
+        def passed(event: str, microbatch: Batch, value: Any, last: bool) -> None:
+            if clock is not None and event == "after_loss":
                 clock.mark("forward")
-            loss.backward()
-            if clock is not None:
+            elif clock is not None and event == "after_backward":
                 clock.mark("backward")
-            total += loss.detach()
-        return total
+
+        parts = gradients(self.model, batch, self.compute, self.config.seed, self._steps, passed)
+        terms = batch.plan.objective.terms
+        sums = {term: torch.stack([part.sums[term] for part in parts]).sum() for term in terms}
+        return weighted(sums, terms, counts_per_rank(count_terms(batch.microbatches, terms), self.compute.device))
 
     def step(self, batch: StepBatch, clock: Clock | None = None) -> Tensor:
-        """A whole step; gives its loss, which is still on the device."""
+        """A whole step; gives its loss."""
         if clock is not None:
             clock.start()
         loss = self.gradients(batch, clock)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self._steps += 1
         if clock is not None:
             clock.mark("optimizer")
         return loss

@@ -21,7 +21,6 @@ from modernbert_train.compute import Compute
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.tune.loop import BareLoop, batches_of, fresh_model
-from modernbert_train.tune.timing import autocast
 
 STEPS = 10  # of the curve, in which the rate rises to that of the run
 ROUNDING = 2e-3  # beyond that of the plain form: another order of sums, TF32 in a kernel
@@ -93,7 +92,7 @@ def trace(config: RunConfig, compute: Compute, batches: Sequence[StepBatch]) -> 
     loop = BareLoop(model, config, compute)
     first = batches[0]
     part: Batch = first.microbatches[0].to(compute.device)
-    with autocast(compute.device, compute.bf16):  # with a graph, or the layers would be compiled once more
+    with compute.autocast():  # with a graph, or the layers would be compiled once more
         states_TD = model.encode(part.packed)[: part.num_tokens].detach().float().cpu()
     loop.gradients(first)
     gradients = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}

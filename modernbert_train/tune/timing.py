@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from itertools import pairwise
 from typing import Any
@@ -32,11 +31,6 @@ def wait(device: torch.device) -> None:
     """Until the device has done everything that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize()
-
-
-def autocast(device: torch.device, bf16: bool) -> contextlib.AbstractContextManager[object]:
-    """Products in bf16 over fp32 weights, if so."""
-    return torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
 
 
 class Clock:

@@ -34,7 +34,8 @@ from modernbert_train.models.attention.visible import Visible
 from modernbert_train.plan.memory import memory
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.run import saver
-from modernbert_train.train import build, composer_internals, session
+from modernbert_train.train import composer_internals, session
+from modernbert_train.train.step import Loop
 from modernbert_train.weights.shares import Copier
 from tests.conftest import TINY_YAML, make_tiny_data
 from tests.cuda_build import flash as flash_attention
@@ -98,11 +99,10 @@ def train(here: Path, case: str) -> dict[str, Any]:
         *("model.attention_out_dropout=0.1", f"optim.fused={form == 'fused'}".lower()),
     ]
     watch = Watch()
-    accumulation = build.accumulation
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     with ExitStack() as patches:
-        patches.enter_context(patch.object(build, "accumulation", lambda *given: [*accumulation(*given), watch]))
+        patches.enter_context(patch.object(session, "build_callbacks", lambda *given: [watch]))
         patches.enter_context(patch.object(packages, "_is_there", lambda name: True))
         patches.enter_context(flash_attention.installed(kernel))
         plant(" ".join(planted), patches)
@@ -165,13 +165,13 @@ def plant(planted: str, patches: ExitStack) -> None:
 
         patches.enter_context(patch.object(flash, "prepare", of_64_bits))
     elif planted == "a wait more":
-        step = build.PlannedTrainer._train_batch
+        advance = Loop.advance
 
         def slower(self: Any, *args: Any) -> None:
-            step(self, *args)
+            advance(self, *args)
             float(next(self.state.model.parameters()).sum())
 
-        patches.enter_context(patch.object(build.PlannedTrainer, "_train_batch", slower))
+        patches.enter_context(patch.object(Loop, "advance", slower))
 
 
 def pretend(patches: ExitStack, ranks: int) -> None:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.train import build, session
+from modernbert_train.train import session
 from tests.distributed.gloo import HOST
 
 Sizes = dict[str, list[int]]  # kind of collective -> numbers in the whole tensor, of each call
@@ -76,7 +76,7 @@ def count_steps(runs: list[list[str]], step: int) -> list[Counted]:
 
     counted = []
     rank, num_ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    accumulation = build.accumulation
+    plugins = session.build_callbacks
     for number, words in enumerate([*runs, None]):
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -85,9 +85,9 @@ def count_steps(runs: list[list[str]], step: int) -> list[Counted]:
         if words is None:  # the last group is for run_ranks to end
             break
         recorder = Recorder()
-        build.accumulation = lambda *args, recorder=recorder: [*accumulation(*args), recorder]
+        session.build_callbacks = lambda *args, recorder=recorder: [recorder]
         session.train(read_run(words))
         sizes = collectives(recorder.profile)
         counted.append(Counted(sizes, recorder.microbatches, recorder.gradients))
-    build.accumulation = accumulation
+    session.build_callbacks = plugins
     return counted

@@ -19,6 +19,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from modernbert_train.plan.memory import matrix_numbers, memory, summed_numbers
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.run.saver import Saved, Saver, Snapshot
 from modernbert_train.train import build, session
-from modernbert_train.train.composer_internals import PlannedTrainer
+from modernbert_train.train.step import Loop
 from tests.conftest import TINY_YAML
 from tests.distributed.fake_ranks import PER_NODE, Call, Calls, Spoken, as_rank
 from tests.train.faulty import Fault, at_fault
@@ -146,7 +147,7 @@ def train_as(
         tracked: ask torch's tracker for the memory of the last step.
     """
     spoken, found = Spoken(), []
-    accumulation, all_see, train_batch = build.accumulation, build.ranks_that_see, PlannedTrainer._train_batch
+    all_see, set_clock, advance = build.ranks_that_see, Loop.set_clock, Loop.advance
     for number in first_middle_last(ranks):
         rank = Rank()
 
@@ -164,25 +165,36 @@ def train_as(
             rank.taken.append(snapshot)
             self._saved = Saved(snapshot.step, 0, 0.0)
 
-        def batch(self: Any, *args: Any, rank: Rank = rank) -> None:
+        tracking = ExitStack()
+
+        def begins(self: Loop, plan: Any, rank: Rank = rank, tracking: ExitStack = tracking) -> None:
+            set_clock(self, plan)
             if not tracked or len(rank.steps) + 1 != LAST:
-                return train_batch(self, *args)
+                return
             model, optimizer = self.state.model.model, self.state.optimizers[0]
             hook = optimizer.register_step_pre_hook(lambda *_: held(rank, model))
-            with FSDPMemTracker(model, optimizer) as tracker:
-                train_batch(self, *args)
-            hook.remove()
-            (peak,) = tracker.get_tracker_snapshot("peak").values()
-            rank.bytes |= {str(kind.value if hasattr(kind, "value") else kind): size for kind, size in peak.items()}
-            return None
+            tracker = FSDPMemTracker(model, optimizer)
+
+            def note() -> None:
+                hook.remove()
+                (peak,) = tracker.get_tracker_snapshot("peak").values()
+                rank.bytes |= {str(getattr(kind, "value", kind)): size for kind, size in peak.items()}
+
+            tracking.callback(note)
+            tracking.enter_context(tracker)
+
+        def updated(self: Loop, plan: Any, tracking: ExitStack = tracking) -> None:
+            tracking.close()
+            advance(self, plan)
 
         with (
             as_rank(number, ranks, spoken),
             calls,
-            patch.object(build, "accumulation", lambda *given, watch=watch: [*accumulation(*given), watch]),
+            patch.object(session, "build_callbacks", lambda *given, watch=watch: [watch]),
             patch.object(build, "ranks_that_see", seen_by_all),
             patch.object(Saver, "_run", taken),
-            patch.object(PlannedTrainer, "_train_batch", batch),
+            patch.object(Loop, "set_clock", begins),
+            patch.object(Loop, "advance", updated),
         ):
             session.train(read_run(words))
         assert spoken.heard == (len(spoken.words) if number else 0), "a rank has not heard all that rank 0 said"
@@ -362,7 +374,6 @@ def count_our_work(work: Counter[str]) -> Callable[..., Any]:
 def test_the_start_does_not_grow_with_the_ranks(tiny_data: Path, tmp_path: Path, strategy: str) -> None:
     """As many collectives, and as much of our own work: what a start does for each rank, a thousand ranks all do."""
     found = {}
-    accumulation = build.accumulation
     for ranks in (64, 1024):
         folder = tmp_path / str(ranks)
         folder.mkdir()
@@ -371,7 +382,7 @@ def test_the_start_does_not_grow_with_the_ranks(tiny_data: Path, tmp_path: Path,
         with (
             as_rank(0, ranks, Spoken()),
             Calls() as calls,
-            patch.object(build, "accumulation", lambda *given: [*accumulation(*given), _Stop()]),
+            patch.object(session, "build_callbacks", lambda *given: [_Stop()]),
         ):
             sys.settrace(count_our_work(work))
             try:

@@ -123,14 +123,15 @@ def killed(words: list[str], steps: int) -> int:
     code = f"""
 import os, signal
 from modernbert_train.train import checkpointing
-batch_end, steps = checkpointing.Save.batch_end, []
-def dies(self, state, logger):
-    batch_end(self, state, logger)
+after_step, steps = checkpointing.Checkpoints.after_step, []
+def dies(self, *given, **named):
+    stops = after_step(self, *given, **named)
     steps.append(1)
     if len(steps) == {steps}:
         self.settle()  # what is being written, so that it is known where the next start begins
         os.kill(os.getpid(), signal.SIGKILL)
-checkpointing.Save.batch_end = dies
+    return stops
+checkpointing.Checkpoints.after_step = dies
 from modernbert_train.__main__ import program
 program()
 """
@@ -177,17 +178,17 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     words.append(f"runs_folder={tmp_path / 'killed'}")
     from modernbert_train.train import checkpointing
 
-    saved = checkpointing.Save.batch_end
+    saved = checkpointing.Checkpoints.after_step
     after = []
 
-    def dies(self: Any, state: Any, logger: Any) -> None:
-        saved(self, state, logger)
-        after.append(state.timestamp.batch.value)
+    def dies(self: Any, *given: Any, **named: Any) -> bool:
+        after.append(saved(self, *given, **named))
         if len(after) == 6:
             raise KeyboardInterrupt  # between two checkpoints, as a kill would come
+        return after[-1]
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpointing.Save, "batch_end", dies)
+        patched.setattr(checkpointing.Checkpoints, "after_step", dies)
         with pytest.raises(KeyboardInterrupt):
             main(words)
     assert not (tmp_path / "killed" / "tone" / "result.json").exists()

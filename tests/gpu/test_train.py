@@ -24,7 +24,7 @@ for needed in ("composer", "streaming", "tokenizers"):
 
 from modernbert_train.__main__ import main
 from modernbert_train.run.checkpoint import newest_valid
-from modernbert_train.train import adapters, build
+from modernbert_train.train import adapters, build, session
 from tests.train import test_run as runs
 
 COMMON = [f"compute.device={DEVICE.type}", "data.num_workers=0", *(["compute.precision=bf16"] if ON_GPU else [])]
@@ -101,8 +101,7 @@ def test_a_run_waits_for_the_device_once_a_step(
         if "synchronizing CUDA operation" in str(message):
             waits.append("".join(traceback.format_stack(limit=8)))
 
-    accumulation = build.accumulation
-    monkeypatch.setattr(build, "accumulation", lambda *given: [*accumulation(*given), Watch()])
+    monkeypatch.setattr(session, "build_callbacks", lambda *given: [Watch()])
     words = ["phases.long=null", "phases.short={tokens: 6000, batch_warmup: null}", "data.validation=null"]
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from modernbert_train.models.layers import GeGLU
 from modernbert_train.train.adapters import ComposerObjective
-from modernbert_train.train.callbacks import Measure, SetClock
+from modernbert_train.train.checkpointing import Checkpoints
+from modernbert_train.train.step import Loop
 
 LAYER = 2  # whose mlp is at fault
 POSITION = 1  # the token: in the first document of the microbatch
@@ -58,18 +59,18 @@ def at_fault(*faults: Fault, kill_at: int | None = None) -> Iterator[None]:
     step = forwards = microbatches = mlps = 0
     active: Fault | None = None
     spent: set[tuple[int, int]] = set()
-    real_start, real_end = SetClock.batch_start, Measure.batch_end
+    real_start, real_end = Loop.set_clock, Checkpoints.after_step
     real_forward, real_mlp = ComposerObjective.forward, GeGLU.forward
 
-    def batch_start(self: SetClock, state: Any, logger: Any) -> None:
+    def set_clock(self: Loop, plan: Any) -> None:
         nonlocal step, forwards, microbatches
-        step, forwards, microbatches = state.timestamp.batch.value + 1, 0, len(state.batch.microbatches)
-        real_start(self, state, logger)
+        step, forwards, microbatches = self.state.timestamp.batch.value + 1, 0, len(self.state.batch.microbatches)
+        real_start(self, plan)
 
-    def batch_end(self: Measure, state: Any, logger: Any) -> None:
-        real_end(self, state, logger)
+    def after_step(self: Checkpoints, *given: Any, **named: Any) -> bool:
         if step == kill_at:
             raise Killed
+        return real_end(self, *given, **named)
 
     def forward(self: ComposerObjective, batch: Any, figures: bool = False) -> Any:
         nonlocal forwards, mlps, active
@@ -97,8 +98,8 @@ def at_fault(*faults: Fault, kill_at: int | None = None) -> Iterator[None]:
         return out_TD
 
     with (
-        patch.object(SetClock, "batch_start", batch_start),
-        patch.object(Measure, "batch_end", batch_end),
+        patch.object(Loop, "set_clock", set_clock),
+        patch.object(Checkpoints, "after_step", after_step),
         patch.object(ComposerObjective, "forward", forward),
         patch.object(GeGLU, "forward", mlp),
     ):

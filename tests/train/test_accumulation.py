@@ -2,78 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import nn
 
-from modernbert_train.train import accumulation, composer_internals
-from modernbert_train.train.accumulation import ReduceCopiesOnce
-from modernbert_train.train.composer_internals import PlannedTrainer
+from modernbert_train.batch import Batch, Packed, Sums
+from modernbert_train.compute import Compute
+from modernbert_train.train import gradients as making
+from modernbert_train.train.gradients import counts_per_rank, gradients
 
-MLM = {"mlm": 1.0}
+CPU = torch.device("cpu")
+
+
+def step_of(predicted: list[int]) -> Any:
+    """A step on one rank whose microbatches have the given number of predicted tokens."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    parts = [Batch(Packed(nothing, nothing, nothing, 1), {}, {"mlm": count}, num_rows=1) for count in predicted]
+    return SimpleNamespace(
+        plan=SimpleNamespace(objective=SimpleNamespace(terms={"mlm": 1.0})), microbatches=tuple(parts)
+    )
+
+
+class Root(nn.Module):
+    """In the place of a module that FSDP2 has sharded: its root, whose setting reaches all below it."""
+
+    def __init__(self, told: list[bool]) -> None:
+        super().__init__()
+        self.weight, self.told = nn.Parameter(torch.ones(())), told
+
+    def set_requires_all_reduce(self, value: bool) -> None:
+        self.told.append(value)
+
+    def forward(self, batch: Batch) -> Sums:
+        return Sums({"mlm": self.weight * batch.counts["mlm"]}, {})
 
 
 def test_copies_are_summed_with_the_last_microbatch_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any earlier, and under HSDP what comes after it is only in one copy of the weights, which drift apart."""
     told: list[bool] = []
-
-    class Sharded:
-        set_requires_all_reduce = staticmethod(told.append)
-
-    monkeypatch.setattr(accumulation, "FSDPModule", Sharded)
-    monkeypatch.setattr(accumulation, "inner_model", lambda model: model)
-    once: Any = ReduceCopiesOnce()
+    monkeypatch.setattr(making, "FSDPModule", Root)
+    model = nn.Sequential(Root(told))
     for number in (3, 1, 2):
-        state = SimpleNamespace(model=Sharded(), batch=SimpleNamespace(microbatches=(None,) * number))
-        once.before_train_batch(state, None)
-        for _ in range(number):
-            once.before_backward(state, None)
+        gradients(model, step_of([4] * number), Compute(CPU, "fp32"), 0, 0)
     assert told == [False, False, True, True, False, True]
 
 
-class Step:
-    """A step of two microbatches on one of four ranks, of which each has the given number of predicted tokens."""
-
-    def __init__(self, predicted: list[int]) -> None:
-        self.calls: list[tuple[Any, float, bool]] = []
-        device = SimpleNamespace(tensor_to_device=lambda tensor: tensor)
-        plan = SimpleNamespace(objective=SimpleNamespace(terms=MLM))
-        self.batch = SimpleNamespace(
-            plan=plan, microbatches=tuple(SimpleNamespace(counts={"mlm": n}) for n in predicted)
-        )
-        self.state = SimpleNamespace(batch=self.batch, optimizers=[], device=device)
-        self.engine = SimpleNamespace(run_event=lambda event: None)
-        self._train_data_spec = SimpleNamespace(microbatch_transforms=lambda part: part)
-        self._original_model = SimpleNamespace(divide_by=self._divide_by)
-        self._divided_by: Mapping[str, float | Tensor] = {}
-
-    def _divide_by(self, counts: Mapping[str, float | Tensor], terms: Mapping[str, float]) -> None:
-        assert terms == MLM
-        self._divided_by = counts
-
-    def _means_over_ranks(self, counts: Mapping[str, int]) -> Mapping[str, float | Tensor]:
-        return PlannedTrainer._means_over_ranks(self, counts)  # type: ignore[arg-type]
-
-    def _train_microbatch(self, scaling: bool, weight: float, last: bool) -> None:
-        assert weight == 1, "Composer's own weighing of microbatches"
-        self.calls.append((self.state.batch, float(self._divided_by["mlm"]), last))
-
-
-def test_gradients_are_of_the_mean_over_all_ranks_and_meet_with_the_last_microbatch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gradients_are_of_the_mean_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrappers divide by the number of ranks, so the denominator is a mean; else the step depends on how many there
-    are. DDP sums over the ranks with the microbatch that is called the last."""
-    monkeypatch.setattr(composer_internals.dist, "get_world_size", lambda: 4)
-    monkeypatch.setattr(
-        composer_internals.dist, "all_reduce", lambda total: total.add_(torch.tensor(100.0))
-    )  # of the others
-    step = Step([7, 13])
-    PlannedTrainer._make_gradients(step, step.batch.microbatches)  # type: ignore[arg-type]
-    first, second = step.batch.microbatches
-    assert step.calls == [(first, 30.0, False), (second, 30.0, True)]
-    assert step.state.batch is step.batch
+    are."""
+    monkeypatch.setattr(making, "num_ranks", lambda: 4)
+    monkeypatch.setattr(making, "sum_over_ranks", lambda totals: totals.add_(torch.tensor(100.0)))  # of the others
+    assert float(counts_per_rank({"mlm": 7 + 13}, CPU)["mlm"]) == 30.0
+    model = Root([])
+    gradients(model, step_of([7, 13]), Compute(CPU, "fp32"), 0, 0)
+    assert model.weight.grad is not None and float(model.weight.grad) == pytest.approx((7 + 13) / 30)
+
+
+def test_ranks_meet_with_the_last_microbatch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP sums bucket by bucket while it goes backward; in each microbatch that would be as many sums of the whole."""
+    meets: list[bool] = []
+
+    class Wrapped(Root):
+        def no_sync(self) -> Any:
+            meets[-1] = False
+            return torch.enable_grad()
+
+    class Noting(Wrapped):
+        def forward(self, batch: Batch) -> Sums:
+            return super().forward(batch)
+
+    monkeypatch.setattr(making, "DistributedDataParallel", Noting)
+    model = Noting([])
+
+    def passed(event: str, part: Batch, value: Any, last: bool) -> None:
+        if event == "after_backward":
+            meets.append(True)
+
+    meets.append(True)
+    gradients(model, step_of([1, 2, 3]), Compute(CPU, "fp32"), 0, 0, passed)
+    assert meets[:-1] == [False, False, True]

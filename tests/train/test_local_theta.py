@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.clock import position_at
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective
-from modernbert_train.train.callbacks import SetClock
+from modernbert_train.train.step import Loop
 from modernbert_train.weights.source import Origin, open_source
 from tests.conftest import TinyRun
 
@@ -36,16 +37,15 @@ def test_the_clock_sets_the_angles_of_local_layers(tiny_run: TinyRun) -> None:
     parameters = [
         {"params": list(model.parameters()), "lr": 1.0, "weight_decay": 0.0, "lr_ratio": 1.0, "decay_ratio": 1.0}
     ]
-    clock = SetClock(config, None)
     for tokens, local, whole in ((0, 5_000, 10_000), (4_100, 40_000, 160_000), (3_000, 5_000, 10_000)):
-        token, batch = SimpleNamespace(value=tokens), SimpleNamespace(value=1)
         state = SimpleNamespace(
             model=ComposerObjective(model),
-            batch=SimpleNamespace(plan=SimpleNamespace(tokens_before=tokens)),
-            timestamp=SimpleNamespace(token=token, batch=batch),
+            timestamp=SimpleNamespace(token=SimpleNamespace(value=tokens)),
             optimizers=[torch.optim.SGD(parameters)],
         )
-        clock.batch_start(cast(Any, state), cast(Any, None))
+        loop: Any = SimpleNamespace(config=config, state=state, phase=None)
+        plan: Any = SimpleNamespace(tokens_before=tokens, phase=position_at(config, tokens).name)
+        Loop.set_clock(loop, plan)
         angles = first_angles(model)
         assert angles[False] == pytest.approx([local ** (-2 * pair / 16) for pair in range(8)], rel=1e-5)
         assert angles[True] == pytest.approx([whole ** (-2 * pair / 16) for pair in range(8)], rel=1e-5)

@@ -26,7 +26,8 @@ from modernbert_train.run.saver import Saver
 from modernbert_train.run.verified import partial_folders, step_folders, step_of
 from modernbert_train.train import checkpointing
 from modernbert_train.train.adapters import ComposerObjective
-from modernbert_train.train.callbacks import Measure, SetClock
+from modernbert_train.train.recorder import Recorder
+from modernbert_train.train.step import Loop
 from tests import warm
 from tests.conftest import TinyRun
 from tests.data.test_faults import ROOT, run_ranks
@@ -131,14 +132,14 @@ def test_a_stop_signal_while_one_is_being_written_awaits_it_and_its_own(
 def test_an_error_on_one_rank_lets_the_pending_one_be_completed(
     disk: Disk, tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Measure.batch_end
+    real = Recorder.step
 
-    def batch_end(self: Measure, state: Any, logger: Any) -> None:
-        real(self, state, logger)
-        if state.timestamp.batch.value == 6:
+    def step(self: Recorder, batch: Any, numbers: Any, number: int, *given: Any) -> None:
+        real(self, batch, numbers, number, *given)
+        if number == 6:
             raise ValueError("planted")
 
-    monkeypatch.setattr(Measure, "batch_end", batch_end)
+    monkeypatch.setattr(Recorder, "step", step)
     assert main(["train", *tiny_run(*EVERY_FOUR)]) == 70
     assert saved_steps(tmp_path / "runs/tiny") == [4]
 
@@ -177,15 +178,15 @@ def test_a_stop_saves_first_and_the_next_start_measures_what_was_due(
     data = next(line.split()[1] for line in Path(text).read_text().splitlines() if "validation:" in line)
     given = [words[0], words[1].replace("{data}", data)]
     assert main(["train", *whole, *given[1:]]) == 0
-    real = SetClock.batch_start
+    real = Loop.set_clock
 
-    def batch_start(self: SetClock, state: Any, logger: Any) -> None:
-        real(self, state, logger)
-        if state.timestamp.batch.value == 4:
+    def set_clock(self: Loop, plan: Any) -> None:
+        real(self, plan)
+        if self.state.timestamp.batch.value == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr(SetClock, "batch_start", batch_start)
+        patched.setattr(Loop, "set_clock", set_clock)
         assert main(["train", *tiny_run("name=stopped", *given)]) == 75
     stopped = tmp_path / "runs/stopped"
     assert records(stopped, "step")[-1]["step"] == 5 and saved_steps(stopped) == [5]
@@ -201,22 +202,22 @@ def test_a_stop_saves_first_and_the_next_start_measures_what_was_due(
 FAILING = """
 import os, sys, threading
 from modernbert_train.run import saver
-from modernbert_train.train.callbacks import Measure
+from modernbert_train.train.recorder import Recorder
 from modernbert_train.__main__ import main
 ranks, writer, seconds = sys.argv[1].split(","), sys.argv[2], float(sys.argv[3])
-write, batch_end = saver.write_part, Measure.batch_end
+write, step = saver.write_part, Recorder.step
 
 def slow(*args):
     if os.environ["RANK"] == writer:
         threading.Event().wait(seconds)
     return write(*args)
 
-def failing(self, state, logger):
-    batch_end(self, state, logger)
-    if state.timestamp.batch.value == 6 and os.environ["RANK"] in ranks:
+def failing(self, batch, numbers, number, *given):
+    step(self, batch, numbers, number, *given)
+    if number == 6 and os.environ["RANK"] in ranks:
         raise ValueError("planted")
 
-saver.write_part, Measure.batch_end = slow, failing
+saver.write_part, Recorder.step = slow, failing
 sys.exit(main(["train", *sys.argv[4:]]))
 """
 

@@ -20,7 +20,7 @@ def test_losses_of_the_phase_before_are_forgotten(tmp_path: Path) -> None:
     folder = RunFolder(config)
     folder.path.mkdir(parents=True)
     parts: Any = SimpleNamespace()
-    guard = Guard(config, parts, folder, parts, lambda _: None, parts, lambda: None)
+    guard = Guard(config, parts, parts, parts, folder, parts, lambda: None)
     for phase, before, after in (
         ("short", [], []),
         ("short", [3.0, 2.0], [3.0, 2.0]),
@@ -28,5 +28,5 @@ def test_losses_of_the_phase_before_are_forgotten(tmp_path: Path) -> None:
         ("long", [1.0], [1.0]),
     ):
         guard.memory["losses"] = before
-        guard.batch_start(SimpleNamespace(batch=SimpleNamespace(plan=SimpleNamespace(phase=phase))), parts)  # type: ignore[arg-type]
+        guard.begin(phase)
         assert (guard.memory["phase"], guard.memory["losses"]) == (phase, after)

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import ProfileConfig
-from modernbert_train.train.callbacks import Measure
 from modernbert_train.train.profiling import Profile, device_rows, host_rows, table
+from modernbert_train.train.recorder import Recorder
 from tests.conftest import TinyRun
 
 
@@ -38,14 +38,14 @@ def test_a_run_with_all_its_figures_and_a_profile(
 ) -> None:
     """One run through the command line: figures that add up, one read of the device a step, a trace that opens."""
     reads = []
-    batch_end = Measure.batch_end
+    step = Recorder.step
 
-    def counted(self: Measure, state: Any, logger: Any) -> None:
+    def counted(self: Recorder, *given: Any) -> None:
         with CountReads() as counter:
-            batch_end(self, state, logger)
+            step(self, *given)
         reads.append(counter.reads)
 
-    monkeypatch.setattr(Measure, "batch_end", counted)
+    monkeypatch.setattr(Recorder, "step", counted)
     words = tiny_run("profile={steps: 2, skip: 3}", "data.validation=null", "logging.line_seconds=0.001")
     assert main(["train", *words]) == 0
     output = capsys.readouterr().out
@@ -90,14 +90,11 @@ class Lines:
 
 def run_steps(profile: Profile, count: int) -> None:
     """Steps 21, 22, ... of a run, and its end."""
-    state: Any = SimpleNamespace(timestamp=SimpleNamespace(batch=SimpleNamespace(value=20)))
-    nothing: Any = None
-    profile.fit_start(state, nothing)
-    for _ in range(count):
+    profile.begin()
+    for number in range(21, 21 + count):
         torch.ones(4, 4) @ torch.ones(4, 4)
-        state.timestamp.batch.value += 1
-        profile.batch_end(state, nothing)
-    profile.close(state, nothing)
+        profile.after_step(number)
+    profile.close()
 
 
 def a_profile(folder: Path, progress: Any) -> Profile:

@@ -18,7 +18,7 @@ from modernbert_train.data.facts import read_facts
 from modernbert_train.run.checkpoint import Checkpoint, newest_valid
 from modernbert_train.run.saved_state import GuardState
 from modernbert_train.train.build import build_data
-from modernbert_train.train.callbacks import Measure
+from modernbert_train.train.checkpointing import Checkpoints
 from tests.conftest import TinyRun
 from tests.train.faulty import Fault, Killed, at_fault
 
@@ -204,14 +204,14 @@ def test_weights_that_are_not_finite_are_never_saved_nor_skipped_over(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint with NaN in it would be the newest and the one that every restart uses."""
-    real = Measure.batch_end
+    real = Checkpoints.after_step
 
-    def damage(self: Measure, state: Any, logger: Any) -> None:
-        real(self, state, logger)
+    def damage(self: Checkpoints, state: Any, *given: Any, **named: Any) -> bool:
         if state.timestamp.batch.value == 3:
             dict(state.model.named_parameters())["model.model.layers.1.attn.Wqkv.weight"].data[0, 0] = float("nan")
+        return real(self, state, *given, **named)
 
-    monkeypatch.setattr(Measure, "batch_end", damage)
+    monkeypatch.setattr(Checkpoints, "after_step", damage)
     assert main(["train", *tiny_run(*SHORT)]) == 70
     # the next step meets them before the checkpoint that is being written is found out
     assert "not finite" in (error := capsys.readouterr().err) and "model.layers.1.attn.Wqkv" in error

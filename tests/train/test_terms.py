@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import nn
 
 from modernbert_train.__main__ import main
 from modernbert_train.batch import Batch, Packed, Sums, weighted
-from modernbert_train.train import composer_internals
-from modernbert_train.train.adapters import ComposerObjective
-from modernbert_train.train.composer_internals import PlannedTrainer
+from modernbert_train.compute import Compute
+from modernbert_train.train import gradients as making
+from modernbert_train.train.gradients import gradients
 from tests.conftest import TinyRun
 from tests.data.make_shards import make_documents, make_shards
 
@@ -37,7 +37,6 @@ class TwoTerms(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoders = ()
         self.weight = nn.Parameter(torch.ones(2))
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
@@ -56,32 +55,23 @@ def microbatch(rows: Sequence[int]) -> Batch:
 
 
 class Step:
-    """What Composer's trainer does with a step on one rank, with our own way of making gradients."""
+    """A step on one rank."""
 
     def __init__(self, cut: Sequence[Sequence[int]]) -> None:
-        self._original_model = ComposerObjective(TwoTerms())  # type: ignore[arg-type]
-        plan = SimpleNamespace(objective=SimpleNamespace(terms=TERMS))
-        self.batch = SimpleNamespace(plan=plan, microbatches=tuple(microbatch(rows) for rows in cut))
-        device = SimpleNamespace(tensor_to_device=lambda tensor: tensor)
-        self.state = SimpleNamespace(batch=self.batch, optimizers=[], device=device)
-        self.engine = SimpleNamespace(run_event=lambda event: None)
-        self._train_data_spec = SimpleNamespace(microbatch_transforms=lambda part: part)
+        self.model = TwoTerms()
+        self.microbatches = tuple(microbatch(rows) for rows in cut)
         self.loss = 0.0
 
-    def _means_over_ranks(self, counts: Mapping[str, int]) -> Mapping[str, float | Tensor]:
-        return PlannedTrainer._means_over_ranks(self, counts)  # type: ignore[arg-type]
-
-    def _train_microbatch(self, scaling: bool, weight: float, last: bool) -> None:
-        assert weight == 1, "Composer would weigh the microbatch"
-        batch = self.state.batch
-        loss = self._original_model.loss(self._original_model(batch), batch)
-        loss.backward()
-        self.loss += float(loss)
+    def passed(self, event: str, part: Batch, value: Any, last: bool) -> None:
+        if event == "after_loss":
+            self.loss += float(value.detach())
 
     def run(self) -> tuple[float, list[float]]:
         """What this rank adds to the loss and to the gradient."""
-        PlannedTrainer._make_gradients(self, self.batch.microbatches)  # type: ignore[arg-type]
-        grad = self._original_model.model.weight.grad
+        plan = SimpleNamespace(objective=SimpleNamespace(terms=TERMS))
+        batch: Any = SimpleNamespace(plan=plan, microbatches=self.microbatches)
+        gradients(self.model, batch, Compute(torch.device("cpu"), "fp32"), 0, 0, self.passed)
+        grad = self.model.weight.grad
         return self.loss, [0.0, 0.0] if grad is None else grad.tolist()
 
 
@@ -111,10 +101,10 @@ def test_ranks_make_the_same_step(monkeypatch: pytest.MonkeyPatch, ranks: list[l
     """Wrappers average gradients over ranks; one rank may have nothing of a term, or of all of them."""
     steps = [Step(cut) for cut in ranks]
     totals = torch.tensor(
-        [[sum(part.counts[term] for part in step.batch.microbatches) for term in TERMS] for step in steps]
+        [[sum(part.counts[term] for part in step.microbatches) for term in TERMS] for step in steps]
     ).sum(0)
-    monkeypatch.setattr(composer_internals.dist, "get_world_size", lambda: len(ranks))
-    monkeypatch.setattr(composer_internals.dist, "all_reduce", lambda counts: counts.copy_(totals))
+    monkeypatch.setattr(making, "num_ranks", lambda: len(ranks))
+    monkeypatch.setattr(making, "sum_over_ranks", lambda counts: counts.copy_(totals))
     found = [step.run() for step in steps]
     numbers = [row for cut in ranks for part in cut for row in part]
     means = [

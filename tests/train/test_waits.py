@@ -15,7 +15,7 @@ import torch
 
 from modernbert_train.__main__ import main
 from modernbert_train.run.async_scalar import Reading
-from modernbert_train.train import build, callbacks
+from modernbert_train.train import recorder, session
 from tests.conftest import TinyRun
 
 HOST_READS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__")
@@ -47,7 +47,6 @@ def test_a_step_waits_for_its_numbers_and_for_nothing_else(
     must be known before the update. The norm of the update is copied behind it, see async_scalar.py."""
     from composer import Callback
 
-    accumulation = build.accumulation
     steps: list[Counter[str]] = []
 
     with noting_reads(monkeypatch) as reads:
@@ -59,7 +58,7 @@ def test_a_step_waits_for_its_numbers_and_for_nothing_else(
                 steps.append(Counter(reads))
                 reads.clear()
 
-        monkeypatch.setattr(build, "accumulation", lambda *given: [*accumulation(*given), Steps()])
+        monkeypatch.setattr(session, "build_callbacks", lambda *given: [Steps()])
         short = ("phases.long=null", "phases.short={tokens: 2400, batch_warmup: null, microbatch_tokens: 64}")
         words = tiny_run(*short, "data.validation=null", "data.num_workers=0", f"optim.name={optimizer}")
         assert main(["train", *words]) == 0
@@ -101,7 +100,7 @@ def test_lines_that_are_written_a_step_later_are_the_same_record(
         ]
 
     expected = record("at-once")
-    monkeypatch.setattr(callbacks, "Reading", Late)
+    monkeypatch.setattr(recorder, "Reading", Late)
     assert record("later") == expected
     assert Late.waited == sum(entry["kind"] == "step" for entry in expected) > 8
     assert {entry["kind"] for entry in expected} >= {"step", "validation"}

@@ -1,0 +1,194 @@
+"""Figures of a run beside its loss, each as often as the configuration says: the held-out text, and `evals`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from composer.core import State
+
+from modernbert_train.clock import at, is_due, position_at, validates
+from modernbert_train.compute import Compute
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.facts import DataFacts
+from modernbert_train.evals import Evaluator, build_evaluators, figures_text
+from modernbert_train.evals.heldout import Evaluation, open_validation
+from modernbert_train.evals.samples import Samples
+from modernbert_train.models.encoder import OnEncoder
+from modernbert_train.ranks.group import on_rank_zero, this_rank
+from modernbert_train.ranks.heartbeat import passed
+from modernbert_train.run.before_after import measures_before
+from modernbert_train.run.progress import Progress
+from modernbert_train.run.record import Record
+from modernbert_train.train.adapters import inner_model
+from modernbert_train.vocabulary import token_ids
+
+Entry = dict[str, Any]  # a line of metrics.jsonl
+
+
+class Measurement(ABC):
+    """One kind of figures.
+
+    Attributes:
+        kind, name: of its lines in metrics.jsonl.
+    """
+
+    kind: str
+    name: str | None = None
+
+    def __init__(self, config: RunConfig, compute: Compute, record: Record, progress: Progress) -> None:
+        self.config, self.compute, self.record, self.progress = config, compute, record, progress
+
+    @abstractmethod
+    def is_due(self, before: int, after: int) -> bool:
+        """Whether it is taken after a step from one count of global tokens to another."""
+
+    @abstractmethod
+    def take(self, model: OnEncoder, before: int, entry: Entry) -> Entry:
+        """Measure, record and show; every rank calls this.
+
+        Args:
+            model: in the phase of the step.
+            before: global tokens seen before the step.
+            entry: the begin of its line: kind, step, phase, tokens.
+
+        Returns:
+            Numbers for the loggers.
+        """
+
+
+class HeldOut(Measurement):
+    """Loss and accuracy on the held-out text.
+
+    Attributes:
+        last: the newest of this process.
+    """
+
+    kind = "validation"
+
+    def __init__(self, facts: DataFacts, *given: Any) -> None:
+        super().__init__(*given)
+        self._validation = open_validation(self.config, facts)
+        self._samples = None
+        if self.config.eval.samples and this_rank() == 0:
+            ids = token_ids(self.config.data.tokenizer)
+            self._samples = Samples(self.config.eval.samples, ids, facts.vocabulary.pad_id)
+        self.last: Evaluation | None = None
+
+    def is_due(self, before: int, after: int) -> bool:
+        return validates(self.config, self._validation.tokens, before, after)
+
+    def take(self, model: OnEncoder, before: int, entry: Entry) -> Entry:
+        phase, objective = position_at(self.config, before).phase, at(self.config, before).objective
+        self.last = self._validation.evaluate(model, phase, self.compute, objective, self._samples)
+        found = self.last.as_dict()
+        self.record.write(entry | found)
+        if self._validation.samples:
+            self.record.samples(entry | {"kind": "samples", "texts": self._validation.samples})
+        self.progress.line(
+            f"validation at {entry['tokens']:,} tokens: loss {found['loss']:.3f} (unigram "
+            f"{found['unigram_loss']:.3f}), accuracy {found['accuracy']:.1%}"
+        )
+        return {f"validation/{key}": value for key, value in found.items()}
+
+
+class Evaluated(Measurement):
+    """Figures of one section of `evals`."""
+
+    kind = "evaluation"
+
+    def __init__(self, name: str, evaluator: Evaluator, *given: Any) -> None:
+        super().__init__(*given)
+        self.name, self._evaluator = name, evaluator
+        self._every_tokens = self.config.evals[name].every_tokens
+        self.progress.line(f"evals.{name}: {evaluator}")
+
+    def is_due(self, before: int, after: int) -> bool:
+        return is_due(self.config, self._every_tokens, before, after)
+
+    def take(self, model: OnEncoder, before: int, entry: Entry) -> Entry:
+        passed(f"the evaluation {self.name}")
+        now, phase = at(self.config, before), position_at(self.config, before).phase
+        found = self._evaluator(model, now, phase, self.compute)
+        self.record.write(entry | {"name": self.name, "figures": found})
+        self.progress.line(f"{self.name} at {entry['tokens']:,} tokens: {figures_text(found)}")
+        return {f"evals/{self.name}/{figure}": value for figure, value in found.items()}
+
+
+class Measurements:
+    """All that a run measures.
+
+    Args:
+        config: the run.
+        facts: of its data.
+        compute: device and precision.
+        record, progress: get what is found.
+        read_metrics: gives the lines of metrics.jsonl; called on rank 0.
+        log: gives numbers to the loggers.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        facts: DataFacts,
+        compute: Compute,
+        record: Record,
+        progress: Progress,
+        read_metrics: Callable[[], list[Entry]],
+        log: Callable[[Entry], None],
+    ) -> None:
+        given = (config, compute, record, progress)
+        self._config, self._record, self._read_metrics, self._log = config, record, read_metrics, log
+        self._held_out = HeldOut(facts, *given) if config.data.validation is not None else None
+        evaluated = [Evaluated(name, evaluator, *given) for name, evaluator in build_evaluators(config).items()]
+        self._all: list[Measurement] = [*([] if self._held_out is None else [self._held_out]), *evaluated]
+
+    @property
+    def held_out(self) -> Evaluation | None:
+        """The newest on the held-out text, of this process."""
+        return None if self._held_out is None else self._held_out.last
+
+    def before_steps(self, state: State) -> None:
+        """At a start: measure weights that come trained; and what a stop left out, with the same weights."""
+        model, step = inner_model(state.model), state.timestamp.batch.value
+        if step == 0 and measures_before(self._config):
+            model.set_phase(at(self._config, 0).model)
+            for each in self._all:
+                self._take(each, model, 0, 0, 0)
+        after = state.timestamp.token.value
+        for each in self._all if step else ():
+            before = self._missed(each, step, after)
+            if before < after and each.is_due(before, after):
+                model.set_phase(at(self._config, before).model)
+                self._take(each, model, step, before, after)
+
+    def after_step(self, model: OnEncoder, step: int, before: int, after: int) -> None:
+        """Measure what is due.
+
+        Args:
+            model: as the step left it.
+            step: its number, from 1.
+            before, after: global tokens seen before and after it.
+        """
+        for each in self._all:
+            if each.is_due(before, after):
+                self._take(each, model, step, before, after)
+
+    def _take(self, each: Measurement, model: OnEncoder, step: int, before: int, after: int) -> None:
+        self._record.flush()
+        phase = position_at(self._config, before).name
+        self._log(each.take(model, before, {"kind": each.kind, "step": step, "phase": phase, "tokens": after}))
+
+    def _missed(self, each: Measurement, step: int, now: int) -> int:
+        """Tokens before the last step, if nothing of a kind has been recorded since; else those after it."""
+
+        def before() -> int:
+            lines = self._read_metrics()
+            steps = [line for line in lines if line["kind"] == "step" and line["step"] < step]
+            measured = [line for line in lines if line["kind"] == each.kind and line.get("name") == each.name]
+            if not steps or any(line["step"] > steps[-1]["step"] for line in measured):
+                return now
+            return int(steps[-1]["tokens"])
+
+        return on_rank_zero(before)

@@ -1,0 +1,234 @@
+"""The loop of a run, and one optimizer step from top to bottom. Read this first.
+
+Composer's trainer calls `Loop.run` in place of its own loop. It keeps the device, DDP or FSDP2, plugins and loggers,
+which hear all of its events where it fires them itself. Nothing of this program's own work hangs on an event: it stands
+here, in the order in which it is done. Forward and backward passes are in gradients.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from composer import Trainer
+from composer.core import Event, State
+
+from modernbert_train.batch import Batch
+from modernbert_train.clock import at
+from modernbert_train.compute import Compute
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.loader import PackedLoader, StepBatch
+from modernbert_train.data.planner import BatchPlan
+from modernbert_train.errors import RunError
+from modernbert_train.optim.build import apply_clock
+from modernbert_train.optim.clipping import clip
+from modernbert_train.ranks.group import allow
+from modernbert_train.ranks.heartbeat import passed
+from modernbert_train.ranks.save_requests import Requests
+from modernbert_train.train.adapters import inner_model
+from modernbert_train.train.checkpointing import Checkpoints
+from modernbert_train.train.gradients import gradients
+from modernbert_train.train.measurements import Measurements
+from modernbert_train.train.profiling import Profile
+from modernbert_train.train.recorder import Recorder, Times
+from modernbert_train.train.silent_faults import SilentFaults
+from modernbert_train.train.stability import Guard
+from modernbert_train.train.step_numbers import sum_numbers
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """The steps of one start of a run.
+
+    Attributes:
+        trainer: Composer's; its state has the model, the optimizer and the clock.
+        loader: this rank's batches.
+        requests: of this rank, to save and to stop.
+        guard: holds an update back.
+        recorder: writes the line of each step.
+        measurements: held-out text and the run's `evals`.
+        checkpoints: takes them.
+        silent: finds slow ranks and copies of the weights that have parted; None where that cannot be told.
+        profile: None without one.
+        phase: of the step before; None before the first.
+        stopped: a signal ended the run, after a checkpoint.
+    """
+
+    config: RunConfig
+    compute: Compute
+    trainer: Trainer
+    loader: PackedLoader
+    requests: Requests
+    guard: Guard
+    recorder: Recorder
+    measurements: Measurements
+    checkpoints: Checkpoints
+    silent: SilentFaults | None
+    profile: Profile | None
+    phase: str | None
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._steps = 0  # of this start
+        self._ended = datetime.now()  # the step before
+
+    @property
+    def state(self) -> State:
+        return self.trainer.state
+
+    def run(self) -> None:
+        """Train until the last token, or until a signal has asked for a stop."""
+        # With a cold cache the layers are compiled for minutes in the first step, while other ranks wait.
+        limits = self.config.distributed
+        allow(limits.first_step_timeout_seconds, limits.timeout_seconds)
+        self.fire(Event.FIT_START)
+        self.measurements.before_steps(self.state)
+        self.checkpoints.before_steps(self.state)
+        if self.profile is not None:
+            self.profile.begin()
+        self.state.model.train()
+        if self.state.timestamp.batch == 0:
+            self.fire(Event.ITERATION_START)
+            self.fire(Event.EPOCH_START)
+        self._ended = datetime.now()
+        for batch, times in self.batches():
+            self.step(batch, times)
+            if self.stopped or self.state.timestamp.token.value >= self.config.total_tokens:
+                break
+        self.fire(Event.FIT_END)
+
+    def batches(self) -> Iterator[tuple[StepBatch, Times]]:
+        """This rank's batches, each with the times when it was asked for and when it came."""
+        batches = iter(self.loader)
+        while True:
+            self.fire(Event.BEFORE_DATALOADER)
+            times = Times()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            passed("a batch that was read")
+            self.state.batch = batch
+            self.fire(Event.AFTER_DATALOADER)
+            times.came()
+            yield batch, times
+
+    def step(self, batch: StepBatch, times: Times) -> None:
+        """Train a batch."""
+        state, plan, optimizer = self.state, batch.plan, self.state.optimizers[0]
+        number = state.timestamp.batch.value + 1
+
+        # what is a function of the clock: learning rates, weight decay, RoPE bases
+        self.set_clock(plan)
+        self.guard.begin(plan.phase)
+        self.log_clock()
+        self.fire(Event.BATCH_START)
+
+        # gradients of the means over the global batch
+        self.fire(Event.BEFORE_TRAIN_BATCH)
+        optimizer.zero_grad(set_to_none=True)
+        if self.silent is not None:
+            self.silent.first_forward()
+        parts = gradients(state.model, batch, self.compute, self.config.seed, number - 1, self.microbatch_passed)
+        state.batch = batch
+
+        # the device still computes: the host finishes the step before, and plans the next but one
+        self.recorder.flush()
+        self.loader.plan_ahead()
+
+        # the step's numbers over all ranks: its one all-reduce beside that of the gradients, and its one wait
+        numbers = sum_numbers(state.model, plan.objective.terms, parts, self.requests, self.silent, number)
+        state.total_loss_dict = {"loss/train/total": numbers.loss}
+
+        # the update, unless the guard holds it back: without gradients an optimizer leaves everything as it is
+        verdict = self.guard.judge(batch, parts, numbers, number)
+        max_norm: float | None = getattr(self.config.optim, "max_grad_norm", None)
+        if verdict.fault is not None:
+            self.trainer.logger.log_metrics({"train/skipped_updates": len(self.guard.memory["skipped_updates"])})
+        if verdict.skipped:
+            optimizer.zero_grad(set_to_none=True)
+        elif max_norm is not None:
+            clip(state.model.parameters(), numbers.grad_norm, max_norm)
+        self.fire(Event.AFTER_TRAIN_BATCH)
+        self.checkpoints.before_update()
+        optimizer.step()
+
+        # the clock moves on
+        self.advance(plan)
+        before, after = plan.tokens_before, state.timestamp.token.value
+        if not verdict.skipped:
+            self.recorder.step(batch, numbers, number, after, optimizer, times)
+        if verdict.target is not None:
+            self.guard.roll_back(verdict.target, optimizer, plan.phase)
+
+        # what is due by the clock; a stop saves first, and leaves measurements to the next start
+        if not numbers.asked.stop or after >= self.config.total_tokens:
+            self.measurements.after_step(inner_model(state.model), number, before, after)
+        self.fire(Event.BATCH_END)
+        self.stopped = self.checkpoints.after_step(
+            state, numbers.asked, before, plan.phase, rolled_back=verdict.target is not None
+        )
+        self.fire(Event.BATCH_CHECKPOINT)
+        if self.profile is not None:
+            self.profile.after_step(number)
+
+    def set_clock(self, plan: BatchPlan) -> None:
+        """Set everything that is a function of the clock. A phase may begin with new moments.
+
+        Raises:
+            RunError: the data are not where the clock is.
+        """
+        tokens = self.state.timestamp.token.value
+        if plan.tokens_before != tokens:
+            raise RunError(
+                f"the data is at {plan.tokens_before} tokens and the clock at {tokens}. They must never "
+                "part; please report this with the run's config.yaml."
+            )
+        optimizer = self.state.optimizers[0]
+        if plan.phase != self.phase:
+            if self.phase is not None and self.config.phases[plan.phase].reset_moments:
+                optimizer.state.clear()
+            self.phase = plan.phase
+        apply_clock(optimizer, self.config, tokens)
+        inner_model(self.state.model).set_phase(at(self.config, tokens).model)
+
+    def advance(self, plan: BatchPlan) -> None:
+        """Count the batch on the clock; a skipped one too, whose text is not trained on."""
+        state, now = self.state, datetime.now()
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(plan.num_rows, plan.tokens, now - self._ended)
+        self._ended = now
+        self._steps += 1
+        if self._steps == 2:  # the ranks have met again since they compiled
+            allow(0.0, self.config.distributed.timeout_seconds)
+
+    def fire(self, event: Event) -> None:
+        """Let plugins and loggers hear an event; and the other ranks where this one is, if they wait for it."""
+        passed(f"{event.value} of step {self.state.timestamp.batch.value}")
+        self.trainer.engine.run_event(event)
+
+    def microbatch_passed(self, event: str, microbatch: Batch, value: Any, last: bool) -> None:
+        """Fire an event of a microbatch, with what Composer's state has by then."""
+        self.state.batch = microbatch
+        if event == "after_forward":
+            self.state.outputs = value
+        elif event == "after_loss":
+            self.state.loss = value
+            if last and self.silent is not None:
+                self.silent.last_loss()
+        self.fire(Event(event))
+
+    def log_clock(self) -> None:
+        """Tell loggers where the run is, by Composer's names."""
+        now, places = self.state.timestamp, ("batch", "sample", "token")
+        self.trainer.logger.log_metrics(
+            {f"time/{place}{within}": getattr(now, f"{place}{within}").value for place in places
+             for within in ("", "_in_epoch")}
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Write what is not written yet; every end of the run calls this."""
+        self.recorder.close()
+        if self.profile is not None:
+            self.profile.close()
