@@ -113,7 +113,7 @@ PROJECT: dict[str, tuple[str, ...]] = {
     "modernbert_train.trials": ("batch", "config", "models", "optim"),
     "modernbert_train.tune": (
         "batch", "clock", "compute", "config", "data", "doctor", "errors", "files", "models", "objectives", "optim",
-        "plan.room", "ranks.orphans", "read_json", "run.card", "run.run_folder", "run.tuned", "text",
+        "plan.room", "ranks.orphans", "read_json", "run.card", "run.run_folder", "run.tuned", "text", "train.gradients",
     ),
     "modernbert_train.doctor": (
         "config", "errors", "import_hook", "import_stubs", "installed", "models", "ranks.gpus", "trials",
