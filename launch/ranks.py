@@ -139,14 +139,15 @@ def _run(
         return 0, ""
     except HangError as error:
         judge.stop()
-        judge.tell(error.exit_code, str(error))
+        judge.tell(error.exit_code, str(error), blames=True)
         note_blamed(judge.heard)
         return error.exit_code, str(error)
     except ChildFailedError as error:
         judge.stop()
         code, message = outcome(error.failures, frozen.killed, signals, judge.heard, judge.killed)
         if message and code != StoppedEarly.exit_code:
-            judge.tell(code, message)
+            was_ended = any(f.exitcode < 0 and f.exitcode not in STOPPED for f in error.failures.values())
+            judge.tell(code, message, blames=was_ended)
             note_blamed(judge.heard)
         return code, message
     finally:

@@ -67,7 +67,7 @@ def parted(flipped_at: int | None, rank: int, bit: int) -> tuple[str, str]:
             try:
                 silent.heard(sums[1 : 1 + len(checks)], sums[1 + len(checks) :], step)
             except RunError as error:
-                return f"{step}: {error}", said.getvalue()
+                return f"{step}: {error}; {error.at_fault}", said.getvalue()
     return "", said.getvalue()
 
 
@@ -79,6 +79,7 @@ def test_a_copy_that_has_parted_ends_the_run_and_is_named(bit: int) -> None:
         assert error.startswith("12: step 12: the copies of the weights have parted")
         assert f": rank 2 on {socket.gethostname()}. They were equal 4 steps before" in error
         assert "checkpoint of step 8 or before" in error
+        assert error.endswith(f"; {(2, socket.gethostname())}")  # whichever rank tells it first
 
 
 def test_copies_that_never_were_equal_are_a_warning() -> None:
