@@ -32,6 +32,7 @@ from modernbert_train.ranks.heartbeat import (
     Verdict,
     silence_limit,
 )
+from modernbert_train.ranks.launched import note_blamed
 from modernbert_train.redact import redact
 from modernbert_train.torch_internals import default_store, gpu_collectives
 
@@ -78,7 +79,12 @@ def failing_together(timeout_seconds: float = 300.0, store: Any = None) -> Itera
     """
     global _here
     if store is None and (not dist.is_initialized() or dist.get_world_size() == 1):
-        yield
+        try:
+            yield
+        except Exception as error:  # raised again; nobody else could tell the job
+            if _is_of_machine(error):
+                note_blamed(socket.gethostname())
+            raise
         return
     _here = _Watch(store or default_store(), timeout_seconds)
     in_order = False

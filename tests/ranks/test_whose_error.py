@@ -6,6 +6,8 @@ And a machine is blamed for an error only where it may have caused it: a schedul
 from __future__ import annotations
 
 import json
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torch.distributed as dist
 
 from modernbert_train.errors import ConfigError, DataError, OutOfMemory, RunError, UnstableRun
 from modernbert_train.ranks.fail_together import ERROR, _is_between_ranks, failing_together
+from modernbert_train.ranks.launched import BLAMED
 
 _IN = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94"
 _SYSTEM = (
@@ -100,8 +103,18 @@ def test_a_mistake_blames_no_machine(error: Exception, monkeypatch: pytest.Monke
     ],
     ids=lambda error: str(error)[:28],
 )
-def test_a_fault_of_a_gpu_or_of_its_machine_blames_it(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_a_gpu_or_of_its_machine_blames_it(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a rank that is alone too, which has no launcher beside it that would tell the job."""
     assert told(error, monkeypatch)["blames"]
+    monkeypatch.setenv(BLAMED, str(tmp_path / "blamed"))
+    with pytest.raises(TypeError), failing_together():
+        raise TypeError("a bug")
+    assert not (tmp_path / "blamed").exists()
+    with pytest.raises(type(error)), failing_together():
+        raise error
+    assert (tmp_path / "blamed").read_text() == f"{socket.gethostname()}\n"
 
 
 @pytest.mark.runs
