@@ -282,6 +282,14 @@ FAULTS = (
         ("tests/distributed/test_silent_faults.py",),
     ),
     Fault(
+        "blamed-machine",
+        "modernbert_train/ranks/fail_together.py",
+        "_replace(blames=_is_of_machine(error))",
+        "_replace(blames=True)",
+        "a healthy machine for each new start: a bug is taken for its fault",
+        ("tests/ranks/test_whose_error.py",),
+    ),
+    Fault(
         "time-of-a-step",
         "modernbert_train/train/step.py",
         "to_next_batch(plan.num_rows, plan.tokens,",

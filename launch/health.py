@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.errors import HangError
@@ -82,14 +80,6 @@ def _xids(ask: Callable[..., str]) -> list[tuple[str, int]]:
         recent = [match for match in found if now - float(match["time"]) < _HOUR]
         return [(match["bus"], int(match["number"])) for match in recent if int(match["number"]) in _FATAL]
     return []
-
-
-def note_blamed(heard: Mapping[str, Any] | None) -> None:
-    """Write the machine that an error is blamed on where a job file wants it, which then leaves it out."""
-    file = os.environ.get(BLAMED)
-    if file and heard is not None and heard["blames"]:
-        with suppress(OSError):  # the job starts again all the same
-            Path(file).write_text(f"{heard['host']}\n", encoding="utf-8")
 
 
 def start_notes(launch: LaunchConfig, environment: Mapping[str, str]) -> list[str]:

@@ -83,11 +83,12 @@ class Judge:
             with suppress(RuntimeError):  # the store is lost, and so are those who could hear
                 self._listen()
 
-    def tell(self, code: int, message: str) -> None:
-        """How this machine's ranks ended, unless an error was told before."""
+    def tell(self, code: int, message: str, *, blames: bool) -> None:
+        """How this machine's ranks ended, and whether that may be its fault, unless an error was told before."""
         if self.heard is None and not self._thread.is_alive():
             with suppress(RuntimeError):
-                self._write({"rank": None, "host": socket.gethostname(), "text": message, "blames": True, "code": code})
+                host = socket.gethostname()
+                self._write({"rank": None, "host": host, "text": message, "blames": blames, "code": code})
 
     def _watch(self) -> None:
         since: float | None = None
@@ -127,7 +128,8 @@ class Judge:
                 continue  # it may have obeyed, late, or been ended because of one that never came: the agent knows
             if self.heard is None and code not in _STOPPED:
                 text = how_it_ended(code)
-                entry = {"rank": rank.number, "host": socket.gethostname(), "text": text, "blames": True}
+                blames = code is None or code < 0  # it was ended; by itself it ends for a reason of the program's
+                entry = {"rank": rank.number, "host": socket.gethostname(), "text": text, "blames": blames}
                 self._write(entry | {"code": RunError.exit_code if code is None or code < 0 else code})
 
     def _end(self, heard: dict[str, Any], ranks: list[Rank], seconds: float) -> None:

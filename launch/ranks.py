@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from launch.health import note_blamed, refuse_sick_gpus
+from launch.health import refuse_sick_gpus
 from launch.judge import STUCK_SECONDS, Judge, how_it_ended, ranks_in
 from launch.rendezvous import LINGER_SECONDS, rendezvous
 from launch.topology import Topology
@@ -34,7 +34,7 @@ from modernbert_train.errors import Halved, HangError, RunError, StoppedEarly
 from modernbert_train.ranks import scratch
 from modernbert_train.ranks.fail_together import entry_text
 from modernbert_train.ranks.heartbeat import silence_limit
-from modernbert_train.ranks.launched import BEATS_FOLDER, STORE
+from modernbert_train.ranks.launched import BEATS_FOLDER, STORE, note_blamed
 from modernbert_train.ranks.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
 from modernbert_train.read_json import read_json
 
@@ -139,19 +139,25 @@ def _run(
         return 0, ""
     except HangError as error:
         judge.stop()
-        judge.tell(error.exit_code, str(error))
-        note_blamed(judge.heard)
+        judge.tell(error.exit_code, str(error), blames=True)
+        _note(judge)
         return error.exit_code, str(error)
     except ChildFailedError as error:
         judge.stop()
         code, message = outcome(error.failures, frozen.killed, signals, judge.heard, judge.killed)
         if message and code != StoppedEarly.exit_code:
-            judge.tell(code, message)
-            note_blamed(judge.heard)
+            was_ended = any(f.exitcode < 0 and f.exitcode not in STOPPED for f in error.failures.values())
+            judge.tell(code, message, blames=was_ended)
+            _note(judge)
         return code, message
     finally:
         signals.over = True
         judge.stop()
+
+
+def _note(judge: Judge) -> None:
+    if judge.heard is not None and judge.heard["blames"]:
+        note_blamed(judge.heard["host"])
 
 
 def outcome(

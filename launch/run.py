@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -46,11 +47,12 @@ from modernbert_train.__main__ import main as modernbert_train  # noqa: E402
 from modernbert_train.cli.arguments import read_run  # noqa: E402
 from modernbert_train.cli.parser import Parser, positive  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
-from modernbert_train.errors import RunError  # noqa: E402
+from modernbert_train.errors import HangError, RunError  # noqa: E402
 from modernbert_train.lasting_output import lasting_output  # noqa: E402
 from modernbert_train.preflight import named_gpu, preflight, refuse_too_large, with_later_mistakes  # noqa: E402
 from modernbert_train.ranks import orphans, scratch  # noqa: E402
 from modernbert_train.ranks.gpus import count_gpus  # noqa: E402
+from modernbert_train.ranks.launched import note_blamed  # noqa: E402
 
 
 @lasting_output()
@@ -107,8 +109,12 @@ def _start(config: RunConfig, topology: Topology, train: list[str], gpus: int) -
     for note in start_notes(config.launch, os.environ):
         print(note, file=sys.stderr, flush=True)
     if topology.num_ranks == 1:
-        if gpus:
-            refuse_sick_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        try:
+            if gpus:
+                refuse_sick_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        except HangError:
+            note_blamed(socket.gethostname())
+            raise
         return modernbert_train(train)
     threads = max(1, (os.cpu_count() or 1) // topology.ranks_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))

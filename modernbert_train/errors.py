@@ -11,9 +11,14 @@ from modernbert_train.text import printable
 
 class RunError(Exception):
     """Base of the errors that end a run with a message instead of a traceback; no secret is in it, and no
-    control character: what strangers named is quoted, and a terminal would obey it."""
+    control character: what strangers named is quoted, and a terminal would obey it.
+
+    Attributes:
+        at_fault: the rank and the machine whose hardware is to blame, where that is known.
+    """
 
     exit_code = 70
+    at_fault: tuple[int, str] | None = None
 
     def __str__(self) -> str:
         return printable(redact(super().__str__()))

@@ -25,7 +25,7 @@ from modernbert_train.errors import ConfigError, DataError, RunError, StorageErr
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import HasMemory
 from modernbert_train.plan.room import Card, on_gpu, too_large
-from modernbert_train.ranks.gpus import shown_gpus
+from modernbert_train.ranks.gpus import count_gpus, shown_gpus
 from modernbert_train.run.manifest import CONFIG_YAML, STATE, read_manifest
 from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.saved_state import read_state
@@ -116,7 +116,8 @@ def _of_itself(config: RunConfig, num_ranks: int) -> Iterator[Look]:
     yield lambda: check_data(config)
     yield lambda: _check_second_home(config)
     if importlib.util.find_spec("torch") is not None:  # else this is not the environment that trains
-        yield lambda: _refuse(missing_packages(config))
+        on_gpu = config.compute.device == "auto" and count_gpus() > 0
+        yield lambda: _refuse(missing_packages(config, on_gpu=on_gpu))
 
 
 def named_gpu(config: RunConfig) -> HasMemory | None:

@@ -144,9 +144,7 @@ def test_what_is_not_installed(
     [
         ("cpu", "", "no-such-compiler"),
         ("cpu", "gcc", "no-such-compiler"),
-        ("cuda", "", "gcc, clang"),
         ("auto", "", "no-such-compiler, gcc, clang"),
-        ("cuda", "clang", None),
         ("auto", "gcc", None),
     ],
 )
@@ -167,6 +165,49 @@ def test_a_compiler_that_is_not_installed(
     else:
         assert len(said) == 1 and f"there is no compiler here ({missing})." in said[0] and "apt install g++" in said[0]
     assert not list(missing_packages(replace(config, compute=replace(config.compute, compile=None))))
+
+
+@pytest.mark.parametrize(
+    ("key", "on_gpu", "refused"),
+    [
+        ("compute.compile=true", True, True),
+        ("compute.compile=true", False, False),  # a login node, which has g++
+        ("optim.fused=true", False, True),
+        ("compute.attention=flex", False, True),
+        ("compute.global_attention=flex", False, True),
+    ],
+)
+@pytest.mark.parametrize("lack", ["there is no C compiler", "Python's headers are not installed"])
+def test_what_triton_needs_is_asked_for_before_the_first_batch(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, on_gpu: bool, refused: bool, lack: str
+) -> None:
+    """Triton builds what starts a kernel with them; without, a run ends in its first step as a bug of ours."""
+    config = load_run([tiny_run()[0]], ["compute.device=auto", key])
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "triton" or real(name, *rest))
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setenv("CC", "no-such-compiler" if "compiler" in lack else sys.executable)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/Python.h").touch()
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / ("gone" if "headers" in lack else "there")))
+    said = list(missing_packages(config, on_gpu=on_gpu))
+    if refused:
+        name, _, value = key.partition("=")
+        assert len(said) == 1 and said[0].startswith(f"{key}: {lack}")
+        assert said[0].endswith(f"or set {name}={'false' if value == 'true' else 'auto'}.")
+    else:
+        assert said == []
+
+
+def test_a_machine_that_shows_gpus_is_asked_for_what_they_need(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With device=auto a C++ compiler would do for the CPU, which is not what trains there."""
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    words = tiny_run("compute.device=auto", "compute.compile=true")
+    assert "compute.compile=true: there is no C compiler (no-such-compiler;" in refusal(words, capsys)
 
 
 def test_packages_are_not_asked_for_where_nothing_is_trained(

@@ -26,7 +26,9 @@ code=$$?
 again() {
     trap '' TERM # which a requeue sends here too, and only a job that waits can be told which machines to leave out
     scontrol requeue "$$SLURM_JOB_ID" || exit "$$code"
-    without=$$(awk '$$2 { print $$2 }' "$$faults" | sort -u | paste -sd, -)
+    # an update replaces the list, in which --exclude of the job stands too
+    told=$$(scontrol show job "$$SLURM_JOB_ID" | sed -n 's/.*ExcNodeList=\([^ (]*\).*/\1/p')
+    without=$$({ echo "$$told"; awk '{ print $$2 }' "$$faults"; } | sed '/^$$/d' | sort -u | paste -sd, -)
     [ -z "$$without" ] || scontrol update JobId="$$SLURM_JOB_ID" ExcNodeList="$$without"
     exit 0
 }

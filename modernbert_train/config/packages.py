@@ -16,12 +16,17 @@ from modernbert_train.config.schema import ComputeConfig, OptimConfig, RunConfig
 _FLASH = ("flash_attn", "flash_attn_interface")
 
 
-def missing_packages(config: RunConfig) -> Iterator[str]:
-    """Everything that is asked for by name and is not there, for all sections."""
+def missing_packages(config: RunConfig, *, on_gpu: bool = False) -> Iterator[str]:
+    """Everything that is asked for by name and is not there, for all sections.
+
+    Args:
+        config: the run.
+        on_gpu: whether it computes on a GPU where compute.device=auto.
+    """
     for section in ("callbacks", "loggers"):
         yield from missing_plugins(config, section)
     yield from missing_kernels(config)
-    yield from missing_compiler(config.compute)
+    yield from missing_compiler(config.compute, on_gpu=on_gpu)
     yield from missing_fused(config.optim)
 
 
@@ -46,20 +51,20 @@ def missing_kernels(config: RunConfig) -> Iterator[str]:
                 f"{key}=flash: no FlashAttention is installed ({', '.join(_FLASH)}). Install one that fits your torch "
                 f"and GPU, or set {key}=auto."
             )
-        if kernel == "flex" and not _is_there("triton"):
-            yield (
-                f"{key}=flex: Triton, which compiles it, is not installed; CUDA builds of torch have it. Set "
-                f"{key}=auto."
-            )
+        if kernel == "flex":
+            yield from _refusals(f"{key}=flex", f"{key}=auto")
 
 
-def missing_compiler(compute: ComputeConfig) -> Iterator[str]:
-    """What torch.compile builds its programs with: on a CPU a C++ compiler, on a GPU, for Triton, one of C."""
+def missing_compiler(compute: ComputeConfig, *, on_gpu: bool = False) -> Iterator[str]:
+    """What torch.compile builds its programs with: on a CPU a C++ compiler, on a GPU what Triton needs."""
     if not compute.compile:
         return
-    of_cpp = [os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")]
-    of_c = _c_compilers()
-    needed = {"cpu": of_cpp, "cuda": of_c, "auto": of_cpp + of_c}[compute.device]
+    if compute.device == "cuda" or (compute.device == "auto" and on_gpu):
+        yield from _refusals("compute.compile=true", "compute.compile=false")
+        return
+    needed = [os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")]
+    if compute.device == "auto":
+        needed += _c_compilers()
     if not any(map(shutil.which, needed)):
         yield (
             f"compute.compile=true: there is no compiler here ({', '.join(needed)}). Install one (on Debian and "
@@ -68,9 +73,9 @@ def missing_compiler(compute: ComputeConfig) -> Iterator[str]:
 
 
 def missing_fused(optim: OptimConfig) -> Iterator[str]:
-    """Triton, if StableAdamW is to be fused; torch brings the fused form of its own."""
-    if optim.fused and isinstance(optim, StableAdamWConfig) and not _is_there("triton"):
-        yield "optim.fused=true: Triton is not installed; CUDA builds of torch have it. Set optim.fused=false."
+    """What Triton needs, if StableAdamW is to be fused; torch brings the fused form of its own."""
+    if optim.fused and isinstance(optim, StableAdamWConfig):
+        yield from _refusals("optim.fused=true", "optim.fused=false")
 
 
 def missing_on_gpu() -> list[str]:
@@ -84,6 +89,12 @@ def missing_on_gpu() -> list[str]:
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():  # Triton builds what starts a kernel with them
         found.append("Python's headers are not installed (on Debian and Ubuntu: apt install python3-dev)")
     return found
+
+
+def _refusals(asked: str, instead: str) -> Iterator[str]:
+    """Of what is asked for and needs Triton."""
+    for lack in missing_on_gpu():
+        yield f"{asked}: {lack}. Install what is missing, or set {instead}."
 
 
 def _c_compilers() -> list[str]:

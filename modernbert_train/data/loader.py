@@ -120,7 +120,7 @@ class PackedLoader:
             num_workers=self._num_workers,
             prefetch_factor=self._prefetch_batches if self._num_workers else None,
             timeout=LOOK_SECONDS if self._num_workers else 0,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=torch.cuda.is_initialized(),  # a run with device=cpu takes nothing of a GPU that is there
             worker_init_fn=partial(_begin_worker, os.getpid()),
             generator=torch.Generator(),  # its own, so that starting to iterate draws nothing from the global one
         )

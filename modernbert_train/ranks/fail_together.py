@@ -32,6 +32,7 @@ from modernbert_train.ranks.heartbeat import (
     Verdict,
     silence_limit,
 )
+from modernbert_train.ranks.launched import note_blamed
 from modernbert_train.redact import redact
 from modernbert_train.torch_internals import default_store, gpu_collectives
 
@@ -78,7 +79,12 @@ def failing_together(timeout_seconds: float = 300.0, store: Any = None) -> Itera
     """
     global _here
     if store is None and (not dist.is_initialized() or dist.get_world_size() == 1):
-        yield
+        try:
+            yield
+        except Exception as error:  # raised again; nobody else could tell the job
+            if _is_of_machine(error):
+                note_blamed(socket.gethostname())
+            raise
         return
     _here = _Watch(store or default_store(), timeout_seconds)
     in_order = False
@@ -245,10 +251,11 @@ class _Watch:
 
     def _entry_of(self, error: Exception) -> dict[str, Any]:
         if isinstance(error, RunError):
-            return _entry(self._verdict(str(error)), error.exit_code)
+            rank, host = error.at_fault or (self._rank, socket.gethostname())
+            return _entry(Verdict(rank, host, str(error), blames=error.at_fault is not None), error.exit_code)
         said = " ".join(str(error).split())  # torch's errors of CUDA have several lines, and the last one says nothing
         text = f"{type(error).__name__}: {said.rstrip('.')}. Its own output has the traceback."
-        return _entry(self._verdict(text), RunError.exit_code)
+        return _entry(self._verdict(text)._replace(blames=_is_of_machine(error)), RunError.exit_code)
 
     def _verdict(self, text: str) -> Verdict:
         return Verdict(self._rank, socket.gethostname(), text)
@@ -300,6 +307,18 @@ def _is_own(text: str) -> bool:
     return "ncclSystemError" not in text or _OF_SYSTEM.search(last) is not None or not _OF_NETWORK.search(last)
 
 
+def _is_of_machine(error: Exception) -> bool:
+    """Whether this machine may be to blame for an error of its own: a scheduler then leaves it out at the next start.
+
+    Most are of the program, its data or its settings, would come on any machine, and a healthy one would be missed.
+    """
+    texts = [str(cause) for cause in _causes(error)]
+    return any(_OF_MACHINE.search(text) for text in texts) and not any(_OF_PROGRAM.search(text) for text in texts)
+
+
+_OF_MACHINE = re.compile("CUDA error|CUDA failure|CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|NCCL error", re.I)
+# of CUDA's and NCCL's too: a wrong index or address, a kernel that does not fit, no memory, the end of another rank
+_OF_PROGRAM = re.compile("assert|illegal mem|misaligned|invalid|no kernel image|(out of|allocate) mem|abort", re.I)
 _TIMED_OUT = re.compile("timed out|timeout", re.I)
 _OF_SYSTEM = re.compile("shm|no space|memory|too many open files", re.I)
 _OF_NETWORK = re.compile(r"socket|connect|recv|send|peer|route|NET/|ibv_|\bIB\b", re.I)

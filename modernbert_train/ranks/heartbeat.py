@@ -79,7 +79,7 @@ class Beat(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Attributes: the rank, its machine and what is said of it; whether the fault is that machine's."""
+    """Attributes: the rank, its machine and what is said of it; whether the fault may be that machine's."""
 
     rank: int
     host: str

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 BEATS_FOLDER = "MODERNBERT_TRAIN_BEATS"  # set by launch/run.py: each rank touches its file in this folder
 STORE = "MODERNBERT_TRAIN_STORE"  # set by it: HOST:PORT of the store of all launchers of the run, for the ranks too
-BLAMED = "MODERNBERT_TRAIN_BLAMED"  # set by a job file: the launcher writes the machine to this file that is blamed
+BLAMED = "MODERNBERT_TRAIN_BLAMED"  # set by a job file: the machine that is blamed is written there
 LEFT = "left"  # after the process id in that file: the rank has left the others, and may take its time to end
 
 
@@ -18,3 +20,11 @@ def speaks_for_all() -> bool:
 def tells_signals() -> bool:
     """Whether this process says that it was asked to stop: a launcher of ours has said so, and by which signal."""
     return speaks_for_all() and BEATS_FOLDER not in os.environ
+
+
+def note_blamed(host: str) -> None:
+    """Write the machine that an error is blamed on where a job file wants it, which then leaves it out."""
+    file = os.environ.get(BLAMED)
+    if file:
+        with suppress(OSError):  # the job starts again all the same
+            Path(file).write_text(f"{host}\n", encoding="utf-8")

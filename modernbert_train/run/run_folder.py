@@ -23,7 +23,6 @@ import os
 import re
 import socket
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,12 +35,13 @@ from modernbert_train.errors import ConfigError, RunError, StorageError
 from modernbert_train.files import append_line, lock_now, write_whole
 from modernbert_train.own_files import require_own_files
 from modernbert_train.provenance import STARTS
+from modernbert_train.ranks.heartbeat import is_running
 from modernbert_train.read_json import Count, as_type, is_count, read_lines
 from modernbert_train.redact import redact, redacted
 from modernbert_train.run.set_aside import complete
 
 SAMPLES = "samples.jsonl"
-_GONE_SECONDS = 600.0  # a process that trains records more often
+_GONE_SECONDS = 60.0  # a process that trains records more often, mostly; a scheduler starts a lost job again later
 _RECORDS = ("config.yaml", DATA, "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
 
 
@@ -293,7 +293,7 @@ def take_lock(folder: Path, instead: str) -> IO[str]:
 
     Raises:
         ConfigError: another process has it.
-        RunError: one of another machine has it, which may be gone: to be tried again.
+        RunError: one that cannot be seen from here has it, and may be gone with its machine: to be tried again.
         OSError: the disk refuses it.
     """
     lock = (folder / ".lock").open("a+", encoding="utf-8")
@@ -302,9 +302,9 @@ def take_lock(folder: Path, instead: str) -> IO[str]:
         owner = lock.read().strip() or "another process"
         lock.close()
         still = _seconds_since_a_sign(folder)
-        if " on " in owner and owner.rpartition(" on ")[2] != socket.gethostname() and still > _GONE_SECONDS:
+        if not _runs_here(owner) and still > _GONE_SECONDS:
             raise RunError(
-                f"{folder}: in use by {owner}, and nothing was recorded there for {still / 60:.0f} minutes. If that "
+                f"{folder}: in use by {owner}, and nothing was recorded there for {still / 60:.1f} minutes. If that "
                 "machine is gone, its lock stays on a disk of a network until it starts anew, or the disk's server "
                 "drops it. Start again then; or remove the folder's .lock if no such process is left."
             )
@@ -315,11 +315,16 @@ def take_lock(folder: Path, instead: str) -> IO[str]:
     return lock
 
 
+def _runs_here(owner: str) -> bool:
+    """Whether a lock's owner is a process of this machine that lives; a pod has the name of the one it replaces."""
+    found = re.fullmatch(r"process (\d+) on (.*)", owner)
+    return found is None or (found[2] == socket.gethostname() and is_running(int(found[1])))
+
+
 def _seconds_since_a_sign(folder: Path) -> float:
-    """Since the record of a run was written last; 0 where there is none."""
-    with suppress(OSError):
-        return time.time() - (folder / "metrics.jsonl").stat().st_mtime
-    return 0.0
+    """Since a run's record was written last, or its lock was taken."""
+    signs = [file.stat().st_mtime for file in (folder / "metrics.jsonl", folder / ".lock") if file.exists()]
+    return time.time() - max(signs, default=time.time())
 
 
 def _free_by_now(lock: IO[str]) -> bool:

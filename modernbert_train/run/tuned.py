@@ -314,7 +314,7 @@ def _refusal(config: RunConfig, compute: Compute) -> str | None:
         check(config)
     except ConfigError as error:
         return str(error).splitlines()[0]
-    if missing := list(missing_packages(config)):
+    if missing := list(missing_packages(config, on_gpu=compute.device.type == "cuda")):
         return missing[0]
     dtype = torch.bfloat16 if compute.bf16 else torch.float32
     for name in sorted({config.compute.attention, config.compute.global_attention or "auto"} & set(KERNELS)):

@@ -121,11 +121,14 @@ class SilentFaults:
         odd = [f"rank {rank} on {host}" for rank, (value, host) in enumerate(found) if value != usual]
         who = ", ".join(odd[:8]) if times > len(found) / 2 else "no two halves of the ranks agree"
         if self._agreed:
-            raise RunError(
+            error = RunError(
                 f"step {step}: the copies of the weights have parted, which nothing in this program does: {who}. "
                 f"They were equal {STEPS} steps before, so hardware has computed or kept something wrong. Go back to a "
                 f"checkpoint of step {step - STEPS} or before (`restore`), and start again without that machine."
             )
+            rank = next(rank for rank, (value, _) in enumerate(found) if value != usual)
+            error.at_fault = (rank, found[rank][1]) if times > len(found) / 2 else None
+            raise error
         self._odd = True
         if this_rank() == 0:
             print(

@@ -9,6 +9,7 @@ import hashlib
 import json
 import pickle
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,14 @@ def test_bad_shards_end_a_run_with_their_name_and_never_hang_it(
         list(make_loader(config, num_workers=num_workers))
     assert message in str(error.value) and str(tmp_path / "broken") in str(error.value)
     assert len(str(error.value).splitlines()) == 1  # what a worker met is told without its traceback
+
+
+@pytest.mark.runs
+def test_a_run_on_the_cpu_of_a_machine_with_gpus_takes_nothing_of_them(
+    tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pinned memory belongs to a GPU's context: half a gigabyte of GPU 0 for each process, which may be another's."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*pin_memory")  # torch's, where it is asked for and there is no GPU
+        assert next(iter(make_loader(read_run(tiny_run()), 0, 1, 0))).microbatches

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import socket
 import time
 from typing import Any
@@ -26,22 +27,32 @@ from tests.distributed.test_invariance import train_each
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]
 
 
-def slow_run(words: list[str], slow: int) -> str:
-    """What a rank says on its error stream while one of them, or none, takes longer for each microbatch."""
+def slow_run(words: list[str], slow: int, seconds: float = 0.1) -> str:
+    """What a rank says while one of them, or none, takes longer than that for each microbatch."""
     from modernbert_train.train.adapters import ComposerObjective
 
     silent_faults.STEPS = 8
     forward = ComposerObjective.forward
 
     def slowly(self: ComposerObjective, *given: Any, **named: Any) -> Any:
-        time.sleep(1.0 if this_rank() == slow else 0.1)  # else a busy machine makes the one or the other slow
+        time.sleep(1.0 if this_rank() == slow else seconds)  # else a busy machine makes the one or the other slow
         return forward(self, *given, **named)
 
     ComposerObjective.forward = slowly  # type: ignore[method-assign]
     said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
         train_each([words], False)
     return said.getvalue()
+
+
+def test_a_timeout_hardly_longer_than_a_step_is_said_with_the_time_to_set(tiny_run: TinyRun) -> None:
+    """A step that takes a little longer, of a slow disk or a long text, would count as a hang and end the run."""
+    short = ("phases.short.tokens=600", "phases.short.batch_warmup=null", "phases.long=null", "data.validation=null")
+    first, second = run_ranks(slow_run, 2, tiny_run(*short, "distributed.timeout_seconds=12"), -1, 3.5)
+    assert first.count("warning: distributed.timeout_seconds=12, and a step has taken ") == 1
+    told = re.search(r"has taken ([\d.]+) s: .*Set it to (\d+)\.", first)
+    assert told is not None and float(told[2]) >= 20 * float(told[1])
+    assert "distributed.timeout_seconds" not in second
 
 
 def test_a_slow_rank_says_so_and_no_other(tiny_run: TinyRun) -> None:
@@ -67,7 +78,7 @@ def parted(flipped_at: int | None, rank: int, bit: int) -> tuple[str, str]:
             try:
                 silent.heard(sums[1 : 1 + len(checks)], sums[1 + len(checks) :], step)
             except RunError as error:
-                return f"{step}: {error}", said.getvalue()
+                return f"{step}: {error}; {error.at_fault}", said.getvalue()
     return "", said.getvalue()
 
 
@@ -79,6 +90,7 @@ def test_a_copy_that_has_parted_ends_the_run_and_is_named(bit: int) -> None:
         assert error.startswith("12: step 12: the copies of the weights have parted")
         assert f": rank 2 on {socket.gethostname()}. They were equal 4 steps before" in error
         assert "checkpoint of step 8 or before" in error
+        assert error.endswith(f"; {(2, socket.gethostname())}")  # whichever rank tells it first
 
 
 def test_copies_that_never_were_equal_are_a_warning() -> None:

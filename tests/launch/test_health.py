@@ -5,13 +5,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from launch.health import note_blamed, refuse_sick_gpus, start_notes
+from launch.health import refuse_sick_gpus, start_notes
+from launch.ranks import _note
+from launch.run import main
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.errors import HangError
 from modernbert_train.ranks.launched import BLAMED
+from tests.conftest import TinyRun
 
 HERE = socket.gethostname()
 UPTIME = float(Path("/proc/uptime").read_text().split()[0])
@@ -61,9 +65,10 @@ def test_the_machine_that_is_blamed_is_noted_and_warned_of(tmp_path: Path, monke
     """Slurm may give it to the job again."""
     file = tmp_path / "blamed"
     monkeypatch.setenv(BLAMED, str(file))
-    note_blamed({"host": "node-1", "blames": False})  # the network: no machine is left out for it
+    for heard in (None, {"host": "node-1", "blames": False}):  # the network: no machine is left out for it
+        _note(SimpleNamespace(heard=heard))  # type: ignore[arg-type]
     assert not file.exists()
-    note_blamed({"host": f"{HERE}.cluster", "blames": True})
+    _note(SimpleNamespace(heard={"host": f"{HERE}.cluster", "blames": True}))  # type: ignore[arg-type]
     assert file.read_text() == f"{HERE}.cluster\n"
     (note,) = start_notes(LaunchConfig(), {BLAMED: str(file)})
     assert f"failed on this machine, {HERE}, and it runs there again" in note
@@ -71,3 +76,20 @@ def test_the_machine_that_is_blamed_is_noted_and_warned_of(tmp_path: Path, monke
     assert start_notes(LaunchConfig(), {BLAMED: str(file)}) == []
     assert "launch.retries=0" in start_notes(LaunchConfig(retries=0), {BLAMED: str(file)})[0]
     assert start_notes(LaunchConfig(retries=0), {}) == []  # by hand
+
+
+@pytest.mark.runs
+def test_a_run_of_one_rank_does_not_start_on_a_sick_gpu_and_its_machine_is_noted(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the programs that tell of it: one GPU, which fell off the bus a minute ago."""
+    line = f"echo '[{UPTIME - 60:12.6f}] NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.'"
+    for name, says in (("nvidia-smi", "echo '0, GPU-bb, 00000000:5E:00.0, 4'"), ("dmesg", line)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv(BLAMED, str(tmp_path / "blamed"))
+    assert main([*tiny_run("compute.device=auto"), "--ranks", "1"]) == 124
+    assert "the driver reported Xid 79" in capsys.readouterr().err
+    assert (tmp_path / "blamed").read_text() == f"{HERE}\n"

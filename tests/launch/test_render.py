@@ -59,13 +59,16 @@ class Job:
 
     def __init__(self, folder: Path, words: list[str]) -> None:
         self.folder = folder
+        self.excluded = "(null)"  # by the job's own --exclude
         self.script = folder / "job.sh"
         self.script.write_text(rendered("slurm", words))
 
     def start(self, code: int, blamed: str = "") -> tuple[int, list[str]]:
         """A start whose launchers end with a code, and blame a machine; what the script made of it."""
         blame = f'echo {blamed} > "$MODERNBERT_TRAIN_BLAMED"' if blamed else "true"
-        for name, line in (("srun", f"{blame}; exit {code}"), ("scontrol", f'echo "$@" >> {self.folder}/told')):
+        shown = f"   ReqNodeList=(null) ExcNodeList={self.excluded}\\n   Features=(null)"
+        scontrol = f'[ "$1" = show ] && printf "{shown}\\n" || echo "$@" >> {self.folder}/told'
+        for name, line in (("srun", f"{blame}; exit {code}"), ("scontrol", scontrol)):
             (self.folder / name).write_text(f"#!/bin/sh\n{line}\n")
             (self.folder / name).chmod(0o755)
         (self.folder / "told").write_text("")
@@ -99,6 +102,12 @@ def test_slurm_starts_again_without_the_machine_that_is_blamed(slurm_job: Job, c
     assert slurm_job.start(code, "node-7.cluster") == (0, ["requeue 17", "update JobId=17 ExcNodeList=node-7"])
     assert slurm_job.start(code, "node-3") == (0, ["requeue 17", "update JobId=17 ExcNodeList=node-3,node-7"])
     assert slurm_job.start(code, "node-9") == (code, [])
+
+
+@pytest.mark.runs
+def test_slurm_still_leaves_out_what_the_job_itself_excludes(slurm_job: Job) -> None:
+    slurm_job.excluded = "node[11-12]"
+    assert slurm_job.start(124, "node-7")[1] == ["requeue 17", "update JobId=17 ExcNodeList=node-7,node[11-12]"]
 
 
 @pytest.mark.runs

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
+import socket
+import time
 from pathlib import Path
 
 import pytest
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.run.run_folder import RunFolder
 from tests.conftest import TinyRun
+
+NO_PROCESS = 1 << 22  # above the highest number that Linux gives
 
 
 def test_two_jobs_never_write_one_run(tiny_run: TinyRun) -> None:
@@ -23,6 +29,39 @@ def test_two_jobs_never_write_one_run(tiny_run: TinyRun) -> None:
     first.close()
     second.open()
     second.close()
+
+
+@pytest.mark.parametrize(
+    ("owner", "seconds", "kind"),
+    [
+        ("process 7 on another-machine", 90, RunError),  # lost with its power; the disk's server still keeps the lock
+        (f"process {NO_PROCESS} on {socket.gethostname()}", 90, RunError),  # the pod before, of the same name
+        ("process 7 on another-machine", 30, ConfigError),  # it trains
+        (f"process {os.getpid()} on {socket.gethostname()}", 90, ConfigError),
+        ("", 90, ConfigError),  # nobody says who
+    ],
+)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_lock_of_a_machine_that_is_gone_is_tried_again(
+    tiny_run: TinyRun, owner: str, seconds: float, kind: type[RunError], recorded: bool
+) -> None:
+    """A scheduler starts a job again some minutes after its machine was lost; 78 would be its end for good."""
+    run = RunFolder(read_run(tiny_run()))
+    run.path.mkdir(parents=True)
+    with (run.path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(owner)
+        lock.flush()
+        for file in [run.path / ".lock", *([run.metrics] if recorded else [])]:
+            file.touch()
+            os.utime(file, (time.time() - seconds,) * 2)
+        with pytest.raises(RunError, match="in use by") as error:
+            run.open()
+        assert type(error.value) is kind and error.value.exit_code == (70 if kind is RunError else 78)
+        if kind is RunError:
+            assert owner in str(error.value) and "for 1.5 minutes" in str(error.value)
+    run.open()
+    run.close()
 
 
 @pytest.mark.runs

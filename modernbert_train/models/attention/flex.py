@@ -11,7 +11,6 @@ Shape legend: T packed tokens, S sequences (padded), N heads, H head width, B bl
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from modernbert_train.batch import QUERY_RANK, Order, Packed
+from modernbert_train.config.packages import missing_on_gpu
 from modernbert_train.models.attention.varlen import gpu_support
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 from modernbert_train.models.compiler import set_up_compiler
@@ -46,8 +46,8 @@ def support(device: torch.device, dtype: torch.dtype, order: Order = "all", bias
         return "it adds nothing to the scores here, as the model needs"
     if device.type == "cpu":
         return "FlexAttention has no backward pass on CPUs"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton, which compiles it, is not installed"
+    if lacks := missing_on_gpu():
+        return lacks[0]
     return gpu_support(device, dtype, (torch.bfloat16, torch.float16, torch.float32))
 
 
