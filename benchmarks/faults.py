@@ -388,8 +388,8 @@ FAULTS = (
     Fault(
         "code-hash-order",
         "modernbert_train/ranks/same_run.py",
-        'sorted(folder.rglob("*.py"))',
-        'list(folder.rglob("*.py"))',
+        'sorted(PACKAGE.rglob("*.py"))',
+        'list(PACKAGE.rglob("*.py"))',
         "the start of a run on machines whose file systems list folders in another order",
         ("tests/ranks/test_same_run.py",),
     ),

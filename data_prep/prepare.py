@@ -19,12 +19,12 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from data_prep.program import finish
-from modernbert_train import __version__
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.files import lock, lock_now
+from modernbert_train.version import __version__
 
 if TYPE_CHECKING:
     from data_prep.report import Fingerprint

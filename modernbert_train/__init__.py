@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from modernbert_train.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from modernbert_train.api import (
         LoadedEncoder,
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from modernbert_train.config.schema import RunConfig
     from modernbert_train.errors import RunError
 
-__version__ = "0.1.0"
 __all__ = [
     "LoadedEncoder",
     "RunConfig",

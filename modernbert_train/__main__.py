@@ -18,7 +18,6 @@ from modernbert_train.ranks import stop_signals
 if __name__ == "__main__":  # before the slower imports
     stop_signals.take_over()
 
-from modernbert_train import __version__
 from modernbert_train.cli import parser
 from modernbert_train.cli.arguments import read_run
 from modernbert_train.cli.verbs import BY_NAME, help_page, make_parser, unknown_verb
@@ -28,6 +27,7 @@ from modernbert_train.ranks import orphans, scratch
 from modernbert_train.ranks.gpus import use_expandable_segments
 from modernbert_train.ranks.launched import speaks_for_all
 from modernbert_train.redact import redact
+from modernbert_train.version import __version__
 
 __all__ = ["main", "program", "read_run"]
 

@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import modernbert_train
 from modernbert_train.installed import commit, library_version
 from modernbert_train.ranks.gpus import count_gpus, driver_version, why_torch_sees_none
+from modernbert_train.version import __version__
 
 GB = 1e9
 MIN_DISK_GB = 20  # the base model's newest three checkpoints take 6 GB, its shards more
@@ -60,7 +60,7 @@ class Finding:
 def lines() -> Iterator[str]:
     """Look at everything, the slow things last; never raises."""
     yield "```"
-    yield f"modernbert-train {modernbert_train.__version__}{_commit()}"
+    yield f"modernbert-train {__version__}{_commit()}"
     for look in GROUPS:
         yield from map(str, examine(look))
     yield "```"

@@ -7,10 +7,10 @@ import json
 import subprocess
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent
-_IN_WHEEL = _PACKAGE / "yamls"  # put there by requirements/bundle.py, as is the next
-BUNDLED = _PACKAGE / "bundled"  # Composer and Streaming, of which nobody else in the environment sees anything
-CHECKOUT = None if _IN_WHEEL.is_dir() else _PACKAGE.parent  # the repository's folder
+PACKAGE = Path(__file__).resolve().parent  # the folder modernbert_train
+_IN_WHEEL = PACKAGE / "yamls"  # put there by requirements/bundle.py, as is the next
+BUNDLED = PACKAGE / "bundled"  # Composer and Streaming, of which nobody else in the environment sees anything
+CHECKOUT = None if _IN_WHEEL.is_dir() else PACKAGE.parent  # the repository's folder
 YAMLS = _IN_WHEEL if CHECKOUT is None else CHECKOUT / "yamls"
 
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from modernbert_train import __version__
 from modernbert_train.installed import commit, library_version
 from modernbert_train.read_json import is_count, number, read_lines
 from modernbert_train.redact import HIDDEN, is_secret_name, redact
 from modernbert_train.text import date, plural, shorten
+from modernbert_train.version import __version__
 
 STARTS = "starts.jsonl"
 _LIBRARIES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", "tokenizers", "numpy")

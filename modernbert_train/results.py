@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modernbert_train import __version__
 from modernbert_train.files import append_line
 from modernbert_train.read_json import is_count, number, read_lines
 from modernbert_train.text import shorten
+from modernbert_train.version import __version__
 
 EVALUATIONS = "evaluations.jsonl"
 _LETTERS, _MOST_FIGURES = 80, 100

@@ -18,7 +18,6 @@ from data_prep.adoption.layout import Layout
 from data_prep.adoption.result import REPORT, Fingerprint, write_report
 from data_prep.adoption.survey import Survey
 from data_prep.adoption.tokenizer_fit import Sample
-from modernbert_train import __version__
 from modernbert_train.data.dataset_card import (
     ADOPTED_INDEX,
     CARD,
@@ -31,6 +30,7 @@ from modernbert_train.data.dataset_card import (
 )
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.files import sync
+from modernbert_train.version import __version__
 
 WORK = ".adopt"  # in the folder of the card, until that is there
 _WRITTEN = (ADOPTED_INDEX, LENGTHS, TOKEN_COUNTS, REPORT, CARD)

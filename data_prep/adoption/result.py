@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from modernbert_train import __version__
 from modernbert_train.data.dataset_card import CARD, read_card
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.files import lock_now
 from modernbert_train.read_json import read_json
+from modernbert_train.version import __version__
 
 REPORT = "adopt_report.json"
 _LOCK, _ASKED = ".lock", "asked.json"

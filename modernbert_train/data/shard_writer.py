@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train import __version__, import_hook
+from modernbert_train import import_hook
 from modernbert_train.data.dataset_card import (
     INDEX,
     LABELS,
@@ -24,6 +24,7 @@ from modernbert_train.data.dataset_card import (
     file_xxh3,
     write_card,
 )
+from modernbert_train.version import __version__
 
 import_hook.activate()
 

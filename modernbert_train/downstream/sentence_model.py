@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modernbert_train import __version__
 from modernbert_train.config.tools.retrieval import EvaluateConfig
 from modernbert_train.downstream.runs import choose_device, exported_encoder, quiet
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.files import publish
 from modernbert_train.own_files import require_own_files
 from modernbert_train.read_json import read_json
+from modernbert_train.version import __version__
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

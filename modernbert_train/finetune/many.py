@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import modernbert_train
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly, StorageError
 from modernbert_train.files import lock_now
@@ -35,6 +34,7 @@ from modernbert_train.finetune.task import (
     read_task,
     run_name,
 )
+from modernbert_train.installed import PACKAGE
 from modernbert_train.ranks.gpus import count_gpus
 from modernbert_train.ranks.processes import Job, environments, run_jobs
 from modernbert_train.read_json import read_json
@@ -254,7 +254,7 @@ def _command(cell: Cell, out: Path, overrides: Sequence[str]) -> list[str]:
 
 def _with_package(path: str | None) -> str:
     """So that a process finds this very package, wherever it starts."""
-    return os.pathsep.join([str(Path(modernbert_train.__file__).parents[1]), *filter(None, [path])])
+    return os.pathsep.join([str(PACKAGE.parent), *filter(None, [path])])
 
 
 def _in_words(result: dict[str, Any]) -> str:

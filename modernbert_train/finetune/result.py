@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modernbert_train import __version__
 from modernbert_train.files import write_whole
+from modernbert_train.version import __version__
 
 RESULT, PREDICTIONS = "result.json", "predictions.jsonl"
 

@@ -10,14 +10,12 @@ import hashlib
 import platform
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-import modernbert_train
 from modernbert_train.config.knob import may
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
-from modernbert_train.installed import library_version
+from modernbert_train.installed import PACKAGE, library_version
 from modernbert_train.ranks.group import gather_from_all
 from modernbert_train.text import table
 
@@ -57,10 +55,9 @@ def identity(config: RunConfig, fingerprint: Mapping[str, str]) -> dict[str, str
 
 def code_hash() -> str:
     """Hash of every module of this package; a checkout that was edited has another one."""
-    folder = Path(modernbert_train.__file__).parent
     found = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        found.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
     return found.hexdigest()
 
 

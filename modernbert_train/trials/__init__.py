@@ -83,9 +83,8 @@ def _outcome(output: str, code: int) -> Outcome:
 def command_of(name: str) -> list[str]:
     """The command that makes a trial of TRIALS, whatever folder the doctor was called in."""
     root = str(Path(__file__).parents[2])
-    code = (
-        f"import sys; sys.path.insert(0, {root!r}); from modernbert_train.trials.table import answer; answer({name!r})"
-    )
+    call = f"from modernbert_train.trials.table import answer; answer({name!r})"
+    code = f"import sys; sys.path.insert(0, {root!r}); {call}"
     return [sys.executable, "-c", code]
 
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from modernbert_train import __version__
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     ModelConfig,
@@ -28,6 +27,7 @@ from modernbert_train.read_json import Count, as_type, is_count, number, read_js
 from modernbert_train.results import Result, table_rows
 from modernbert_train.run.saved_state import Averaged
 from modernbert_train.text import markdown_table
+from modernbert_train.version import __version__
 from modernbert_train.weights.formats.bert import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import heads_among, module_of
 

@@ -18,7 +18,6 @@ import httpx
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, RevisionNotFoundError
 
-from modernbert_train import __version__
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StorageError
 from modernbert_train.models.build import build_model
@@ -29,6 +28,7 @@ from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.run.saved_state import SavedState
 from modernbert_train.run.verified import step_folders
 from modernbert_train.tensor_files import write_tensors
+from modernbert_train.version import __version__
 from modernbert_train.weights.export import export_run
 from modernbert_train.weights.gather import gather_weights
 from modernbert_train.weights.source import fill_first, find_origin

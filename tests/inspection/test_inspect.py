@@ -233,8 +233,9 @@ def test_text_cannot_drive_the_terminal() -> None:
 def test_a_reader_may_leave_and_an_output_may_lack_characters() -> None:
     """`inspect ... | head`, and a log in ASCII: neither is worth a traceback."""
     code = (
-        "from modernbert_train.inspection.terminal import print_text; from modernbert_train.lasting_output import "
-        "lasting_output; lasting_output()(print_text)('↵ä' + 'x' * 1_000_000)"
+        "from modernbert_train.inspection.terminal import print_text\n"
+        "from modernbert_train.lasting_output import lasting_output\n"
+        "lasting_output()(print_text)('↵ä' + 'x' * 1_000_000)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
