@@ -83,7 +83,7 @@ class Recorder:
             times: of its batch.
         """
         plan, seconds = batch.plan, times.seconds()
-        self._warn_of_long_step(seconds)
+        self.warn_of_long_step(seconds)
         update_norm: Tensor | None = getattr(optimizer, "last_update_norm", None)
         counts = count_terms(batch.microbatches, plan.objective.terms)
         entry: dict[str, Any] = {
@@ -118,8 +118,8 @@ class Recorder:
             self._record.flush()
         self._progress.close()
 
-    def _warn_of_long_step(self, seconds: float) -> None:
-        """Once, if the ranks wait for each other hardly longer than a step takes; the first one compiles, too."""
+    def warn_of_long_step(self, seconds: float) -> None:
+        """Warn once, if the ranks wait for each other hardly longer than a step takes; the first one compiles, too."""
         self._steps += 1
         if self._steps == 1 or self._warned or num_ranks() == 1 or 2 * seconds < self._timeout:
             return
