@@ -50,11 +50,11 @@ def refuse_sick_gpus(visible: str | None, ask: Callable[..., str] = output_of, w
         )
     for bus, number in _xids(ask):
         for gpu in gpus:
-            if gpu["bus"].lower().endswith(bus.lower().split(".")[0].split(":", 1)[-1] + ".0"):
+            if gpu["bus"].lower().endswith(bus.lower().split(".")[0] + ".0"):  # on some machines domains alone differ
                 raise HangError(
                     f"GPU {gpu['index']} on {host}: the driver reported Xid {number} within the last hour (`dmesg`), "
-                    "after which it has to be reset. Reset it or the machine, or leave it out with "
-                    "CUDA_VISIBLE_DEVICES."
+                    "after which it has to be reset. Reset it (and `dmesg --clear`) or the machine, or leave it out "
+                    "with CUDA_VISIBLE_DEVICES."
                 )
 
 

@@ -37,6 +37,7 @@ from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
 from modernbert_train.files import lock_now, write_whole
 from modernbert_train.finetune.result import RESULT, write_figures
 from modernbert_train.finetune.task import run_name
+from modernbert_train.ranks.gpus import in_bf16
 from modernbert_train.read_json import read_json
 from modernbert_train.weights.named_source import check_named
 
@@ -263,7 +264,6 @@ def _write(
 
 def _learn(model: SentenceTransformer, config: RetrievalConfig, pairs: Pairs, folder: Path) -> dict[str, Any]:
     """Train a model in place; returns steps, losses and what was cut."""
-    import torch
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from sentence_transformers.sentence_transformer import losses
@@ -271,7 +271,7 @@ def _learn(model: SentenceTransformer, config: RetrievalConfig, pairs: Pairs, fo
 
     steps = math.ceil(len(pairs.columns[QUERY]) // config.batch_size * config.epochs)
     on_gpu = model.device.type == "cuda"
-    bf16 = config.precision == "bf16" or (config.precision == "auto" and on_gpu and torch.cuda.is_bf16_supported())
+    bf16 = in_bf16(config.precision, on_gpu=on_gpu)
     roles = {name: "query" if name == QUERY else "document" for name in pairs.columns}
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(folder / CHECKPOINTS),

@@ -56,6 +56,17 @@ def test_a_gpu_that_has_to_be_reset_is_told(xid: int) -> None:
         refuse_sick_gpus(None, machine(xid=xid), wait=0)
 
 
+@pytest.mark.parametrize("fallen", [0, 1])
+def test_gpus_that_differ_in_their_pci_domain_alone_are_told_apart(fallen: int) -> None:
+    """As those of a GB200, all of which are bus 01 of a domain of their own."""
+    line = f"[{UPTIME - 60:12.6f}] NVRM: Xid (PCI:000{8 + fallen}:01:00): 79, GPU has fallen off the bus.\n"
+    gpus = "0, GPU-aa, 00000008:01:00.0, 4\n1, GPU-bb, 00000009:01:00.0, 4\n"
+    ask = lambda *command: line if command[0] == "dmesg" else gpus  # noqa: E731
+    with pytest.raises(HangError, match=f"GPU {fallen} on {HERE}: the driver reported Xid 79"):
+        refuse_sick_gpus(None, ask, wait=0)
+    refuse_sick_gpus(str(1 - fallen), ask, wait=0)
+
+
 def test_what_was_long_ago_or_on_another_gpu_is_no_reason() -> None:
     refuse_sick_gpus("0", machine(used=71_680, xid=79), wait=0)
     refuse_sick_gpus(None, machine(xid=79, ago=4000), wait=0)
