@@ -127,7 +127,7 @@ class WeightsConfig:
 class ComputeConfig:
     """How the model is computed: where, in which precision, with which kernels. What it computes stays the same.
 
-    What is left at auto, or None, is taken from what `tune` found on this device, if that fits; see docs/tune.md.
+    What is left at auto, or None, is taken from what `tune` found on this device, if that fits; see docs/speed.md.
     """
 
     # auto: a GPU if torch sees one, otherwise the CPU; refused on a machine that shows GPUs of which torch sees none
@@ -386,7 +386,7 @@ class StabilityConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """How several ranks share the model; see docs/scaling.md."""
+    """How several ranks share the model; see docs/plan.md."""
 
     strategy: Literal["ddp", "fsdp2", "hsdp"] = "ddp"  # with several ranks; hsdp: whole copies, each sharded by FSDP2
     shard_ranks: int | None = None  # hsdp only: ranks that share one copy of the weights, usually those of one machine

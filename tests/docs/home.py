@@ -179,6 +179,17 @@ def use(home: Path) -> Iterator[None]:
         (home / "my" / name).mkdir()
         for split in splits:
             (home / "my" / name / split).write_text(text, encoding="utf-8")
+    (recipe, *_) = blocks(ROOT / "docs/use.md", "yaml")
+    (home / "my/answers.yaml").write_text(recipe, encoding="utf-8")
+    texts = [(text[:40], text[40:90]) for text in make_texts(36)]
+    pairs = [f"{query}\t{text}\n" for query, text in texts]
+    (home / "my/answers.tsv").write_text("query\tpositive\n" + "".join(pairs), encoding="utf-8")
+    (home / "my/beir/qrels").mkdir(parents=True)
+    for name, column in (("corpus", 1), ("queries", 0)):
+        lines = [json.dumps({"_id": str(number), "text": row[column]}) + "\n" for number, row in enumerate(texts)]
+        (home / f"my/beir/{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    judged = "".join(f"{number}\t{number}\t1\n" for number in range(9))
+    (home / "my/beir/qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}", encoding="utf-8")
     yield
 
 
@@ -226,22 +237,6 @@ def moving(home: Path) -> Iterator[None]:
 
 
 @contextmanager
-def retrieval(home: Path) -> Iterator[None]:
-    (recipe, *_) = blocks(ROOT / "docs/retrieval.md", "yaml")
-    (home / "my/answers.yaml").write_text(recipe, encoding="utf-8")
-    texts = [(text[:40], text[40:90]) for text in make_texts(36)]
-    rows = [f"{query}\t{text}\n" for query, text in texts]
-    (home / "my/answers.tsv").write_text("query\tpositive\n" + "".join(rows), encoding="utf-8")
-    (home / "my/beir/qrels").mkdir(parents=True)
-    for name, column in (("corpus", 1), ("queries", 0)):
-        lines = [json.dumps({"_id": str(number), "text": row[column]}) + "\n" for number, row in enumerate(texts)]
-        (home / f"my/beir/{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    judged = "".join(f"{number}\t{number}\t1\n" for number in range(9))
-    (home / "my/beir/qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}", encoding="utf-8")
-    yield
-
-
-@contextmanager
 def watching(home: Path) -> Iterator[None]:
     shutil.copytree(home / "runs/quickstart", home / "runs/mine", dirs_exist_ok=True)
     rows = [{"text": text[:100], "label": number % 2} for number, text in enumerate(make_texts(20))]
@@ -275,7 +270,6 @@ PREPARED = {
     "finetuning.md": finetuning,
     "mixtures.md": mixtures,
     "moving.md": moving,
-    "retrieval.md": retrieval,
     "use.md": use,
     "watching.md": watching,
     "weights.md": weights,
