@@ -63,7 +63,7 @@ def counts_per_rank(counts: Mapping[str, int], device: torch.device) -> dict[str
     """
     if num_ranks() == 1:
         return {term: float(max(1, count)) for term, count in counts.items()}
-    totals = torch.tensor([*counts.values()], dtype=torch.float64).to(device)
+    totals = torch.tensor([*counts.values()], dtype=torch.float64).to(device, non_blocking=True)  # else the host waits
     sum_over_ranks(totals)
     return dict(zip(counts, (totals.clamp(min=1) / num_ranks()).unbind(), strict=True))
 

@@ -41,15 +41,16 @@ class SilentFaults:
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._marks: list[torch.cuda.Event | float] = []  # of the present step: its begin and its end
+        self._marks: list[torch.cuda.Event | float] = []  # of the present step: its begin, and its end once it is there
         self._before: list[torch.cuda.Event | float] = []  # of the one before, which a GPU has long passed
         self._slow = self._steps = 0
         self._looked = self._agreed = self._odd = False
         self._checksum = torch.zeros((), dtype=torch.float64)
 
-    def first_forward(self) -> None:
-        """The present step's first microbatch begins."""
-        self._before, self._marks = self._marks, [self._now()]
+    def forward(self) -> None:
+        """A microbatch goes forward; the first one of a step comes after what the ranks tell each other before it."""
+        if len(self._marks) != 1:
+            self._before, self._marks = self._marks, [self._now()]
 
     def last_loss(self) -> None:
         """Its last microbatch has gone forward."""

@@ -128,8 +128,6 @@ class Loop:
         # gradients of the means over the global batch
         self.fire(Event.BEFORE_TRAIN_BATCH)
         optimizer.zero_grad(set_to_none=True)
-        if self.silent is not None:
-            self.silent.first_forward()
         parts = gradients(state.model, batch, self.compute, self.config.seed, number - 1, self.microbatch_passed)
         state.batch = batch
 
@@ -211,7 +209,9 @@ class Loop:
     def microbatch_passed(self, event: str, microbatch: Batch, value: Any, last: bool) -> None:
         """Fire an event of a microbatch, with what Composer's state has by then."""
         self.state.batch = microbatch
-        if event == "after_forward":
+        if event == "before_forward" and self.silent is not None:
+            self.silent.forward()
+        elif event == "after_forward":
             self.state.outputs = value
         elif event == "after_loss":
             self.state.loss = value

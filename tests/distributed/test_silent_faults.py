@@ -31,11 +31,20 @@ from tests.distributed.test_invariance import train_each
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]
 
 
-def slow_run(words: list[str], slow: int) -> str:
-    """What a rank says on its error stream while one of them takes longer for each microbatch."""
+def slow_run(words: list[str], slow: int, slow_to_read: int = -1) -> str:
+    """What a rank says on its error stream while one of them takes longer for each microbatch, or for its data."""
+    from modernbert_train.data.loader import PackedLoader
     from modernbert_train.train.adapters import ComposerObjective
 
     silent_faults.STEPS = 8
+    batches = PackedLoader.__iter__
+
+    def read(self: PackedLoader) -> Any:
+        for batch in batches(self):
+            time.sleep(0.4 if this_rank() == slow_to_read else 0.0)
+            yield batch
+
+    PackedLoader.__iter__ = read  # type: ignore[method-assign]
     forward = ComposerObjective.forward
 
     def slowly(self: ComposerObjective, *given: Any, **named: Any) -> Any:
@@ -71,6 +80,12 @@ def test_a_slow_rank_says_so_and_no_other(tiny_run: TinyRun) -> None:
     assert "is slow" not in first
     assert second.count(f"warning: rank 1 on {socket.gethostname()} is slow: ") == 1
     assert "times the median of all ranks" in second
+
+
+def test_a_rank_that_waits_for_the_data_of_another_is_not_called_slow(tiny_run: TinyRun) -> None:
+    """It would be the healthy one, whose GPU somebody then looks at."""
+    words = tiny_run("phases.short.tokens=4000", "phases.long=null", "data.validation=null")
+    assert not any("is slow" in said for said in run_ranks(slow_run, 2, words, -1, 1))
 
 
 def parted(flipped_at: int | None, rank: int, bit: int) -> tuple[str, str]:

@@ -15,7 +15,7 @@ import torch
 
 from modernbert_train.__main__ import main
 from modernbert_train.run.async_scalar import Reading
-from modernbert_train.train import recorder, session
+from modernbert_train.train import gradients, recorder, session
 from tests.conftest import TinyRun
 
 HOST_READS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__")
@@ -67,6 +67,22 @@ def test_a_step_waits_for_its_numbers_and_for_nothing_else(
     expected = {"group": 1, "async_scalar": 1} if optimizer == "stable_adamw" else {"group": 1}  # sums_over_ranks
     for step in steps[1:]:
         assert {name: count for name, count in step.items() if name not in on_host_anyway} == expected
+
+
+def test_what_the_host_counts_goes_to_the_device_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of its own accord waits for all that a GPU was asked for: the update of the step before, at each step."""
+    waits: list[bool] = []
+    move = torch.Tensor.to
+
+    def noted(tensor: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        waits.append(not named.get("non_blocking", False))
+        return move(tensor, *given, **named)
+
+    monkeypatch.setattr(torch.Tensor, "to", noted)
+    monkeypatch.setattr(gradients, "num_ranks", lambda: 2)
+    monkeypatch.setattr(gradients, "sum_over_ranks", lambda totals: None)
+    found = gradients.counts_per_rank({"mlm": 6}, torch.device("cpu"))
+    assert float(found["mlm"]) == 3 and waits == [False]
 
 
 class Late(Reading):
