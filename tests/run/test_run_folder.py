@@ -40,6 +40,7 @@ def test_two_jobs_never_write_one_run(tiny_run: TinyRun) -> None:
         (f"process {os.getpid()} on {socket.gethostname()}", 90, ConfigError),
         ("", 90, ConfigError),  # nobody says who
     ],
+    ids=("lost", "same-name", "trains", "here", "nobody"),  # of every process the same, which share tests out
 )
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_lock_of_a_machine_that_is_gone_is_tried_again(
