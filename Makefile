@@ -4,7 +4,7 @@ CUDA_VENV ?= .venv-cuda
 PYTHON_IN_VENV := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart format lint test test-quick test-pythons test-wheel test-gpu test-cuda first-gpu-hour drill coverage docs clean
+.PHONY: help venv quickstart format lint test test-quick test-commands test-slow test-pythons test-wheel test-gpu test-cuda first-gpu-hour drill coverage docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,12 @@ test: lint ## style, types and the tests that need no GPU, on all cores
 
 test-quick: venv ## the tests that start nothing, train nothing and take no time
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m 'not gpu and not slow and not runs' -n logical --maxprocesses 8 -q
+
+test-commands: venv ## every command of the README and the pages that make test only checks; minutes
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m slow tests/test_readme.py tests/docs -n logical --maxprocesses 8 --dist loadfile
+
+test-slow: venv ## the tests that are slow by nature, the wheel in a fresh environment among them; needs a package index
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m 'slow and not gpu' -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test-pythons: venv ## test-quick under the other Pythons that are here, with the CUDA build of torch; 8 GB each
 	@sh tests/other_pythons.sh $(VENV)

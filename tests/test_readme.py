@@ -69,7 +69,7 @@ def run(command: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_quickstart_goes_from_the_standard_library_to_a_model_that_transformers_loads(
     copy: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -109,7 +109,7 @@ def test_quickstart_goes_from_the_standard_library_to_a_model_that_transformers_
     assert "already trained to its end" in again and "already complete" in again
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_command_of_the_readme_works_as_it_stands(copy: Path) -> None:
     """A command that only works on its author's machine is the first thing a newcomer meets."""

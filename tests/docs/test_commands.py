@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.home import PREPARED, SMALLER, furnish, type_in
-from tests.docs.pages import NEEDS, PAGES, ROOT, Command, commands
+from tests.docs.pages import NEEDS, PAGES, ROOT, Command, blocks, commands
 
 # command -> the test that runs it, and what must stand in that test
 ELSEWHERE = {
@@ -61,7 +61,7 @@ ELSEWHERE = {
         "tests/benchmarks/test_drill.py::test_injuries_of_every_kind_are_survived", ("--scale", "quick")
     ),
 }  # fmt: skip
-LONG = ("sweeps.md",)  # pages that start a process for each trial
+LONG = ("launch/sweep.py", "modernbert_train tune")  # they start a process for each trial; so does a page with one
 ALL = {page.name: commands(page) for page in PAGES}
 
 
@@ -110,7 +110,7 @@ def test_the_first_ten_minutes(home: Path) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.slow] * (page in LONG))
+        pytest.param(page, marks=[pytest.mark.slow] * any(part in each.text for each in to_run(page) for part in LONG))
         for page in ALL
         if page != "index.md" and to_run(page)
     ],
@@ -127,6 +127,19 @@ def test_the_commands_of_a_page_work(home: Path, page: str) -> None:
         assert list((home / "runs/profiled/profile").glob("steps-11-13.*"))
     if page == "data.md":
         assert (home / "data/mine/prepare_report.json").is_file()
+
+
+@pytest.mark.runs
+def test_the_commands_of_the_readme_are_right(home: Path) -> None:
+    """Those that prepare and check are run, and what would train is checked; the slow test_readme.py runs them all,
+    word for word, and the other pages the same verbs."""
+    lines = [line for block in blocks(ROOT / "README.md", "bash") for line in block.splitlines()]
+    typed = [line.split("  #")[0].strip() for line in lines]
+    runs = [re.sub(r"launch/run.py|-m modernbert_train train", "-m modernbert_train check", text) for text in typed]
+    runs = [re.sub(r" --ranks \d", "", text) for text in runs if re.search(" check |prepare.py", text)]
+    assert len(runs) == 5
+    for text in runs:
+        assert type_in(text)
 
 
 @pytest.mark.parametrize("command", ELSEWHERE)

@@ -212,6 +212,7 @@ def test_no_registry_is_written_into_the_files_that_install() -> None:
     [
         ("venv", "requirements/install.sh"),
         ("test-quick", "not gpu and not slow and not runs"),
+        ("test-slow", "slow and not gpu"),
         ("format", "ruff format"),
         ("coverage", "--cov"),
         ("test-cuda", "tests/cuda_build/run.sh"),
