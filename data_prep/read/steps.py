@@ -42,19 +42,21 @@ class _Reader(PipelineStep):
 
     def _items(self, rank: int, tally: Tally | None = None) -> Iterator[tuple[str, Document | LeftOut]]:
         """Everything that stands in the spans of a task, with the name of its source; counts bytes in a tally."""
-        progress = TaskProgress(self._work.folder, self._stage, rank)
+        progress, read = TaskProgress(self._work.folder, self._stage, rank), 0
         for span in self._work.spans(rank):
             characters_per_byte = _COMPRESSED if (span.path or "").endswith(_COMPRESSED_FILES) else 1
             counts = SourceTally() if tally is None else tally.source(span.source)
             counts.input_bytes["all"] += span.size
+            characters = 0
             for item in read_span(span, self._config.sources[span.source], self._config.max_characters):
                 yield span.source, item
                 if isinstance(item, Document):
-                    progress.read(len(item.text) // characters_per_byte, span.size)
+                    characters += len(item.text)
+                    progress.read(read + min(characters // characters_per_byte, span.size))
                 elif item.rest:
                     counts.input_bytes["lost"] += span.size
-            progress.finish_span(span.size)
-        progress.close()
+            read += span.size
+        progress.write(read)
 
 
 class Survey(_Reader):

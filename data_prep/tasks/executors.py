@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import inspect
 import os
-import pickle
 import shutil
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.utils.logging import logger
 
-from data_prep.tasks.progress import StageCost, shown
+from data_prep.tasks.progress import StageCost, progress, shown
 from data_prep.tasks.work import Work, read_work
 from data_prep.tasks.workers import Workers
 from modernbert_train.config.tools.prepare import ExecutorConfig
@@ -69,21 +68,10 @@ class LocalTasks(LocalPipelineExecutor):
             local_rank_offset=first,
         )
 
-    def run_with(self, workers: Workers, number: int) -> None:
-        """Run the tasks that are not completed; in this process if there is only one, or only one at a time.
-
-        Args:
-            workers: the processes.
-            number: of them.
-        """
+    def run_with(self, workers: Workers) -> None:
+        """Run the tasks that are not completed."""
         mine = range(self.local_rank_offset, self.local_rank_offset + self.local_tasks)
-        ranks = self.get_incomplete_ranks(mine)
-        executor = pickle.dumps(self)
-        if min(number, len(ranks)) > 1:
-            workers.run(executor, ranks)
-        else:
-            for rank in ranks:
-                pickle.loads(executor).run_task(rank)  # steps keep what they count, so each task has its own
+        workers.run(self, self.get_incomplete_ranks(mine))
 
     def run_task(self, rank: int) -> None:
         """Run one task, unless it is completed.
@@ -123,10 +111,11 @@ def run_local(stages: list[Stage], work: Work, number: int, part: tuple[int, int
         part: (i, n) of n machines that share the folder; each stage waits for the other machines.
         is_done: whether the dataset is complete, asked when the work is gone.
     """
-    with shown(work, [stage.cost for stage in stages]), Workers(number) as workers:
+    costs = [stage.cost for stage in stages]
+    with shown(lambda: progress(work, costs)), Workers(number) as workers:
         for stage in stages:
             executor = LocalTasks(stage, work, part)
-            executor.run_with(workers, number)
+            executor.run_with(workers)
             while executor.get_incomplete_ranks():
                 if read_work(work.folder) is None:  # the machine that merges puts the work away
                     if is_done():

@@ -1,4 +1,4 @@
-"""Progress of all tasks, and the time left: one bar on a terminal, a plain line now and then elsewhere.
+"""Progress of tasks, and the time left: one line that changes on a terminal, a new one now and then elsewhere.
 
 Tasks may run in any process on any machine, so each writes how much it has read into a small file, and whoever shows
 the progress adds those up. Stages differ in cost, so a byte counts as much as the stage takes for it.
@@ -9,17 +9,19 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from tqdm import tqdm
 
 from data_prep.tasks.work import Work
 
 _WRITE_SECONDS = 1.0
-_BAR_SECONDS = 1.0
+_TERMINAL_SECONDS = 1.0
 _LINE_SECONDS = 10.0
+State = tuple[float, str]  # the share that is done, and what is being done
 
 
 class TaskProgress:
@@ -34,25 +36,17 @@ class TaskProgress:
     def __init__(self, folder: Path, stage: str, rank: int) -> None:
         self._path = _file(folder, stage, rank)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._finished = 0  # bytes of spans that are read
-        self._span = 0  # characters read of the span under way
         self._written = time.monotonic()
 
-    def read(self, characters: int, span_bytes: int) -> None:
-        """A document has been read out of a span of so many bytes."""
-        self._span = min(self._span + characters, span_bytes)
+    def read(self, size: int) -> None:
+        """So many bytes of the part have been read by now."""
         if time.monotonic() - self._written > _WRITE_SECONDS:
-            self._write()
+            self.write(size)
 
-    def finish_span(self, span_bytes: int) -> None:
-        self._finished, self._span = self._finished + span_bytes, 0
-
-    def close(self) -> None:
-        self._write()
-
-    def _write(self) -> None:
+    def write(self, size: int) -> None:
+        """As `read`, at once."""
         self._written = time.monotonic()
-        self._path.write_text(str(self._finished + self._span))
+        self._path.write_text(str(size))
 
 
 @dataclass(frozen=True)
@@ -70,30 +64,15 @@ class StageCost:
     nanoseconds_per_byte: float
 
 
-@contextmanager
-def shown(work: Work, stages: list[StageCost]) -> Iterator[None]:
-    """Show the progress on stderr while the block runs."""
-    stop = threading.Event()
-    thread = threading.Thread(target=_show, args=(work, stages, stop), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def progress(work: Work, stages: list[StageCost]) -> tuple[float, str, int]:
-    """The share that is done, the name of the first unfinished stage, and how many of its tasks are done."""
-    total = sum(stage.nanoseconds_per_byte for stage in stages)
-    done, current = 0.0, None
-    for stage in stages:
+def progress(work: Work, stages: list[StageCost]) -> State:
+    """The share that is done, and how many tasks of the first unfinished stage are."""
+    done, words = 0.0, "all stages done"
+    for stage in reversed(stages):
         finished, share = _stage_progress(work, stage)
         done += share * stage.nanoseconds_per_byte
-        if finished < stage.tasks and current is None:
-            current = (stage.name, finished)
-    name, finished = current or (stages[-1].name, stages[-1].tasks)
-    return done / total, name, finished
+        if finished < stage.tasks:
+            words = f"{stage.name} {finished}/{stage.tasks} tasks"
+    return done / sum(stage.nanoseconds_per_byte for stage in stages), words
 
 
 def _stage_progress(work: Work, stage: StageCost) -> tuple[int, float]:
@@ -101,47 +80,43 @@ def _stage_progress(work: Work, stage: StageCost) -> tuple[int, float]:
     finished = {int(path.name) for path in (work.stage(stage.name) / "completions").glob("[0-9]*")}
     if len(finished) == stage.tasks:
         return stage.tasks, 1.0
-    by_parts = stage.tasks == work.tasks
-    read = sum(work.sizes[rank] for rank in finished) if by_parts else 0
+    sizes = dict(enumerate(work.sizes))
+    read = 0
+    if stage.tasks == work.tasks:  # which read a part each
+        read = sum(sizes.pop(rank) for rank in finished)
     for path in _file(work.folder, stage.name, 0).parent.glob("[0-9]*"):
-        if not (by_parts and int(path.name) in finished):
-            read += min(int(path.read_text() or 0), work.sizes[int(path.name)])
+        read += min(int(path.read_text() or 0), sizes.get(int(path.name), 0))
     return len(finished), read / max(1, sum(work.sizes))
 
 
-def _show(work: Work, stages: list[StageCost], stop: threading.Event) -> None:
-    from tqdm import tqdm
+@contextmanager
+def shown(state: Callable[[], State]) -> Iterator[None]:
+    """Show on stderr how much is done while the block runs."""
+    over = threading.Event()
+    thread = threading.Thread(target=_show, args=(state, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
+
+def _show(state: Callable[[], State], over: threading.Event) -> None:
     on_terminal = sys.stderr.isatty()
-    tasks = {stage.name: stage.tasks for stage in stages}
-    started = time.monotonic()
-    first, _, _ = progress(work, stages)
-    bar: tqdm[Any] | None = None
-    if on_terminal:
-        layout = "{desc} {percentage:3.0f}% |{bar}| {elapsed} gone, {remaining} left"
-        bar = tqdm(total=1.0, initial=first, bar_format=layout, smoothing=0, dynamic_ncols=True)
-    while not stop.wait(_BAR_SECONDS if on_terminal else _LINE_SECONDS):
+    started, (first, _) = time.monotonic(), state()
+    while not over.wait(_TERMINAL_SECONDS if on_terminal else _LINE_SECONDS):
         try:
-            done, name, finished = progress(work, stages)
+            done, words = state()
         except OSError:  # another machine has finished and put the work away
             continue
-        words = f"{name} {finished}/{tasks[name]}"
-        if bar is not None:
-            bar.set_description_str(words, refresh=False)
-            bar.update(done - bar.n)
-            continue
         gone = time.monotonic() - started
-        left = _duration(gone * (1 - done) / (done - first)) if done > first else "?"
-        print(f"{words} tasks, {done:.0%} of all, {_duration(gone)} gone, {left} left", file=sys.stderr, flush=True)
-    if bar is not None:
-        bar.close()
+        left = tqdm.format_interval(gone * (1 - done) / (done - first)) if done > first else "?"
+        line = f"{words}, {done:.0%} of all, {tqdm.format_interval(gone)} gone, {left} left"
+        print(f"\r\x1b[K{line}" if on_terminal else line, end="" if on_terminal else "\n", file=sys.stderr, flush=True)
+    if on_terminal:
+        print(file=sys.stderr)
 
 
 def _file(folder: Path, stage: str, rank: int) -> Path:
     return folder / "progress" / stage / f"{rank:05d}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pickle
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,24 +11,19 @@ from pathlib import Path
 from modernbert_train.errors import DataError
 
 
-class _Task:
-    def pickled(self) -> bytes:
-        return pickle.dumps(self)
-
-
-class KilledAtTwo(_Task):
+class KilledAtTwo:
     def run_task(self, rank: int) -> None:
         if rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class BadData(_Task):
+class BadData:
     def run_task(self, rank: int) -> None:
         raise DataError(f"bad line {rank}")
 
 
 @dataclass
-class Squares(_Task):
+class Squares:
     path: Path
 
     def run_task(self, rank: int) -> None:
