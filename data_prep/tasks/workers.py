@@ -83,7 +83,9 @@ def _begin(parent: int) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone; the parent decides
     os.environ["OMP_NUM_THREADS"] = "1"  # one process is one core
-    tqdm.set_lock(threading.RLock())  # its usual one is a semaphore of the system, which outlives a process that is killed
+    tqdm.set_lock(
+        threading.RLock()
+    )  # its usual one is a semaphore of the system, which outlives a process that is killed
 
 
 def _run_task(pickled: bytes, rank: int) -> None:

@@ -218,6 +218,16 @@ def diagnose(
     }
 
 
+def hardware_at_fault(microbatches: Sequence[dict[str, Any]]) -> tuple[int, str] | None:
+    """The rank and the machine of which alone something was wrong that did not come again; None if that is not so."""
+    of_hardware = f"{NOT_AGAIN} of "
+    found = {(each["rank"], each["place"]) for each in microbatches}
+    if len(found) != 1:
+        return None
+    ((rank, place),) = found
+    return (rank, place.removeprefix(of_hardware)) if place.startswith(of_hardware) else None
+
+
 def describe(entry: dict[str, Any]) -> str:
     """A line of faults.jsonl as a sentence."""
     what = {"non_finite": "not finite", "spike": "a spike"}[entry["fault"]]

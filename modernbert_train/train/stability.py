@@ -30,7 +30,7 @@ from modernbert_train.run.saved_state import GuardState, SkippedUpdate
 from modernbert_train.run.spikes import highest_normal_loss
 from modernbert_train.run.verdict import find_target, find_target_again, judge, why_stop
 from modernbert_train.train.adapters import ComposerObjective
-from modernbert_train.train.diagnosis import as_json, describe, diagnose
+from modernbert_train.train.diagnosis import as_json, describe, diagnose, hardware_at_fault
 from modernbert_train.train.gradients import MicrobatchSums
 from modernbert_train.train.step_numbers import StepNumbers, microbatch_losses
 from modernbert_train.weights.gather import load_optimizer, load_weights
@@ -190,12 +190,14 @@ class Guard:
         on_rank_zero(partial(self._folder.record_fault, entry))
         text = f"{describe(entry)}; {reason}"
         if entry["action"] == "stop":
-            raise UnstableRun(
+            unstable = UnstableRun(
                 f"{text}. The update was not applied and the checkpoints are untouched. {self._folder.faults} has all "
                 f"that is known, `inspect {self._folder.path} --batch {step}` shows the text. Fix it or the "
                 "configuration, or set stability.non_finite or stability.spike to skip or roll_back, and run the same "
                 "command again."
             )
+            unstable.at_fault = hardware_at_fault(entry["microbatches"])
+            raise unstable
         self._progress.line(f"warning: {text}; see {self._folder.faults}")
         return target
 

@@ -15,8 +15,10 @@ import torch
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.data.facts import read_facts
+from modernbert_train.errors import UnstableRun
 from modernbert_train.run.checkpoint import Checkpoint, newest_valid
 from modernbert_train.run.saved_state import GuardState
+from modernbert_train.train import session
 from modernbert_train.train.build import build_data
 from modernbert_train.train.checkpointing import Checkpoints
 from tests.conftest import TinyRun
@@ -149,6 +151,17 @@ def test_a_killed_run_skips_again_what_it_skipped_although_the_fault_does_not_co
     assert_same_run(run, tmp_path / "runs/whole")
     (fault,) = lines(run, "fault", "faults.jsonl")
     assert f"points to the hardware of {socket.gethostname()}" in fault["microbatches"][0]["place"]
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("once", [True, False])
+def test_a_fault_that_does_not_come_again_blames_its_machine_and_one_of_the_data_none(
+    tiny_run: TinyRun, once: bool
+) -> None:
+    """Slurm leaves the machine out at the next start; a bad document would cost a healthy one at each."""
+    with at_fault(Fault("forward", steps=(2,), once=once)), pytest.raises(UnstableRun) as raised:
+        session.train(read_run(tiny_run(*SHORT)))
+    assert raised.value.at_fault == ((0, socket.gethostname()) if once else None)
 
 
 @pytest.mark.runs
