@@ -28,15 +28,16 @@ def installed(version: str) -> Iterator[None]:
     """As if flash2 or flash3 were installed and nothing else; any other name: neither."""
     choose_kernel.cache_clear()
     there = {"flash2": flash2, "flash3": _PACKAGE}
+    if version == "flash3":
+        sys.modules[_PACKAGE.__name__] = _PACKAGE  # torch's switch imports it
     with (
-        patch.dict(
-            sys.modules, {_PACKAGE.__name__: _PACKAGE} if version == "flash3" else {}
-        ),  # torch's switch imports it
         patch.object(flash, "flash2", there["flash2"] if version == "flash2" else None),
         patch.object(flash, "flash3", there["flash3"] if version == "flash3" else None),
     ):
         yield
         flash.switch_back()
+    # not by patch.dict, which would take away whatever was imported meanwhile: Inductor bears no second import
+    sys.modules.pop(_PACKAGE.__name__, None)
     choose_kernel.cache_clear()
 
 

@@ -389,7 +389,6 @@ static void mark(Stream *s, int kind, Stream *on, unsigned long upto, Call *call
 static void done(Stream *s, unsigned long upto) {
   if (upto <= s->done)
     return;
-  s->done = upto;
   for (Copy **q = &copies; *q;) {
     Copy *c = *q;
     if (c->on != s || c->number > upto) {
@@ -411,6 +410,8 @@ static void done(Stream *s, unsigned long upto) {
       fault("changed before it was copied");
     free(c);
   }
+  /* last: a thread that asks for an event looks at this without the lock, and then reads what was copied */
+  __atomic_store_n(&s->done, upto, __ATOMIC_RELEASE);
 }
 /* with the lock held: do of a stream what can be done, up to a point */
 static void reach(Stream *s, unsigned long upto) {
