@@ -37,11 +37,11 @@ from launch.render import TARGETS, render, submit  # noqa: E402
 from launch.topology import (  # noqa: E402
     Topology,
     find_topology,
-    is_even,
     is_rank,
     seconds_until_stop,
     uneven_phases,
     usable_gpus,
+    with_fewer_machines,
 )
 from modernbert_train.__main__ import main as modernbert_train  # noqa: E402
 from modernbert_train.cli.arguments import read_run  # noqa: E402
@@ -122,13 +122,6 @@ def _start(config: RunConfig, topology: Topology, train: list[str], gpus: int) -
     os.environ[orphans.LAUNCHER] = str(os.getpid())
     from launch.ranks import start_ranks
 
-    fewer = next((n for n in range(topology.nodes - 1, 0, -1) if is_even(config.phases, n, topology)), None)
-    advice = (
-        f"launch: if a machine stays away, the same command with --nodes {fewer} continues this run on "
-        f"{fewer * topology.ranks_per_node} ranks, which can share every global batch evenly."
-        if fewer is not None
-        else ""
-    )
     return start_ranks(
         topology,
         train,
@@ -136,7 +129,7 @@ def _start(config: RunConfig, topology: Topology, train: list[str], gpus: int) -
         timeout_seconds=config.distributed.timeout_seconds,
         rendezvous_seconds=config.launch.rendezvous_seconds,
         on_gpus=gpus > 0,
-        advice=advice,
+        advice=with_fewer_machines(config.phases, topology, os.environ),
     )
 
 

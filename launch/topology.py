@@ -105,6 +105,20 @@ def is_even(phases: Mapping[str, PhaseConfig], nodes: int, topology: Topology) -
     return not uneven_phases(phases, nodes * topology.ranks_per_node)
 
 
+def with_fewer_machines(phases: Mapping[str, PhaseConfig], topology: Topology, environment: Mapping[str, str]) -> str:
+    """What to type if a machine stays away; empty where fewer cannot share the batches."""
+    fewer = next((n for n in range(topology.nodes - 1, 0, -1) if is_even(phases, n, topology)), None)
+    if fewer is None:
+        return ""
+    again = f"the same command with --nodes {fewer}"
+    if "SLURM_JOB_ID" in environment:
+        again = f"the run rendered anew with --on slurm --nodes {fewer}"
+    return (
+        f"launch: if a machine stays away, {again} continues this run on {fewer * topology.ranks_per_node} ranks, "
+        "which can share every global batch evenly."
+    )
+
+
 def _from_slurm(environment: Mapping[str, str], told: int | None) -> dict[str, int]:
     if "SLURM_JOB_ID" not in environment:
         return {}

@@ -7,10 +7,19 @@ from typing import Any
 
 import pytest
 
-from launch.topology import Topology, find_topology, first_host, is_rank, seconds_until_stop, usable_gpus
+from launch.topology import (
+    Topology,
+    find_topology,
+    first_host,
+    is_rank,
+    seconds_until_stop,
+    usable_gpus,
+    with_fewer_machines,
+)
 from modernbert_train.config.check import check
 from modernbert_train.config.launch import LaunchConfig, split_endpoint
 from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import PhaseConfig
 from modernbert_train.errors import ConfigError
 from tests.docs.pages import PAGES, ROOT
 
@@ -31,6 +40,15 @@ def found(environment: dict[str, str] | None = None, launch: LaunchConfig | None
 def test_a_laptop_has_one_process_and_a_machine_one_for_each_gpu() -> None:
     assert found() == Topology(1, 1)
     assert found(gpus=8) == Topology(1, 8)
+
+
+def test_what_to_type_with_fewer_machines_is_a_number_that_shares_the_batches() -> None:
+    """Eight rows a batch on 4 machines of 2: 3 machines cannot share them, and 2 can."""
+    phases = {"only": PhaseConfig(tokens=100, row_tokens=64, batch_rows=8)}
+    line = with_fewer_machines(phases, Topology(4, 2), {})
+    assert "the same command with --nodes 2 continues this run on 4 ranks" in line
+    assert "rendered anew with --on slurm --nodes 2 " in with_fewer_machines(phases, Topology(4, 2), SLURM_STEP)
+    assert with_fewer_machines(phases, Topology(1, 2), {}) == ""
 
 
 # what is named after launch/run.py and launch/sweep.py on a page or in a file's own first lines
