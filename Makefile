@@ -45,7 +45,7 @@ coverage: venv ## lines that no test reaches; as long as all tests in one proces
 test-wheel: venv ## the wheel in a fresh environment, from text to a model; minutes, and needs a package index
 	$(PYTHON_IN_VENV) -m pytest -m slow tests/packaging/test_fresh.py
 
-test-cuda: ## what can be proven of the CUDA build of torch without a GPU; makes .venv-cuda of 6 GB; some minutes
+test-cuda: ## what can be proven of the CUDA build of torch without a GPU; makes .venv-cuda of 6 GB; three quarters of an hour
 	@sh tests/cuda_build/run.sh $(CUDA_VENV)
 
 test-gpu: venv ## the tests that need a GPU, on this machine's; minutes
