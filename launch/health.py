@@ -19,7 +19,7 @@ from modernbert_train.ranks.launched import BLAMED
 _FATAL = {48, 64, 74, 79, 95, 119, 120}
 _HOUR = 3600.0
 _WAIT_SECONDS = 30.0  # the memory of a process that was killed may take so long to be free
-_MOST_MIB = 1024  # that others may hold: a desktop, a monitor
+_MOST = 0.1  # of its memory, that others may hold: a desktop, a notebook; what a lost run leaves is far more
 _XID = re.compile(r"^\[\s*(?P<time>[\d.]+)\].*NVRM: Xid \(PCI:(?P<bus>[0-9A-Fa-f:.]+)\): (?P<number>\d+)")
 
 
@@ -37,7 +37,7 @@ def refuse_sick_gpus(visible: str | None, ask: Callable[..., str] = output_of, w
     deadline = time.monotonic() + wait
     while True:
         gpus = [gpu for gpu in _gpus(ask) if visible is None or {gpu["index"], gpu["uuid"]} & set(visible.split(","))]
-        taken = [gpu for gpu in gpus if gpu["used"].isdecimal() and int(gpu["used"]) > _MOST_MIB]
+        taken = [gpu for gpu in gpus if _taken(gpu) > _MOST]
         if not taken or time.monotonic() > deadline:
             break
         time.sleep(1.0)
@@ -58,10 +58,19 @@ def refuse_sick_gpus(visible: str | None, ask: Callable[..., str] = output_of, w
                 )
 
 
+def _taken(gpu: Mapping[str, str]) -> float:
+    """Share of its memory that is in use; 0 where it is not told."""
+    known = gpu["used"].isdecimal() and gpu["total"].isdecimal()
+    return int(gpu["used"]) / max(1, int(gpu["total"])) if known else 0.0
+
+
 def _gpus(ask: Callable[..., str]) -> list[dict[str, str]]:
-    lines = ask("nvidia-smi", "--query-gpu=index,uuid,pci.bus_id,memory.used", "--format=csv,noheader,nounits")
+    lines = ask(
+        "nvidia-smi", "--query-gpu=index,uuid,pci.bus_id,memory.used,memory.total", "--format=csv,noheader,nounits"
+    )
     fields = [[field.strip() for field in line.split(",")] for line in lines.splitlines()]
-    return [dict(zip(("index", "uuid", "bus", "used"), each, strict=True)) for each in fields if len(each) == 4]
+    names = ("index", "uuid", "bus", "used", "total")
+    return [dict(zip(names, each, strict=True)) for each in fields if len(each) == len(names)]
 
 
 def _by(uuid: str, ask: Callable[..., str]) -> str:
