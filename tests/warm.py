@@ -36,6 +36,7 @@ CONTEXT.set_forkserver_preload(
         "numba.typed",
         "torch.distributed.fsdp",
         "torch.distributed.run",
+        "tests.preload",
     ]
 )
 

@@ -81,7 +81,7 @@ def test_the_small_run_shows_everything(config: RunConfig, whole: list[Any]) -> 
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 1), (1, 3), (2, 0), (2, 3), (4, 0), (4, 1)])
+@pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 3), (2, 0), (4, 1)])
 def test_ranks_and_workers_do_not_change_the_global_batches(
     config: RunConfig, whole: list[Any], num_ranks: int, num_workers: int
 ) -> None:
@@ -110,7 +110,7 @@ def test_a_batch_says_what_its_rows_are_made_of(config: RunConfig, num_workers: 
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", [1, 4])
 def test_resuming_at_any_batch_on_any_number_of_ranks_goes_on_equally(
     config: RunConfig, whole: list[Any], num_ranks: int
 ) -> None:
@@ -120,7 +120,7 @@ def test_resuming_at_any_batch_on_any_number_of_ranks_goes_on_equally(
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(("taken", "before", "after"), [(2, 3, 1), (5, 1, 0), (9, 0, 3)])
+@pytest.mark.parametrize(("taken", "before", "after"), [(5, 3, 1), (9, 0, 2)])
 def test_what_workers_had_prefetched_is_neither_lost_nor_repeated(
     config: RunConfig, whole: list[Any], taken: int, before: int, after: int
 ) -> None:

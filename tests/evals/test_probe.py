@@ -135,7 +135,7 @@ def _measured_by_rank(config: RunConfig) -> tuple[dict[str, float], torch.Tensor
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("encoder", ["modernbert", pytest.param("bert", marks=pytest.mark.slow)])
 def test_two_ranks_measure_what_one_does(tiny_run: TinyRun, tmp_path: Path, encoder: str) -> None:
     """To the last bit: microbatches do not depend on the number of ranks."""
     config = ENCODERS[encoder](with_probe(tiny_run(), train=str(write_texts(tmp_path / "texts.jsonl"))))
@@ -431,8 +431,13 @@ def test_every_kind_has_a_row() -> None:
 @pytest.mark.parametrize(
     ("train", "test", "settings", "least"),
     [
-        ("other_tasks/banking77_train.csv", "other_tasks/banking77_test.csv", {"label_column": "category"}, 0.2),
-        ("glue/QNLI/dev.tsv", None, {"text_columns": ["question", "sentence"]}, 0.45),
+        pytest.param(
+            *("other_tasks/banking77_train.csv", "other_tasks/banking77_test.csv", {"label_column": "category"}, 0.2),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("glue/QNLI/dev.tsv", None, {"text_columns": ["question", "sentence"]}, 0.45), marks=pytest.mark.slow
+        ),
         ("glue/WNLI/train.tsv", None, {"text_columns": ["sentence1", "sentence2"]}, 0.3),
     ],
 )

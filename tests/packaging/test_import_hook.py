@@ -50,15 +50,6 @@ assert "scipy" not in sys.modules
 
 
 @pytest.mark.runs
-def test_a_users_callback_can_be_written_and_tested_here(packages: Path) -> None:
-    """Composer is unusable in one's own files otherwise: there is no torchvision, and its import wants one. SciPy
-    waits, of which torchmetrics imports its signal processing: a second of every start, for nothing."""
-    done = run(packages, CALLBACK)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "Callback Trainer StreamingDataset\n"
-
-
-@pytest.mark.runs
 def test_the_real_torchvision_wins(packages: Path) -> None:
     """Whoever installs one that fits wants it used."""
     for module, names in import_stubs._STUBS["torchvision"].items():
@@ -218,10 +209,14 @@ print("all there")
 
 
 @pytest.mark.runs
-def test_what_was_left_for_later_is_all_there(packages: Path) -> None:
-    """A user's own metric or callback may use transformers itself, or what torchmetrics and Composer make of it."""
-    done = run(packages, AFTERWARDS)
-    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "all there", done.stderr
+def test_a_users_callback_can_be_written_and_what_was_left_for_later_is_all_there(packages: Path) -> None:
+    """Composer is unusable in one's own files otherwise: there is no torchvision, and its import wants one. SciPy
+    waits, of which torchmetrics imports its signal processing: a second of every start, for nothing. A user's own
+    metric or callback may use transformers itself, or what torchmetrics and Composer make of it."""
+    done = run(packages, CALLBACK + AFTERWARDS)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert (lines[0], lines[-1]) == ("Callback Trainer StreamingDataset", "all there")
 
 
 def test_who_needs_transformers_at_once_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +242,7 @@ def test_who_needs_transformers_at_once_gets_it(monkeypatch: pytest.MonkeyPatch)
     assert not stands_in()
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_scipy_does_not_wait_where_transformers_is_there(packages: Path) -> None:
     """What torchmetrics takes from it then is real, and imports scikit-learn where that is installed."""
     done = run(packages, "import transformers, composer\nprint(transformers.AutoModel.__name__)")

@@ -40,9 +40,9 @@ def large(sizes: Sizes) -> Sizes:
     ("system", "ranks", "cases"),
     [
         ("modernbert mlm", 2, TWO),
-        ("bert sop", 2, TWO),
-        ("bert rtd", 2, TWO),
-        ("albert sop", 2, TWO),
+        pytest.param("bert sop", 2, TWO, marks=pytest.mark.slow),
+        pytest.param("bert rtd", 2, TWO, marks=pytest.mark.slow),
+        pytest.param("albert sop", 2, TWO, marks=pytest.mark.slow),
         ("albert mlm", 2, TWO),
         pytest.param("modernbert mlm", 4, FOUR, marks=pytest.mark.slow),
     ],

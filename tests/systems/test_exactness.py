@@ -54,7 +54,8 @@ def test_a_killed_run_goes_on_as_if_it_never_was(
     """With dropout, whose draws must not depend on where a run was stopped."""
     dropout = "model.attention_out_dropout=0.1" if encoder == "modernbert" else "model.dropout=0.1"
     common = (dropout, "checkpoint.interval_steps=3")
-    assert main(["train", *system(tiny_run(*common, "name=whole"), encoder, objective)]) == 0
+    whole = system(tiny_run(*common, "name=whole"), encoder, objective)
+    assert main(["train", *whole]) == 0 and main(["eval", *whole]) == 0
     killed_and_gone_on(system(tiny_run(*common, "name=killed"), encoder, objective), step=8)
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
 
@@ -80,7 +81,9 @@ def test_a_run_learns_causally_and_then_from_masks(tiny_run: TinyRun, tmp_path: 
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(("first", "second"), [("permutation", "mlm"), ("mlm", "permutation")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("permutation", "mlm"), pytest.param("mlm", "permutation", marks=pytest.mark.slow)]
+)
 def test_a_run_learns_in_permuted_orders_and_from_masks(
     tiny_run: TinyRun, tmp_path: Path, first: str, second: str
 ) -> None:

@@ -49,14 +49,6 @@ def system(words: list[str], encoder: str, objective: str) -> list[str]:
     return words
 
 
-@pytest.mark.runs
-@pytest.mark.parametrize(("encoder", "objective"), MATRIX)
-def test_trains(tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str) -> None:
-    words = system(tiny_run(), encoder, objective)
-    assert main(["train", *words]) == 0
-    assert main(["eval", *words]) == 0
-
-
 # what transformers makes of the export
 EXPORTED = {
     ("modernbert", "mlm"): "ModernBertForMaskedLM",

@@ -306,7 +306,7 @@ def assert_idle_stood_still(run: Path, first: str) -> None:
     ("encoder", "first", "sharing", "optim"),
     [
         ("bert", "mlm", "gdes", "muon"),
-        ("modernbert", "mlm", "embeddings", "stable_adamw"),
+        pytest.param("modernbert", "mlm", "embeddings", "stable_adamw", marks=pytest.mark.slow),
         pytest.param("modernbert", "mlm", "gdes", "stable_adamw", marks=pytest.mark.slow),
         pytest.param("bert", "rtd", "none", "adamw", marks=pytest.mark.slow),
         pytest.param("albert", "rtd", "gdes", "stable_adamw", marks=pytest.mark.slow),
@@ -340,7 +340,9 @@ def test_a_run_learns_masked_tokens_and_replaced_ones(
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(("encoder", "sharing"), [("bert", "gdes"), ("modernbert", "embeddings")])
+@pytest.mark.parametrize(
+    ("encoder", "sharing"), [pytest.param("bert", "gdes", marks=pytest.mark.slow), ("modernbert", "embeddings")]
+)
 def test_each_phase_is_exported_as_what_it_trained(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str, sharing: str
 ) -> None:

@@ -67,7 +67,7 @@ def test_every_checkpoint_becomes_a_revision_step_0_included_and_the_newest_is_m
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("every", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_damaged_newest_checkpoint_is_not_published(
     trained: Path, hub: StandIn, every: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
