@@ -251,7 +251,9 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_killed_command_leaves_nobody_behind_and_goes_on(
     number: signal.Signals, grid: list[str], tmp_path: Path
 ) -> None:

@@ -108,7 +108,7 @@ def test_each_checkpoint_is_measured_once_and_drawn(
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_killed_watch_goes_on_and_skips_what_is_done(
     number: signal.Signals, run: Path, write_task: WriteTask
 ) -> None:

@@ -33,8 +33,8 @@ ENCODERS: dict[str, dict[str, Any]] = {
 OBJECTIVES = ("mlm", "causal", "sop", "permutation", "rtd")
 PAIRS = [(encoder, objective) for encoder in ENCODERS for objective in OBJECTIVES]
 # every encoder and every objective stands in one of these at least; the whole matrix takes minutes
-USUAL = {("modernbert", objective) for objective in OBJECTIVES}
-USUAL |= {("bert", "sop"), ("bert", "rtd"), ("albert", "sop"), ("xlnet", "permutation")}
+USUAL = {("modernbert", "mlm"), ("modernbert", "causal"), ("bert", "sop"), ("bert", "rtd"), ("albert", "sop")}
+USUAL |= {("xlnet", "permutation")}
 MATRIX = [pytest.param(*pair, marks=[] if pair in USUAL else pytest.mark.slow) for pair in PAIRS]
 
 

@@ -51,8 +51,17 @@ def opened(folder: Path, named: str) -> Any:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("sharing", SHARING)
-@pytest.mark.parametrize("encoder", ["modernbert", "bert"])
+@pytest.mark.parametrize(
+    ("encoder", "sharing"),
+    [
+        ("modernbert", "embeddings"),
+        ("bert", "gdes"),
+        ("bert", "none"),
+        pytest.param("bert", "embeddings", marks=pytest.mark.slow),
+        pytest.param("modernbert", "gdes", marks=pytest.mark.slow),
+        pytest.param("modernbert", "none", marks=pytest.mark.slow),
+    ],
+)
 def test_both_parts_compute_the_same_in_transformers(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str, sharing: str
 ) -> None:
@@ -157,7 +166,7 @@ def test_a_roberta_is_exported_with_positions_from_zero(tiny_run: TinyRun, tmp_p
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("sharing", ["none", "gdes"])
+@pytest.mark.parametrize("sharing", [pytest.param("none", marks=pytest.mark.slow), "gdes"])
 def test_other_sharing_goes_on_as_if_never_stopped(tiny_run: TinyRun, tmp_path: Path, sharing: str) -> None:
     """With dropout, Muon and recomputation: the differences are restored as what they are. (`embeddings` is in the
     matrix.)"""
@@ -207,7 +216,9 @@ def test_held_out_text_is_measured_by_name(
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize(
+    "sharing", ["gdes", *(pytest.param(each, marks=pytest.mark.slow) for each in SHARING if each != "gdes")]
+)
 def test_weights_pass_from_one_objective_to_another(tiny_run: TinyRun, tmp_path: Path, sharing: str) -> None:
     """Masked first, then replaced tokens, then masked again, each a run of its own: the encoder passes whole, the
     generator begins anew, and of gdes the table is what was there and the difference nothing."""
@@ -229,16 +240,6 @@ def test_weights_pass_from_one_objective_to_another(tiny_run: TinyRun, tmp_path:
     assert main(["train", *system(tiny_run(*SHORT, *back), "bert", "mlm")]) == 0
     third = weights(tmp_path / "runs/third")
     torch.testing.assert_close(third["model.layers.1.mlp.Wo.weight"], first["model.layers.1.mlp.Wo.weight"])
-
-
-@pytest.mark.runs
-def test_a_probe_measures_the_discriminators_encoder(tiny_run: TinyRun, tmp_path: Path) -> None:
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(json.dumps({"text": f"a b {i % 7}", "label": i % 2}) + "\n" for i in range(40)))
-    words = system(tiny_run(*SHORT), "modernbert", "rtd")
-    probe = f"evals.toy={{name: probe, train: {texts}}}"
-    assert main(["train", *words, probe]) == 0
-    assert records(tmp_path / "runs/tiny", "evaluation")
 
 
 @pytest.mark.slow

@@ -225,7 +225,7 @@ sys.exit(main(["train", *sys.argv[4:]]))
 @pytest.mark.parametrize(
     ("ranks", "writer", "seconds"),
     [
-        ("0,1", "1", 60.0),
+        pytest.param("0,1", "1", 60.0, marks=pytest.mark.slow),
         ("1", "0", 3.0),
         pytest.param("0", "0", 60.0, marks=pytest.mark.slow),
         pytest.param("1", "1", 1.0, marks=pytest.mark.slow),
