@@ -4,7 +4,7 @@ CUDA_VENV ?= .venv-cuda
 PYTHON_IN_VENV := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart format lint test test-quick test-commands test-slow test-pythons test-wheel test-gpu test-cuda first-gpu-hour drill coverage docs clean
+.PHONY: help venv quickstart format lint test test-quick test-commands test-cases test-slow test-pythons test-wheel test-gpu test-cuda first-gpu-hour drill coverage docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,13 @@ test-quick: venv ## the tests that start nothing, train nothing and take no time
 
 test-commands: venv ## every command of the README and the pages that make test only checks; minutes
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m slow tests/test_readme.py tests/docs -n logical --maxprocesses 8 --dist loadfile
+
+# the files whose default cases stand for others; `make test-slow` has these and all longer forms
+CASES := curves plan/test_communication.py evals/test_probe.py packaging/test_import_hook.py weights/test_push.py \
+	finetune/test_many.py finetune/test_watch.py train/test_pending_saves.py benchmarks/test_drill.py systems
+
+test-cases: venv ## the pairs, optimizers, kills and injuries of which make test runs one of a kind; minutes
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m slow -k 'not two_ranks_are and not two_ranks_leave' $(CASES:%=tests/%) -n logical --maxprocesses 8 --dist loadfile
 
 test-slow: venv ## the tests that are slow by nature, the wheel in a fresh environment among them; needs a package index
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m 'slow and not gpu' -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
