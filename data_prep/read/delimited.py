@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from data_prep.read.encodings import AUTO, UTF_8, codec_of, guess, is_surely_utf_8
+from data_prep.read.encodings import (
+    AUTO,
+    UTF_8,
+    beginning,
+    codec_of,
+    guess,
+    has_utf_16_mark,
+    is_surely_utf_8,
+)
 from data_prep.read.items import NO_FIELDS, Document, LeftOut, decoded_as, no_lines, no_text, take_text, unreadable
 from data_prep.read.lines import DAMAGED, open_unpacked
 
-_BUFFER_BYTES = 1 << 20
 _CELL_CHARACTERS = 1 << 28  # a quote that is never closed would otherwise take the rest of a file into memory
 _DELIMITERS = (";", "\t", "|")
 _NAMES = {"\t": "\\t"}
@@ -30,7 +36,7 @@ def read_csv(
     fields: Mapping[str, str] = NO_FIELDS,
     delimiter: str = ",",
 ) -> Iterator[Document | LeftOut]:
-    """Yield the rows of a CSV file, plain or compressed; `auto` reads it once more, to look at all of it."""
+    """Yield the rows of a CSV file, plain or compressed; `auto` looks at its first 64 MB."""
     number, altered = 0, None
     try:
         csv.field_size_limit(_CELL_CHARACTERS)
@@ -119,10 +125,8 @@ def _hint(head: list[str], delimiter: str) -> str:
 def _codec(file: Path, encoding: str) -> str:
     """Python's name of a file's encoding, which takes the byte order mark off; UTF-8 where there is no guess."""
     with open_unpacked(file) as content:
-        begin = content.read(_BUFFER_BYTES)
-        found = codec_of(encoding, begin)
-        if encoding == AUTO:
-            found = guess(itertools.chain([begin], iter(lambda: content.read(_BUFFER_BYTES), b""))) or UTF_8
-        elif is_surely_utf_8(begin[: begin.rfind(b"\n") + 1]):
-            raise ValueError(f"not {found}: it is UTF-8")
-        return "utf-16" if found.startswith("utf-16") and begin[:2] in (b"\xff\xfe", b"\xfe\xff") else found
+        begin = beginning(content)
+    found = (guess(begin) or UTF_8) if encoding == AUTO else codec_of(encoding, begin)
+    if encoding != AUTO and is_surely_utf_8(begin[: begin.rfind(b"\n") + 1]):
+        raise ValueError(f"not {found}: it is UTF-8")
+    return "utf-16" if found.startswith("utf-16") and has_utf_16_mark(begin) else found

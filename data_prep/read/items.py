@@ -80,7 +80,7 @@ def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8) -> Docum
         offset: where they begin in the file.
         encoding: as `SourceConfig.encoding`.
     """
-    codec = guess([raw]) if encoding == AUTO else codec_of(encoding, raw)
+    codec = guess(raw) if encoding == AUTO else codec_of(encoding, raw)
     if codec not in (UTF_8, None):
         if encoding != AUTO and is_ascii_based(encoding) and is_surely_utf_8(raw):
             return LeftOut(id, f"not_{family(codec).replace('-', '_')}", f"not {family(codec)}: it is UTF-8")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import inspect
 import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from data_prep.tasks.progress import StageCost, progress, shown
 from data_prep.tasks.work import Work, read_work
 from data_prep.tasks.workers import Workers
 from modernbert_train.config.tools.prepare import ExecutorConfig
-from modernbert_train.errors import ConfigError, RunError, StorageError
+from modernbert_train.errors import ConfigError, RunError
 
 logger.disable("datatrove")
 _QUIET = 1  # any local rank but 0 keeps all but errors out of the terminal
@@ -59,7 +58,6 @@ class LocalTasks(LocalPipelineExecutor):
         tasks = stage.cost.tasks
         first, end = tasks * (part[0] - 1) // part[1], tasks * part[0] // part[1]
         self._lock_file = work.stage(stage.cost.name) / "lock"
-        self._work_folder = work.folder
         super().__init__(
             stage.steps,
             tasks=tasks,
@@ -74,11 +72,7 @@ class LocalTasks(LocalPipelineExecutor):
         workers.run(self, self.get_incomplete_ranks(mine))
 
     def run_task(self, rank: int) -> None:
-        """Run one task, unless it is completed.
-
-        Raises:
-            StorageError: the disk is full or fails.
-        """
+        """Run one task, unless it is completed."""
         self._lock_file.parent.mkdir(parents=True, exist_ok=True)
         with self._lock_file.open("a+b") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX, 1, rank)  # of a process, gone when it dies
@@ -86,12 +80,6 @@ class LocalTasks(LocalPipelineExecutor):
             logger.disable("datatrove.executor")  # says twice what we say once
             try:
                 self._run_for_rank(rank, _QUIET)
-            except OSError as error:
-                free = shutil.disk_usage(self._work_folder).free
-                raise StorageError(
-                    f"{error.filename or self._work_folder}: {error.strerror or error} ({free:,} bytes free). What is "
-                    f"done is kept in {self._work_folder}. Free space, and give the same command again."
-                ) from error
             finally:
                 logger.disable("datatrove")
 

@@ -24,7 +24,7 @@ from data_prep.clean import duplicates
 from data_prep.clean.documents import VALIDATION, require_documents, training_draw
 from data_prep.clean.losses import require_little_lost
 from data_prep.make_tokenizer import adapt_tokenizer, require_size, save_tokenizer, train_tokenizer
-from data_prep.read.steps import SPLIT, Replay, Survey, read_tallies
+from data_prep.read.steps import SPLIT, Replay, Step, Survey, read_tallies
 from data_prep.report import Fingerprint
 from data_prep.tasks.executors import Stage, num_workers
 from data_prep.tasks.progress import StageCost
@@ -74,21 +74,15 @@ def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[S
     alone = executor.name == "local" and executor.workers is None and num_workers(work, executor) == 1
     steps.append(WriteShards(work, config, "tokenise", excluded, threads=alone))
     add("tokenise", tasks, 400.0, steps, "tokenise/{rank:05d}.json", "tokenise/{rank:05d}/*/*")
-    add("merge", 1, 0.1, [Merge(work, config, asked, "survey", "tokenise")])
+    add("merge", 1, 0.1, [Merge(work, config, "merge", asked)])
     return stages
 
 
-class MakeTokenizer(PipelineStep):
+class MakeTokenizer(Step):
     """Trains the tokenizer on the training documents of all tasks, or adapts the one that is given."""
 
     type = "tokenizer"
     name = "tokenizer"
-
-    def __init__(self, work: Work, config: PrepareConfig, stage: str) -> None:
-        super().__init__()
-        self._work = work
-        self._config = config
-        self._stage = stage
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> None:
         """Write the tokenizer's folder.
