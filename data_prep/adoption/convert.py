@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,12 +134,17 @@ def rows_of(file: Path, column: str) -> Iterator[NDArray[Any]]:
     Raises:
         DataError: the file is damaged, or the column holds something else.
     """
-    try:
+    with _told(file):
         for batch in _batches(file, [column]):
             yield from _rows(batch.column(column))
-    except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
-        words = " ".join(str(error).split())
-        raise DataError(f"{file}: column {column} cannot be read as ids ({words}). Fetch the file again.") from None
+
+
+@contextmanager
+def _told(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, KeyError, ValueError, StopIteration) as error:
+        raise DataError(f"{file}: cannot be read as ids ({' '.join(str(error).split())}). Fetch it again.") from None
 
 
 def _batches(file: Path, columns: list[str] | None) -> Iterator[pyarrow.RecordBatch]:
@@ -174,10 +180,8 @@ def _rows(rows: Any) -> Iterator[NDArray[Any]]:
 
 
 def _id_column(file: Path) -> str:
-    try:
-        is_parquet = file.suffix == ".parquet"
+    is_parquet = file.suffix == ".parquet"
+    with _told(file):
         schema = pyarrow.parquet.read_schema(file) if is_parquet else next(_batches(file, None)).schema
-    except (pyarrow.ArrowException, OSError, StopIteration) as error:
-        raise DataError(f"{file}: cannot be read ({' '.join(str(error).split())}). Fetch it again.") from None
     columns = {field.name: field.type for field in schema}
     return id_column_of(str(file), columns, "parquet" if is_parquet else "hub", str(file.parent))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_file import BYTES, id_column
 from modernbert_train.data.shard_index import MOST_BYTES, is_inside, stored
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.own_files import require_own_file
+from modernbert_train.own_files import require_own_file, require_own_files
 from modernbert_train.read_json import is_count, read_json
 from modernbert_train.text import plural
 
@@ -194,14 +193,18 @@ def _local_entries(root: Path, index: Path) -> Iterator[Entry]:
     below = index.parent.relative_to(root)
     missing, number = [], 0
     shared: dict[str, list[Any]] = {}
-    own = _OwnFiles(root)
+    looked_at = set()
     for entry in _read_entries(index, str(index)):
         number += 1
         found = _present(entry, index.parent)
         if found is None:
             missing.append(stored(entry)["basename"])
         else:
-            own.require(index.parent / stored(found)["basename"])
+            home = (index.parent / stored(found)["basename"]).parent
+            if home not in looked_at:
+                require_own_file(home, root)
+                require_own_files(home)
+                looked_at.add(home)
             yield _moved(found, str(below), shared)
     if missing:
         raise DataError(
@@ -216,13 +219,8 @@ def _present(entry: Entry, folder: Path) -> Entry | None:
     """The entry as what is there: the compressed file, or the plain one that was unpacked from it; None for neither."""
     for kind in ("zip_data", "raw_data"):
         info = entry[kind]
-        if info is not None:
-            try:
-                size = (folder / info["basename"]).stat().st_size
-            except OSError:
-                continue
-            if size == info["bytes"]:
-                return entry if kind == "zip_data" else _plain(entry)
+        if info is not None and (file := folder / info["basename"]).exists() and file.stat().st_size == info["bytes"]:
+            return entry if kind == "zip_data" else _plain(entry)
     return None
 
 
@@ -240,21 +238,6 @@ def _moved(entry: Entry, below: str, shared: dict[str, list[Any]]) -> Entry:
         if info is not None:
             moved[kind] = info | {"basename": os.path.normpath(os.path.join(below, info["basename"]))}
     return moved
-
-
-class _OwnFiles:
-    """As `require_own_file`, of many files in few folders: of a plain file in a folder that was looked at, fast."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._folders: set[Path] = set()
-
-    def require(self, path: Path) -> None:
-        if path.parent not in self._folders:
-            require_own_file(path.parent, self._root)
-            self._folders.add(path.parent)
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            require_own_file(path, self._root)
 
 
 def _remote_entries(url: str) -> list[Entry]:

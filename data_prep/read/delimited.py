@@ -21,8 +21,8 @@ from data_prep.read.encodings import (
     has_utf_16_mark,
     is_surely_utf_8,
 )
-from data_prep.read.items import NO_FIELDS, Document, LeftOut, decoded_as, no_lines, no_text, take_text, unreadable
-from data_prep.read.lines import DAMAGED, open_unpacked
+from data_prep.read.items import NO_FIELDS, Document, LeftOut, decoded_as, no_lines, no_text, take_text
+from data_prep.read.lines import open_unpacked
 
 _CELL_CHARACTERS = 1 << 28  # a quote that is never closed would otherwise take the rest of a file into memory
 _DELIMITERS = (";", "\t", "|")
@@ -37,28 +37,20 @@ def read_csv(
     delimiter: str = ",",
 ) -> Iterator[Document | LeftOut]:
     """Yield the rows of a CSV file, plain or compressed; `auto` looks at its first 64 MB."""
-    number, altered = 0, None
-    try:
-        csv.field_size_limit(_CELL_CHARACTERS)
-        codec, errors = "utf-8-sig", "surrogateescape"  # a damaged byte costs its row alone
-        if encoding != UTF_8 and (found := _codec(file, encoding)) != UTF_8:
-            altered, codec, errors = decoded_as(found), found, "strict"
-        with open_unpacked(file) as content:
-            lines = _Lines(io.TextIOWrapper(content, codec, errors, newline=""))
-            rows = _rows(lines, delimiter)
-            head = next(rows, None)
-            if head is None:
-                yield no_lines(file)
-                return
-            if text_field not in head:
-                yield no_text(f"{file}: all rows", text_field, head, _hint(head, delimiter))
-                return
-            for number, cells in enumerate(rows, start=1):
-                yield _row(f"{file}:{number}", cells, head, text_field, altered, fields)
-            if not number:
-                yield no_lines(file)
-    except (*DAMAGED, csv.Error) as error:
-        yield unreadable(f"{file}:{number + 1} and all after it", error)
+    csv.field_size_limit(_CELL_CHARACTERS)
+    altered, codec, errors = None, "utf-8-sig", "surrogateescape"  # a damaged byte costs its row alone
+    if encoding != UTF_8 and (found := _codec(file, encoding)) != UTF_8:
+        altered, codec, errors = decoded_as(found), found, "strict"
+    with open_unpacked(file) as content:
+        rows = _rows(_Lines(io.TextIOWrapper(content, codec, errors, newline="")), delimiter)
+        head, number = next(rows, None), 0
+        if head is not None and text_field not in head:
+            yield no_text(f"{file}: all rows", text_field, head, _hint(head, delimiter))
+            return
+        for number, cells in enumerate(rows, start=1):
+            yield _row(f"{file}:{number}", cells, head or [], text_field, altered, fields)
+        if not number:
+            yield no_lines(file)
 
 
 class _Lines:

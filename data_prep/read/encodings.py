@@ -123,9 +123,9 @@ def look_at(file: Path) -> str | None:
     return None if best is None else best.encoding
 
 
-def _is_utf_8(line: bytes) -> bool:
+def _is_utf_8(raw: bytes) -> bool:
     try:
-        line.decode(UTF_8)
+        raw.decode(UTF_8)
     except UnicodeDecodeError:
         return False
     return True
@@ -133,12 +133,7 @@ def _is_utf_8(line: bytes) -> bool:
 
 def is_surely_utf_8(raw: bytes) -> bool:
     """Whether bytes have several characters beyond ASCII and are UTF-8, which text in another encoding is by chance."""
-    if raw.isascii():
-        return False
-    try:
-        return sum(char > "\x7f" for char in raw.decode(UTF_8)) >= _SURE
-    except UnicodeDecodeError:
-        return False
+    return not raw.isascii() and _is_utf_8(raw) and sum(char > "\x7f" for char in raw.decode(UTF_8)) >= _SURE
 
 
 def has_utf_16_mark(begin: bytes) -> bool:

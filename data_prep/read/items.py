@@ -80,23 +80,20 @@ def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8) -> Docum
         offset: where they begin in the file.
         encoding: as `SourceConfig.encoding`.
     """
-    codec = guess(raw) if encoding == AUTO else codec_of(encoding, raw)
-    if codec not in (UTF_8, None):
-        if encoding != AUTO and is_ascii_based(encoding) and is_surely_utf_8(raw):
-            return LeftOut(id, f"not_{family(codec).replace('-', '_')}", f"not {family(codec)}: it is UTF-8")
-        try:
-            return Document(id, raw.decode(codec).removeprefix("\ufeff"), decoded_as(codec))
-        except UnicodeError as error:
-            name, at = family(codec), getattr(error, "start", 0)
-            found = f"not {name}: byte 0x{raw[at]:02x} at offset {offset + at}"
-            return LeftOut(id, f"not_{name.replace('-', '_')}", found)
+    codec = (guess(raw) or UTF_8) if encoding == AUTO else codec_of(encoding, raw)
+    name = family(codec)
+    reason = "not_utf8" if codec == UTF_8 else f"not_{name.replace('-', '_')}"
+    if codec != UTF_8 and encoding != AUTO and is_ascii_based(encoding) and is_surely_utf_8(raw):
+        return LeftOut(id, reason, f"not {name}: it is UTF-8")
     try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return LeftOut(id, "not_utf8", f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {offset + error.start}")
-    if text.startswith("\ufeff"):
-        return Document(id, text[1:], BYTE_ORDER_MARK)
-    return Document(id, text)
+        text = raw.decode(codec)
+    except UnicodeError as error:
+        at = getattr(error, "start", 0)
+        shown = "UTF-8" if codec == UTF_8 else name
+        return LeftOut(id, reason, f"not {shown}: byte 0x{raw[at]:02x} at offset {offset + at}")
+    if codec != UTF_8:
+        return Document(id, text.removeprefix("\ufeff"), decoded_as(codec))
+    return Document(id, text[1:], BYTE_ORDER_MARK) if text.startswith("\ufeff") else Document(id, text)
 
 
 def decoded_as(codec: str) -> str:

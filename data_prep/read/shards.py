@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.read.items import NO_FIELDS, Document, LeftOut, decode, no_text, take_fields, unreadable
+from data_prep.read.items import NO_FIELDS, Document, LeftOut, decode, no_text, take_fields
 
 _TEXT = ("str", "bytes")
 _NUMBERS = {"int": np.dtype(np.int64)} | {
@@ -45,26 +45,22 @@ def read_mds(file: Path, text_field: str, fields: Mapping[str, str] = NO_FIELDS)
     """Yield the documents of a shard, which is held in memory; their fields are columns of text, numbers or JSON."""
     from modernbert_train.data.shard_file import ColumnPlace, open_alone  # imports streaming and torch
 
-    number = 0
-    try:
-        shard, header = open_alone(file.name, file.read_bytes())
-        names = dict(zip(header["column_names"], header["column_encodings"], strict=True))
-        if names.get(text_field) not in _TEXT:
-            found = [f"{name} ({encoding})" for name, encoding in names.items()]
-            yield no_text(f"{file}: all documents", text_field, found, "; it must hold text (str or bytes)")
-            return
-        place = ColumnPlace(header, text_field)
-        wanted = {c for column in fields.values() for c in (column, column.split(".")[0]) if _is_plain(names.get(c))}
-        beside = {column: ColumnPlace(header, column) for column in wanted}
-        for number in range(1, len(shard.offsets)):
-            sample = shard.sample(number - 1)
-            document = decode(f"{file}:{number}", bytes(place.value(sample)))
-            if beside and isinstance(document, Document):
-                row = {column: _plain(each.encoding, bytes(each.value(sample))) for column, each in beside.items()}
-                document = replace(document, fields=take_fields(row, fields))
-            yield document
-    except Exception as error:  # whatever a decompressor raises; the rest of the shard is lost with the document
-        yield unreadable(f"{file}:{number + 1} and all after it", error)
+    shard, header = open_alone(file.name, file.read_bytes())
+    names = dict(zip(header["column_names"], header["column_encodings"], strict=True))
+    if names.get(text_field) not in _TEXT:
+        found = [f"{name} ({encoding})" for name, encoding in names.items()]
+        yield no_text(f"{file}: all documents", text_field, found, "; it must hold text (str or bytes)")
+        return
+    place = ColumnPlace(header, text_field)
+    wanted = {c for column in fields.values() for c in (column, column.split(".")[0]) if _is_plain(names.get(c))}
+    beside = {column: ColumnPlace(header, column) for column in wanted}
+    for number in range(1, len(shard.offsets)):
+        sample = shard.sample(number - 1)
+        document = decode(f"{file}:{number}", bytes(place.value(sample)))
+        if beside and isinstance(document, Document):
+            row = {column: _plain(each.encoding, bytes(each.value(sample))) for column, each in beside.items()}
+            document = replace(document, fields=take_fields(row, fields))
+        yield document
 
 
 def _is_plain(encoding: str | None) -> bool:

@@ -14,12 +14,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import NoReturn
 
 from data_prep.read.delimited import read_csv
 from data_prep.read.encodings import UTF_8
 from data_prep.read.items import Document, LeftOut, decode, unreadable
-from data_prep.read.lines import DAMAGED, PACKED, open_unpacked, read_jsonl
+from data_prep.read.lines import PACKED, open_unpacked, read_jsonl
 from data_prep.read.shards import read_mds, without_unpacked
 from data_prep.read.tables import hub_shards, read_hub, read_parquet
 from modernbert_train.config.tools.prepare import GLOBS, PrepareConfig, SourceConfig
@@ -91,8 +90,9 @@ def source_files(name: str, source: SourceConfig) -> list[Path]:
             )
     files = sorted({file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts)})
     if not files:
+        there = f" ({_shown(found)} are there)" if (found := _endings(root, ())) else ""
         raise DataError(
-            f"sources.{name}: no file in {root} matches {shown}{_lies_there(root)}. Correct sources.{name}.path, "
+            f"sources.{name}: no file in {root} matches {shown}{there}. Correct sources.{name}.path, "
             f"or set sources.{name}.glob to a pattern of your files, such as **/*.{{md,txt}}."
         )
     return without_unpacked(files) if source.kind == "mds" else files
@@ -148,11 +148,6 @@ def _shown(endings: Mapping[str, int]) -> str:
     return ", ".join([f"{number:,} {end}" for end, number in most] + [f"{rest:,} others"] * bool(rest))
 
 
-def _lies_there(root: Path) -> str:
-    found = _endings(root, ())
-    return f" ({_shown(found)} are there)" if found else ""
-
-
 def _pattern_problem(pattern: str) -> str | None:
     """Say why this is no pattern; Path.glob's answer depends on the version of Python."""
     parts = PurePosixPath(pattern).parts
@@ -182,7 +177,9 @@ def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
     try:
         entries = list(os.scandir(folder))
     except OSError as error:
-        _refuse_folder(error)
+        raise DataError(
+            f"{error.filename}: {error.strerror}. Make the folder readable, or leave it out of the glob."
+        ) from None
     for entry in entries:
         if part == "**":
             if entry.is_dir(follow_symlinks=False):
@@ -233,14 +230,17 @@ def read_span(span: Span, source: SourceConfig, max_characters: int) -> Iterator
     Raises:
         DataError: a hub dataset fails at any row.
     """
-    items = _items(span, source, max_characters)
-    if not source.fixed_fields:
-        yield from items
-        return
-    for item in items:
-        if isinstance(item, Document):
-            item = replace(item, fields={**item.fields, **source.fixed_fields})
-        yield item
+    place = f"all of {span.path}"
+    try:
+        for item in _items(span, source, max_characters):
+            place = f"all after {item.id}"
+            if source.fixed_fields and isinstance(item, Document):
+                item = replace(item, fields={**item.fields, **source.fixed_fields})
+            yield item
+    except DataError:
+        raise
+    except Exception as error:  # whatever disks, codecs and decompressors raise; the rest of the span is lost with it
+        yield unreadable(place, error)
 
 
 def _items(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
@@ -280,25 +280,17 @@ def _stdlib_files() -> list[Path]:
     )
 
 
-def _refuse_folder(error: OSError) -> NoReturn:
-    raise DataError(f"{error.filename}: {error.strerror}. Make the folder readable, or leave it out of the glob.")
-
-
 def _read_text(file: Path, max_characters: int, encoding: str) -> Document | LeftOut:
-    id = str(file)
-    try:
-        size = file.stat().st_size
-        most, raw = 4 * max_characters, b""  # no encoding needs more bytes a character
-        if file.suffix in PACKED:
-            with open_unpacked(file) as content:
-                raw = content.read(most + 1)
-            size = len(raw)
-        elif size <= most:
-            raw = file.read_bytes()
-        if size > most:
-            return LeftOut(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
-    except DAMAGED as error:
-        return unreadable(id, error)
+    id, size = str(file), file.stat().st_size
+    most, raw = 4 * max_characters, b""  # no encoding needs more bytes a character
+    if file.suffix in PACKED:
+        with open_unpacked(file) as content:
+            raw = content.read(most + 1)
+        size = len(raw)
+    elif size <= most:
+        raw = file.read_bytes()
+    if size > most:
+        return LeftOut(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
     if encoding == UTF_8 and b"\0" in raw:  # before decoding, because UTF-16 is both and this says it better
         return LeftOut(id, "nul_byte", f"NUL byte at offset {raw.index(0)}, so this is not UTF-8 text")
     return decode(id, raw, encoding=encoding)

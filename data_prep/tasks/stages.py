@@ -26,8 +26,8 @@ from data_prep.clean.losses import require_little_lost
 from data_prep.make_tokenizer import adapt_tokenizer, require_size, save_tokenizer, train_tokenizer
 from data_prep.read.steps import SPLIT, Replay, Step, Survey, read_tallies
 from data_prep.report import Fingerprint
-from data_prep.tasks.executors import Stage, num_workers
-from data_prep.tasks.progress import StageCost
+from data_prep.tasks.executors import num_workers
+from data_prep.tasks.progress import Stage
 from data_prep.tasks.work import Work
 from data_prep.write.merging import Merge
 from data_prep.write.steps import WriteShards
@@ -51,7 +51,7 @@ def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[S
     stages = []
 
     def add(name: str, number: int, cost: float, steps: list[Any], *written: str) -> None:
-        stages.append(Stage([*steps, Settle(folder, written)], StageCost(name, number, cost)))
+        stages.append(Stage(name, number, cost, (*steps, Settle(folder, written))))
 
     sign = [] if config.duplicates == "keep" else [duplicates.exact_signatures(work)]
     cost = 7.0 if not config.filters else 160.0

@@ -79,10 +79,7 @@ class Work:
         return self.folder / "failed"
 
     def failure(self) -> str | None:
-        try:
-            return self.failure_file.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
+        return self.failure_file.read_text(encoding="utf-8") if self.failure_file.exists() else None
 
     def _part(self, rank: int) -> Path:
         return self.folder / "parts" / f"{rank:05d}.json"

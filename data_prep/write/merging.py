@@ -72,8 +72,8 @@ class Merge(Step):
             shutil.copytree(self._work.tokenizer, folder / "tokenizer")
             for split in splits_of(self._config):
                 parts = [self._work.shards(rank) / split for rank in range(self._work.tasks)]
-                fields = tally.fields[split].listed() if split in tally.fields else None
-                merge_split(parts, folder / split, fields)
+                fields = {name: counts.listed() for name, counts in tally.fields.get(split, {}).items()}
+                merge_split(parts, folder / split, fields or None)
             evaluations = evaluations_of(self._config)
             looked_for = {} if evaluations is None else evaluations.looked_for
             write_report(folder, self._asked, tally, self._work.tasks, passed_over(self._config), looked_for)
