@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.read.encodings import (
@@ -21,36 +21,32 @@ from data_prep.read.encodings import (
     has_utf_16_mark,
     is_surely_utf_8,
 )
-from data_prep.read.items import NO_FIELDS, Document, LeftOut, decoded_as, no_lines, no_text, take_text
+from data_prep.read.items import Document, LeftOut, Span, decoded_as, no_lines, no_text, take_text, text_field_of
 from data_prep.read.lines import open_unpacked
+from modernbert_train.config.tools.prepare import SourceConfig
 
 _CELL_CHARACTERS = 1 << 28  # a quote that is never closed would otherwise take the rest of a file into memory
 _DELIMITERS = (";", "\t", "|")
 _NAMES = {"\t": "\\t"}
 
 
-def read_csv(
-    file: Path,
-    text_field: str,
-    encoding: str = UTF_8,
-    fields: Mapping[str, str] = NO_FIELDS,
-    delimiter: str = ",",
-) -> Iterator[Document | LeftOut]:
+def read_csv(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
     """Yield the rows of a CSV file, plain or compressed; `auto` looks at its first 64 MB."""
     csv.field_size_limit(_CELL_CHARACTERS)
-    altered, codec, errors = None, "utf-8-sig", "surrogateescape"  # a damaged byte costs its row alone
-    if encoding != UTF_8 and (found := _codec(file, encoding)) != UTF_8:
+    delimiter, altered = source.delimiter or ",", None
+    codec, errors = "utf-8-sig", "surrogateescape"  # a damaged byte costs its row alone
+    if source.encoding != UTF_8 and (found := _codec(span.file, source.encoding)) != UTF_8:
         altered, codec, errors = decoded_as(found), found, "strict"
-    with open_unpacked(file) as content:
+    with open_unpacked(span.file) as content:
         rows = _rows(_Lines(io.TextIOWrapper(content, codec, errors, newline="")), delimiter)
         head, number = next(rows, None), 0
-        if head is not None and text_field not in head:
-            yield no_text(f"{file}: all rows", text_field, head, _hint(head, delimiter))
+        if head is not None and text_field_of(source) not in head:
+            yield no_text(f"{span.path}: all rows", source, head, _hint(head, delimiter))
             return
         for number, cells in enumerate(rows, start=1):
-            yield _row(f"{file}:{number}", cells, head or [], text_field, altered, fields)
+            yield _row(f"{span.path}:{number}", cells, head or [], source, altered)
         if not number:
-            yield no_lines(file)
+            yield no_lines(span.file)
 
 
 class _Lines:
@@ -90,14 +86,12 @@ def _require_closed(row: list[str], delimiter: str) -> None:
             raise
 
 
-def _row(
-    id: str, cells: list[str], head: list[str], text_field: str, altered: str | None, fields: Mapping[str, str]
-) -> Document | LeftOut:
+def _row(id: str, cells: list[str], head: list[str], source: SourceConfig, altered: str | None) -> Document | LeftOut:
     if len(cells) > len(head):
         detail = f"{len(cells)} cells in a row, the header names {len(head)}; quote cells that hold the delimiter"
         return LeftOut(id, "not_csv", detail)
     row = dict(zip(reversed(head[: len(cells)]), reversed(cells), strict=True))  # of columns of one name, the first
-    item = take_text(id, row, text_field, altered, fields)
+    item = take_text(id, row, source, altered)
     if isinstance(item, Document) and not item.text.isascii():
         for at, char in enumerate(item.text):
             if "\udc80" <= char <= "\udcff":

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from data_prep.read.items import Span
 from data_prep.read.lines import can_be_cut
-from data_prep.read.sources import Span, file_state, whole_spans
+from data_prep.read.sources import file_state, whole_spans
 from data_prep.read.tables import parquet_groups
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
 from modernbert_train.errors import DataError
