@@ -7,24 +7,15 @@ Parquet and Arrow files of ids are converted to shards of ours. After a kill the
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from data_prep.program import finish
 from modernbert_train.cli.parser import Parser, positive
-from modernbert_train.errors import ConfigError
-
-if TYPE_CHECKING:
-    from data_prep.adoption.result import Fingerprint
-
-_WORKER_BYTES = 1 << 27  # a process takes seconds to import what it needs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,84 +71,19 @@ def adopt(
         DataError: shards are missing, damaged, or of another tokenizer.
         StorageError: a disk or a store fails.
     """
+    from data_prep.adoption.beside import adopt_shards
     from data_prep.adoption.layout import table_files
+    from data_prep.adoption.parts import Request
     from data_prep.adoption.tokenizer_fit import require_usable
 
     require_usable(tokenizer)
+    request = Request(source, tokenizer, out, column, dtype, workers, overwrite, anyway)
     files = table_files(source)
     if files:
         from data_prep.adoption.convert import convert
 
-        return convert(source, files, tokenizer, out, column, workers, overwrite, anyway)
-    return _adopt_shards(source, tokenizer, out, column, dtype, workers, overwrite, anyway)
-
-
-def _adopt_shards(
-    source: str,
-    tokenizer: str,
-    out: str | None,
-    column: str | None,
-    dtype: str | None,
-    workers: int | None,
-    overwrite: bool,
-    anyway: bool,
-) -> str:
-    from data_prep.adoption.beside import WORK, require_free, write_beside
-    from data_prep.adoption.layout import find_layout
-    from data_prep.adoption.parts import run_parts
-    from data_prep.adoption.result import claimed, describe, is_finished
-    from data_prep.adoption.survey import Survey, write_parts
-    from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, end_tokens, require_fit, spread, take_sample
-    from modernbert_train.data.remote import is_remote
-    from modernbert_train.data.shard_index import stored
-    from modernbert_train.vocabulary import read_vocabulary
-
-    if out is None and is_remote(source):
-        raise ConfigError(f"{source}: the card cannot be written there. Give a folder of this machine with --out.")
-    layout = find_layout(source, column, dtype)
-    folder = Path(source if out is None else out)
-    vocabulary = read_vocabulary(tokenizer)
-    asked = _fingerprint(layout.root, layout.column, dtype, vocabulary.sha256, layout.entries)
-    work = folder / WORK
-    if is_finished(folder, asked, overwrite):
-        if work.exists():  # killed after the last file
-            with claimed(work, asked):
-                shutil.rmtree(work)
-        return f"already adopted; --overwrite does it again\n{describe(folder)}"
-    require_free(folder, own=out is None or folder.resolve() == Path(layout.root))
-    names = end_tokens(tokenizer)
-    with claimed(work, asked):
-        fit = EachShard(tokenizer, names, anyway)
-        survey = Survey(work, layout.root, layout.column, dtype, vocabulary.num_entries, frozenset(names), fit)
-        chosen = [layout.entries[i] for i in spread(len(layout.entries), DOCUMENTS)]
-        firsts = ((f"{layout.root}/{stored(each)['basename']}", survey.first(each)) for each in chosen)
-        sample = take_sample([(place, ids) for place, ids in firsts if ids is not None], tokenizer, names)
-        require_fit(sample, source, tokenizer, anyway)
-        parts = write_parts(work, layout.entries)
-        run_parts(survey, parts, work, workers or _num_workers(layout.num_bytes))
-        facts = {"tokenizer": tokenizer, "tokenizer_sha256": vocabulary.sha256}
-        write_beside(survey, parts, layout, folder, names, asked, sample, facts)
-        shutil.rmtree(work, ignore_errors=True)
-    return describe(folder)
-
-
-def _num_workers(num_bytes: int) -> int:
-    return min(len(os.sched_getaffinity(0)), 1 + num_bytes // _WORKER_BYTES)
-
-
-def _fingerprint(
-    root: str, column: str, dtype: str | None, tokenizer_sha256: str, entries: list[dict[str, Any]]
-) -> Fingerprint:
-    """What the outcome depends on; the shards by what their indexes say."""
-    from data_prep.adoption.result import digest_of
-
-    return {
-        "shards": root,
-        "column": column,
-        "dtype": dtype,
-        "tokenizer": tokenizer_sha256,
-        "index": digest_of(entries),
-    }
+        return convert(request, files)
+    return adopt_shards(request)
 
 
 if __name__ == "__main__":

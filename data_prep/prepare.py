@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,19 +18,19 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from data_prep.program import finish
+from data_prep.write.workspace import LOCK, Part, claimed
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
-from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
-from modernbert_train.files import lock, lock_now
+from modernbert_train.errors import ConfigError, DataError, RunError
+from modernbert_train.files import lock
 from modernbert_train.version import __version__
 
 if TYPE_CHECKING:
     from data_prep.report import Fingerprint
     from data_prep.tasks.work import Work
 
-Part = tuple[int, int]
-_LOCK = ".lock"
+_OTHER = "out=..."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +93,7 @@ def prepare(config: PrepareConfig, overwrite: bool = False, part: Part = (1, 1))
         adapt_tokenizer(config.tokenizer.path, config.tokenizer.extend, config.tokenizer.spare_entries)
     for line in passed_over_lines(passed_over(config)):
         print(line, file=sys.stderr, flush=True)
-    with _claimed(folder, part):
+    with claimed(folder, _OTHER, part):
         try:
             work = _open_work(folder, config, asked, overwrite)
             _run(work, config, asked, part)
@@ -170,8 +169,8 @@ def _remove_work(folder: Path, asked: Fingerprint) -> None:
     from data_prep.tasks.work import read_work
 
     found = read_work(folder)
-    if (folder / _LOCK).exists() and (found is None or not changes(found[1], {"version": __version__, **asked})):
-        with _claimed(folder, (1, 1)):
+    if (folder / LOCK).exists() and (found is None or not changes(found[1], {"version": __version__, **asked})):
+        with claimed(folder, _OTHER):
             _empty(folder)
             shutil.rmtree(folder)
 
@@ -184,33 +183,6 @@ def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-
-
-@contextmanager
-def _claimed(folder: Path, part: Part) -> Iterator[None]:
-    """Keep others from the folder while the block runs; other parts of the same whole are let in.
-
-    Raises:
-        StorageError: another process has it, or it cannot be made.
-    """
-    alone = part == (1, 1)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (
-            (folder / _LOCK).open("a") as whole,
-            (folder / f"{_LOCK}-{part[0]}-of-{part[1]}").open("a") as mine,
-        ):
-            if not (lock_now(whole, shared=not alone) and lock_now(mine)):
-                raise StorageError(
-                    f"{folder}: another process is at work on it at this moment. Wait for it, or give another folder "
-                    "with out=..."
-                )
-            yield
-    except OSError as error:
-        raise StorageError(
-            f"{error.filename or folder}: {error.strerror or error}. Free space or change permissions, or give another "
-            "folder with out=..."
-        ) from error
 
 
 def _part(text: str) -> Part:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.clean.contamination import LookedFor, set_named
+from data_prep.clean.contamination import looked_for_line, set_named
 from data_prep.clean.documents import TRAIN, VALIDATION, SourceTally, Tally
 from data_prep.make_tokenizer import tokenizer_file
 from data_prep.read.encodings import UTF_8
@@ -98,21 +98,34 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool) -> bool:
         )
     if overwrite:
         return False
-    try:
-        recorded = read_json(out / REPORT)["fingerprint"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{out / REPORT}: cannot be read ({error}). --overwrite makes the dataset again.") from None
-    if differences := changes(recorded, asked):
+    if differences := changed_since(out / REPORT, asked):
         raise ConfigError(
             f"out={out}: holds a dataset of another spec or of other files ({differences}). Replace it with "
             "--overwrite, or give another folder with out=..."
         )
     for split in _splits(out):
-        try:
-            read_card(out / split)
-        except DataError as error:
-            raise DataError(f"{error} --overwrite makes the dataset again.") from None
+        require_card(out / split)
     return True
+
+
+def changed_since(report: Path, asked: Fingerprint) -> str:
+    """In what the fingerprint in a report differs from the one that is asked for; empty when they are equal.
+
+    Raises:
+        DataError: the report is damaged.
+    """
+    try:
+        return changes(read_json(report)["fingerprint"], asked)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{report}: cannot be read ({error}). --overwrite makes the dataset again.") from None
+
+
+def require_card(folder: Path) -> None:
+    """Raises DataError where a folder of shards is not whole."""
+    try:
+        read_card(folder)
+    except DataError as error:
+        raise DataError(f"{error} --overwrite makes the dataset again.") from None
 
 
 def write_report(
@@ -121,7 +134,7 @@ def write_report(
     tally: Tally,
     tasks: int,
     not_read: dict[str, dict[str, int]],
-    looked_for: dict[str, LookedFor],
+    looked_for: Mapping[str, Mapping[str, int]],
 ) -> None:
     """Write prepare_report.json beside the splits; asserts that no document vanished, of any source.
 
@@ -145,7 +158,7 @@ def write_report(
         "first_dropped": dict(sorted(tally.offenders.items())),
         "sources": {name: _counts(each) for name, each in tally.sources.items()},
         "not_read": not_read,
-        "decontaminate": {name: dataclasses.asdict(each) for name, each in looked_for.items()},
+        "looked_for": looked_for,
         "lengths": {split: length_bins(np.load(folder / split / LENGTHS, mmap_mode="r")) for split in cards},
         "tasks": tasks,
         "seconds": {stage: round(value, 1) for stage, value in tally.seconds.items()},
@@ -169,9 +182,8 @@ def describe(out: Path) -> str:
     if report["dropped"]:
         lines.append(f"the first that were left out for each reason: {out / REPORT}")
     lines += passed_over_lines(report.get("not_read", {}))
-    for name, each in report.get("decontaminate", {}).items():  # earlier versions did not count them
-        words = report["fingerprint"]["spec"]["overlap_words"]
-        lines.append(f"decontaminate.{name}: {LookedFor(**each).line(words)}")
+    for name, how in report.get("looked_for", {}).items():  # earlier versions have none
+        lines.append(f"decontaminate.{name}: {looked_for_line(how)}")
     return "\n".join([*lines, _source_table(report["sources"])])
 
 

@@ -19,11 +19,12 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.program import finish
 from modernbert_train.cli.parser import Parser
 from modernbert_train.data.dataset_card import CARD, LENGTHS, PREPARE_REPORT, read_card
 from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.data.statistics import length_bins, source_counts
-from modernbert_train.errors import DataError, RunError
+from modernbert_train.errors import DataError
 from modernbert_train.read_json import as_type, read_json
 from modernbert_train.text import table
 
@@ -35,15 +36,12 @@ _VALUES = 20  # of a field
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
     parsed = make_parser().parse_args(arguments)
-    try:
-        facts = {folder: dataset_stats(Path(folder)) for folder in parsed.folder}
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(
-        json.dumps(facts, indent=2) if parsed.json else "\n\n".join(_table(name, each) for name, each in facts.items())
-    )
-    return 0
+    return finish(lambda: _stats(parsed.folder, parsed.json))
+
+
+def _stats(folders: list[str], as_json: bool) -> str:
+    facts = {folder: dataset_stats(Path(folder)) for folder in folders}
+    return json.dumps(facts, indent=2) if as_json else "\n\n".join(_table(name, each) for name, each in facts.items())
 
 
 def make_parser() -> Parser:

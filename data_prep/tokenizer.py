@@ -19,23 +19,19 @@ from data_prep.clean.documents import Kept, Tally, examine
 from data_prep.clean.filters import make_screen
 from data_prep.clean.losses import losses
 from data_prep.make_tokenizer import adapt_tokenizer, num_entries, require_size, save_tokenizer, train_tokenizer
+from data_prep.program import finish
 from data_prep.read.items import Document
 from data_prep.read.sources import read_source
 from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig, prepare_problems
-from modernbert_train.errors import ConfigError, DataError, RunError
+from modernbert_train.errors import ConfigError, DataError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
     parsed = make_parser().parse_args(arguments)
-    try:
-        print(_make_folder(parsed))
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return finish(lambda: _make_folder(parsed))
 
 
 def make_parser() -> Parser:

@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 
 from data_prep.adoption.findings import Findings, describe
-from data_prep.adoption.layout import Layout
-from data_prep.adoption.result import REPORT, Fingerprint, write_report
-from data_prep.adoption.survey import Survey
-from data_prep.adoption.tokenizer_fit import Sample
+from data_prep.adoption.layout import Layout, find_layout, the_only
+from data_prep.adoption.parts import Request
+from data_prep.adoption.result import REPORT, claimed_for, digest_of, is_finished, write_report
+from data_prep.adoption.result import describe as describe_folder
+from data_prep.adoption.survey import Survey, write_parts
+from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, end_tokens, spread
+from data_prep.report import Fingerprint
+from data_prep.write.merging import join_lengths
 from modernbert_train.data.dataset_card import (
     ADOPTED_INDEX,
     CARD,
@@ -28,15 +32,17 @@ from modernbert_train.data.dataset_card import (
     file_xxh3,
     write_card,
 )
-from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.data.remote import is_remote
+from modernbert_train.errors import ConfigError
 from modernbert_train.files import sync
 from modernbert_train.version import __version__
+from modernbert_train.vocabulary import read_vocabulary
 
 WORK = ".adopt"  # in the folder of the card, until that is there
 _WRITTEN = (ADOPTED_INDEX, LENGTHS, TOKEN_COUNTS, REPORT, CARD)
 
 
-def require_free(folder: Path, own: bool) -> None:
+def _require_free(folder: Path, own: bool) -> None:
     """Refuse to write over files of somebody else.
 
     Args:
@@ -56,52 +62,66 @@ def require_free(folder: Path, own: bool) -> None:
         )
 
 
-def write_beside(
+def adopt_shards(request: Request) -> str:
+    """Adopt MDS shards; result and errors as of data_prep/adopt.py's `adopt`."""
+    if request.out is None and is_remote(request.source):
+        raise ConfigError(
+            f"{request.source}: the card cannot be written there. Give a folder of this machine with --out."
+        )
+    layout = find_layout(request.source, request.column, request.dtype)
+    folder = Path(request.source if request.out is None else request.out)
+    vocabulary, names = read_vocabulary(request.tokenizer), end_tokens(request.tokenizer)
+    asked: Fingerprint = {
+        "shards": layout.root,
+        "column": layout.column,
+        "dtype": request.dtype,
+        "tokenizer": vocabulary.sha256,
+        "index": digest_of(layout.entries),
+    }
+    work = folder / WORK
+    if is_finished(folder, asked, request.overwrite):
+        if work.exists():  # killed after the last file
+            with claimed_for(asked, work):
+                pass
+        return f"already adopted; --overwrite does it again\n{describe_folder(folder)}"
+    _require_free(folder, own=request.out is None or folder.resolve() == Path(layout.root))
+    with claimed_for(asked, work):
+        fit = EachShard(request.tokenizer, names, request.anyway)
+        survey = Survey(work, layout.column, vocabulary.num_entries, fit, layout.root, request.dtype)
+        chosen = [layout.entries[i] for i in spread(len(layout.entries), DOCUMENTS)]
+        firsts = ((survey.name(each), survey.first(each)) for each in chosen)
+        parts = write_parts(work, layout.entries)
+        found, facts = survey.run(request, firsts, parts, layout.num_bytes)
+        _write_beside(survey, parts, found, layout, folder, vocabulary.sha256, asked, facts)
+    return describe_folder(folder)
+
+
+def _write_beside(
     survey: Survey,
     parts: int,
+    found: Findings,
     layout: Layout,
     folder: Path,
-    names: dict[int, str],
+    tokenizer_sha256: str,
     asked: Fingerprint,
-    sample: Sample,
     facts: dict[str, Any],
 ) -> None:
-    """Join what the parts left.
-
-    Args:
-        survey: all parts of which are done.
-        parts: how many.
-        layout: of the shards.
-        folder: of the card.
-        names: of the special tokens.
-        asked: what identifies the outcome.
-        sample: of the documents.
-        facts: for the report: `tokenizer`, its folder, and `tokenizer_sha256`.
-
-    Raises:
-        DataError: there are no tokens, or folders differ in the type of their ids.
-    """
-    work, found, counts = survey.work, Findings(), np.zeros(survey.vocab_size, np.int64)
-    started = time.monotonic()
+    """Join what the parts left. Raises DataError where folders differ in the type of their ids."""
+    work, started = survey.work, time.monotonic()
     with (work / ADOPTED_INDEX).open("w", encoding="utf-8") as index:
         index.write('{"version": 2, "shards": [')
         for rank in range(parts):
-            findings, entries, _, part_counts = survey.result(rank)
-            found.add(findings)
-            counts += part_counts
+            entries = survey.left(rank)["entries"]
             index.write(", " * (rank > 0) + ", ".join(json.dumps(entry, sort_keys=True) for entry in entries))
         index.write("]}")
-    dtype = _one_dtype(layout.root, found)
-    if not found.tokens:
-        raise DataError(f"{layout.root}: the shards hold no tokens.")
-    lengths = np.lib.format.open_memmap(work / LENGTHS, mode="w+", dtype=np.uint32, shape=(found.documents,))
-    at = 0
+    folders: dict[str, str] = {}
+    for place, dtype in found.dtypes.items():
+        folders.setdefault(dtype, place or ".")
+    dtype = the_only(layout.root, "the type of the ids", folders)
+    join_lengths((survey.array(rank, "lengths") for rank in range(parts)), work / LENGTHS, found.documents)
+    counts = np.zeros(survey.vocab_size, np.int64)
     for rank in range(parts):
-        _, _, part, _ = survey.result(rank)
-        lengths[at : at + len(part)] = part
-        at += len(part)
-    assert at == found.documents
-    lengths.flush()
+        counts += survey.array(rank, "counts")
     np.save(work / TOKEN_COUNTS, counts)
     card = DatasetCard(
         column=survey.column,
@@ -109,7 +129,7 @@ def write_beside(
         documents=found.documents,
         tokens=found.tokens,
         vocab_size=survey.vocab_size,
-        tokenizer_sha256=facts["tokenizer_sha256"],
+        tokenizer_sha256=tokenizer_sha256,
         index_sha256=file_sha256(work / ADOPTED_INDEX),
         lengths_sha256=file_sha256(work / LENGTHS),
         lengths_xxh3=file_xxh3(work / LENGTHS),
@@ -120,17 +140,16 @@ def write_beside(
         stripped=sorted(found.removed),
     )
     indexes = "one index" if layout.indexes == 1 else f"{layout.indexes:,} indexes"
-    lines = list(describe(found, counts, names))
+    lines = list(describe(found, counts, survey.fit.special))
     lines.append(
         f"{len(layout.entries):,} shards of {layout.num_bytes:,} bytes by {indexes}, column "
         f"{layout.column} ({layout.encoding}, {dtype}); hashes: {found.verified:,} right, {found.hashed:,} computed"
     )
     report = facts | {
+        "tokenizer_sha256": tokenizer_sha256,
         "shards": layout.root,
         "found": lines,
         "notes": layout.notes,
-        **sample.to_json(),
-        "findings": found.to_json(),
         "seconds": {"joining": round(time.monotonic() - started, 1)},
     }
     write_report(work / REPORT, asked, report)
@@ -140,16 +159,3 @@ def write_beside(
         sync(work / name)
         os.replace(work / name, folder / name)
     sync(folder)
-
-
-def _one_dtype(root: str, found: Findings) -> str:
-    """The type of all ids; folders must agree."""
-    first: tuple[str, str] | None = None
-    for folder, dtype in found.dtypes.items():
-        first = first or (folder, dtype)
-        if dtype != first[1]:
-            raise DataError(
-                f"{root}: ids in {first[0] or '.'} are {first[1]}, in {folder or '.'} {dtype}; so they were not "
-                "written by one program. Adopt the folders one by one, and name them as data.streams."
-            )
-    return first[1] if first else "int64"

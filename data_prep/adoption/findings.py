@@ -7,7 +7,7 @@ their middle: neither can be undone, and whoever trains on them should know.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.data.shard_file import ends_of
+from modernbert_train.errors import DataError
 from modernbert_train.text import plural
 
 _LENGTHS_KEPT = 8  # most frequent lengths of a part; one that all documents have is among them
@@ -59,15 +60,20 @@ class Findings:
         for name in ("lengths", "first", "last", "removed"):
             getattr(self, name).update(getattr(other, name))
         for folder, dtype in other.dtypes.items():
-            self.dtypes[folder] = _wider(self.dtypes.get(folder), dtype)
-        self.longest.update(other.longest)
-        self.longest = Counter(
-            {longest: self.longest[longest] for longest in [max(self.longest, default=0)] if longest}
-        )
+            self.add_dtype(folder, dtype)
+        self._keep_longest(self.longest + other.longest)
+
+    def add_dtype(self, folder: str, dtype: Any) -> None:
+        self.dtypes[folder] = np.result_type(dtype, self.dtypes.get(folder, dtype)).name
 
     def shorten(self) -> None:
-        """Forget all but the most frequent lengths."""
+        """Forget all lengths but the longest and the most frequent."""
+        self._keep_longest(self.lengths)
         self.lengths = Counter(dict(self.lengths.most_common(_LENGTHS_KEPT)))
+
+    def _keep_longest(self, lengths: Counter[int]) -> None:
+        longest = max(lengths, default=0)
+        self.longest = Counter({longest: lengths[longest]} if longest else {})
 
     def to_json(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
@@ -78,10 +84,6 @@ class Findings:
         for name in ("lengths", "longest", "first", "last", "removed"):
             setattr(found, name, Counter({int(key): count for key, count in content[name].items()}))
         return found
-
-
-def _wider(one: str | None, other: str) -> str:
-    return other if one is None else np.result_type(one, other).name
 
 
 class Counting:
@@ -99,7 +101,7 @@ class Counting:
 
     _AT_ONCE = 1 << 18  # tokens; one by one, a vocabulary of 256,000 costs more than reading
 
-    def __init__(self, special: frozenset[int], vocab_size: int) -> None:
+    def __init__(self, special: Collection[int], vocab_size: int) -> None:
         self.findings = Findings()
         self.counts = np.zeros(vocab_size, np.int64)
         self.lengths: list[int] = []
@@ -110,23 +112,27 @@ class Counting:
         self._ends: list[NDArray[Any]] = []
         self._tokens = 0
 
-    def take(self, ids: NDArray[Any]) -> NDArray[Any]:
+    def take(self, ids: NDArray[Any], place: str, number: int) -> NDArray[Any]:
         """Count a document.
 
         Args:
             ids: as stored, a line of integers.
+            place, number: the file, and the document in it, for messages.
 
         Returns:
             What will be read of it.
 
         Raises:
-            ValueError: an id is no entry of the vocabulary; says which.
+            DataError: an id is no entry of the vocabulary; says which.
         """
         found = self.findings
         if len(ids):
             for id in (int(ids.min()), int(ids.max())):
                 if not 0 <= id < len(self.counts):
-                    raise ValueError(f"holds token id {id}, the tokenizer has {len(self.counts)} entries")
+                    raise DataError(
+                        f"{place}: document {number} holds token id {id}, the tokenizer has {len(self.counts)} "
+                        "entries. The ids belong to another tokenizer; name theirs with --tokenizer."
+                    )
             for counter, id in ((found.first, int(ids[0])), (found.last, int(ids[-1]))):
                 if id in self._special:
                     counter[id] += 1
@@ -149,9 +155,6 @@ class Counting:
     def finish(self) -> None:
         """Count the rest."""
         self._count()
-        longest = max(self.findings.lengths, default=0)
-        if longest:
-            self.findings.longest = Counter({longest: self.findings.lengths[longest]})
         self.findings.shorten()
 
     def _count(self) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,17 +21,18 @@ from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_file import BYTES, id_column
 from modernbert_train.data.shard_index import MOST_BYTES, is_inside, stored
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.own_files import require_own_file
+from modernbert_train.own_files import require_own_file, require_own_files
 from modernbert_train.read_json import is_count, read_json
 from modernbert_train.text import plural
 
-ID_COLUMNS = ("input_ids", "tokens")  # Ettin, mmBERT and AnswerDotAI; llm-foundry
-TEXT_COLUMNS = ("text",)
+_ID_COLUMNS = ("input_ids", "tokens")  # Ettin, mmBERT and AnswerDotAI; llm-foundry
+_TEXT_COLUMN = "text"
 TABLES = (".parquet", ".arrow")
 SHARD_ENDS = (".mds", ".mds.zstd", ".mds.gz", ".mds.br", ".mds.bz2", ".mds.snappy")
-HELD_OUT = ("validation", "valid", "val", "val_small", "val_xsmall", "eval", "test", "dev")
+_HELD_OUT = frozenset(("validation", "valid", "val", "val_small", "val_xsmall", "eval", "test", "dev"))
 _RAW_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 _LISTED = 5
+_APART = "Adopt the folders one by one, and name them as data.streams."
 TIMEOUT_SECONDS = 60.0  # without a byte from a store
 
 Entry = dict[str, Any]
@@ -82,7 +82,7 @@ def find_layout(root: str, column: str | None, dtype: str | None) -> Layout:
 
     Args:
         root: folder or URL.
-        column: that holds the ids; None looks for one of ID_COLUMNS.
+        column: that holds the ids; None looks for input_ids, then for tokens.
         dtype: numpy name of the ids' type, for a column of raw bytes.
 
     Raises:
@@ -106,7 +106,7 @@ def find_layout(root: str, column: str | None, dtype: str | None) -> Layout:
         notes += _unnamed(folder, entries)
     if not entries:
         raise DataError(f"{root}: its index lists no shards. Its writer wrote nothing; write it again.")
-    name = column or _id_column(root, entries[0])
+    name = column or id_column_of(root, _columns(entries[0]), "mds", root)
     encoding = _same_encoding(root, entries, name)
     if encoding == BYTES and dtype is None:
         raise ConfigError(
@@ -150,12 +150,16 @@ def _require_complete(folder: Path, indexes: Sequence[Path]) -> None:
             f"{folder}: no {INDEX} here or in a folder below, nor a Parquet or Arrow file. Give a folder of MDS shards "
             "or of a Hugging Face dataset."
         )
-    splits = sorted({home.relative_to(folder).parts[0] for home in homes if home != folder})
-    held_out = [name for name in splits if name in HELD_OUT]
-    if held_out and len(splits) > 1:
+    require_one_split(str(folder), (home.relative_to(folder).parts[0] for home in homes if home != folder))
+
+
+def require_one_split(source: str, names: Iterable[str]) -> None:
+    """Refuse train and held-out text in one, by the names of folders or files. Raises ConfigError."""
+    splits = sorted(set(names))
+    if len(splits) > 1 and not _HELD_OUT.isdisjoint(splits):
         raise ConfigError(
-            f"{folder}: holds {', '.join(splits)}, which must not be trained on together. Adopt one after the other: "
-            f"{folder / splits[0]}, {folder / splits[1]}."
+            f"{source}: holds {', '.join(splits)}, which must not be trained on together. Adopt one after the other: "
+            "name its folder, or its file."
         )
 
 
@@ -165,11 +169,7 @@ def _read_entries(path: Path, name: str) -> list[Entry]:
         for entry in entries:
             if entry["format"] != "mds":
                 raise DataError(f"{name}: shards of format {entry['format']!r}; only MDS ones hold arrays of ids.")
-            pickled = [
-                column
-                for column, encoding in zip(entry["column_names"], entry["column_encodings"], strict=True)
-                if encoding == "pkl"
-            ]
+            pickled = [column for column, encoding in _columns(entry).items() if encoding == "pkl"]
             if pickled:
                 raise DataError(
                     f"{name}: column {pickled[0]!r} is pickled, and unpickling runs code of whoever wrote it. Have the "
@@ -192,15 +192,19 @@ def _local_entries(root: Path, index: Path) -> Iterator[Entry]:
     require_own_file(index, root)
     below = index.parent.relative_to(root)
     missing, number = [], 0
-    shared = _Shared()
-    own = _OwnFiles(root)
+    shared: dict[str, list[Any]] = {}
+    looked_at = set()
     for entry in _read_entries(index, str(index)):
         number += 1
         found = _present(entry, index.parent)
         if found is None:
             missing.append(stored(entry)["basename"])
         else:
-            own.require(index.parent / stored(found)["basename"])
+            home = (index.parent / stored(found)["basename"]).parent
+            if home not in looked_at:
+                require_own_file(home, root)
+                require_own_files(home)
+                looked_at.add(home)
             yield _moved(found, str(below), shared)
     if missing:
         raise DataError(
@@ -215,13 +219,8 @@ def _present(entry: Entry, folder: Path) -> Entry | None:
     """The entry as what is there: the compressed file, or the plain one that was unpacked from it; None for neither."""
     for kind in ("zip_data", "raw_data"):
         info = entry[kind]
-        if info is not None:
-            try:
-                size = (folder / info["basename"]).stat().st_size
-            except OSError:
-                continue
-            if size == info["bytes"]:
-                return entry if kind == "zip_data" else _plain(entry)
+        if info is not None and (file := folder / info["basename"]).exists() and file.stat().st_size == info["bytes"]:
+            return entry if kind == "zip_data" else _plain(entry)
     return None
 
 
@@ -229,39 +228,16 @@ def _plain(entry: Entry) -> Entry:
     return {**entry, "zip_data": None, "compression": None}
 
 
-def _moved(entry: Entry, below: str, shared: _Shared) -> Entry:
-    """The entry with paths as seen from the root."""
-    moved: Entry = {key: shared.get(value) if isinstance(value, list) else value for key, value in entry.items()}
+def _moved(entry: Entry, below: str, shared: dict[str, list[Any]]) -> Entry:
+    """The entry with paths as seen from the root, and one list for equal ones: all shards name the same columns."""
+    moved: Entry = {
+        key: shared.setdefault(repr(value), value) if isinstance(value, list) else value for key, value in entry.items()
+    }
     for kind in ("zip_data", "raw_data"):
         info = moved[kind]
         if info is not None:
             moved[kind] = info | {"basename": os.path.normpath(os.path.join(below, info["basename"]))}
     return moved
-
-
-class _Shared:
-    """One list in place of many equal ones: a quarter of a million shards name the same columns."""
-
-    def __init__(self) -> None:
-        self._lists: dict[str, list[Any]] = {}
-
-    def get(self, value: list[Any]) -> list[Any]:
-        return self._lists.setdefault(repr(value), value)
-
-
-class _OwnFiles:
-    """As `require_own_file`, of many files in few folders: of a plain file in a folder that was looked at, fast."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._folders: set[Path] = set()
-
-    def require(self, path: Path) -> None:
-        if path.parent not in self._folders:
-            require_own_file(path.parent, self._root)
-            self._folders.add(path.parent)
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            require_own_file(path, self._root)
 
 
 def _remote_entries(url: str) -> list[Entry]:
@@ -308,38 +284,50 @@ def _unnamed(root: Path, entries: Sequence[Entry]) -> Iterator[str]:
         )
 
 
-def _id_column(root: str, entry: Entry) -> str:
-    columns = dict(zip(entry["column_names"], entry["column_encodings"], strict=True))
-    for name in ID_COLUMNS:
+def id_column_of(place: str, columns: Mapping[str, object], kind: str, root: str) -> str:
+    """The column that holds ids.
+
+    Args:
+        place: where they are, for messages.
+        columns: their names, and what they are.
+        kind, root: of a source of `prepare`, for a dataset of text.
+
+    Raises:
+        ConfigError: none is called as ids are; says what to do.
+    """
+    for name in _ID_COLUMNS:
         if name in columns:
             return name
-    for name in TEXT_COLUMNS:
-        if name in columns:
-            raise ConfigError(
-                f"{root}: holds text (column {name}) and no ids. Tokenise it: python -m modernbert_train prepare "
-                f"out=data/mine sources.mine.kind=mds {shlex.quote(f'sources.mine.path={root}')} "
-                f"sources.mine.text_field={name} tokenizer.path=TOKENIZER"
-            )
-    shown = ", ".join(f"{name} ({encoding})" for name, encoding in columns.items())
-    raise ConfigError(f"{root}: no column {' or '.join(ID_COLUMNS)} among {shown}. Name it with --column.")
+    if _TEXT_COLUMN in columns:
+        raise ConfigError(
+            f"{place}: holds text (column {_TEXT_COLUMN}) and no ids. Tokenise it: python -m modernbert_train prepare "
+            f"out=data/mine sources.mine.kind={kind} {shlex.quote(f'sources.mine.path={root}')} "
+            f"sources.mine.text_field={_TEXT_COLUMN} tokenizer.path=TOKENIZER"
+        )
+    shown = ", ".join(f"{name} ({what})" for name, what in columns.items())
+    raise ConfigError(f"{place}: no column {' or '.join(_ID_COLUMNS)} among {shown}. Name it with --column.")
+
+
+def _columns(entry: Entry) -> dict[str, str]:
+    return dict(zip(entry["column_names"], entry["column_encodings"], strict=True))
 
 
 def _same_encoding(root: str, entries: Sequence[Entry], column: str) -> str:
     """The encoding of the ids; all shards must have the same."""
-    first: tuple[str, str] | None = None
+    found: dict[str, str] = {}  # encoding -> the first shard of it
     for entry in entries:
-        columns = dict(zip(entry["column_names"], entry["column_encodings"], strict=True))
-        place = stored(entry)["basename"]
+        columns, place = _columns(entry), stored(entry)["basename"]
         if column not in columns:
             raise DataError(
-                f"{root}/{place}: no column {column!r} among {', '.join(columns)}, which other shards have. Adopt the "
-                "folders one by one, and name them as data.streams."
+                f"{root}/{place}: no column {column!r} among {', '.join(columns)}, which other shards have. {_APART}"
             )
-        first = first or (place, columns[column])
-        if columns[column] != first[1]:
-            raise DataError(
-                f"{root}: {first[0]} stores {column} as {first[1]}, {place} as {columns[column]}; so they were not "
-                "written by one program. Adopt the folders one by one, and name them as data.streams."
-            )
-    assert first is not None
-    return first[1]
+        found.setdefault(columns[column], place)
+    return the_only(root, f"column {column}", found)
+
+
+def the_only(root: str, what: str, found: Mapping[str, str]) -> str:
+    """The one thing that was found, of things by the places where each is. Raises DataError where they are several."""
+    if len(found) > 1:
+        shown = ", ".join(f"{each} in {place}" for each, place in found.items())
+        raise DataError(f"{root}: {what} is {shown}; so they were not written by one program. {_APART}")
+    return next(iter(found))

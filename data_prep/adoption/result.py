@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.data.dataset_card import CARD, read_card
-from modernbert_train.errors import ConfigError, DataError, StorageError
-from modernbert_train.files import lock_now
-from modernbert_train.read_json import read_json
+from data_prep.report import Fingerprint, changed_since, require_card
+from data_prep.write.workspace import LOCK, claimed
+from modernbert_train.data.dataset_card import CARD
+from modernbert_train.errors import ConfigError
 from modernbert_train.version import __version__
 
 REPORT = "adopt_report.json"
-_LOCK, _ASKED = ".lock", "asked.json"
-
-Fingerprint = dict[str, str | None]
 
 
 def digest(parts: Sequence[object]) -> str:
@@ -52,52 +50,31 @@ def is_finished(folder: Path, asked: Fingerprint, overwrite: bool) -> bool:
         )
     if overwrite:
         return False
-    try:
-        there = read_json(folder / REPORT)["fingerprint"]
-        changed = [f"{key}: {there.get(key)} there, {asked[key]} now" for key in asked if there.get(key) != asked[key]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder / REPORT}: cannot be read ({error}). --overwrite adopts the shards anew.") from None
-    if changed:
+    if changed := changed_since(folder / REPORT, asked):
         raise ConfigError(
-            f"{folder}: was adopted otherwise, or the shards have changed ({'; '.join(changed)}). --overwrite adopts "
-            "them anew; runs on what is there now cannot resume then."
+            f"{folder}: was adopted otherwise, or the shards have changed ({changed}). --overwrite adopts them anew; "
+            "runs on what is there now cannot resume then."
         )
-    try:
-        read_card(folder)
-    except DataError as error:
-        raise DataError(f"{error} --overwrite adopts the shards anew.") from None
+    require_card(folder)
     return True
 
 
 @contextmanager
-def claimed(work: Path, asked: Fingerprint) -> Iterator[None]:
-    """Keep others from a folder of unfinished work while the block runs; what is in it of other shards is removed.
+def claimed_for(asked: Fingerprint, work: Path) -> Iterator[None]:
+    """As `claimed`; what is in the folder of other shards is removed, and all of it after the block.
 
     Raises:
-        StorageError: another process has it.
-        ConfigError: it cannot be made.
+        StorageError: see `claimed`.
     """
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        lock = (work / _LOCK).open("a")
-    except OSError as error:
-        raise ConfigError(
-            f"{work}: cannot be written ({error.strerror}). Give a folder of your own with --out; the shards stay "
-            "where they are."
-        ) from None
-    with lock:
-        if not lock_now(lock):
-            raise StorageError(f"{work}: another process is at work on it at this moment. Wait for it.")
-        try:
-            there = read_json(work / _ASKED)
-        except (OSError, ValueError):
-            there = None
-        if there != asked:
+    with claimed(work, "--out"):
+        mark = work / f"asked-{digest([asked])}"
+        if not mark.exists():
             for path in work.iterdir():
-                if path.is_file() and path.name != _LOCK:
+                if path.is_file() and not path.name.startswith(LOCK):
                     path.unlink()
-            (work / _ASKED).write_text(json.dumps(asked), encoding="utf-8")
+            mark.touch()
         yield
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def write_report(path: Path, asked: Fingerprint, facts: dict[str, Any]) -> None:

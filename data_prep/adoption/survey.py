@@ -1,8 +1,4 @@
-"""One pass over the shards of others, in parts that any process may do: lengths, counts, hashes, and what is found.
-
-What a part leaves is complete when its JSON file is there, and does not depend on who made it, so that after a kill the
-parts that are missing are all that is done again. A process holds one shard at a time.
-"""
+"""A pass over the shards of others: lengths, counts, hashes, and what is found. A process holds one shard at a time."""
 
 from __future__ import annotations
 
@@ -17,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.adoption.findings import Counting, Findings
+from data_prep.adoption.findings import Counting
 from data_prep.adoption.layout import TIMEOUT_SECONDS, Entry
-from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, spread
+from data_prep.adoption.parts import Pass
+from data_prep.adoption.tokenizer_fit import DOCUMENTS, spread
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_file import as_line, fault_of, hash_of, id_column, unpack
 from modernbert_train.data.shard_index import stored
-from modernbert_train.errors import DataError, StorageError
+from modernbert_train.errors import DataError
 from modernbert_train.files import write_whole
-from modernbert_train.own_files import require_own_file
 
 PART_BYTES = 1 << 28  # of shards as stored; a part that was interrupted is done again
 _HASH = "xxh64"
@@ -35,56 +31,34 @@ _OTHER_IDS = "Name the column that holds integer ids with --column, and their ty
 
 
 @dataclass(frozen=True)
-class Survey:
-    """The parts of a dataset; pickled and sent to whoever does one.
+class Survey(Pass):
+    """A pass over shards, cut by `write_parts`.
 
     Attributes:
-        work: folder in which parts lie, see `write_parts`, and what they leave.
         root: folder or URL of the shards.
-        column, dtype: see `IdColumn`.
-        vocab_size: one more than the largest id allowed.
-        special: ids that are taken off the ends of documents.
-        fit: of the tokenizer to each shard.
+        dtype: see `IdColumn`.
     """
 
-    work: Path
     root: str
-    column: str
     dtype: str | None
-    vocab_size: int
-    special: frozenset[int]
-    fit: EachShard
 
-    def run_task(self, rank: int) -> None:
-        """Do one part, unless it is done.
-
-        Raises:
-            DataError: a shard is missing, damaged, or holds something else than ids of this vocabulary.
-            StorageError: the disk refuses what is left.
-        """
-        if self._file(rank, "json").exists():
-            return
-        counting = Counting(self.special, self.vocab_size)
-        entries = []
-        for entry in read_entries(self._file(rank, "shards")):
-            entries.append(self._take(entry, counting))
+    def do(self, rank: int, counting: Counting) -> dict[str, Any]:
+        """Count the documents of some shards; leaves their lengths, counts, and entries with hashes."""
+        entries = json.loads(self.file(rank, "shards").read_text(encoding="utf-8"))
+        for entry in entries:
+            self._take(entry, counting)
         counting.finish()
-        try:
-            with self._file(rank, "partial").open("wb") as file:
-                np.savez(file, lengths=np.array(counting.lengths, np.uint32), counts=counting.counts)
-            os.replace(self._file(rank, "partial"), self._file(rank, "npz"))
-            left = {"findings": counting.findings.to_json(), "entries": entries}
-            write_whole(self._file(rank, "json"), json.dumps(left))
-        except OSError as error:
-            raise StorageError(
-                f"{error.filename or self.work}: {error.strerror}. Free space; the same command resumes."
-            ) from None
+        partial = self.file(rank, "partial")
+        with partial.open("wb") as file:
+            np.savez(file, lengths=np.array(counting.lengths, np.uint32), counts=counting.counts)
+        os.replace(partial, self.file(rank, "npz"))
+        return {"entries": entries}
 
-    def result(self, rank: int) -> tuple[Findings, list[Entry], NDArray[np.uint32], NDArray[np.int64]]:
-        """What a part left: findings, entries with hashes, lengths and counts."""
-        left = json.loads(self._file(rank, "json").read_text(encoding="utf-8"))
-        with np.load(self._file(rank, "npz"), allow_pickle=False) as arrays:
-            return Findings.from_json(left["findings"]), left["entries"], arrays["lengths"], arrays["counts"]
+    def array(self, rank: int, name: str) -> NDArray[Any]:
+        """What a part left: `lengths`, uint32 [documents], or `counts`, int64 [entries of the vocabulary]."""
+        with np.load(self.file(rank, "npz"), allow_pickle=False) as arrays:
+            found: NDArray[Any] = arrays[name]
+            return found
 
     def first(self, entry: Entry) -> NDArray[Any] | None:
         """The beginning of a shard's first document as it is stored; None where it has none.
@@ -95,32 +69,23 @@ class Survey:
         ids = next(self._documents(entry, self._bytes(entry)), None)
         return None if ids is None else ids[:_BEGINNING].copy()  # a view would keep the shard in memory
 
-    def _take(self, entry: Entry, counting: Counting) -> Entry:
-        data = self._bytes(entry)
+    def _take(self, entry: Entry, counting: Counting) -> None:
+        data, found = self._bytes(entry), counting.findings
         has_hash = bool(stored(entry)["hashes"])
-        counting.findings.verified += has_hash
-        counting.findings.hashed += not has_hash
+        found.verified += has_hash
+        found.hashed += not has_hash
         if not has_hash:
             stored(entry)["hashes"] = {_HASH: hash_of(_HASH, data)}
-        folder = os.path.dirname(stored(entry)["basename"])
-        dtypes, sample = set(), []
+        dtypes, sample, place = set(), [], self.name(entry)
         looked_at = spread(entry["samples"], DOCUMENTS)
         for number, ids in enumerate(self._documents(entry, data)):
             dtypes.add(ids.dtype)
             if number in looked_at:
                 sample.append(ids[:_BEGINNING])
-            try:
-                counting.take(ids)
-            except ValueError as error:
-                raise DataError(
-                    f"{self._name(entry)}: document {number} {error}. The shards belong to another tokenizer; name "
-                    "theirs with --tokenizer."
-                ) from None
-        self.fit.require(self._name(entry), sample)
-        if dtypes:
-            known = counting.findings.dtypes.get(folder)
-            counting.findings.dtypes[folder] = np.result_type(*dtypes, *([known] if known else [])).name
-        return entry
+            counting.take(ids, place, number)
+        self.fit.require(place, sample)
+        for dtype in dtypes:
+            found.add_dtype(os.path.dirname(stored(entry)["basename"]), dtype)
 
     def _documents(self, entry: Entry, data: bytes) -> Iterator[NDArray[Any]]:
         try:
@@ -147,25 +112,17 @@ class Survey:
                 downloader = Downloader(self.root, TIMEOUT_SECONDS)
                 data = downloader.fetch(basename, Path(scratch), stored(entry)["bytes"]).read_bytes()
         else:
-            path = Path(self.root, basename)
-            require_own_file(path, Path(self.root))
-            try:
-                data = path.read_bytes()
-            except OSError as error:
-                raise self._broken(entry, f"cannot be read ({error.strerror})") from None
+            data = Path(self.root, basename).read_bytes()
         fault = fault_of(entry, data)
         if fault is not None:
             raise self._broken(entry, fault)
         return data
 
-    def _name(self, entry: Entry) -> str:
+    def name(self, entry: Entry) -> str:
         return f"{self.root}/{stored(entry)['basename']}"
 
     def _broken(self, entry: Entry, found: str, remedy: str = "Copy it again") -> DataError:
-        return DataError(f"{self._name(entry)}: {found}. {remedy}; nothing was adopted.")
-
-    def _file(self, rank: int, end: str) -> Path:
-        return self.work / f"{rank:05d}.{end}"
+        return DataError(f"{self.name(entry)}: {found}. {remedy}; nothing was adopted.")
 
 
 def write_parts(work: Path, entries: Sequence[Entry]) -> int:
@@ -181,8 +138,3 @@ def write_parts(work: Path, entries: Sequence[Entry]) -> int:
     for rank, part in enumerate(parts):
         write_whole(work / f"{rank:05d}.shards", json.dumps(part))
     return len(parts)
-
-
-def read_entries(path: Path) -> list[Entry]:
-    entries: list[Entry] = json.loads(path.read_text(encoding="utf-8"))
-    return entries

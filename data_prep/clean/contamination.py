@@ -9,9 +9,9 @@ Source: Brown et al. 2020, arXiv:2005.14165, appendix C, whose runs have 13 word
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -26,8 +26,7 @@ from modernbert_train.errors import DataError
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no word's weight in a hash becomes 0
 _SHOWN_WORDS = 13
-_BITS = 24  # a table of 16 MB
-_SHIFT = np.uint64(64 - _BITS)
+_NOT_AT_ALL = "not at all, having no words"
 _LINE_WORDS = 4  # "See also" and the like are lines of many documents; a whole document may be shorter
 
 
@@ -38,33 +37,6 @@ class Overlap(NamedTuple):
     words: str
 
 
-@dataclass
-class LookedFor:
-    """How the texts of an evaluation set are looked for, in numbers of texts.
-
-    Attributes:
-        texts: of the set.
-        by_runs: have as many words as a run.
-        as_lines: are shorter, and compared with whole documents and with their lines.
-        as_documents: have so few words that they are compared with whole documents alone.
-    """
-
-    texts: int = 0
-    by_runs: int = 0
-    as_lines: int = 0
-    as_documents: int = 0
-
-    def line(self, words: int) -> str:
-        """For a person."""
-        parts = {
-            f"by {words} words in a row": self.by_runs,
-            "as a whole line or document": self.as_lines,
-            "as a whole document": self.as_documents,
-            "not at all, having no words": self.texts - self.by_runs - self.as_lines - self.as_documents,
-        }
-        return f"{self.texts:,} texts looked for: {', '.join(f'{n:,} {how}' for how, n in parts.items() if n)}"
-
-
 class Evaluations:
     """Runs of words of evaluation sets, and their short texts.
 
@@ -73,12 +45,12 @@ class Evaluations:
         words: in a run.
 
     Attributes:
-        looked_for: how the texts of each set are.
+        looked_for: by set, how its texts are -> how many.
     """
 
     def __init__(self, texts: Mapping[str, Sequence[str]], words: int) -> None:
         self._words = words
-        self.looked_for = {name: LookedFor() for name in texts}
+        self.looked_for = {name: Counter[str]() for name in texts}
         self._short: dict[tuple[int, ...], int] = {}  # words of a short text -> number of its set
         self._numbers: dict[str, int] = {}  # word -> its number; a word of no set is in no shared run
         self._names = list(texts)
@@ -86,7 +58,7 @@ class Evaluations:
         for number, name in enumerate(texts):
             for text in texts[name]:
                 line = [self._numbers.setdefault(word, len(self._numbers)) for word in words_of(text)]
-                self._count(self.looked_for[name], line, number)
+                self.looked_for[name][self._how(line, number)] += 1
                 if len(line) >= words:
                     lines.append(np.array([*line, -1], np.int64))
                     sets.append(np.full(len(line) + 1, number, np.int32))
@@ -97,8 +69,6 @@ class Evaluations:
         places = np.flatnonzero(whole)
         self._hashes_sorted, first = np.unique(hashes[places], return_index=True)
         self._places = places[first]
-        self._may_be = np.zeros(1 << _BITS, np.bool_)  # what nearly all runs are refused by, without a search
-        self._may_be[(self._hashes_sorted >> _SHIFT).astype(np.int64)] = True
 
     def overlap(self, text: str) -> Overlap | None:
         """The first run of words that a text shares with a set, or a short text of a set that is a line of it."""
@@ -110,7 +80,7 @@ class Evaluations:
         hashes, whole = self._hashes(line)
         if not len(self._hashes_sorted) or not whole.any():
             return None
-        starts = np.flatnonzero(whole & self._may_be[(hashes >> _SHIFT).astype(np.int64)])
+        starts = np.flatnonzero(whole)
         ranks = np.searchsorted(self._hashes_sorted, hashes[starts])
         ranks[ranks == len(self._hashes_sorted)] = 0
         same = self._hashes_sorted[ranks] == hashes[starts]
@@ -121,13 +91,14 @@ class Evaluations:
                 return Overlap(self._names[int(self._sets[place])], " ".join(words))
         return None
 
-    def _count(self, looked_for: LookedFor, line: list[int], number: int) -> None:
-        looked_for.texts += 1
-        looked_for.by_runs += len(line) >= self._words
-        if 0 < len(line) < self._words:
-            looked_for.as_lines += len(line) >= _LINE_WORDS
-            looked_for.as_documents += len(line) < _LINE_WORDS
-            self._short.setdefault(tuple(line), number)
+    def _how(self, line: list[int], number: int) -> str:
+        """How a text is looked for; a short one is taken down."""
+        if len(line) >= self._words:
+            return f"by {self._words} words in a row"
+        if not line:
+            return _NOT_AT_ALL
+        self._short.setdefault(tuple(line), number)
+        return "as a whole line or document" if len(line) >= _LINE_WORDS else "as a whole document"
 
     def _parts(self, text: str) -> list[str]:
         """A text by lines where they are compared; no word reaches over the end of one."""
@@ -153,6 +124,12 @@ class Evaluations:
             hashes = hashes * _FACTOR + mixed[offset : offset + runs]
             whole &= line[offset : offset + runs] >= 0
         return hashes, whole
+
+
+def looked_for_line(how: Mapping[str, int]) -> str:
+    """How the texts of a set are looked for, for a person."""
+    shown = ", ".join(f"{number:,} {words}" for words, number in how.items())
+    return f"{sum(how.values()):,} texts looked for: {shown}"
 
 
 def words_of(text: str) -> list[str]:
@@ -200,9 +177,9 @@ def _read(sets: Mapping[str, SourceConfig], words: int, max_characters: int) -> 
                 texts[name].append(item.text)
     found = Evaluations(texts, words)
     for name, each in found.looked_for.items():
-        if not each.by_runs + each.as_lines + each.as_documents:
+        if each.total() == each[_NOT_AT_ALL]:
             raise DataError(
-                f"decontaminate.{name}: none of its {each.texts:,} texts has a word, so nothing would be found. Name "
+                f"decontaminate.{name}: none of its {each.total():,} texts has a word, so nothing would be found. Name "
                 "another text_field."
             )
     return found

@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass, field
 from math import floor
 from typing import Any
 
-from data_prep.clean.fields import SplitFields, as_text, stream_of
+from data_prep.clean.fields import Fields, add_fields, as_text, count_fields, stream_of
 from data_prep.clean.filters import Screen
 from data_prep.read.items import Document, LeftOut
 from modernbert_train.config.tools.prepare import REST, PrepareConfig, field_names
 from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.errors import DataError
+from modernbert_train.read_json import as_type
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -74,7 +75,7 @@ class Tally:
     """What became of every document, by source; tallies of tasks add up to that of the whole."""
 
     sources: dict[str, SourceTally] = field(default_factory=dict)
-    fields: dict[str, SplitFields] = field(default_factory=dict)  # split -> its documents by their fields
+    fields: dict[str, Fields] = field(default_factory=dict)  # split -> its documents by their fields
     offenders: dict[str, list[str]] = field(default_factory=dict)  # reason -> the first few, with what is wrong
     seconds: dict[str, float] = field(default_factory=dict)  # stage -> time of its tasks, one after the other
     draws: list[float] = field(default_factory=list)  # the lowest and the highest of a document that is kept
@@ -87,7 +88,7 @@ class Tally:
     def count_fields(self, split: str, values: Mapping[str, str | None], tokens: int) -> None:
         """Count a document by its fields."""
         if values:
-            self.fields.setdefault(split, SplitFields()).count(values, tokens)
+            count_fields(self.fields.setdefault(split, {}), values, tokens)
 
     def total(self) -> SourceTally:
         """All sources together."""
@@ -118,7 +119,7 @@ class Tally:
         for name, each in other.sources.items():
             self.source(name).add(each)
         for split, fields in other.fields.items():
-            self.fields.setdefault(split, SplitFields()).add(fields)
+            add_fields(self.fields.setdefault(split, {}), fields)
         for reason, offenders in other.offenders.items():
             for offender in offenders:
                 self._list(reason, offender)
@@ -132,7 +133,7 @@ class Tally:
         self.draws = [min([draw, *self.draws]), max([draw, *self.draws])]
 
     def to_json(self) -> dict[str, Any]:
-        fields = {split: asdict(each) for split, each in self.fields.items()}
+        fields = {split: {name: asdict(each) for name, each in found.items()} for split, found in self.fields.items()}
         return vars(self) | {"sources": {name: vars(each) for name, each in self.sources.items()}, "fields": fields}
 
     @classmethod
@@ -141,7 +142,7 @@ class Tally:
         for name, counts in content["sources"].items():
             read, first = counts.pop("read"), counts.pop("first")
             sources[name] = SourceTally(read, **{key: Counter(value) for key, value in counts.items()}, first=first)
-        fields = {split: SplitFields.from_json(each) for split, each in content["fields"].items()}
+        fields = as_type(dict[str, Fields], content["fields"])
         return cls(sources, fields, content["offenders"], content["seconds"], content["draws"])
 
     def _list(self, reason: str, offender: str) -> None:
@@ -242,8 +243,8 @@ def _empty_stream(config: PrepareConfig, tally: Tally, split: str) -> str:
     streams, found = config.streams, FieldCounts()
     assert streams.field is not None
     for fields in tally.fields.values():
-        if streams.field in fields.fields:
-            found.add(fields.fields[streams.field])
+        if streams.field in fields:
+            found.add(fields[streams.field])
     rows = ", ".join(f"{value} in {amount.documents:,}" for value, amount in found.rows()[:_NAMED]) or "nothing"
     key = f"streams.{'values' if streams.values else 'scores'}.{split.removeprefix(f'{TRAIN}-')}"
     return (

@@ -7,18 +7,17 @@ by them; a run weighs streams (docs/mixtures.md), exactly, in every phase as it 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
 from modernbert_train.config.tools.prepare import REST, StreamsConfig
 from modernbert_train.data.field_counts import FieldCounts
-from modernbert_train.read_json import as_type
 from modernbert_train.text import shorten
 
 _LETTERS = 100  # of a value
 _DIGITS = 2  # of a number with a fraction
 EMPTY = "(empty)"
+Fields = dict[str, FieldCounts]  # of a split: its documents by each of their fields
 
 
 def as_text(value: Any) -> str | None:
@@ -66,26 +65,13 @@ def stream_of(streams: StreamsConfig, fields: Mapping[str, Any]) -> str:
     return max(reached)[1] if reached else REST
 
 
-@dataclass
-class SplitFields:
-    """The documents of a split by each of their fields."""
+def count_fields(into: Fields, values: Mapping[str, str | None], tokens: int) -> None:
+    """Count one document by its fields."""
+    for name, value in values.items():
+        into.setdefault(name, FieldCounts()).count(value, 1, tokens)
 
-    fields: dict[str, FieldCounts] = field(default_factory=dict)
 
-    def count(self, values: Mapping[str, str | None], tokens: int) -> None:
-        """Count one document."""
-        for name, value in values.items():
-            self.fields.setdefault(name, FieldCounts()).count(value, 1, tokens)
-
-    def add(self, later: SplitFields) -> None:
-        for name, counts in later.fields.items():
-            self.fields.setdefault(name, FieldCounts()).add(counts)
-
-    def listed(self) -> dict[str, FieldCounts] | None:
-        """As it stands on the card of a dataset; None without fields."""
-        return {name: counts.listed() for name, counts in self.fields.items()} or None
-
-    @classmethod
-    def from_json(cls, content: Any) -> SplitFields:
-        found: SplitFields = as_type(SplitFields, content)
-        return found
+def add_fields(into: Fields, later: Fields) -> None:
+    """Add what was counted of later documents."""
+    for name, counts in later.items():
+        into.setdefault(name, FieldCounts()).add(counts)

@@ -8,51 +8,45 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.read.encodings import AUTO, UTF_8, codec_of, guess, is_surely_utf_8
-from data_prep.read.items import NO_FIELDS, Document, LeftOut, decoded_as, no_lines, no_text, take_text, unreadable
-from data_prep.read.lines import DAMAGED, open_unpacked
+from data_prep.read.encodings import (
+    AUTO,
+    UTF_8,
+    beginning,
+    codec_of,
+    guess,
+    has_utf_16_mark,
+    is_surely_utf_8,
+)
+from data_prep.read.items import Document, LeftOut, Span, decoded_as, no_lines, no_text, take_text, text_field_of
+from data_prep.read.lines import open_unpacked
+from modernbert_train.config.tools.prepare import SourceConfig
 
-_BUFFER_BYTES = 1 << 20
 _CELL_CHARACTERS = 1 << 28  # a quote that is never closed would otherwise take the rest of a file into memory
 _DELIMITERS = (";", "\t", "|")
 _NAMES = {"\t": "\\t"}
 
 
-def read_csv(
-    file: Path,
-    text_field: str,
-    encoding: str = UTF_8,
-    fields: Mapping[str, str] = NO_FIELDS,
-    delimiter: str = ",",
-) -> Iterator[Document | LeftOut]:
-    """Yield the rows of a CSV file, plain or compressed; `auto` reads it once more, to look at all of it."""
-    number, altered = 0, None
-    try:
-        csv.field_size_limit(_CELL_CHARACTERS)
-        codec, errors = "utf-8-sig", "surrogateescape"  # a damaged byte costs its row alone
-        if encoding != UTF_8 and (found := _codec(file, encoding)) != UTF_8:
-            altered, codec, errors = decoded_as(found), found, "strict"
-        with open_unpacked(file) as content:
-            lines = _Lines(io.TextIOWrapper(content, codec, errors, newline=""))
-            rows = _rows(lines, delimiter)
-            head = next(rows, None)
-            if head is None:
-                yield no_lines(file)
-                return
-            if text_field not in head:
-                yield no_text(f"{file}: all rows", text_field, head, _hint(head, delimiter))
-                return
-            for number, cells in enumerate(rows, start=1):
-                yield _row(f"{file}:{number}", cells, head, text_field, altered, fields)
-            if not number:
-                yield no_lines(file)
-    except (*DAMAGED, csv.Error) as error:
-        yield unreadable(f"{file}:{number + 1} and all after it", error)
+def read_csv(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+    """Yield the rows of a CSV file, plain or compressed; `auto` looks at its first 64 MB."""
+    csv.field_size_limit(_CELL_CHARACTERS)
+    delimiter, altered = source.delimiter or ",", None
+    codec, errors = "utf-8-sig", "surrogateescape"  # a damaged byte costs its row alone
+    if source.encoding != UTF_8 and (found := _codec(span.file, source.encoding)) != UTF_8:
+        altered, codec, errors = decoded_as(found), found, "strict"
+    with open_unpacked(span.file) as content:
+        rows = _rows(_Lines(io.TextIOWrapper(content, codec, errors, newline="")), delimiter)
+        head, number = next(rows, None), 0
+        if head is not None and text_field_of(source) not in head:
+            yield no_text(f"{span.path}: all rows", source, head, _hint(head, delimiter))
+            return
+        for number, cells in enumerate(rows, start=1):
+            yield _row(f"{span.path}:{number}", cells, head or [], source, altered)
+        if not number:
+            yield no_lines(span.file)
 
 
 class _Lines:
@@ -92,14 +86,12 @@ def _require_closed(row: list[str], delimiter: str) -> None:
             raise
 
 
-def _row(
-    id: str, cells: list[str], head: list[str], text_field: str, altered: str | None, fields: Mapping[str, str]
-) -> Document | LeftOut:
+def _row(id: str, cells: list[str], head: list[str], source: SourceConfig, altered: str | None) -> Document | LeftOut:
     if len(cells) > len(head):
         detail = f"{len(cells)} cells in a row, the header names {len(head)}; quote cells that hold the delimiter"
         return LeftOut(id, "not_csv", detail)
     row = dict(zip(reversed(head[: len(cells)]), reversed(cells), strict=True))  # of columns of one name, the first
-    item = take_text(id, row, text_field, altered, fields)
+    item = take_text(id, row, source, altered)
     if isinstance(item, Document) and not item.text.isascii():
         for at, char in enumerate(item.text):
             if "\udc80" <= char <= "\udcff":
@@ -119,10 +111,8 @@ def _hint(head: list[str], delimiter: str) -> str:
 def _codec(file: Path, encoding: str) -> str:
     """Python's name of a file's encoding, which takes the byte order mark off; UTF-8 where there is no guess."""
     with open_unpacked(file) as content:
-        begin = content.read(_BUFFER_BYTES)
-        found = codec_of(encoding, begin)
-        if encoding == AUTO:
-            found = guess(itertools.chain([begin], iter(lambda: content.read(_BUFFER_BYTES), b""))) or UTF_8
-        elif is_surely_utf_8(begin[: begin.rfind(b"\n") + 1]):
-            raise ValueError(f"not {found}: it is UTF-8")
-        return "utf-16" if found.startswith("utf-16") and begin[:2] in (b"\xff\xfe", b"\xfe\xff") else found
+        begin = beginning(content)
+    found = (guess(begin) or UTF_8) if encoding == AUTO else codec_of(encoding, begin)
+    if encoding != AUTO and is_surely_utf_8(begin[: begin.rfind(b"\n") + 1]):
+        raise ValueError(f"not {found}: it is UTF-8")
+    return "utf-16" if found.startswith("utf-16") and has_utf_16_mark(begin) else found

@@ -11,8 +11,8 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -21,7 +21,7 @@ AUTO = "auto"
 _UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _CONTROLS = np.array([byte < 32 and chr(byte) not in "\t\n\r\f\x1b" for byte in range(256)])
 _SURE = 4  # characters
-_LOOKED_AT = 1 << 24  # bytes of a file
+_LOOKED_AT = 1 << 26  # bytes of a file
 _GUESSED_AT = 1 << 16  # bytes that are not UTF-8, for a library that tries every encoding
 _UNDEFINED = (0x81, 0x8D, 0x8F, 0x90, 0x9D)  # in Windows-1252
 _MOST_OTHER = 0.3  # share of bytes beyond ASCII; of western text they are at most a tenth, of Cyrillic the most
@@ -54,67 +54,37 @@ _CAPITALS = re.compile(r"(?<=[a-z])[À-ÖØ-ÞŠŒŽŸ]")
 _ZEROS = 0.4  # share of zero bytes in every second place from which text without a mark is UTF-16
 
 
-class Look:
-    """Looks at the bytes of a text, block by block."""
-
-    def __init__(self) -> None:
-        self._counts = np.zeros((2, 256), np.int64)  # of bytes in even and in odd places
-        self._size = 0
-        self._begin = b""
-        self._decoder = codecs.getincrementaldecoder(UTF_8)("replace")
-        self._bad = self._good = 0  # characters that are no UTF-8, and those beyond ASCII that are
-        self._sample = bytearray()  # lines beyond ASCII
-        self._rest = bytearray()  # of a line that goes into the next block
-
-    def see(self, block: bytes) -> None:
-        """Look at the next bytes."""
-        if len(self._begin) < 2:
-            self._begin += block[:2]
-        places = np.frombuffer(block, np.uint8)
-        for parity in (0, 1):
-            self._counts[(parity + self._size) % 2] += np.bincount(places[parity::2], minlength=256)
-        self._size += len(block)
-        if len(self._sample) < _SAMPLE:
-            self._rest += block
-            whole = len(self._rest) if len(self._rest) > _SAMPLE else self._rest.rfind(b"\n") + 1
-            self._take_lines(bytes(self._rest[:whole]))
-            del self._rest[:whole]
-        self._see_text(self._decoder.decode(block))
-
-    def encoding(self) -> str | None:
-        """The encoding that the bytes are taken for: utf-8, utf-16-le, utf-16-be, cp1252; None for none of them."""
-        self._see_text(self._decoder.decode(b"", final=True))
-        if (marked := _UTF_16.get(self._begin[:2])) is not None:
-            return marked
-        counts = self._counts.sum(0)
-        if counts[0]:
-            return self._unmarked_utf_16()
-        if not self._bad:
-            return UTF_8
-        damaged = self._good >= self._bad
-        western = counts[128:].sum() <= _MOST_OTHER * self._size and not counts[list(_UNDEFINED)].any()
-        if not western or damaged or counts[_CONTROLS].any():
-            return None
-        self._take_lines(bytes(self._rest))
-        return "cp1252" if _has_western_letters(bytes(self._sample)) else None
-
-    def _take_lines(self, lines: bytes) -> None:
-        if not lines.isascii():
-            self._sample += b"".join(line for line in lines.splitlines(keepends=True) if not line.isascii())
-
-    def _see_text(self, text: str) -> None:
-        other = sum(char > "\x7f" for char in text) if not text.isascii() else 0
-        bad = text.count("\ufffd")
-        self._bad += bad
-        self._good += other - bad
-
-    def _unmarked_utf_16(self) -> str | None:
-        """Text of the western languages has a zero in every second byte."""
-        half = max(1, self._size // 2)
-        even, odd = self._counts[0][0] / half, self._counts[1][0] / half
-        if self._size % 2 == 0 and max(even, odd) >= _ZEROS and min(even, odd) < 0.01:
-            return "utf-16-le" if odd > even else "utf-16-be"
+def guess(raw: bytes) -> str | None:
+    """What `auto` takes bytes for: utf-8, utf-16-le, utf-16-be, cp1252; None for none of them."""
+    if (marked := _UTF_16.get(raw[:2])) is not None:
+        return marked
+    counts = np.bincount(np.frombuffer(raw, np.uint8), minlength=256)
+    if counts[0]:
+        return _unmarked_utf_16(raw)
+    text = raw.decode(UTF_8, "replace")
+    bad = text.count("\ufffd")
+    if not bad:
+        return UTF_8
+    damaged = sum(char > "\x7f" for char in text) >= 2 * bad
+    western = counts[128:].sum() <= _MOST_OTHER * len(raw) and not counts[list(_UNDEFINED)].any()
+    if damaged or not western or counts[_CONTROLS].any():
         return None
+    sample = b"".join(line for line in raw.splitlines(keepends=True) if not line.isascii())
+    return "cp1252" if _has_western_letters(sample[:_SAMPLE]) else None
+
+
+def beginning(content: BinaryIO) -> bytes:
+    """What is looked at of a file, whole lines of it."""
+    block = content.read(_LOOKED_AT)
+    return block if len(block) < _LOOKED_AT else block[: block.rfind(b"\n") + 1]
+
+
+def _unmarked_utf_16(raw: bytes) -> str | None:
+    """Text of the western languages has a zero in every second byte."""
+    even, odd = (raw[parity::2].count(0) / max(1, len(raw) // 2) for parity in (0, 1))
+    if len(raw) % 2 == 0 and max(even, odd) >= _ZEROS and min(even, odd) < 0.01:
+        return "utf-16-le" if odd > even else "utf-16-be"
+    return None
 
 
 def _has_western_letters(sample: bytes) -> bool:
@@ -132,14 +102,6 @@ def _strangeness(line: str) -> float:
     return (others + runs + len(_BETWEEN.findall(line)) + len(_CAPITALS.findall(line))) / max(1, len(beyond))
 
 
-def guess(blocks: Iterable[bytes]) -> str | None:
-    """What `auto` takes bytes for; see `Look.encoding`."""
-    look = Look()
-    for block in blocks:
-        look.see(block)
-    return look.encoding()
-
-
 def look_at(file: Path) -> str | None:
     """What a file is taken for, or those of its lines that are not UTF-8; where `auto` refuses to guess, a guess.
 
@@ -149,11 +111,11 @@ def look_at(file: Path) -> str | None:
     from data_prep.read.lines import open_unpacked  # which imports this
 
     with open_unpacked(file) as content:
-        block = content.read(_LOOKED_AT)
-    if (found := guess([block])) is not None:
+        block = beginning(content)
+    if (found := guess(block)) is not None:
         return found
     lines = b"".join(line for line in block.splitlines(keepends=True) if not _is_utf_8(line))
-    if (found := guess([lines])) is not None:
+    if (found := guess(lines)) is not None:
         return found
     from charset_normalizer import from_bytes
 
@@ -161,9 +123,9 @@ def look_at(file: Path) -> str | None:
     return None if best is None else best.encoding
 
 
-def _is_utf_8(line: bytes) -> bool:
+def _is_utf_8(raw: bytes) -> bool:
     try:
-        line.decode(UTF_8)
+        raw.decode(UTF_8)
     except UnicodeDecodeError:
         return False
     return True
@@ -171,12 +133,7 @@ def _is_utf_8(line: bytes) -> bool:
 
 def is_surely_utf_8(raw: bytes) -> bool:
     """Whether bytes have several characters beyond ASCII and are UTF-8, which text in another encoding is by chance."""
-    if raw.isascii():
-        return False
-    try:
-        return sum(char > "\x7f" for char in raw.decode(UTF_8)) >= _SURE
-    except UnicodeDecodeError:
-        return False
+    return not raw.isascii() and _is_utf_8(raw) and sum(char > "\x7f" for char in raw.decode(UTF_8)) >= _SURE
 
 
 def has_utf_16_mark(begin: bytes) -> bool:

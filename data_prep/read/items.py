@@ -7,15 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from data_prep.read.encodings import AUTO, UTF_8, codec_of, family, guess, is_ascii_based, is_surely_utf_8
+from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.text import shorten
 
 BYTE_ORDER_MARK = "byte_order_mark"
 _LETTERS = 300  # of the names of columns
-NO_FIELDS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,32 @@ class Document:
     text: str
     altered: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Span:
+    """What one call of a reader reads: a file, or a part of one.
+
+    Attributes:
+        source: its key under `sources`.
+        path: the file; None where there is none (the topics of the standard library, a hub dataset).
+        begin, end: bytes of a JSONL file, row groups of a Parquet file, number and count of a hub dataset's part; end
+            None is the end of the file.
+        size: bytes to be read, an estimate.
+        state: size and time of the whole file in bytes and nanoseconds, to notice a change; None without a file.
+    """
+
+    source: str
+    path: str | None
+    begin: int = 0
+    end: int | None = None
+    size: int = 0
+    state: tuple[int, int] | None = None
+
+    @property
+    def file(self) -> Path:
+        assert self.path is not None
+        return Path(self.path)
 
 
 @dataclass(frozen=True)
@@ -60,10 +85,12 @@ def unreadable(id: str, error: Exception) -> LeftOut:
     return LeftOut(id, "unreadable", f"cannot be read ({' '.join(str(words).split())})", rest=True)
 
 
-def no_text(id: str, text_field: str, found: Iterable[str], hint: str = "") -> LeftOut:
+def no_text(id: str, source: SourceConfig, found: Iterable[str], hint: str = "") -> LeftOut:
     """A file without the column that holds the text, with those that it has."""
     names = ", ".join(map(repr, found)) or "none"
-    return LeftOut(id, "no_text", f"no column {text_field!r} among {shorten(names, _LETTERS)}{hint}", rest=True)
+    return LeftOut(
+        id, "no_text", f"no column {text_field_of(source)!r} among {shorten(names, _LETTERS)}{hint}", rest=True
+    )
 
 
 def no_lines(file: Path) -> LeftOut:
@@ -80,23 +107,20 @@ def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8) -> Docum
         offset: where they begin in the file.
         encoding: as `SourceConfig.encoding`.
     """
-    codec = guess([raw]) if encoding == AUTO else codec_of(encoding, raw)
-    if codec not in (UTF_8, None):
-        if encoding != AUTO and is_ascii_based(encoding) and is_surely_utf_8(raw):
-            return LeftOut(id, f"not_{family(codec).replace('-', '_')}", f"not {family(codec)}: it is UTF-8")
-        try:
-            return Document(id, raw.decode(codec).removeprefix("\ufeff"), decoded_as(codec))
-        except UnicodeError as error:
-            name, at = family(codec), getattr(error, "start", 0)
-            found = f"not {name}: byte 0x{raw[at]:02x} at offset {offset + at}"
-            return LeftOut(id, f"not_{name.replace('-', '_')}", found)
+    codec = (guess(raw) or UTF_8) if encoding == AUTO else codec_of(encoding, raw)
+    name = family(codec)
+    reason = "not_utf8" if codec == UTF_8 else f"not_{name.replace('-', '_')}"
+    if codec != UTF_8 and encoding != AUTO and is_ascii_based(encoding) and is_surely_utf_8(raw):
+        return LeftOut(id, reason, f"not {name}: it is UTF-8")
     try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return LeftOut(id, "not_utf8", f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {offset + error.start}")
-    if text.startswith("\ufeff"):
-        return Document(id, text[1:], BYTE_ORDER_MARK)
-    return Document(id, text)
+        text = raw.decode(codec)
+    except UnicodeError as error:
+        at = getattr(error, "start", 0)
+        shown = "UTF-8" if codec == UTF_8 else name
+        return LeftOut(id, reason, f"not {shown}: byte 0x{raw[at]:02x} at offset {offset + at}")
+    if codec != UTF_8:
+        return Document(id, text.removeprefix("\ufeff"), decoded_as(codec))
+    return Document(id, text[1:], BYTE_ORDER_MARK) if text.startswith("\ufeff") else Document(id, text)
 
 
 def decoded_as(codec: str) -> str:
@@ -104,30 +128,26 @@ def decoded_as(codec: str) -> str:
     return f"decoded_{family(codec).replace('-', '_')}"
 
 
-def take_text(
-    id: str,
-    row: dict[str, Any],
-    text_field: str,
-    altered: str | None = None,
-    fields: Mapping[str, str] = NO_FIELDS,
-) -> Document | LeftOut:
-    """The text of a row of any format, and its fields, by the columns that `fields` names."""
+def take_text(id: str, row: dict[str, Any], source: SourceConfig, altered: str | None = None) -> Document | LeftOut:
+    """The text of a row of any format, and its fields, by the columns that a source names."""
+    text_field = text_field_of(source)
     text = _value(row, text_field)
     if text is None and text_field not in row and text_field.split(".")[0] not in row:
         names = shorten(", ".join(map(repr, row)) or "none", _LETTERS)
         return LeftOut(id, "no_text", f"no field {text_field!r} among {names}")
     if not isinstance(text, str):
         return LeftOut(id, "no_text", f"field {text_field!r} is {'null' if text is None else type(text).__name__}")
-    return Document(id, text, altered, take_fields(row, fields))
+    return Document(id, text, altered, take_fields(row, source))
 
 
-def take_fields(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
-    """Those fields that a row has; a column with dots that is none is a way through objects."""
-    found = {}
-    for name, column in fields.items():
-        if (value := _value(row, column)) is not None:
-            found[name] = value
-    return found
+def text_field_of(source: SourceConfig) -> str:
+    return source.text_field or "text"
+
+
+def take_fields(row: Mapping[str, Any], source: SourceConfig) -> dict[str, Any]:
+    """Those of a source's fields that a row has; a column with dots that is none is a way through objects."""
+    found = {name: _value(row, column) for name, column in source.fields.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _value(row: Mapping[str, Any], column: str) -> Any:

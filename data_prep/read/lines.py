@@ -13,74 +13,50 @@ import gzip
 import io
 import json
 import lzma
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from data_prep.read.encodings import AUTO, UTF_8, codec_of, has_utf_16_mark, is_ascii_based
-from data_prep.read.items import NO_FIELDS, Document, LeftOut, decode, decoded_as, no_lines, take_text, unreadable
+from data_prep.read.items import Document, LeftOut, Span, decode, decoded_as, no_lines, take_text
+from modernbert_train.config.tools.prepare import SourceConfig
 
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zstd")  # compressed files, by the end of their names
-DAMAGED = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)  # what reading a file may raise, however packed
 _BLOCK_BYTES = 1 << 17  # small, because a block of repetitions decompresses to thousands of times its size
 _ONE_A_LINE = "JSONL has one object a line: jq -c '.[]' FILE > FILE.jsonl makes it of an array"
 _ESCAPED_BYTES = 12  # JSON spells a character with at most so many bytes, as \ud83d\ude00
 _OTHER_FIELDS_BYTES = 1 << 24  # room for whatever else stands in a line
 
 
-def read_jsonl(
-    file: Path,
-    text_field: str,
-    max_characters: int,
-    begin: int = 0,
-    end: int | None = None,
-    encoding: str = UTF_8,
-    fields: Mapping[str, str] = NO_FIELDS,
-) -> Iterator[Document | LeftOut]:
-    """Yield the documents of the lines that begin in [begin, end).
+def read_jsonl(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+    """Yield the documents of the lines that begin in a span; only a plain file is read from the middle.
 
-    Args:
-        file: plain or compressed, see PACKED; only a plain file is read from the middle.
-        text_field: key that holds the text.
-        max_characters: a line that must hold more is not read into memory.
-        begin, end: offsets in bytes; None is the end of the file.
-        encoding: as `SourceConfig.encoding`; `auto` is decided line by line, but for UTF-16, which a file's byte order
-            mark tells. Offsets of such a file are those of its text in UTF-8.
-        fields: as `SourceConfig.fields`.
+    A line that must hold more than `max_characters` is not read into memory. The encoding `auto` is decided line by
+    line, but for UTF-16, which a file's byte order mark tells. Offsets of such a file are those of its text in UTF-8.
     """
     longest = _ESCAPED_BYTES * max_characters + _OTHER_FIELDS_BYTES
-    number, offset = 0, begin
-
-    def id_of(line: int) -> str:
-        return f"{file}:{line}" if begin == 0 else f"{file} at byte {offset}"
-
-    try:
-        with file.open("rb") as raw, _decompressed(file, raw) as unpacked:
-            lines, altered = unpacked, None
-            if begin == 0 and (codec := _whole(unpacked, encoding)) is not None:
-                lines, altered = io.BufferedReader(_Blocks(_recoded(unpacked, codec)), _BLOCK_BYTES), decoded_as(codec)
-                encoding = UTF_8
-            if begin:
-                offset = _first_line(lines, begin)
-            while end is None or offset < end:
-                line = lines.readline(longest)
-                if not line:
-                    if begin == number == 0:
-                        yield no_lines(file)
-                    return
-                number += 1
-                id, size = id_of(number), len(line)
-                if size == longest and not line.endswith(b"\n"):
-                    size += _skip_line(lines)
-                    yield LeftOut(id, "too_long", f"a line of {size} bytes, max_characters={max_characters}")
-                elif line.strip():
-                    yield _parse_line(id, line, offset, text_field, encoding, altered, fields)
-                offset += size
-    except DAMAGED as error:
-        number += 1
-        yield unreadable(f"{id_of(number)} and all after it", error)
+    file, begin, end = span.file, span.begin, span.end
+    number, offset, altered = 0, begin, None
+    with open_unpacked(file) as lines:
+        if begin == 0 and (codec := _whole(lines, source.encoding)) is not None:
+            lines, altered = io.BufferedReader(_Blocks(_recoded(lines, codec)), _BLOCK_BYTES), decoded_as(codec)
+        if begin:
+            offset = _first_line(lines, begin)
+        while end is None or offset < end:
+            line = lines.readline(longest)
+            if not line:
+                if begin == number == 0:
+                    yield no_lines(file)
+                return
+            number += 1
+            id, size = f"{file}:{number}" if begin == 0 else f"{file} at byte {offset}", len(line)
+            if size == longest and not line.endswith(b"\n"):
+                size += _skip_line(lines)
+                yield LeftOut(id, "too_long", f"a line of {size} bytes, max_characters={max_characters}")
+            elif line.strip():
+                yield _parse_line(id, line, offset, source, altered)
+            offset += size
 
 
 def _first_line(lines: BinaryIO, begin: int) -> int:
@@ -99,16 +75,8 @@ def _skip_line(lines: BinaryIO) -> int:
     return size
 
 
-def _parse_line(
-    id: str,
-    line: bytes,
-    offset: int,
-    text_field: str,
-    encoding: str,
-    altered: str | None,
-    fields: Mapping[str, str],
-) -> Document | LeftOut:
-    decoded = decode(id, line, offset, encoding)
+def _parse_line(id: str, line: bytes, offset: int, source: SourceConfig, altered: str | None) -> Document | LeftOut:
+    decoded = decode(id, line, offset, UTF_8 if altered else source.encoding)
     if isinstance(decoded, LeftOut):
         return decoded
     try:
@@ -119,20 +87,15 @@ def _parse_line(
     if not isinstance(row, dict):
         several = f"; {_ONE_A_LINE}" if isinstance(row, list) else ""
         return LeftOut(id, "not_json", f"{type(row).__name__}, not an object, at offset {offset}{several}")
-    return take_text(id, row, text_field, altered or decoded.altered, fields)
+    return take_text(id, row, source, altered or decoded.altered)
 
 
 def can_be_cut(file: Path, encoding: str) -> bool:
     """Whether lines of a file are found from any byte of it: it is plain, and its bytes are not those of UTF-16."""
     if file.suffix in PACKED or not is_ascii_based(encoding):
         return False
-    if encoding != AUTO:
-        return True
-    try:
-        with file.open("rb") as content:
-            return not has_utf_16_mark(content.read(2))
-    except OSError:
-        return False  # which reading will report
+    with file.open("rb") as content:
+        return encoding != AUTO or not has_utf_16_mark(content.read(2))
 
 
 @contextmanager

@@ -7,31 +7,20 @@ whoever wrote the shards has put beside them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.read.items import NO_FIELDS, Document, LeftOut, decode, no_text, take_fields, unreadable
+from data_prep.read.items import Document, LeftOut, Span, decode, no_text, take_fields, text_field_of
+from modernbert_train.config.tools.prepare import SourceConfig
 
 _TEXT = ("str", "bytes")
+_SIZES = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
 _NUMBERS = {"int": np.dtype(np.int64)} | {
-    name: np.dtype(name)
-    for name in (
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-    )
+    f"{kind}{bits}": np.dtype(f"{kind}{bits}") for kind, sizes in _SIZES.items() for bits in sizes
 }
 
 
@@ -41,30 +30,26 @@ def without_unpacked(files: list[Path]) -> list[Path]:
     return [file for file in files if file not in packed]
 
 
-def read_mds(file: Path, text_field: str, fields: Mapping[str, str] = NO_FIELDS) -> Iterator[Document | LeftOut]:
+def read_mds(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
     """Yield the documents of a shard, which is held in memory; their fields are columns of text, numbers or JSON."""
     from modernbert_train.data.shard_file import ColumnPlace, open_alone  # imports streaming and torch
 
-    number = 0
-    try:
-        shard, header = open_alone(file.name, file.read_bytes())
-        names = dict(zip(header["column_names"], header["column_encodings"], strict=True))
-        if names.get(text_field) not in _TEXT:
-            found = [f"{name} ({encoding})" for name, encoding in names.items()]
-            yield no_text(f"{file}: all documents", text_field, found, "; it must hold text (str or bytes)")
-            return
-        place = ColumnPlace(header, text_field)
-        wanted = {c for column in fields.values() for c in (column, column.split(".")[0]) if _is_plain(names.get(c))}
-        beside = {column: ColumnPlace(header, column) for column in wanted}
-        for number in range(1, len(shard.offsets)):
-            sample = shard.sample(number - 1)
-            document = decode(f"{file}:{number}", bytes(place.value(sample)))
-            if beside and isinstance(document, Document):
-                row = {column: _plain(each.encoding, bytes(each.value(sample))) for column, each in beside.items()}
-                document = replace(document, fields=take_fields(row, fields))
-            yield document
-    except Exception as error:  # whatever a decompressor raises; the rest of the shard is lost with the document
-        yield unreadable(f"{file}:{number + 1} and all after it", error)
+    shard, header = open_alone(span.file.name, span.file.read_bytes())
+    names = dict(zip(header["column_names"], header["column_encodings"], strict=True))
+    if names.get(text_field_of(source)) not in _TEXT:
+        found = [f"{name} ({encoding})" for name, encoding in names.items()]
+        yield no_text(f"{span.path}: all documents", source, found, "; it must hold text (str or bytes)")
+        return
+    place = ColumnPlace(header, text_field_of(source))
+    wanted = {c for column in source.fields.values() for c in (column, column.split(".")[0]) if _is_plain(names.get(c))}
+    beside = {column: ColumnPlace(header, column) for column in wanted}
+    for number in range(1, len(shard.offsets)):
+        sample = shard.sample(number - 1)
+        document = decode(f"{span.path}:{number}", bytes(place.value(sample)))
+        if beside and isinstance(document, Document):
+            row = {column: _plain(each.encoding, bytes(each.value(sample))) for column, each in beside.items()}
+            document = replace(document, fields=take_fields(row, source))
+        yield document
 
 
 def _is_plain(encoding: str | None) -> bool:

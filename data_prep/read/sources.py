@@ -10,16 +10,15 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import NoReturn
 
 from data_prep.read.delimited import read_csv
 from data_prep.read.encodings import UTF_8
-from data_prep.read.items import Document, LeftOut, decode, unreadable
-from data_prep.read.lines import DAMAGED, PACKED, open_unpacked, read_jsonl
+from data_prep.read.items import Document, LeftOut, Span, decode, unreadable
+from data_prep.read.lines import PACKED, open_unpacked, read_jsonl
 from data_prep.read.shards import read_mds, without_unpacked
 from data_prep.read.tables import hub_shards, read_hub, read_parquet
 from modernbert_train.config.tools.prepare import GLOBS, PrepareConfig, SourceConfig
@@ -32,27 +31,6 @@ _NO_END = "without an ending"
 _ENDS = 8  # listed in a message
 _TOPICS_BYTES = 700_000  # the topics of help() in Python 3.11
 _UNKNOWN_BYTES = 1 << 20  # of a part of a hub dataset that is not on this disk
-
-
-@dataclass(frozen=True)
-class Span:
-    """What one call of a reader reads: a file, or a part of one.
-
-    Attributes:
-        source: its key under `sources`.
-        path: the file; None where there is none (the topics of the standard library, a hub dataset).
-        begin, end: bytes of a JSONL file, row groups of a Parquet file, number and count of a hub dataset's part; end
-            None is the end of the file.
-        size: bytes to be read, an estimate.
-        state: size and time of the whole file in bytes and nanoseconds, to notice a change; None without a file.
-    """
-
-    source: str
-    path: str | None
-    begin: int = 0
-    end: int | None = None
-    size: int = 0
-    state: tuple[int, int] | None = None
 
 
 def source_files(name: str, source: SourceConfig) -> list[Path]:
@@ -91,8 +69,9 @@ def source_files(name: str, source: SourceConfig) -> list[Path]:
             )
     files = sorted({file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts)})
     if not files:
+        there = f" ({_shown(found)} are there)" if (found := _endings(root, ())) else ""
         raise DataError(
-            f"sources.{name}: no file in {root} matches {shown}{_lies_there(root)}. Correct sources.{name}.path, "
+            f"sources.{name}: no file in {root} matches {shown}{there}. Correct sources.{name}.path, "
             f"or set sources.{name}.glob to a pattern of your files, such as **/*.{{md,txt}}."
         )
     return without_unpacked(files) if source.kind == "mds" else files
@@ -148,11 +127,6 @@ def _shown(endings: Mapping[str, int]) -> str:
     return ", ".join([f"{number:,} {end}" for end, number in most] + [f"{rest:,} others"] * bool(rest))
 
 
-def _lies_there(root: Path) -> str:
-    found = _endings(root, ())
-    return f" ({_shown(found)} are there)" if found else ""
-
-
 def _pattern_problem(pattern: str) -> str | None:
     """Say why this is no pattern; Path.glob's answer depends on the version of Python."""
     parts = PurePosixPath(pattern).parts
@@ -182,7 +156,9 @@ def _matching(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
     try:
         entries = list(os.scandir(folder))
     except OSError as error:
-        _refuse_folder(error)
+        raise DataError(
+            f"{error.filename}: {error.strerror}. Make the folder readable, or leave it out of the glob."
+        ) from None
     for entry in entries:
         if part == "**":
             if entry.is_dir(follow_symlinks=False):
@@ -233,37 +209,28 @@ def read_span(span: Span, source: SourceConfig, max_characters: int) -> Iterator
     Raises:
         DataError: a hub dataset fails at any row.
     """
-    items = _items(span, source, max_characters)
-    if not source.fixed_fields:
-        yield from items
-        return
-    for item in items:
-        if isinstance(item, Document):
-            item = replace(item, fields={**item.fields, **source.fixed_fields})
-        yield item
+    place = f"all of {span.path}"
+    try:
+        for item in _items(span, source, max_characters):
+            place = f"all after {item.id}"
+            if source.fixed_fields and isinstance(item, Document):
+                item = replace(item, fields={**item.fields, **source.fixed_fields})
+            yield item
+    except DataError:
+        raise
+    except Exception as error:  # whatever disks, codecs and decompressors raise; the rest of the span is lost with it
+        yield unreadable(place, error)
 
 
 def _items(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
-    text_field, fields = source.text_field or "text", source.fields
     if source.kind == "hub":
-        assert span.end is not None
-        yield from read_hub(span.source, source, span.begin, span.end)
+        yield from read_hub(span, source)
     elif span.path is None:
         from pydoc_data.topics import topics
 
         yield from (Document(f"pydoc_data.topics:{topic}", topics[topic]) for topic in sorted(topics))
-    elif source.kind == "jsonl":
-        yield from read_jsonl(
-            Path(span.path), text_field, max_characters, span.begin, span.end, source.encoding, fields
-        )
-    elif source.kind == "parquet":
-        yield from read_parquet(Path(span.path), text_field, span.begin, span.end, fields)
-    elif source.kind == "csv":
-        yield from read_csv(Path(span.path), text_field, source.encoding, fields, source.delimiter or ",")
-    elif source.kind == "mds":
-        yield from read_mds(Path(span.path), text_field, fields)
     else:
-        yield _read_text(Path(span.path), max_characters, source.encoding)
+        yield from _READERS.get(source.kind, _read_text)(span, source, max_characters)
 
 
 def read_source(name: str, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
@@ -280,25 +247,27 @@ def _stdlib_files() -> list[Path]:
     )
 
 
-def _refuse_folder(error: OSError) -> NoReturn:
-    raise DataError(f"{error.filename}: {error.strerror}. Make the folder readable, or leave it out of the glob.")
+def _read_text(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+    id, size = str(span.file), span.file.stat().st_size
+    most, raw = 4 * max_characters, b""  # no encoding needs more bytes a character
+    if span.file.suffix in PACKED:
+        with open_unpacked(span.file) as content:
+            raw = content.read(most + 1)
+        size = len(raw)
+    elif size <= most:
+        raw = span.file.read_bytes()
+    if size > most:
+        yield LeftOut(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
+    elif source.encoding == UTF_8 and b"\0" in raw:  # before decoding, because UTF-16 is both and this says it better
+        yield LeftOut(id, "nul_byte", f"NUL byte at offset {raw.index(0)}, so this is not UTF-8 text")
+    else:
+        yield decode(id, raw, encoding=source.encoding)
 
 
-def _read_text(file: Path, max_characters: int, encoding: str) -> Document | LeftOut:
-    id = str(file)
-    try:
-        size = file.stat().st_size
-        most, raw = 4 * max_characters, b""  # no encoding needs more bytes a character
-        if file.suffix in PACKED:
-            with open_unpacked(file) as content:
-                raw = content.read(most + 1)
-            size = len(raw)
-        elif size <= most:
-            raw = file.read_bytes()
-        if size > most:
-            return LeftOut(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
-    except DAMAGED as error:
-        return unreadable(id, error)
-    if encoding == UTF_8 and b"\0" in raw:  # before decoding, because UTF-16 is both and this says it better
-        return LeftOut(id, "nul_byte", f"NUL byte at offset {raw.index(0)}, so this is not UTF-8 text")
-    return decode(id, raw, encoding=encoding)
+# kind -> its reader of a file, or of a part of one; others are text
+_READERS: dict[str, Callable[[Span, SourceConfig, int], Iterator[Document | LeftOut]]] = {
+    "jsonl": read_jsonl,
+    "parquet": read_parquet,
+    "csv": read_csv,
+    "mds": read_mds,
+}

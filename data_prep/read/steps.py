@@ -31,14 +31,31 @@ _COMPRESSED = 3  # characters of text in a byte of such a file, for the progress
 SOURCE, SPLIT, RANK, FIELDS = "source", "split", "rank", "fields"  # keys of a pipeline document's metadata
 
 
-class _Reader(PipelineStep):
-    type = "reader"
+class Step(PipelineStep):
+    """A step of a stage's pipeline, by its name in datatrove's logs.
+
+    Args:
+        work: where the tasks leave what the next stage needs.
+        config: the spec.
+        stage: name of the stage, under which a tally is kept.
+    """
 
     def __init__(self, work: Work, config: PrepareConfig, stage: str) -> None:
         super().__init__()
         self._work = work
         self._config = config
         self._stage = stage
+
+    def _leave(self, tally: Tally, rank: int, started: float) -> None:
+        """Write the tally of a task that began at a time."""
+        tally.seconds[self._stage] = time.monotonic() - started
+        path = self._work.tally(self._stage, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(tally.to_json()), encoding="utf-8")
+
+
+class _Reader(Step):
+    type = "reader"
 
     def _items(self, rank: int, tally: Tally | None = None) -> Iterator[tuple[str, Document | LeftOut]]:
         """Everything that stands in the spans of a task, with the name of its source; counts bytes in a tally."""
@@ -86,11 +103,9 @@ class Survey(_Reader):
             tally.count_fields(result.split, result.fields, tokens=0)
             codes.append(splits.index(result.split))
             yield _for_pipeline(source, item.id, result.text, result.split, rank, result.fields)
-        tally.seconds[self._stage] = time.monotonic() - started
-        path = self._work.tally(self._stage, rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._work.codes(rank).parent.mkdir(parents=True, exist_ok=True)
         self._work.codes(rank).write_bytes(codes)
-        path.write_text(json.dumps(tally.to_json()), encoding="utf-8")
+        self._leave(tally, rank, started)
 
 
 class Replay(_Reader):

@@ -5,11 +5,12 @@ A Parquet file can be cut between its row groups, and a hub dataset where `datas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data_prep.read.items import NO_FIELDS, Document, LeftOut, no_lines, no_text, take_text, unreadable
+from data_prep.read.items import Document, LeftOut, Span, no_lines, no_text, take_text, text_field_of
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.errors import DataError
 
@@ -28,31 +29,24 @@ def parquet_groups(file: Path) -> list[int]:
     return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
 
 
-def read_parquet(
-    file: Path, text_field: str, begin: int = 0, end: int | None = None, fields: Mapping[str, str] = NO_FIELDS
-) -> Iterator[Document | LeftOut]:
-    """Yield the rows of the row groups [begin, end); None is the last."""
+def read_parquet(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
+    """Yield the rows of the row groups of a span."""
     import pyarrow.parquet
 
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
-            names = table.schema_arrow.names
-            if text_field not in names and text_field.split(".")[0] not in names:
-                yield no_text(f"{file}: all rows", text_field, names)
-                return
-            if not table.metadata.num_rows:
-                yield no_lines(file)
-            number = sum(table.metadata.row_group(i).num_rows for i in range(begin))
-            groups = list(range(begin, table.num_row_groups if end is None else end))
-            columns = [column for column in fields.values() if column in names or column.split(".")[0] in names]
-            columns = [text_field, *columns]
-            for batch in table.iter_batches(_ROWS, row_groups=groups, columns=columns, use_threads=False):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield take_text(f"{file}:{number}", row, text_field, fields=fields)
-    except Exception as error:  # pyarrow raises what its codecs do; the rest of the span is lost with the row
-        yield unreadable(f"{file}:{number + 1} and all after it", error)
+    with pyarrow.parquet.ParquetFile(span.path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
+        names = table.schema_arrow.names
+        columns = [c for c in (text_field_of(source), *source.fields.values()) if {c, c.split(".")[0]} & set(names)]
+        if columns[:1] != [text_field_of(source)]:
+            yield no_text(f"{span.path}: all rows", source, names)
+            return
+        if not table.metadata.num_rows:
+            yield no_lines(span.file)
+        number = sum(table.metadata.row_group(i).num_rows for i in range(span.begin))
+        groups = list(range(span.begin, table.num_row_groups if span.end is None else span.end))
+        for batch in table.iter_batches(_ROWS, row_groups=groups, columns=columns, use_threads=False):
+            for row in batch.to_pylist():
+                number += 1
+                yield take_text(f"{span.path}:{number}", row, source)
 
 
 def hub_shards(name: str, source: SourceConfig) -> int:
@@ -61,29 +55,25 @@ def hub_shards(name: str, source: SourceConfig) -> int:
     Raises:
         DataError: it cannot be opened.
     """
-    try:
+    with _told(name, source):
         return int(_hub_rows(source).num_shards)
-    except Exception as error:
-        raise _hub_error(name, source, 0, error) from error
 
 
-def read_hub(name: str, source: SourceConfig, shard: int, shards: int) -> Iterator[Document | LeftOut]:
+def read_hub(span: Span, source: SourceConfig) -> Iterator[Document | LeftOut]:
     """Yield the rows of one part of a hub dataset.
 
     Raises:
         DataError: at any row that cannot be read, whatever `on_error` says: a network that fails must not look like
             the end of the data.
     """
-    number = 0
+    shard, shards = span.begin, span.end or 1
     place = f"{source.path}/{source.split or 'train'}" + (f" part {shard + 1} of {shards}" if shards > 1 else "")
-    try:
+    with _told(span.source, source):
         rows = _hub_rows(source)
         if shards > 1:
             rows = rows.shard(num_shards=shards, index=shard)
         for number, row in enumerate(rows, start=1):
-            yield take_text(f"{place}:{number}", row, source.text_field or "text", fields=source.fields)
-    except Exception as error:
-        raise _hub_error(name, source, number, error) from error
+            yield take_text(f"{place}:{number}", row, source)
 
 
 def _hub_rows(source: SourceConfig) -> Any:
@@ -92,8 +82,12 @@ def _hub_rows(source: SourceConfig) -> Any:
     return datasets.load_dataset(source.path, source.subset, split=source.split or "train", streaming=True)
 
 
-def _hub_error(name: str, source: SourceConfig, number: int, error: Exception) -> DataError:
-    return DataError(
-        f"sources.{name}.path={source.path}: row {number + 1} of split {source.split or 'train'} cannot be read "
-        f"({type(error).__name__}: {' '.join(str(error).split())}). Correct path, subset and split, or try again."
-    )
+@contextmanager
+def _told(name: str, source: SourceConfig) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of the hub, the network, and any reader of `datasets`
+        raise DataError(
+            f"sources.{name}.path={source.path}: split {source.split or 'train'} cannot be read to its end "
+            f"({type(error).__name__}: {' '.join(str(error).split())}). Correct path, subset and split, or try again."
+        ) from error

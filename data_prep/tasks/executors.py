@@ -10,10 +10,8 @@ from __future__ import annotations
 import fcntl
 import inspect
 import os
-import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +19,16 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.utils.logging import logger
 
-from data_prep.tasks.progress import StageCost, progress, shown
+from data_prep.tasks.progress import Stage, progress, shown
 from data_prep.tasks.work import Work, read_work
 from data_prep.tasks.workers import Workers
 from modernbert_train.config.tools.prepare import ExecutorConfig
-from modernbert_train.errors import ConfigError, RunError, StorageError
+from modernbert_train.errors import ConfigError, RunError
 
 logger.disable("datatrove")
 _QUIET = 1  # any local rank but 0 keeps all but errors out of the terminal
 _WAIT_SECONDS = 2.0
 _PROCESS_BYTES = 1 << 24  # a process takes 4 s to import what it needs, as long as it takes to tokenise so much
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Tasks of one kind, which follow those of the stage before.
-
-    Attributes:
-        steps: of the pipeline, the same for every task.
-        cost: its name, how many tasks, and roughly what it takes.
-    """
-
-    steps: list[Any]
-    cost: StageCost
 
 
 class LocalTasks(LocalPipelineExecutor):
@@ -56,14 +41,13 @@ class LocalTasks(LocalPipelineExecutor):
     """
 
     def __init__(self, stage: Stage, work: Work, part: tuple[int, int]) -> None:
-        tasks = stage.cost.tasks
+        tasks = stage.tasks
         first, end = tasks * (part[0] - 1) // part[1], tasks * part[0] // part[1]
-        self._lock_file = work.stage(stage.cost.name) / "lock"
-        self._work_folder = work.folder
+        self._lock_file = work.stage(stage.name) / "lock"
         super().__init__(
-            stage.steps,
+            list(stage.steps),
             tasks=tasks,
-            logging_dir=str(work.stage(stage.cost.name)),
+            logging_dir=str(work.stage(stage.name)),
             local_tasks=end - first,
             local_rank_offset=first,
         )
@@ -74,11 +58,7 @@ class LocalTasks(LocalPipelineExecutor):
         workers.run(self, self.get_incomplete_ranks(mine))
 
     def run_task(self, rank: int) -> None:
-        """Run one task, unless it is completed.
-
-        Raises:
-            StorageError: the disk is full or fails.
-        """
+        """Run one task, unless it is completed."""
         self._lock_file.parent.mkdir(parents=True, exist_ok=True)
         with self._lock_file.open("a+b") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX, 1, rank)  # of a process, gone when it dies
@@ -86,12 +66,6 @@ class LocalTasks(LocalPipelineExecutor):
             logger.disable("datatrove.executor")  # says twice what we say once
             try:
                 self._run_for_rank(rank, _QUIET)
-            except OSError as error:
-                free = shutil.disk_usage(self._work_folder).free
-                raise StorageError(
-                    f"{error.filename or self._work_folder}: {error.strerror or error} ({free:,} bytes free). What is "
-                    f"done is kept in {self._work_folder}. Free space, and give the same command again."
-                ) from error
             finally:
                 logger.disable("datatrove")
 
@@ -111,8 +85,7 @@ def run_local(stages: list[Stage], work: Work, number: int, part: tuple[int, int
         part: (i, n) of n machines that share the folder; each stage waits for the other machines.
         is_done: whether the dataset is complete, asked when the work is gone.
     """
-    costs = [stage.cost for stage in stages]
-    with shown(lambda: progress(work, costs)), Workers(number) as workers:
+    with shown(lambda: progress(work, stages)), Workers(number) as workers:
         for stage in stages:
             executor = LocalTasks(stage, work, part)
             executor.run_with(workers)
@@ -139,15 +112,15 @@ def submit(stages: list[Stage], work: Work, config: ExecutorConfig) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))  # of the tasks
     for stage in stages:
         options = {
-            "pipeline": stage.steps,
-            "tasks": stage.cost.tasks,
+            "pipeline": list(stage.steps),
+            "tasks": stage.tasks,
             "workers": config.workers or -1,
-            "logging_dir": str(work.stage(stage.cost.name)),
+            "logging_dir": str(work.stage(stage.name)),
             "depends": executor,
             **config.options,
         }
         if config.name == "slurm":
-            options = {"job_name": f"prepare-{stage.cost.name}", **options}
+            options = {"job_name": f"prepare-{stage.name}", **options}
         executor = _executor_class(config)(**options)
     assert executor is not None
     executor.run()

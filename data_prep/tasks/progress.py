@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -50,21 +51,23 @@ class TaskProgress:
 
 
 @dataclass(frozen=True)
-class StageCost:
-    """What a stage adds to the whole.
+class Stage:
+    """Tasks of one kind, which follow those of the stage before.
 
     Attributes:
         name: of the stage.
         tasks: it is done in.
         nanoseconds_per_byte: of input, roughly; only the proportions matter.
+        steps: of datatrove's pipeline, the same for every task.
     """
 
     name: str
     tasks: int
     nanoseconds_per_byte: float
+    steps: Sequence[Any] = ()
 
 
-def progress(work: Work, stages: list[StageCost]) -> State:
+def progress(work: Work, stages: Sequence[Stage]) -> State:
     """The share that is done, and how many tasks of the first unfinished stage are."""
     done, words = 0.0, "all stages done"
     for stage in reversed(stages):
@@ -75,7 +78,7 @@ def progress(work: Work, stages: list[StageCost]) -> State:
     return done / sum(stage.nanoseconds_per_byte for stage in stages), words
 
 
-def _stage_progress(work: Work, stage: StageCost) -> tuple[int, float]:
+def _stage_progress(work: Work, stage: Stage) -> tuple[int, float]:
     """Tasks that are finished, and the share of the stage that is done."""
     finished = {int(path.name) for path in (work.stage(stage.name) / "completions").glob("[0-9]*")}
     if len(finished) == stage.tasks:

@@ -24,10 +24,10 @@ from data_prep.clean import duplicates
 from data_prep.clean.documents import VALIDATION, require_documents, training_draw
 from data_prep.clean.losses import require_little_lost
 from data_prep.make_tokenizer import adapt_tokenizer, require_size, save_tokenizer, train_tokenizer
-from data_prep.read.steps import SPLIT, Replay, Survey, read_tallies
+from data_prep.read.steps import SPLIT, Replay, Step, Survey, read_tallies
 from data_prep.report import Fingerprint
-from data_prep.tasks.executors import Stage, num_workers
-from data_prep.tasks.progress import StageCost
+from data_prep.tasks.executors import num_workers
+from data_prep.tasks.progress import Stage
 from data_prep.tasks.work import Work
 from data_prep.write.merging import Merge
 from data_prep.write.steps import WriteShards
@@ -51,7 +51,7 @@ def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[S
     stages = []
 
     def add(name: str, number: int, cost: float, steps: list[Any], *written: str) -> None:
-        stages.append(Stage([*steps, Settle(folder, written)], StageCost(name, number, cost)))
+        stages.append(Stage(name, number, cost, (*steps, Settle(folder, written))))
 
     sign = [] if config.duplicates == "keep" else [duplicates.exact_signatures(work)]
     cost = 7.0 if not config.filters else 160.0
@@ -74,21 +74,15 @@ def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[S
     alone = executor.name == "local" and executor.workers is None and num_workers(work, executor) == 1
     steps.append(WriteShards(work, config, "tokenise", excluded, threads=alone))
     add("tokenise", tasks, 400.0, steps, "tokenise/{rank:05d}.json", "tokenise/{rank:05d}/*/*")
-    add("merge", 1, 0.1, [Merge(work, config, asked, "survey", "tokenise")])
+    add("merge", 1, 0.1, [Merge(work, config, "merge", asked)])
     return stages
 
 
-class MakeTokenizer(PipelineStep):
+class MakeTokenizer(Step):
     """Trains the tokenizer on the training documents of all tasks, or adapts the one that is given."""
 
     type = "tokenizer"
     name = "tokenizer"
-
-    def __init__(self, work: Work, config: PrepareConfig, stage: str) -> None:
-        super().__init__()
-        self._work = work
-        self._config = config
-        self._stage = stage
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> None:
         """Write the tokenizer's folder.

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from data_prep.read.items import Span
 from data_prep.read.lines import can_be_cut
-from data_prep.read.sources import Span, file_state, whole_spans
+from data_prep.read.sources import file_state, whole_spans
 from data_prep.read.tables import parquet_groups
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
 from modernbert_train.errors import DataError
@@ -79,10 +80,7 @@ class Work:
         return self.folder / "failed"
 
     def failure(self) -> str | None:
-        try:
-            return self.failure_file.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
+        return self.failure_file.read_text(encoding="utf-8") if self.failure_file.exists() else None
 
     def _part(self, rank: int) -> Path:
         return self.folder / "parts" / f"{rank:05d}.json"

@@ -10,20 +10,20 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datatrove.data import DocumentsPipeline
-from datatrove.pipeline.base import PipelineStep
+from numpy.typing import NDArray
 
 from data_prep.clean.contamination import evaluations_of
 from data_prep.clean.documents import Tally, require_documents, splits_of
 from data_prep.clean.losses import require_little_lost
 from data_prep.read.sources import passed_over
-from data_prep.read.steps import read_tallies
+from data_prep.read.steps import Step, read_tallies
 from data_prep.report import Fingerprint, write_report
 from data_prep.tasks.work import Work
 from data_prep.write.workspace import workspace
@@ -42,25 +42,20 @@ from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.errors import StorageError
 
 
-class Merge(PipelineStep):
+class Merge(Step):
     """Puts the finished dataset into its place.
 
     Args:
-        work: with all tasks done.
-        config: the spec.
+        work, config, stage: see `Step`; with all tasks done.
         asked: what identifies the dataset, see report.fingerprint.
-        survey, tokenise: names of the stages that left tallies.
     """
 
     type = "writer"
     name = "merge"
 
-    def __init__(self, work: Work, config: PrepareConfig, asked: Fingerprint, survey: str, tokenise: str) -> None:
-        super().__init__()
-        self._work = work
-        self._config = config
+    def __init__(self, work: Work, config: PrepareConfig, stage: str, asked: Fingerprint) -> None:
+        super().__init__(work, config, stage)
         self._asked = asked
-        self._stages = (survey, tokenise)
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> None:
         """Write the dataset.
@@ -69,7 +64,7 @@ class Merge(PipelineStep):
             DataError: duplicates and filters have left a split empty, or too much of a source is lost.
             StorageError: a disk operation fails, or a shard is not what its task wrote.
         """
-        survey, tokenise = (read_tallies(self._work, stage) for stage in self._stages)
+        survey, tokenise = (read_tallies(self._work, stage) for stage in ("survey", "tokenise"))
         tally = _joined(survey, tokenise)
         require_little_lost(self._config, tally)
         require_documents(self._config, tally)
@@ -77,8 +72,8 @@ class Merge(PipelineStep):
             shutil.copytree(self._work.tokenizer, folder / "tokenizer")
             for split in splits_of(self._config):
                 parts = [self._work.shards(rank) / split for rank in range(self._work.tasks)]
-                fields = tally.fields[split].listed() if split in tally.fields else None
-                merge_split(parts, folder / split, fields)
+                fields = {name: counts.listed() for name, counts in tally.fields.get(split, {}).items()}
+                merge_split(parts, folder / split, fields or None)
             evaluations = evaluations_of(self._config)
             looked_for = {} if evaluations is None else evaluations.looked_for
             write_report(folder, self._asked, tally, self._work.tasks, passed_over(self._config), looked_for)
@@ -103,7 +98,7 @@ def merge_split(parts: list[Path], folder: Path, fields: dict[str, FieldCounts] 
     documents, tokens = sum(card.documents for card in cards), sum(card.tokens for card in cards)
     index = {"version": 2, "shards": list(_link_shards(parts, folder))}
     (folder / INDEX).write_text(json.dumps(index, sort_keys=True), encoding="utf-8")
-    _join_lengths([part / LENGTHS for part in parts], folder / LENGTHS, documents)
+    join_lengths((np.load(part / LENGTHS) for part in parts), folder / LENGTHS, documents)
     np.save(folder / TOKEN_COUNTS, sum(np.load(part / TOKEN_COUNTS) for part in parts))
     card: DatasetCard = replace(
         cards[0],
@@ -147,13 +142,13 @@ def _link(old: Path, new: Path) -> None:
         shutil.copyfile(old, new)
 
 
-def _join_lengths(parts: list[Path], path: Path, documents: int) -> None:
+def join_lengths(parts: Iterable[NDArray[np.uint32]], path: Path, documents: int) -> None:
+    """Write the lengths of all parts, one after the other, of so many documents."""
     lengths = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint32, shape=(documents,))
     at = 0
     for part in parts:
-        lengths_part = np.load(part)
-        lengths[at : at + len(lengths_part)] = lengths_part
-        at += len(lengths_part)
+        lengths[at : at + len(part)] = part
+        at += len(part)
     assert at == documents
     lengths.flush()
 

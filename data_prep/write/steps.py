@@ -6,20 +6,18 @@ cores. What a task writes depends only on what it reads; a task that was interru
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator
 
 from datatrove.data import Document, DocumentsPipeline
-from datatrove.pipeline.base import PipelineStep
 from tokenizers import Tokenizer
 
 from data_prep.clean.documents import Tally
 from data_prep.clean.duplicates import Excluded
 from data_prep.make_tokenizer import TOKENIZER_FILE, encode_documents, num_entries, require_unspoken
 from data_prep.read.items import LeftOut
-from data_prep.read.steps import FIELDS, SOURCE, SPLIT
+from data_prep.read.steps import FIELDS, SOURCE, SPLIT, Step
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.data.dataset_card import file_sha256
@@ -28,13 +26,11 @@ from modernbert_train.tokenizer_threads import tokenizer_threads
 _BATCH_CHARACTERS = 1 << 18  # text tokenised at once; takes about 200 bytes of memory a character
 
 
-class WriteShards(PipelineStep):
+class WriteShards(Step):
     """Tokenises a task's documents and writes a folder of shards for each split that has any.
 
     Args:
-        work: with the tokenizer made.
-        config: the spec.
-        stage: name of the stage, under which the tally is kept.
+        work, config, stage: see `Step`; with the tokenizer made.
         excluded: what counts the duplicates that the steps before this one pass over.
         threads: tokenise with a thread for each core, because no other task runs beside this one.
     """
@@ -45,10 +41,7 @@ class WriteShards(PipelineStep):
     def __init__(
         self, work: Work, config: PrepareConfig, stage: str, excluded: list[Excluded], threads: bool = False
     ) -> None:
-        super().__init__()
-        self._work = work
-        self._config = config
-        self._stage = stage
+        super().__init__(work, config, stage)
         self._excluded = excluded
         self._threads = threads
 
@@ -91,8 +84,7 @@ class WriteShards(PipelineStep):
             require_unspoken(tokenizer, writer.token_counts)
         for excluded in self._excluded:
             tally.add(excluded.tally)
-        tally.seconds[self._stage] = time.monotonic() - started
-        self._work.tally(self._stage, rank).write_text(json.dumps(tally.to_json()), encoding="utf-8")
+        self._leave(tally, rank, started)
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from modernbert_train.errors import StorageError
 from modernbert_train.files import free_bytes, lock_now, publish
 
-_LOCK = ".lock"
+LOCK = ".lock"
+Part = tuple[int, int]
 
 
 @contextmanager
@@ -33,25 +34,51 @@ def workspace(out: Path) -> Iterator[Path]:
     if out.is_symlink():  # beside the link may be another disk, and a rename would replace the link
         out = out.resolve()
     partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
-    try:
+    with told(out, "out=..."):
         out.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(out)
         partial.mkdir()
-        with (partial / _LOCK).open("w") as lock:
+        with (partial / LOCK).open("w") as lock:
             lock_now(lock)  # nobody else knows of it
             try:
                 yield partial
-                (partial / _LOCK).unlink()
+                (partial / LOCK).unlink()
                 replaced = publish(partial, out)
                 if replaced is not None:
                     shutil.rmtree(replaced, ignore_errors=True)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def claimed(folder: Path, option: str, part: Part = (1, 1)) -> Iterator[None]:
+    """Keep others from a folder of unfinished work while the block runs; other parts of the same whole are let in.
+
+    Args:
+        folder: made here if need be.
+        option: how another one is named, for messages.
+        part: (i, n) of n machines.
+
+    Raises:
+        StorageError: another process has it, it cannot be made, or a disk operation fails inside the block.
+    """
+    with told(folder, option):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOCK).open("a") as whole, (folder / f"{LOCK}-{part[0]}-of-{part[1]}").open("a") as mine:
+            if not (lock_now(whole, shared=part != (1, 1)) and lock_now(mine)):
+                raise _in_use(folder, folder, option)
+            yield
+
+
+@contextmanager
+def told(folder: Path, option: str) -> Iterator[None]:
+    """Have what a disk refuses inside the block name the file, the space and what to do. Raises StorageError."""
+    try:
+        yield
     except OSError as error:
-        free = free_bytes(out)
         raise StorageError(
-            f"{error.filename or partial}: {error.strerror or error} ({free:,} bytes free). Free space, "
-            "or give another folder with out=..., and start again."
+            f"{error.filename or folder}: {error.strerror or error} ({free_bytes(folder):,} bytes free). Free space or "
+            f"change permissions, and give the same command again, or another folder with {option}"
         ) from error
 
 
@@ -75,10 +102,14 @@ def require_space(out: Path, needed: int) -> None:
 def _remove_leftovers(out: Path) -> None:
     name = glob.escape(out.name)
     for folder in out.parent.glob(f"{name}.partial-*"):
-        with (folder / _LOCK).open("a") as lock:
+        with (folder / LOCK).open("a") as lock:
             if not lock_now(lock):
-                raise StorageError(
-                    f"{folder}: another process is writing {out} at this moment. Wait for it, or give another folder "
-                    "with out=..."
-                )
+                raise _in_use(folder, out, "out=...")
             shutil.rmtree(folder)
+
+
+def _in_use(folder: Path, out: Path, option: str) -> StorageError:
+    return StorageError(
+        f"{folder}: another process is at work on {out} at this moment. Wait for it, or give another folder with "
+        f"{option}"
+    )

@@ -375,9 +375,7 @@ def test_a_folder_that_cannot_be_written_asks_for_another(
         made(self, *arguments, **keys)
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(
-        ConfigError, match=r"cannot be written \(Permission denied\). Give a folder of your own with --out"
-    ):
+    with pytest.raises(StorageError, match=r"\.adopt: Permission denied .* or another folder with --out"):
         adopt(str(folder), tokenizer)
     adopt(str(folder), tokenizer, out=str(tmp_path / "out"))
     (tmp_path / "full").mkdir()
@@ -488,8 +486,8 @@ def test_tables_that_hold_no_ids(tmp_path: Path, tokenizer: str) -> None:
         assert not (tmp_path / "out").exists()
         return str(error.value)
 
-    assert "kind: parquet" in refusal(text=["one"])
-    assert "no column input_ids or tokens among a" in refusal(a=[1])
+    assert "sources.mine.kind=parquet" in refusal(text=["one"])
+    assert "no column input_ids or tokens among a (int64)" in refusal(a=[1])
     assert "no list of integers" in refusal(input_ids=["one"])
     assert "an id is null" in refusal(input_ids=[[1, None]])
     assert "holds token id -1" in refusal(tokens=[[5, -1]])

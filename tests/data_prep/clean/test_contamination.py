@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.clean.contamination import Evaluations, Overlap, words_of
+from data_prep.clean.contamination import Evaluations, Overlap, looked_for_line, words_of
 from data_prep.prepare import main
 from data_prep.report import fingerprint
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
@@ -55,9 +55,9 @@ def test_texts_shorter_than_a_run_are_found_as_whole_documents_and_lines() -> No
         "?",
     ):
         assert sets.overlap(text) is None, text
-    assert sets.looked_for["snli"].line(13) == (
-        "4 texts looked for: 1 by 13 words in a row, 1 as a whole line or document, 1 as a whole document, 1 not at "
-        "all, having no words"
+    assert looked_for_line(sets.looked_for["snli"]) == (
+        "4 texts looked for: 1 as a whole document, 1 as a whole line or document, 1 not at all, having no words, 1 by "
+        "13 words in a row"
     )
 
 

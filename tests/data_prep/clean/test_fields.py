@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.clean.fields import SplitFields, as_score, as_text, stream_of
+from data_prep.clean.documents import Tally
+from data_prep.clean.fields import as_score, as_text, stream_of
 from modernbert_train.config.tools.prepare import StreamsConfig
 from modernbert_train.data.field_counts import FieldCounts
 
@@ -63,16 +64,16 @@ VALUES = st.lists(st.one_of(st.none(), st.integers(0, 1500).map(str)), max_size=
 @given(parts=st.lists(VALUES, max_size=6))
 def test_nothing_is_lost_in_adding_up(parts: list[list[str | None]]) -> None:
     """The tasks' counts are those of the whole; the totals are those of the dataset."""
-    total, whole = SplitFields(), SplitFields()
+    total, whole = Tally(), Tally()
     for part in parts:
-        found = SplitFields()
+        found = Tally()
         for value in part:
-            found.count({"id": value}, 7)
-            whole.count({"id": value}, 7)
-        total.add(SplitFields.from_json(asdict(found)))
+            found.count_fields("train", {"id": value}, 7)
+            whole.count_fields("train", {"id": value}, 7)
+        total.add(Tally.from_json(json.loads(json.dumps(found.to_json()))))
     assert total == whole
-    for counts in (total.listed() or {}).values():
-        rows = counts.rows()
+    for counts in total.fields.get("train", {}).values():
+        rows = counts.listed().rows()
         assert sum(amount.documents for _, amount in rows) == sum(map(len, parts))
         assert sum(amount.tokens for _, amount in rows) == 7 * sum(map(len, parts))
 

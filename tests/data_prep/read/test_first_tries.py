@@ -52,8 +52,8 @@ def read(file: Path, kind: str, encoding: str = "utf-8", text_field: str | None 
 @pytest.mark.parametrize("text", WESTERN)
 def test_auto_still_reads_western_text(text: str) -> None:
     """Or it would be left out, and a spec that is valid today would end."""
-    assert guess([text.encode("cp1252")]) == "cp1252"
-    assert guess(["".join(WESTERN).encode("cp1252")]) == "cp1252"
+    assert guess(text.encode("cp1252")) == "cp1252"
+    assert guess("".join(WESTERN).encode("cp1252")) == "cp1252"
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_truncated_archive_is_not_the_end_of_the_data(tmp_path: Path, suffix: st
     whole = gzip.compress(lines) if suffix == ".gz" else zstandard.compress(lines)
     (tmp_path / f"a.jsonl{suffix}").write_bytes(whole[: len(whole) // 2])
     *_, last = read(kind="jsonl", path=str(tmp_path))
-    assert isinstance(last, LeftOut) and last.reason == "unreadable" and "and all after it" in last.id
+    assert isinstance(last, LeftOut) and last.reason == "unreadable" and last.id.startswith("all after ")
 
 
 def test_zstd_of_several_frames_is_read_to_the_end(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_damaged_csv_and_parquet_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'text\n"never closed\n')
     for kind in ("csv", "parquet"):
         (item,) = read(kind=kind, path=str(tmp_path))
-        assert isinstance(item, LeftOut) and item.reason == "unreadable" and item.id.endswith(" and all after it")
+        assert isinstance(item, LeftOut) and item.reason == "unreadable" and item.id.startswith("all of ")
 
 
 def test_hub_layout_on_disk(tmp_path: Path) -> None:

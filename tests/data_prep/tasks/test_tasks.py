@@ -20,8 +20,7 @@ from tqdm import tqdm
 
 import data_prep
 from data_prep.prepare import main
-from data_prep.tasks.executors import Stage
-from data_prep.tasks.progress import StageCost, TaskProgress, progress
+from data_prep.tasks.progress import Stage, TaskProgress, progress
 from data_prep.tasks.work import Work
 from data_prep.tasks.workers import Workers
 from modernbert_train.errors import DataError, RunError
@@ -190,8 +189,7 @@ def test_workers_do_every_task_once(tmp_path: Path) -> None:
 def test_progress_adds_up_over_stages_and_restarts(tmp_path: Path) -> None:
     """The time left is an estimate, but it must neither stand still nor begin anew after a restart."""
     work = Work(tmp_path, [100, 300])
-    costs = [StageCost("survey", 2, 1.0), StageCost("tokenise", 2, 3.0)]
-    assert [Stage([], cost).cost for cost in costs] == costs
+    costs = [Stage("survey", 2, 1.0), Stage("tokenise", 2, 3.0)]
     assert progress(work, costs) == (0.0, "survey 0/2 tasks")
     TaskProgress(tmp_path, "survey", 1).write(150)
     assert progress(work, costs) == (pytest.approx(150 / 400 / 4), "survey 0/2 tasks")

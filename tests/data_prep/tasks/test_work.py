@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.read.items import Document, LeftOut
+from data_prep.read.items import Document, LeftOut, Span
 from data_prep.read.lines import read_jsonl
-from data_prep.read.sources import Span, read_span, whole_spans
+from data_prep.read.sources import read_span, whole_spans
 from data_prep.tasks.work import cut, make_work, read_work
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
 from modernbert_train.errors import DataError
@@ -25,6 +25,10 @@ LIMIT = 100
 
 def texts_of(items: list[Document | LeftOut]) -> list[str]:
     return [item.text if isinstance(item, Document) else item.reason for item in items]
+
+
+def lines_of(file: Path, begin: int = 0, end: int | None = None) -> list[Document | LeftOut]:
+    return list(read_jsonl(Span("a", str(file), begin, end), SourceConfig(kind="jsonl", path=str(file)), LIMIT))
 
 
 def config_of(path: Path, kind: str, **keys: object) -> PrepareConfig:
@@ -43,8 +47,8 @@ def test_jsonl_cut_at_any_bytes_is_read_once(
     file.write_bytes(("\n".join(lines) + "\n" * ends).encode("utf-8", "surrogatepass"))
     size = file.stat().st_size
     cuts = sorted(data.draw(st.lists(st.integers(0, size), max_size=5)))
-    whole = texts_of(list(read_jsonl(file, "text", LIMIT)))
-    parts = [read_jsonl(file, "text", LIMIT, begin, end) for begin, end in itertools.pairwise([0, *cuts, size])]
+    whole = texts_of(lines_of(file))
+    parts = [lines_of(file, begin, end) for begin, end in itertools.pairwise([0, *cuts, size])]
     assert texts_of([item for part in parts for item in part]) == whole
     assert len(whole) == len(texts)
 
@@ -52,7 +56,7 @@ def test_jsonl_cut_at_any_bytes_is_read_once(
 def test_lines_later_in_a_file_are_named_by_their_byte(tmp_path: Path) -> None:
     """Nobody has counted the lines before them; the byte finds them as well (`tail -c +N`)."""
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": 2}\n')
-    items = list(read_jsonl(tmp_path / "a.jsonl", "text", LIMIT, begin=3))
+    items = lines_of(tmp_path / "a.jsonl", begin=3)
     assert [item.id for item in items] == [f"{tmp_path}/a.jsonl at byte 16"]
 
 
@@ -61,7 +65,7 @@ def test_endless_line_is_counted_and_passed_over(tmp_path: Path) -> None:
     """A file of 100 GB without a newline must not be read into memory, nor hide the lines after it."""
     long = json.dumps({"text": "x" * (20 << 20)}) + "\n"
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((long + '{"text": "after"}\n').encode(), 1))
-    first, after = read_jsonl(tmp_path / "a.jsonl.gz", "text", LIMIT)
+    first, after = lines_of(tmp_path / "a.jsonl.gz")
     assert isinstance(first, LeftOut) and first.reason == "too_long" and f"a line of {len(long)} bytes" in first.detail
     assert texts_of([after]) == ["after"] and after.id.endswith(":2")
 

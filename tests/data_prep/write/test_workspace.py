@@ -73,7 +73,7 @@ def test_killed_writer_leaves_nothing_and_a_live_one_is_respected(tmp_path: Path
     )
     try:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        with pytest.raises(StorageError, match=r"another process is writing .* Wait for it"), workspace(out):
+        with pytest.raises(StorageError, match=r"another process is at work on .* Wait for it"), workspace(out):
             pass
         assert len(list(tmp_path.glob("out.partial-*/half"))) == 1
     finally:
