@@ -5,7 +5,6 @@ If this breaks, documents see each other, padding is trained on, or a mask follo
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -64,12 +63,6 @@ def test_rows_are_laid_out_as_the_model_expects(config: RunConfig) -> None:
             assert [row.input_ids[at] for at in kept] == [ids[at] for at in kept]
             assert not {ids[at] for at in row.predicted} & {vocabulary.cls_id, vocabulary.sep_id, vocabulary.pad_id}
     assert tails > 10
-
-
-def test_composers_copy_of_a_microbatch_costs_nothing(config: RunConfig) -> None:
-    """It asks for a deep copy of each one, on the device, in every step."""
-    (batch, *_) = next(iter(make_loader(config))).microbatches
-    assert copy.deepcopy(batch) is batch
 
 
 def test_the_numbers_of_a_batch_say_what_it_holds(config: RunConfig) -> None:
