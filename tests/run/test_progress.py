@@ -104,7 +104,7 @@ def test_a_terminal_gets_a_line_that_is_redrawn(tiny_run: TinyRun, monkeypatch: 
     """Messages stand above it, whole; the last state of each phase stays."""
     terminal = Terminal()
     monkeypatch.setattr(progress.sys, "stdout", terminal)
-    monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
+    monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((80, 24)))
     now = iter(range(100, 200))
     clock = SimpleNamespace(monotonic=lambda: float(next(now)))  # its own: other threads have theirs
     monkeypatch.setattr(progress, "time", clock)
