@@ -121,11 +121,8 @@ def test_a_number_that_is_not_finite_and_does_not_come_again_blames_its_machine(
         require(pair, pair.ends(case.seconds + 60), case, "a loss that is not finite")
 
 
-def test_compiled_ranks_with_a_full_queue_hear_of_an_error(machine: Machine) -> None:
-    """A rank raises between two steps, and the others launch a whole step behind a sum that it does not come to.
-
-    A launch that holds the GIL there would leave them deaf: killed by our launcher, under another one there for hours.
-    """
+def test_compiled_ranks_hear_of_an_error(machine: Machine) -> None:
+    """A rank raises between two steps, and the others launch a whole step behind a sum that it does not come to."""
     case = Case("2:raise", f"rank 2 on node-1: {RAISED}", 70, SOON, "")
     more = ("compute.compile=true", "phases.short.batch_rows=128")  # thousands of launches in a step
     words = run(machine, *more, timeout=PATIENT)
