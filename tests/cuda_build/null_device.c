@@ -3,9 +3,10 @@
  * shape and stride checks, streams, autograd's threads, Inductor, Triton's compiler and launcher.
  *
  * Kernels are counted and not run. Device memory has addresses and sizes and no contents: the host may not touch it,
- * and what is copied from it is zeros. The device is as slow as it may be: nothing that was asked of it is done before
- * the host waits for it, by a stream, an event or the device. Until then what is copied to the host holds bytes of
- * ones, NaN as a float; and if what is copied from the host is changed or freed before, that is noted as a fault.
+ * and what is copied from it is zeros; a bool is true with NULL_DEVICE_TRUE=1, so that its numbers are finite. The device
+ * is as slow as it may be: nothing that was asked of it is done before the host waits for it, by a stream, an event or
+ * the device. Until then what is copied to the host holds bytes of ones, NaN as a float; and if what is copied from the
+ * host is changed or freed before, that is noted as a fault.
  *
  * With NULL_DEVICE_WORKS=1 it works by itself instead, as a GPU does: a thread does what can be done, what was asked of a
  * stream stands behind what is not met yet, and the host waits where 1,024 things are in the queue. It can then hang
@@ -288,6 +289,7 @@ typedef struct Copy {
   struct Copy *next;
 } Copy;
 static Stream legacy = {.device = -1}, *streams;
+static int nan_read; /* see null_faults.c */
 static Call *unmet; /* that was looked at last in vain, and the rank it waits for */
 static int unmet_rank;
 static int call_met(Call *c);
@@ -386,6 +388,14 @@ static void mark(Stream *s, int kind, Stream *on, unsigned long upto, Call *call
   }
   s->marks[s->num++] = (Mark){s->asked, kind, on, upto, call};
 }
+/* of what is copied to the host */
+static int unknown_byte(size_t size) {
+  if (size == sizeof(float) && nan_read) {
+    nan_read = 0;
+    return 0xff;
+  }
+  return size == 1 && getenv("NULL_DEVICE_TRUE");
+}
 static void done(Stream *s, unsigned long upto) {
   if (upto <= s->done)
     return;
@@ -402,7 +412,7 @@ static void done(Stream *s, unsigned long upto) {
     else if (c->to && result)
       memcpy(c->to, result + c->offset, c->size);
     else if (c->to)
-      memset(c->to, 0, c->size);
+      memset(c->to, unknown_byte(c->size), c->size);
     free(c->data);
     if (c->call)
       release(c->call);
@@ -737,7 +747,7 @@ cudaError_t cudaHostUnregister(void *p) {
 }
 cudaError_t cudaMemGetInfo(size_t *f, size_t *t) {
   *t = total_bytes();
-  *f = *t - used[current];
+  *f = no_memory ? 0 : *t - used[current];
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *p) {

@@ -8,10 +8,14 @@
  *   slow          the host stays in it for NULL_FAULT_SECONDS, and then goes on
  *   gpu           a kernel that never ends follows the collective, in front of all that is asked of the device then
  *   ecc           an error that stays: every later call of CUDA's has it
- *   memory        every later cudaMalloc finds no memory
+ *   memory        what torch holds and does not use is another process's, and every later cudaMalloc finds no memory
  *   remote        NCCL tells an asynchronous error (ncclRemoteError), as when a connection breaks
  *   network       of all ranks: the collective after the next one is met by all and never ends
  *   unconnected   the host stays in ncclCommInitRank, which waits for ever
+ *   raise         the program raises a RuntimeError in its main thread
+ *   nan           the first of the numbers that are summed is NaN, and so is the next float that the host reads
+ *
+ * The last two, and `memory`, come where the numbers of a step are summed, behind its backward pass.
  */
 static const char *fault_of_this_rank(void) {
   static char mine[32];
@@ -27,11 +31,28 @@ static const char *fault_of_this_rank(void) {
 }
 static int fault_is(const char *kind) { return !strcmp(fault_of_this_rank(), kind); }
 
+static int nan_next;
+static int raised(void *nothing) {
+  void **kind = dlsym(RTLD_DEFAULT, "PyExc_RuntimeError");
+  void (*set)(void *, const char *) = dlsym(RTLD_DEFAULT, "PyErr_SetString");
+  set(*kind, "a mistake of the program");
+  return -1;
+}
+static int emptied(void *nothing) {
+  return ((int (*)(const char *))dlsym(RTLD_DEFAULT, "PyRun_SimpleString"))("import torch; torch.cuda.empty_cache()");
+}
+/* have the main thread of Python do something as soon as it can */
+static void then(int (*what)(void *)) {
+  ((int (*)(int (*)(void *), void *))dlsym(RTLD_DEFAULT, "Py_AddPendingCall"))(what, 0);
+}
 static int hangs_next; /* behind the collective: torch has noted the start of this one before */
-static void fault_in_collective(Comm *comm) {
+static void fault_in_collective(Comm *comm, size_t n, ncclDataType_t type) {
   static int there;
+  int sums_of_step = n > 1 && type == ncclFloat64;
   char *when = getenv("NULL_FAULT_WHEN"), *seconds_ = getenv("NULL_FAULT_SECONDS");
   if (there || !*fault_of_this_rank() || !when || access(when, F_OK))
+    return;
+  if ((fault_is("memory") || fault_is("raise") || fault_is("nan")) && !sums_of_step)
     return;
   there = 1;
   if (fault_is("kill") || fault_is("stop"))
@@ -44,8 +65,12 @@ static void fault_in_collective(Comm *comm) {
   hangs_next = fault_is("gpu");
   if (fault_is("ecc"))
     null_device_error(cudaErrorECCUncorrectable);
+  no_memory = fault_is("memory");
   if (fault_is("memory"))
-    no_memory = 1;
+    then(emptied);
+  if (fault_is("raise"))
+    then(raised);
+  nan_next = nan_read = fault_is("nan");
   if (fault_is("remote"))
     null_device_nccl_error(ncclRemoteError);
   if (fault_is("network") && comm->meeting)

@@ -170,10 +170,15 @@ static void add_up(Call *c, Post **posts) {
     double sum = 0;
     long whole = 0;
     int known = c->how == ncclSum;
-    for (int r = 0; r < c->comm->n && known; r++) {
+    for (int r = 0; r < c->comm->n; r++) {
+      const char *at = posts[r]->data + i;
+      if (c->type == ncclFloat64 && posts[r]->known[i] && *(double *)at != *(double *)at) {
+        sum = *(double *)at; /* whatever the others' are */
+        known = 1;
+        break;
+      }
       for (size_t b = 0; b < w; b++)
         known &= posts[r]->known[i + b];
-      const char *at = posts[r]->data + i;
       switch (c->type) {
       case ncclFloat64: sum += *(double *)at; break;
       case ncclFloat32: sum += *(float *)at; break;
@@ -265,6 +270,11 @@ static void post(Call *c, const void *send, size_t size, const int *mine) {
   p->size = size <= SMALL ? size : 0;
   if (p->size && send)
     overlay(send, p->size, p->data, p->known);
+  if (p->size && nan_next) {
+    *(double *)p->data = __builtin_nan("");
+    memset(p->known, 1, sizeof(double));
+    nan_next = 0;
+  }
   if (mine)
     memcpy(p->mine, mine, sizeof p->mine);
   p->number = c->number;
@@ -284,7 +294,7 @@ static ncclResult_t collective(int kind, const void *send, void *recv, size_t n,
   Comm *comm = (Comm *)on;
   Stream *s = st(stream);
   touch(KINDS[kind]);
-  fault_in_collective(comm);
+  fault_in_collective(comm, n, t);
   Call *c = calloc(1, sizeof *c);
   *c = (Call){comm, ++comm->calls, "", kind, root, 0, 0, 1, t, how, n};
   snprintf(c->what, sizeof c->what, "%s of %zu elements of %zu bytes, operation %d, root %d", KINDS[kind], n, width(t),

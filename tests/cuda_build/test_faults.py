@@ -23,27 +23,33 @@ from tests.launch.jobs import children
 pytestmark = [pytest.mark.runs, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TIMEOUT = 20  # distributed.timeout_seconds, of 300; a silent rank has no longer
-SOON, IN_TIME = 15.0, TIMEOUT + 20.0  # limits for machines with more processes than cores
+PATIENT = 120  # the same for faults that are not found by waiting
+SOON, IN_TIME = 30.0, TIMEOUT + 20.0  # limits for machines with more processes than cores
 ALL = "0:{0},1:{0},2:{0},3:{0}"
+RAISED = "RuntimeError: a mistake of the program. Its own output has the traceback."
+BEHIND = "hangs: it has not come beyond"
 
 
 class Case(NamedTuple):
-    """A fault, what every launcher that is left says, its exit code, and after how many seconds at most."""
+    """A fault, what every launcher that is left says, its exit code, after how many seconds at most, and the machine
+    that a scheduler is to leave out."""
 
     fault: str
     says: str
     code: int
     seconds: float
+    blamed: str
 
 
 FAULTS = {
-    "a rank that is killed": Case("3:kill", "rank 3 on node-1", 70, SOON),
-    "the first rank of a machine that is killed": Case("2:kill", "rank 2 on node-1", 70, SOON),
-    "an uncorrectable error of a GPU's memory": Case("2:ecc", "rank 2 on node-1: AcceleratorError", 70, SOON),
-    "a frozen process": Case("2:stop", "rank 2 on node-1", 124, IN_TIME),
-    "a host that does not come on": Case("3:host", "rank 3 on node-1: hangs: it has not come beyond", 124, IN_TIME),
-    "a GPU that hangs": Case("1:gpu", "rank 1 on node-0: hangs: its GPU has started", 124, IN_TIME),
-    "a collective that never ends": Case(ALL.format("network"), "no rank is behind the others", 124, IN_TIME),
+    "a rank that is killed": Case("3:kill", "rank 3 on node-1", 70, SOON, "node-1"),
+    "the first rank of a machine that is killed": Case("2:kill", "rank 2 on node-1", 70, SOON, "node-1"),
+    "an uncorrectable error of a GPU's memory": Case("2:ecc", "rank 2 on node-1: AcceleratorError", 70, SOON, "node-1"),
+    "a rank that raises": Case("2:raise", f"rank 2 on node-1: {RAISED}", 70, SOON, ""),
+    "a frozen process": Case("2:stop", "rank 2 on node-1", 124, IN_TIME, "node-1"),
+    "a host that does not come on": Case("3:host", f"rank 3 on node-1: {BEHIND}", 124, IN_TIME, "node-1"),
+    "a GPU that hangs": Case("1:gpu", "rank 1 on node-0: hangs: its GPU has started", 124, IN_TIME, "node-0"),
+    "a collective that never ends": Case(ALL.format("network"), "no rank is behind the others", 124, IN_TIME, ""),
 }
 
 
@@ -60,10 +66,10 @@ def machine(tmp_path: Path, data: Path) -> Machine:
     return Machine(tmp_path, data, gpus=4)
 
 
-def run(machine: Machine, *more: str) -> list[str]:
+def run(machine: Machine, *more: str, timeout: int = TIMEOUT) -> list[str]:
     """A run of minutes, eagerly, so that it starts in seconds."""
     return machine.words(
-        "run", "compute.compile=false", f"distributed.timeout_seconds={TIMEOUT}", "phases.short.tokens=400000",
+        "run", "compute.compile=false", f"distributed.timeout_seconds={timeout}", "phases.short.tokens=400000",
         "phases.short.batch_rows=8", "phases.short.batch_warmup=null", "data.validation=null", *more,
     )  # fmt: skip
 
@@ -71,9 +77,10 @@ def run(machine: Machine, *more: str) -> list[str]:
 def require(pair: Pair, ends: list[End], case: Case, name: str) -> None:
     for end in ends:
         assert end.code == case.code and case.says in end.last, (end.code, end.seconds, end.output[-3000:])
+        assert end.blamed == case.blamed, (end.blamed, end.last)
         assert end.seconds < case.seconds
     assert all(not children(process.pid) for process in pair.processes)  # nothing is left on either machine
-    row = {"fault": name, "says": ends[0].last[:120], "codes": [end.code for end in ends],
+    row = {"fault": name, "says": ends[0].last, "blamed": ends[0].blamed, "codes": [end.code for end in ends],
            "seconds": [round(end.seconds, 1) for end in ends]}  # fmt: skip
     if "FAULT_TABLE" in os.environ:
         with Path(os.environ["FAULT_TABLE"]).open("a", encoding="utf-8") as table:
@@ -83,16 +90,54 @@ def require(pair: Pair, ends: list[End], case: Case, name: str) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_a_step_is_named_on_every_machine(machine: Machine, name: str) -> None:
     case = FAULTS[name]
-    with started(machine, run(machine), case.fault) as pair:
+    words = run(machine, timeout=PATIENT if case.seconds == SOON else TIMEOUT)
+    with started(machine, words, case.fault) as pair:
         pair.until_settled("run", 300)
         pair.when.touch()
         require(pair, pair.ends(case.seconds + 60), case, name)
 
 
+def test_a_gpu_without_memory_is_told_with_what_to_set(machine: Machine) -> None:
+    """Another process takes what a step needs. That machine is healthy, so the next start may have it."""
+    case = Case("2:memory", "rank 2 on node-1: step", 70, SOON, "")
+    more = ("phases.short.batch_rows=32", "phases.short.microbatch_tokens=512")
+    with started(machine, run(machine, *more, timeout=PATIENT), case.fault) as pair:
+        pair.until_settled("run", 300)
+        pair.when.touch()
+        ends = pair.ends(case.seconds + 60)
+        require(pair, ends, case, "a GPU without memory")
+    assert "ran out of memory with microbatches of 8 rows of 64 tokens" in ends[0].last
+    assert "`nvidia-smi` says who" in ends[0].last and "phases.short.microbatch_tokens=256" in ends[0].last
+
+
+def test_a_number_that_is_not_finite_and_does_not_come_again_blames_its_machine(machine: Machine) -> None:
+    """Where all ranks learn of the number and compute the step again: a GPU that errs must not come back each start."""
+    words = "rank 2, microbatch 0, nothing wrong when computed again, which points to the hardware of node-1"
+    case = Case("2:nan", words, 70, SOON, "node-1")
+    machine.settings["NULL_DEVICE_TRUE"] = "1"  # so is all else
+    with started(machine, run(machine, timeout=PATIENT), case.fault) as pair:
+        pair.until_settled("run", 300)
+        pair.when.touch()
+        require(pair, pair.ends(case.seconds + 60), case, "a loss that is not finite")
+
+
+def test_compiled_ranks_hear_of_an_error(machine: Machine) -> None:
+    """A rank raises between two steps, and the others launch a whole step behind a sum that it does not come to."""
+    case = Case("2:raise", f"rank 2 on node-1: {RAISED}", 70, SOON, "")
+    more = ("compute.compile=true", "phases.short.batch_rows=128")  # thousands of launches in a step
+    words = run(machine, *more, timeout=PATIENT)
+    with started(machine, words, case.fault) as pair:
+        pair.until_settled("run", 500)
+        pair.when.touch()
+        ends = pair.ends(case.seconds + 60)
+        require(pair, ends, case, "a rank that raises, compiled")
+    assert ends[0].output.count("error: rank 2 on node-1") == 3  # the launcher and, by themselves, both of its ranks
+
+
 @pytest.mark.parametrize("told", [False, True], ids=["silently", "with errors of NCCL"])
 def test_a_lost_machine_is_named_and_not_one_that_waits_for_it(machine: Machine, told: bool) -> None:
     """The connections to it may break, and torch's watchdog then ends the ranks that are left, after a while."""
-    case = Case("0:remote,1:remote" if told else "", "on node-1: hangs: no sign of life", 124, IN_TIME)
+    case = Case("0:remote,1:remote" if told else "", "on node-1: hangs: no sign of life", 124, IN_TIME, "node-1")
     with started(machine, run(machine), case.fault) as pair:
         pair.until_settled("run", 300)
         pair.lose(1)
@@ -103,7 +148,7 @@ def test_a_lost_machine_is_named_and_not_one_that_waits_for_it(machine: Machine,
 
 def test_nccl_that_does_not_connect_is_told(machine: Machine) -> None:
     """A firewall: ncclCommInitRank waits for ever, and prints nothing."""
-    case = Case(ALL.format("unconnected"), "NCCL does not connect the GPUs", 124, 200)  # from the start on
+    case = Case(ALL.format("unconnected"), "NCCL does not connect the GPUs", 124, 200, "")  # from the start on
     with started(machine, run(machine), case.fault) as pair:
         require(pair, pair.ends(case.seconds), case, "NCCL that does not connect (from the start)")
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from modernbert_train.ranks.launched import BLAMED
 from tests.cuda_build.front_door import Machine
 from tests.cuda_build.null import ROOT, environment
 
@@ -43,12 +44,14 @@ class End:
         seconds: after the fault.
         last: line of its output.
         output: the whole.
+        blamed: the machine that a job file would leave out at the next start; "" if none.
     """
 
     code: int | None
     seconds: float
     last: str
     output: str
+    blamed: str
 
 
 @dataclass
@@ -70,6 +73,10 @@ class Pair:
 
     def output(self, node: int) -> str:
         return (self.machine.folder / f"node-{node}.txt").read_text(encoding="utf-8", errors="replace")
+
+    def blamed(self, node: int) -> str:
+        file = self.machine.folder / f"blamed-{node}"
+        return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
     def until_told(self, words: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -102,7 +109,8 @@ class Pair:
         for node in waited:
             output = self.output(node)
             last = (output.splitlines() or [""])[-1]
-            found.append(End(self.processes[node].poll(), took.get(node, seconds), last, output))
+            code, after = self.processes[node].poll(), took.get(node, seconds)
+            found.append(End(code, after, last, output, self.blamed(node)))
         return found
 
 
@@ -126,6 +134,7 @@ def started(machine: Machine, words: Sequence[str], fault: str = "", fault_secon
             "NULL_FAULT": fault,
             "NULL_FAULT_WHEN": str(pair.when),
             "NULL_FAULT_SECONDS": str(fault_seconds),
+            BLAMED: str(machine.folder / f"blamed-{node}"),
         }
         place = ["--nodes", "2", "--ranks", str(GPUS), "--node-rank", str(node), "--rendezvous", f"127.0.0.1:{port}"]
         # torch's agent tells machines apart by address and process id, and both addresses are this machine's
