@@ -183,9 +183,10 @@ class TestBrokenRulesAreSeen:
         stuck = line + "    import time\n    time.sleep(1e6 if this_rank() == 1 else 0)\n"
         tree = planted_tree(tmp_path / "tree", (GROUP, line, stuck))
         machine = Machine(tmp_path, data, gpus=2, root=tree, settings={"NULL_NCCL_PATIENCE": "5"})
-        words = machine.words("run", "data.validation=null", "distributed.timeout_seconds=40")
+        limits = ("distributed.timeout_seconds=40", "distributed.first_step_timeout_seconds=40")
+        words = machine.words("run", "data.validation=null", *limits)
         code, said = machine.train(*words, "--ranks", "2", seconds=300)
-        assert code == 124 and "error: rank 1 on" in said, said[-3000:]
+        assert code == 124 and "hangs: " in said and "error: rank 1 on" in said, said[-3000:]
         assert any("waits in call" in fault and "for rank 1, which has not come to it" in fault
                    for fault in machine.faults), machine.faults  # fmt: skip
 
