@@ -126,7 +126,8 @@ def synchronized(model: nn.Module, *, last: bool) -> Iterator[None]:
         with nullcontext() if last else model.no_sync():
             yield
         return
-    root = next((module for module in model.modules() if isinstance(module, FSDPModule)), None)
+    # what was sharded as a whole is the model or stands in Composer's wrapper; its setting reaches all below it
+    root = next((module for module in (model, *model.children()) if isinstance(module, FSDPModule)), None)
     if root is not None:
         root.set_requires_all_reduce(last)
     yield
