@@ -31,13 +31,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.train_step import BASE, LARGE
-from modernbert_train.files import publish
+from modernbert_train.checkpoints.manifest import FileHash
+from modernbert_train.checkpoints.saver import Saver, Snapshot
+from modernbert_train.core.files import publish
+from modernbert_train.core.tensor_files import write_tensors
+from modernbert_train.core.text import table
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
-from modernbert_train.run.manifest import FileHash
-from modernbert_train.run.saver import Saver, Snapshot
-from modernbert_train.tensor_files import write_tensors
-from modernbert_train.text import table
 from modernbert_train.weights.gather import gather_optimizer, gather_weights
 from modernbert_train.weights.shares import Copier
 

@@ -20,16 +20,16 @@ from benchmarks.batches import labels_of_line
 from benchmarks.reference import transformers_model
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.clock import at
-from modernbert_train.compute import Compute
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import SPECIAL_TOKENS
+from modernbert_train.distributed.compute import Compute
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
-from modernbert_train.run.throughput import training_flops
+from modernbert_train.report.throughput import training_flops
 from modernbert_train.train.session import train
-from modernbert_train.tune.loop import BareLoop, batches_of
-from modernbert_train.tune.timing import Clock, wait
+from modernbert_train.train.tune.loop import BareLoop, batches_of
+from modernbert_train.train.tune.timing import Clock, wait
 from modernbert_train.vocabulary import read_vocabulary
 
 ADAM = {"betas": (0.9, 0.98), "eps": 1e-6}

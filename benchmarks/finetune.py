@@ -30,12 +30,12 @@ from benchmarks.finetune_tasks import small_tasks
 from benchmarks.judged import pretrained
 from modernbert_train.config.load import load_run
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.evals.metrics import METRICS, entity_figures
-from modernbert_train.finetune.examples import Split, read_splits
-from modernbert_train.finetune.numbers import Labels, number_labels
-from modernbert_train.finetune.run import finetune
-from modernbert_train.finetune.task import read_task
-from modernbert_train.text import markdown_table
+from modernbert_train.core.text import markdown_table
+from modernbert_train.evaluate.finetune.examples import Split, read_splits
+from modernbert_train.evaluate.finetune.numbers import Labels, number_labels
+from modernbert_train.evaluate.finetune.task import read_task
+from modernbert_train.evaluate.metrics import METRICS, entity_figures
+from modernbert_train.train.finetune import finetune
 from modernbert_train.weights.export import export_run
 
 SKIPPED = 3  # steps of each turn that are not counted

@@ -29,9 +29,9 @@ from typing import Any
 from benchmarks.hour_numbers import Numbers, Wrong
 from benchmarks.hour_parts import PARTS, Part, Place, Range, sizes
 from benchmarks.interrupted import environments
+from modernbert_train.core.text import markdown_table
+from modernbert_train.distributed.gpus import count_gpus, driver_version, output_of, why_torch_sees_none
 from modernbert_train.errors import ConfigError, StoppedEarly
-from modernbert_train.ranks.gpus import count_gpus, driver_version, output_of, why_torch_sees_none
-from modernbert_train.text import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PASSED, FAILED, STOPPED, SKIPPED = "passed", "failed", "stopped at its limit", "skipped"

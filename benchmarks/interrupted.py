@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.read_json import read_lines
+from modernbert_train.core.read_json import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 

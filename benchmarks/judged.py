@@ -24,7 +24,7 @@ from typing import Any
 from data_prep.prepare import main as prepare
 from modernbert_train.__main__ import main as modernbert_train
 from modernbert_train.config.load import load_run
-from modernbert_train.files import write_whole
+from modernbert_train.core.files import write_whole
 from modernbert_train.train.session import train
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -21,12 +21,12 @@ from typing import Any
 from benchmarks.train_step import GOALS
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig, OptimConfig, StableAdamWConfig
+from modernbert_train.core.text import markdown_table
 from modernbert_train.plan import speed
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Flops, flops_per_token, mean_spans
 from modernbert_train.plan.gpus import GPUS, Gpu
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.text import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "tests/cuda_build/recorded/microbatch.json"

@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from modernbert_train.__main__ import read_run
+from modernbert_train.core.text import markdown_table
 from modernbert_train.plan.advice import Setting, settings
 from modernbert_train.plan.communication import LINK_SHARE, Transfer, exchange, transfers
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan, PlannedPhase, make_plan
 from modernbert_train.plan.memory import Strategy, sharing_ranks
 from modernbert_train.plan.speed import MEMORY_SHARE, microbatch_seconds, step_time
-from modernbert_train.text import markdown_table
 
 RECIPES = Path(__file__).resolve().parent.parent / "yamls/recipes"
 SHAPES = (

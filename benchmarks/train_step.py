@@ -38,7 +38,6 @@ import torch
 from benchmarks.contenders import Contender, Ours, Theirs, through_train
 from benchmarks.corpus import write_corpus
 from benchmarks.measure import measure_rates
-from modernbert_train.compute import keep_freed_memory
 from modernbert_train.config.schema import (
     CheckpointConfig,
     ComputeConfig,
@@ -50,9 +49,10 @@ from modernbert_train.config.schema import (
     RunConfig,
     StableAdamWConfig,
 )
+from modernbert_train.distributed.compute import keep_freed_memory
 from modernbert_train.models.init import initialize
 from modernbert_train.models.masked_lm import ForMaskedLM
-from modernbert_train.run.throughput import peak_flops
+from modernbert_train.report.throughput import peak_flops
 from modernbert_train.train.build import build_model
 
 SMALL = ModernBertConfig(

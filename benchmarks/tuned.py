@@ -19,8 +19,8 @@ import torch
 from benchmarks.corpus import write_corpus
 from benchmarks.train_step import PRESETS, run_config
 from modernbert_train.config.schema import ComputeConfig
-from modernbert_train.tune.findings import TABLE
-from modernbert_train.tune.session import tune
+from modernbert_train.train.tune.findings import TABLE
+from modernbert_train.train.tune.session import tune
 
 
 def main() -> None:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
+from modernbert_train.core.read_json import read_json
+from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.errors import DataError
-from modernbert_train.read_json import read_json
-from modernbert_train.tokenizer_threads import tokenizer_threads
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TOKENIZER_FILE = "tokenizer.json"

@@ -22,9 +22,9 @@ from data_prep.write.workspace import LOCK, Part, claimed
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
+from modernbert_train.core.files import lock
+from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, DataError, RunError
-from modernbert_train.files import lock
-from modernbert_train.version import __version__
 
 if TYPE_CHECKING:
     from data_prep.report import Fingerprint

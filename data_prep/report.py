@@ -21,13 +21,13 @@ from data_prep.make_tokenizer import tokenizer_file
 from data_prep.read.encodings import UTF_8
 from data_prep.read.sources import file_state, passed_over_lines, source_files
 from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.core.read_json import read_json
+from modernbert_train.core.text import table
+from modernbert_train.core.version import __version__
 from modernbert_train.data.dataset_card import LENGTHS, file_sha256, read_card
 from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.data.statistics import length_bins
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.read_json import read_json
-from modernbert_train.text import table
-from modernbert_train.version import __version__
 
 REPORT = "prepare_report.json"
 Fingerprint = dict[str, Any]

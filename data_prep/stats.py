@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from data_prep.program import finish
 from modernbert_train.cli.parser import Parser
+from modernbert_train.core.read_json import as_type, read_json
+from modernbert_train.core.text import table
 from modernbert_train.data.dataset_card import CARD, LENGTHS, PREPARE_REPORT, read_card
 from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.data.statistics import length_bins, source_counts
 from modernbert_train.errors import DataError
-from modernbert_train.read_json import as_type, read_json
-from modernbert_train.text import table
 
 _PERCENTILES = (5, 25, 50, 75, 95)
 _BAR = 40  # characters of the longest bar

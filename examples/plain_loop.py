@@ -35,15 +35,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from modernbert_train.batch import weighted
 from modernbert_train.clock import at, ends_phase, position_at, validates
-from modernbert_train.compute import Compute
 from modernbert_train.config.check import check
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.keyed_random import derive
+from modernbert_train.core.torch_internals import FixedBuckets
 from modernbert_train.data.check import check_data
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.path import open_path
-from modernbert_train.evals.heldout import open_validation
-from modernbert_train.keyed_random import derive
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.evaluate.heldout import open_validation
 from modernbert_train.models.build import build_model
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.init import initialize
@@ -51,7 +52,6 @@ from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import apply_clock, build_optimizer
 from modernbert_train.optim.clipping import clip
 from modernbert_train.optim.stable_adamw import tensor_norms
-from modernbert_train.torch_internals import FixedBuckets
 
 DROPOUT = 4  # of all that is drawn from the run's seed, what dropout is drawn from
 

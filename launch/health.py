@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from modernbert_train.config.launch import LaunchConfig
+from modernbert_train.distributed.gpus import output_of
+from modernbert_train.distributed.launched import BLAMED
 from modernbert_train.errors import HangError
-from modernbert_train.ranks.gpus import output_of
-from modernbert_train.ranks.launched import BLAMED
 
 # NVIDIA, "XID Errors": the GPU has to be reset, or the machine. 48, 64, 95: memory; 74: NVLink; 79: off the bus;
 # 119, 120: its own processor does not answer

@@ -22,11 +22,11 @@ from typing import Any
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # its types forget them
 
 from launch.rendezvous import LINGER_SECONDS
+from modernbert_train.distributed.fail_together import ERROR, entry_text
+from modernbert_train.distributed.group import STORE_PREFIX
+from modernbert_train.distributed.heartbeat import is_running
+from modernbert_train.distributed.launched import LEFT
 from modernbert_train.errors import RunError, StoppedEarly
-from modernbert_train.ranks.fail_together import ERROR, entry_text
-from modernbert_train.ranks.group import STORE_PREFIX
-from modernbert_train.ranks.heartbeat import is_running
-from modernbert_train.ranks.launched import LEFT
 
 STUCK_SECONDS = 15.0  # so long after a kill the agent needs less, unless it waits for a machine that is cut off
 _LOOK_SECONDS = 0.05  # the agent asks for exit codes every 0.1 s

@@ -22,10 +22,10 @@ if str(ROOT) not in sys.path:
 from modernbert_train.cli.arguments import read_run  # noqa: E402
 from modernbert_train.cli.parser import Parser  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
+from modernbert_train.core.installed import CHECKOUT, YAMLS  # noqa: E402
+from modernbert_train.core.read_json import read_lines  # noqa: E402
+from modernbert_train.core.text import table  # noqa: E402
 from modernbert_train.errors import RunError, StoppedEarly  # noqa: E402
-from modernbert_train.installed import CHECKOUT, YAMLS  # noqa: E402
-from modernbert_train.read_json import read_lines  # noqa: E402
-from modernbert_train.text import table  # noqa: E402
 
 HOME = CHECKOUT or Path.cwd()  # where data and runs go
 SPECS = Path("yamls") if CHECKOUT else YAMLS  # as the commands name them

@@ -30,13 +30,13 @@ from launch.health import refuse_sick_gpus
 from launch.judge import STUCK_SECONDS, Judge, how_it_ended, ranks_in
 from launch.rendezvous import LINGER_SECONDS, rendezvous
 from launch.topology import Topology
+from modernbert_train.core.read_json import read_json
+from modernbert_train.distributed import scratch
+from modernbert_train.distributed.fail_together import entry_text
+from modernbert_train.distributed.heartbeat import silence_limit
+from modernbert_train.distributed.launched import BEATS_FOLDER, STORE, note_blamed
+from modernbert_train.distributed.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
 from modernbert_train.errors import Halved, HangError, RunError, StoppedEarly
-from modernbert_train.ranks import scratch
-from modernbert_train.ranks.fail_together import entry_text
-from modernbert_train.ranks.heartbeat import silence_limit
-from modernbert_train.ranks.launched import BEATS_FOLDER, STORE, note_blamed
-from modernbert_train.ranks.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
-from modernbert_train.read_json import read_json
 
 FROZEN_MARGIN_SECONDS = 5.0  # the ranks find a frozen one themselves, if others are left; only then the launcher does
 STOPPED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)  # before Python could take the signal over

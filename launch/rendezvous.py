@@ -19,8 +19,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its type
 from launch.network import interface_of, is_here, local_address
 from launch.topology import Topology
 from modernbert_train.config.launch import split_endpoint
+from modernbert_train.distributed.rendezvous import wait_for_store, who_listens
 from modernbert_train.errors import ConfigError
-from modernbert_train.ranks.rendezvous import wait_for_store, who_listens
 
 LINGER_SECONDS = 10.0  # what the store holds is how the others hear of an error; then whoever holds it ends too
 _RUN, _LEFT = "modernbert-train/run", "modernbert-train/left"

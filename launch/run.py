@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from modernbert_train.ranks import stop_signals  # noqa: E402
+from modernbert_train.distributed import stop_signals  # noqa: E402
 
 if __name__ == "__main__":  # before the slower imports
     stop_signals.take_over()
@@ -47,12 +47,12 @@ from modernbert_train.__main__ import main as modernbert_train  # noqa: E402
 from modernbert_train.cli.arguments import read_run  # noqa: E402
 from modernbert_train.cli.parser import Parser, positive  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
+from modernbert_train.core.lasting_output import lasting_output  # noqa: E402
+from modernbert_train.distributed import orphans, scratch  # noqa: E402
+from modernbert_train.distributed.gpus import count_gpus  # noqa: E402
+from modernbert_train.distributed.launched import note_blamed  # noqa: E402
 from modernbert_train.errors import HangError, RunError  # noqa: E402
-from modernbert_train.lasting_output import lasting_output  # noqa: E402
-from modernbert_train.preflight import named_gpu, preflight, refuse_too_large, with_later_mistakes  # noqa: E402
-from modernbert_train.ranks import orphans, scratch  # noqa: E402
-from modernbert_train.ranks.gpus import count_gpus  # noqa: E402
-from modernbert_train.ranks.launched import note_blamed  # noqa: E402
+from modernbert_train.plan.preflight import named_gpu, preflight, refuse_too_large, with_later_mistakes  # noqa: E402
 
 
 @lasting_output()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modernbert_train.version import __version__ as __version__
+from modernbert_train.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from modernbert_train.api import (

@@ -13,7 +13,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-from modernbert_train.ranks import stop_signals
+from modernbert_train.distributed import stop_signals
 
 if __name__ == "__main__":  # before the slower imports
     stop_signals.take_over()
@@ -21,13 +21,13 @@ if __name__ == "__main__":  # before the slower imports
 from modernbert_train.cli import parser
 from modernbert_train.cli.arguments import read_run
 from modernbert_train.cli.verbs import BY_NAME, help_page, make_parser, unknown_verb
+from modernbert_train.core.lasting_output import lasting_output
+from modernbert_train.core.redact import redact
+from modernbert_train.core.version import __version__
+from modernbert_train.distributed import orphans, scratch
+from modernbert_train.distributed.gpus import use_expandable_segments
+from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import RunError, StoppedEarly
-from modernbert_train.lasting_output import lasting_output
-from modernbert_train.ranks import orphans, scratch
-from modernbert_train.ranks.gpus import use_expandable_segments
-from modernbert_train.ranks.launched import speaks_for_all
-from modernbert_train.redact import redact
-from modernbert_train.version import __version__
 
 __all__ = ["main", "program", "read_run"]
 

@@ -54,7 +54,7 @@ def check_run(config: RunConfig, ranks: int = 1) -> None:
     Raises:
         RunError: all mistakes at once.
     """
-    from modernbert_train.preflight import preflight
+    from modernbert_train.plan.preflight import preflight
 
     preflight(config, ranks)
 
@@ -140,8 +140,8 @@ class LoadedEncoder:
         """
         import numpy as np
 
-        from modernbert_train.compute import Compute
-        from modernbert_train.evals.embeddings import embed, most_tokens
+        from modernbert_train.distributed.compute import Compute
+        from modernbert_train.evaluate.embeddings import embed, most_tokens
 
         texts = [texts] if isinstance(texts, str) else list(texts)
         for number, text in enumerate(texts):
@@ -218,7 +218,7 @@ def evaluate_run(config: RunConfig) -> dict[str, dict[str, float]]:
     Returns:
         Figures by name; those of the held-out text are `heldout`.
     """
-    from modernbert_train.evals import evaluate
+    from modernbert_train.evaluate import evaluate
 
     return evaluate.evaluate_run(config)
 
@@ -241,7 +241,7 @@ def finetune_model(task: str | Path, model: str | Path, *overrides: str) -> dict
     Returns:
         What result.json holds: figures by split, counts, settings.
     """
-    from modernbert_train.finetune.run import finetune
+    from modernbert_train.train.finetune import finetune
 
     result = finetune(str(task), str(model), overrides)
     return dict(json.loads(result.read_text(encoding="utf-8")))

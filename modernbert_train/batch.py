@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from modernbert_train.config.objective import Order as Order
-from modernbert_train.keyed_random import Keys
+from modernbert_train.core.keyed_random import Keys
 
 IGNORED_LABEL = -100
 QUERY_RANK = 1 << 30  # of a query token as a key: beyond every limit, so that nothing sees it

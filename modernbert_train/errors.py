@@ -5,8 +5,8 @@ Schedulers act on the codes: 75 means "stopped, start me again", 65 and 78 mean 
 finished run and 64 wrong arguments; docs/faults.md has the whole table.
 """
 
-from modernbert_train.redact import redact
-from modernbert_train.text import printable
+from modernbert_train.core.redact import redact
+from modernbert_train.core.text import printable
 
 
 class RunError(Exception):

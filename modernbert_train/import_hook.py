@@ -22,8 +22,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from modernbert_train.core.installed import BUNDLED, bundled_versions
 from modernbert_train.errors import ConfigError
-from modernbert_train.installed import BUNDLED, bundled_versions
 
 LIBRARIES = ("composer", "composer.algorithms", "streaming")  # the second is imported late, by a Trainer
 _PACKAGES = {"composer": "mosaicml", "streaming": "mosaicml-streaming"}
@@ -71,7 +71,7 @@ def spec_of(fullname: str, path: Sequence[str] | None, ours: bool) -> ModuleSpec
     def prepare_and_run(module: ModuleType) -> None:
         # only now: it must cost nothing where neither library is used
         from modernbert_train import import_stubs
-        from modernbert_train.ranks import stop_signals
+        from modernbert_train.distributed import stop_signals
 
         import_stubs.install()
         with stop_signals.kept(), import_stubs.imported_later():

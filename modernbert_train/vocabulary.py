@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.core.own_files import require_own_files
+from modernbert_train.core.read_json import content_of, parse_json
+from modernbert_train.core.read_once import read_once
 from modernbert_train.errors import DataError
-from modernbert_train.own_files import require_own_files
-from modernbert_train.read_json import content_of, parse_json
-from modernbert_train.read_once import read_once
 
 # as texts of tokens; Ċ is a line break, and the last three are full-width marks, in byte-level vocabularies
 _SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f", "Ċ", "ãĢĤ", "ï¼ģ", "ï¼Ł")

@@ -13,7 +13,7 @@ import pytest
 
 import modernbert_train.train  # noqa: F401  lets Composer be imported
 from launch.sweeps import optuna_internals
-from modernbert_train import torch_internals
+from modernbert_train.core import torch_internals
 from modernbert_train.train import composer_internals
 
 

@@ -165,7 +165,7 @@ def store_faults(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
 
 def serve() -> None:
     """The store's process: prints where it listens, then does what standard input says, a line of JSON each."""
-    from modernbert_train.ranks.orphans import die_with
+    from modernbert_train.distributed.orphans import die_with
     from tests.data.s3 import BUCKET, Store
 
     die_with(os.getppid())

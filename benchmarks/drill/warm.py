@@ -157,7 +157,7 @@ def _print_to(output: Path) -> None:
 
 def _verb(words: Sequence[str]) -> int:
     from modernbert_train import __main__
-    from modernbert_train.ranks import stop_signals
+    from modernbert_train.distributed import stop_signals
 
     stop_signals.take_over()
     sys.argv = [str(__main__.__file__), *words]
@@ -168,7 +168,7 @@ def _launcher(words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     from launch import run
-    from modernbert_train.ranks import scratch, stop_signals
+    from modernbert_train.distributed import scratch, stop_signals
 
     stop_signals.take_over()
     SubprocessHandler._popen = _rank  # type: ignore[assignment,method-assign]
@@ -179,7 +179,7 @@ def _launcher(words: Sequence[str]) -> int:
 
 def _rank(handler: Any, command: Sequence[str], environment: Mapping[str, str]) -> Forked:
     """In place of SubprocessHandler._popen."""
-    from modernbert_train.ranks import stop_signals
+    from modernbert_train.distributed import stop_signals
 
     words = list(command)[list(command).index("modernbert_train") + 1 :]
 

@@ -22,6 +22,8 @@ from data_prep.adoption.survey import Survey, write_parts
 from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, end_tokens, spread
 from data_prep.report import Fingerprint
 from data_prep.write.merging import join_lengths
+from modernbert_train.core.files import sync
+from modernbert_train.core.version import __version__
 from modernbert_train.data.dataset_card import (
     ADOPTED_INDEX,
     CARD,
@@ -34,8 +36,6 @@ from modernbert_train.data.dataset_card import (
 )
 from modernbert_train.data.remote import is_remote
 from modernbert_train.errors import ConfigError
-from modernbert_train.files import sync
-from modernbert_train.version import __version__
 from modernbert_train.vocabulary import read_vocabulary
 
 WORK = ".adopt"  # in the folder of the card, until that is there

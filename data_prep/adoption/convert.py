@@ -27,10 +27,10 @@ from data_prep.adoption.result import describe as describe_folder
 from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, end_tokens, spread
 from data_prep.report import Fingerprint
 from data_prep.write.merging import merge_split
+from modernbert_train.core.files import publish
+from modernbert_train.core.text import plural
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.files import publish
-from modernbert_train.text import plural
 from modernbert_train.vocabulary import read_vocabulary
 
 _ROWS = 1024  # read at a time

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.core.text import plural
 from modernbert_train.data.shard_file import ends_of
 from modernbert_train.errors import DataError
-from modernbert_train.text import plural
 
 _LENGTHS_KEPT = 8  # most frequent lengths of a part; one that all documents have is among them
 _ALL_ALIKE = 0.95  # share of documents of one length from which they are blocks

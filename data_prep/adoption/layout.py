@@ -15,15 +15,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from data_prep.write.workspace import require_space
+from modernbert_train.core.own_files import require_own_file, require_own_files
+from modernbert_train.core.read_json import is_count, read_json
+from modernbert_train.core.text import plural
 from modernbert_train.data.dataset_card import INDEX
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_file import BYTES, id_column
 from modernbert_train.data.shard_index import MOST_BYTES, is_inside, stored
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.own_files import require_own_file, require_own_files
-from modernbert_train.read_json import is_count, read_json
-from modernbert_train.text import plural
 
 _ID_COLUMNS = ("input_ids", "tokens")  # Ettin, mmBERT and AnswerDotAI; llm-foundry
 _TEXT_COLUMN = "text"

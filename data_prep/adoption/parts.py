@@ -20,8 +20,8 @@ from data_prep.adoption.findings import Counting, Findings
 from data_prep.adoption.tokenizer_fit import EachShard, require_fit, take_sample
 from data_prep.tasks.progress import State, shown
 from data_prep.tasks.workers import Workers
+from modernbert_train.core.files import write_whole
 from modernbert_train.errors import DataError
-from modernbert_train.files import write_whole
 
 _WORKER_BYTES = 1 << 27  # a process takes seconds to import what it needs
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from data_prep.report import Fingerprint, changed_since, require_card
 from data_prep.write.workspace import LOCK, claimed
+from modernbert_train.core.version import __version__
 from modernbert_train.data.dataset_card import CARD
 from modernbert_train.errors import ConfigError
-from modernbert_train.version import __version__
 
 REPORT = "adopt_report.json"
 

@@ -17,12 +17,12 @@ from data_prep.adoption.findings import Counting
 from data_prep.adoption.layout import TIMEOUT_SECONDS, Entry
 from data_prep.adoption.parts import Pass
 from data_prep.adoption.tokenizer_fit import DOCUMENTS, spread
+from modernbert_train.core.files import write_whole
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote
 from modernbert_train.data.shard_file import as_line, fault_of, hash_of, id_column, unpack
 from modernbert_train.data.shard_index import stored
 from modernbert_train.errors import DataError
-from modernbert_train.files import write_whole
 
 PART_BYTES = 1 << 28  # of shards as stored; a part that was interrupted is done again
 _HASH = "xxh64"

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from modernbert_train.core.text import shorten
 from modernbert_train.data.shard_file import without_ends
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.text import shorten
 from modernbert_train.vocabulary import SPARE, special_tokens, token_ids
 
 DOCUMENTS = 8  # of as many shards before the pass, and of each shard within it

@@ -17,9 +17,9 @@ from data_prep.clean.fields import Fields, add_fields, as_text, count_fields, st
 from data_prep.clean.filters import Screen
 from data_prep.read.items import Document, LeftOut
 from modernbert_train.config.tools.prepare import REST, PrepareConfig, field_names
+from modernbert_train.core.read_json import as_type
 from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.errors import DataError
-from modernbert_train.read_json import as_type
 
 TRAIN = "train"
 VALIDATION = "validation"

@@ -11,8 +11,8 @@ from math import isfinite
 from typing import Any
 
 from modernbert_train.config.tools.prepare import REST, StreamsConfig
+from modernbert_train.core.text import shorten
 from modernbert_train.data.field_counts import FieldCounts
-from modernbert_train.text import shorten
 
 _LETTERS = 100  # of a value
 _DIGITS = 2  # of a number with a fraction

@@ -11,7 +11,7 @@ from typing import Any
 
 from data_prep.read.encodings import AUTO, UTF_8, codec_of, family, guess, is_ascii_based, is_surely_utf_8
 from modernbert_train.config.tools.prepare import SourceConfig
-from modernbert_train.text import shorten
+from modernbert_train.core.text import shorten
 
 BYTE_ORDER_MARK = "byte_order_mark"
 _LETTERS = 300  # of the names of columns

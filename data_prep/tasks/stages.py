@@ -33,7 +33,7 @@ from data_prep.write.merging import Merge
 from data_prep.write.steps import WriteShards
 from data_prep.write.workspace import require_space
 from modernbert_train.config.tools.prepare import PrepareConfig
-from modernbert_train.files import sync
+from modernbert_train.core.files import sync
 
 _DISK_BYTES_PER_TEXT_BYTE = 0.5  # from above: the quickstart takes 0.21, 0.53 before compression
 _DISK_BYTES = 1 << 24  # and beside the shards: tokenizer, lengths, counts

@@ -19,8 +19,8 @@ from data_prep.read.lines import can_be_cut
 from data_prep.read.sources import file_state, whole_spans
 from data_prep.read.tables import parquet_groups
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
+from modernbert_train.core.files import write_whole
 from modernbert_train.errors import DataError
-from modernbert_train.files import write_whole
 
 _FEW_TASKS = 64  # a small corpus is cut into so many, so that every core has work ...
 _SMALL_TASK_BYTES = 1 << 21  # ... but into none smaller than this

@@ -17,8 +17,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from modernbert_train.distributed.orphans import die_with
 from modernbert_train.errors import RunError
-from modernbert_train.ranks.orphans import die_with
 
 _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
 

@@ -20,8 +20,8 @@ from data_prep.read.items import LeftOut
 from data_prep.read.steps import FIELDS, SOURCE, SPLIT, Step
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import file_sha256
-from modernbert_train.tokenizer_threads import tokenizer_threads
 
 _BATCH_CHARACTERS = 1 << 18  # text tokenised at once; takes about 200 bytes of memory a character
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from modernbert_train.core.files import free_bytes, lock_now, publish
 from modernbert_train.errors import StorageError
-from modernbert_train.files import free_bytes, lock_now, publish
 
 LOCK = ".lock"
 Part = tuple[int, int]

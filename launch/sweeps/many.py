@@ -13,8 +13,8 @@ from types import FrameType
 from launch.topology import usable_gpus
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.sweep import SweepConfig
+from modernbert_train.distributed.gpus import count_gpus
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
-from modernbert_train.ranks.gpus import count_gpus
 
 SWEEP = Path(__file__).resolve().parents[1] / "sweep.py"
 FOLLOW = Path(__file__).parent / "follow.py"

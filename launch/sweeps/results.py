@@ -19,9 +19,9 @@ from launch.sweeps.rows import TrialRow, best_row, make_rows, param_text, ranked
 from launch.sweeps.space import Space, trial_name
 from launch.sweeps.store import Store
 from launch.sweeps.trial import write_yaml
+from modernbert_train.core.text import table
 from modernbert_train.errors import ConfigError
-from modernbert_train.report import write_comparison
-from modernbert_train.text import table
+from modernbert_train.report.page import write_comparison
 from modernbert_train.weights.named_model import read_config
 
 BEST = "best.yaml"

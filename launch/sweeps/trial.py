@@ -20,14 +20,14 @@ from typing import IO, Any
 
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.files import lock_now, write_whole
-from modernbert_train.read_json import is_count, number, read_lines
+from modernbert_train.core.files import lock_now, write_whole
+from modernbert_train.core.read_json import is_count, number, read_lines
 
 TRIAL_YAML = "trial.yaml"
 OUTPUT = "output.txt"
 FOLLOW = Path(__file__).parent / "follow.py"
 _OWN_LOCK = ".sweep.lock"  # held by the worker and, after its death, by the launcher it started
-_RUN_LOCK = ".lock"  # held by the run itself, see run/run_folder.py
+_RUN_LOCK = ".lock"  # held by the run itself, see checkpoints/run_folder.py
 _POLL_SECONDS = 1.0
 
 Entry = dict[str, Any]

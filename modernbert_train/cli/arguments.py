@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST
+from modernbert_train.checkpoints.results import run_of
 from modernbert_train.config.read import read_yaml
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.results import run_of
-from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST
 
 if TYPE_CHECKING:
-    from modernbert_train.run.checkpoint import Checkpoint
+    from modernbert_train.checkpoints.checkpoint import Checkpoint
 
 MODEL = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
 
@@ -70,7 +70,7 @@ def named_checkpoint(words: list[str]) -> Checkpoint | None:
     """The checkpoint that a command line names in place of a run, verified before its configuration is read."""
     for folder in (Path(word) for word in words if "=" not in word):
         if (folder.name.startswith("step-") and not folder.is_file()) or (folder / "MANIFEST.json").is_file():
-            from modernbert_train.run.checkpoint import open_named
+            from modernbert_train.checkpoints.checkpoint import open_named
 
             return open_named(folder)
     return None

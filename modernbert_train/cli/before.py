@@ -12,8 +12,8 @@ from modernbert_train.cli.arguments import read_run, with_run
 from modernbert_train.cli.parser import Call, positive
 from modernbert_train.config.check import check as check_config
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError
-from modernbert_train.installed import YAMLS
 
 if TYPE_CHECKING:
     from modernbert_train.data.facts import DataFacts
@@ -56,7 +56,7 @@ def doctor(parser: argparse.ArgumentParser) -> Call:
 
 
 def _doctor(options: argparse.Namespace) -> None:
-    from modernbert_train.doctor import lines
+    from modernbert_train.plan.doctor import lines
 
     for line in lines():  # as they come: the last ones take a minute
         print(line, flush=True)
@@ -97,7 +97,7 @@ def check(parser: argparse.ArgumentParser) -> Call:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from modernbert_train.preflight import not_looked_at, preflight, with_later_mistakes
+    from modernbert_train.plan.preflight import not_looked_at, preflight, with_later_mistakes
 
     with with_later_mistakes(options.ranks):
         config = read_run(options.run)
@@ -133,7 +133,7 @@ def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:
     """What another vocabulary will do; it takes torch, and weights that are here already."""
     from importlib.util import find_spec
 
-    from modernbert_train.run.run_folder import RunFolder
+    from modernbert_train.checkpoints.run_folder import RunFolder
 
     name = config.weights.init_from
     if RunFolder(config).has_checkpoints() or find_spec("torch") is None or name is None or not Path(name).exists():
@@ -158,8 +158,8 @@ def inspect(parser: argparse.ArgumentParser) -> Call:
 def _inspect(options: argparse.Namespace) -> None:
     config = read_run(options.run)
     check_config(config)
-    from modernbert_train.inspection.show import inspect_run
-    from modernbert_train.inspection.terminal import print_text, wants_color
+    from modernbert_train.report.inspection.show import inspect_run
+    from modernbert_train.report.inspection.terminal import print_text, wants_color
 
     print_text(inspect_run(config, options.batch, options.rows, color=wants_color(options.no_color)))
 

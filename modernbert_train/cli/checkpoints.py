@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from modernbert_train.checkpoint_tools.places import (
+from modernbert_train.checkpoints.tools.places import (
     Place,
     find_place,
     second_home,
@@ -76,7 +76,7 @@ def _call(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from modernbert_train.checkpoint_tools import listing
+    from modernbert_train.checkpoints.tools import listing
 
     place = find_place(options.folder)
     config = _config(place, warn=True)
@@ -88,8 +88,8 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _verify(options: argparse.Namespace) -> None:
-    from modernbert_train.checkpoint_tools import listing
-    from modernbert_train.run.checkpoint import verify
+    from modernbert_train.checkpoints.checkpoint import verify
+    from modernbert_train.checkpoints.tools import listing
 
     place = find_place(options.folder)
     step = _one_step(place, options.step)
@@ -112,15 +112,15 @@ def _verify(options: argparse.Namespace) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    from modernbert_train.checkpoint_tools.details import describe, find
-    from modernbert_train.run.verified import verify_files
+    from modernbert_train.checkpoints.tools.details import describe, find
+    from modernbert_train.checkpoints.verified import verify_files
 
     place = find_place(options.folder)
     print(describe(find(place, _one_step(place, options.step), verify_files), place))
 
 
 def _restore(options: argparse.Namespace) -> None:
-    from modernbert_train.checkpoint_tools.restore import restore
+    from modernbert_train.checkpoints.tools.restore import restore
 
     place = find_place(options.folder)
     config = _config(place, warn=False)
@@ -136,8 +136,8 @@ def _restore(options: argparse.Namespace) -> None:
 
 
 def _prune(options: argparse.Namespace) -> None:
-    from modernbert_train.checkpoint_tools.prune import prune
-    from modernbert_train.run.checkpoint import verify
+    from modernbert_train.checkpoints.checkpoint import verify
+    from modernbert_train.checkpoints.tools.prune import prune
 
     place = find_place(options.folder)
     if place.step is not None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from modernbert_train.cli.arguments import MODEL, many_imports
 from modernbert_train.cli.parser import Call, positive
+from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError
-from modernbert_train.installed import YAMLS
 
 
 def finetune(parser: argparse.ArgumentParser) -> Call:
@@ -75,8 +75,8 @@ def _finetune(options: argparse.Namespace) -> None:
     if options.watch is not None or options.out is not None:
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ConfigError("--out and --watch start processes of their own. Start one command, without torchrun.")
-        from modernbert_train.finetune.many import finetune_many
-        from modernbert_train.finetune.watch import watch
+        from modernbert_train.evaluate.finetune.many import finetune_many
+        from modernbert_train.evaluate.finetune.watch import watch
 
         if options.watch is None:
             finetune_many(tasks, models, options.seeds, options.out, options.jobs, overrides)
@@ -85,11 +85,11 @@ def _finetune(options: argparse.Namespace) -> None:
         else:
             watch(options.watch, tasks, options.seeds, options.jobs, options.patience, overrides)
         return
-    from modernbert_train.run.progress import stage
+    from modernbert_train.report.progress import stage
 
     stage("loading torch and Composer")
     with many_imports():
-        from modernbert_train.finetune.run import finetune
+        from modernbert_train.train.finetune import finetune
 
     for seed in options.seeds or [None]:
         finetune(tasks[0], models[0], [*overrides, *([] if seed is None else [f"seed={seed}"])])

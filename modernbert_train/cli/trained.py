@@ -29,7 +29,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     named = named_checkpoint(options.run)
     config = read_run(options.run)
     _check(config)
-    from modernbert_train.evals.evaluate import evaluate_run
+    from modernbert_train.evaluate.evaluate import evaluate_run
 
     evaluate_run(config, checkpoint=named)
 

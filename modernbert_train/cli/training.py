@@ -10,8 +10,8 @@ from pathlib import Path
 from modernbert_train.cli.arguments import many_imports, read_run, with_run
 from modernbert_train.cli.parser import Call, positive
 from modernbert_train.config.check import check
+from modernbert_train.core.text import plural, printable
 from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
-from modernbert_train.text import plural, printable
 
 
 def train(parser: argparse.ArgumentParser) -> Call:
@@ -22,11 +22,11 @@ def train(parser: argparse.ArgumentParser) -> Call:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from modernbert_train.preflight import preflight, with_later_mistakes
+    from modernbert_train.plan.preflight import preflight, with_later_mistakes
 
     with with_later_mistakes():
         config = read_run(options.run)
-    from modernbert_train.run.progress import stage
+    from modernbert_train.report.progress import stage
 
     stage("checking the configuration, the data and the run's folder")
     if os.environ.get("WORLD_SIZE", "1") == "1":
@@ -52,7 +52,7 @@ def tune(parser: argparse.ArgumentParser) -> Call:
 
 
 def _tune(options: argparse.Namespace) -> None:
-    from modernbert_train.tune.session import tune
+    from modernbert_train.train.tune.session import tune
 
     try:
         tune(read_run(options.run), phase=options.phase, minutes=options.minutes, fresh=options.fresh)
@@ -94,7 +94,7 @@ def _report(options: argparse.Namespace) -> None:
     if len(folders) > 1:
         if len(folders) < len(options.run):
             raise ConfigError(f"report {' '.join(options.run)}: several runs are compared by their folders alone.")
-        from modernbert_train.report import write_comparison
+        from modernbert_train.report.page import write_comparison
 
         print(
             printable(
@@ -102,7 +102,8 @@ def _report(options: argparse.Namespace) -> None:
             )
         )
         return
-    from modernbert_train.report import is_table, write_report, write_table_page
+    from modernbert_train.report.many import is_table, write_table_page
+    from modernbert_train.report.page import write_report
 
     if len(folders) == len(options.run) and is_table(folders[0]):
         print(printable(str(write_table_page(folders[0], options.out))))
@@ -113,7 +114,7 @@ def _report(options: argparse.Namespace) -> None:
 
 def newest_valid(run: Path) -> tuple[str, str]:
     """For the report of a run: the checkpoint that training would resume from, with a word on those passed over."""
-    from modernbert_train.run.verified import newest_of, tell_choice, verify_files
+    from modernbert_train.checkpoints.verified import newest_of, tell_choice, verify_files
 
     try:
         found, passed_over = newest_of(run / "checkpoints", verify_files)
@@ -136,7 +137,7 @@ def runs(parser: argparse.ArgumentParser) -> Call:
 
 
 def _runs(options: argparse.Namespace) -> None:
-    from modernbert_train.run.listing import as_json, as_text, list_runs
+    from modernbert_train.report.listing import as_json, as_text, list_runs
 
     found, wrong = list_runs(options.folders)
     for line in wrong:

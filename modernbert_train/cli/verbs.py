@@ -15,7 +15,7 @@ import sys
 from typing import NamedTuple
 
 from modernbert_train.cli.parser import Parser
-from modernbert_train.text import table
+from modernbert_train.core.text import table
 
 PREPARE, BEFORE, TRAIN, WATCH = "prepare data", "before training", "train", "watch"
 EVALUATE, PUBLISH, FINE_TUNE, DEVELOPER = "evaluate", "publish", "fine-tune", "developer"
@@ -94,7 +94,7 @@ VERBS = (
     Verb("finetune", FINE_TUNE, "train a model on labelled texts, measure it, and export it with its classes",
          f"{_CLI}.finetuning:finetune", "finetune rte --model runs/quickstart data=glue/RTE", True),
     Verb("retrieval", FINE_TUNE, "train a model for retrieval on pairs of texts, or measure one",
-         "modernbert_train.downstream.verbs:retrieval",
+         "modernbert_train.cli.retrieval:retrieval",
          "retrieval train yamls/retrieval/modernbert.yaml --model runs/quickstart train=[pairs.jsonl]"),
     Verb("doctor", DEVELOPER, "versions, memory, disk and a test of every kernel, as a block for a bug report",
          f"{_CLI}.before:doctor", "doctor"),

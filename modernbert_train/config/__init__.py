@@ -1,1 +1,5 @@
-"""The configuration of a run: schema, loading, and the rules that span several fields. Imports no torch."""
+"""The configuration of a run: schema, YAML and overrides, and the rules that span several keys. Imports no torch.
+
+A key, its bounds and its rules change here alone; `tools/` has the specs that are not runs.
+Imports: core.
+"""

@@ -1,8 +1,8 @@
 """Settings of speed that were left open: which they are, what they are where nobody says, and how they are filled in.
 
 A key is open while it has the value of `OPEN`. What a user gives is never replaced. A run that begins takes what `tune`
-found, if that fits (run/tuned.py), and otherwise what its device is fast with (plan/room.py says how large a microbatch
-is); one that was trained before keeps what it was trained with.
+found, if that fits (plan/tuned.py), and otherwise what its device is fast with (plan/room.py says how large a
+microbatch is); one that was trained before keeps what it was trained with.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Literal
 
 from modernbert_train.config.knob import knob
 from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
-from modernbert_train.text import plural
+from modernbert_train.core.text import plural
 
 
 @dataclass(frozen=True, kw_only=True)

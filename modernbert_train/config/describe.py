@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from modernbert_train.config.schema import PhaseConfig, RunConfig
-from modernbert_train.text import table
+from modernbert_train.core.text import table
 
 
 def describe(config: RunConfig) -> str:

@@ -1,6 +1,6 @@
 """Evaluations during training, besides the held-out text: keys that all of them have, and a dataclass for each kind.
 
-Another kind is one more here, a row in schema.VARIANTS, one in evals.EVALUATORS, and a file in evals/.
+Another kind is one more here, a row in schema.VARIANTS, one in evaluators.EVALUATORS, and a file in evaluate/.
 """
 
 from __future__ import annotations

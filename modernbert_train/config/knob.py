@@ -3,8 +3,8 @@
     mask_rate: float = knob(0.3, above=0, high=1, phased=True)  # share of the tokens that are predicted
 
 The facts of a key stand beside the key and nowhere else. Whoever needs one loops over the fields: check.py for bounds,
-load.py for what a phase may override, run/run_folder.py for what may change at a restart, ranks/same_run.py for what
-may differ between machines, tools/reference.py for the page of every key.
+load.py for what a phase may override, checkpoints/run_folder.py for what may change at a restart,
+distributed/same_run.py for what may differ between machines, tools/reference.py for the page of every key.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from modernbert_train.config.plugins import PLUGINS, REFUSED
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
 from modernbert_train.config.renamed import new_name, own_word
 from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig, RunConfig
+from modernbert_train.core.redact import has_secret, is_secret_name
 from modernbert_train.errors import ConfigError
-from modernbert_train.redact import has_secret, is_secret_name
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.text import table
 from modernbert_train.data.facts import DataFacts, FolderFacts, further_folders, named_folders, read_facts, read_folder
 from modernbert_train.data.mixing import phase_weights, token_shares
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.text import table
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 FEW_PREDICTIONS = 1000  # held-out predictions below which a warning says how uncertain their mean loss is

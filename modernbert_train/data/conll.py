@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from modernbert_train.core.read_json import MOST_BYTES
+from modernbert_train.core.text import shorten
 from modernbert_train.data.tables import read_rows, shown_value
-from modernbert_train.read_json import MOST_BYTES
-from modernbert_train.text import shorten
 
 _TAG = re.compile(r"O|[BIES]-\S+")
 _NO_TEXT = "-DOCSTART-"  # begins a line between documents

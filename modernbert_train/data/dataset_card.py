@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from modernbert_train.core.own_files import require_own_files
+from modernbert_train.core.read_json import as_type, content_of, is_count, parse_json
+from modernbert_train.core.read_once import read_once
 from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.errors import DataError
-from modernbert_train.own_files import require_own_files
-from modernbert_train.read_json import as_type, content_of, is_count, parse_json
-from modernbert_train.read_once import read_once
 
 CARD = "dataset.json"
 INDEX = "index.json"

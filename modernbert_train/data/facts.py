@@ -12,10 +12,10 @@ from pathlib import Path
 
 from modernbert_train.config.evals import of_kind
 from modernbert_train.config.schema import DataConfig, OtherTextConfig, RunConfig
+from modernbert_train.core.read_once import read_once
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, DatasetCard, file_sha256, read_card
 from modernbert_train.data.remote import is_remote, local_folder
 from modernbert_train.errors import DataError
-from modernbert_train.read_once import read_once
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 

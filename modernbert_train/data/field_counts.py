@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from modernbert_train.read_json import Count
-from modernbert_train.text import percent
+from modernbert_train.core.read_json import Count
+from modernbert_train.core.text import percent
 
 _HELD = 1000  # values in memory
 _LISTED = 100  # on the card

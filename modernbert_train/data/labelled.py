@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from modernbert_train.config.evals import of_kind
 from modernbert_train.config.schema import ProbeConfig, RunConfig
+from modernbert_train.core.keyed_random import derive, permutation
+from modernbert_train.core.text import plural
 from modernbert_train.data.tables import read_rows, shown_value, some
 from modernbert_train.errors import DataError
-from modernbert_train.keyed_random import derive, permutation
-from modernbert_train.text import plural
 
 ONLY_LEARNED = -1  # a text that nothing is told about
 _DRAWN, _FOLDS = 1, 2

@@ -24,8 +24,8 @@ from modernbert_train.data.microbatches import MicrobatchMaker, share_of_rank
 from modernbert_train.data.place import PlannerState
 from modernbert_train.data.planner import BatchPlan, BatchPlanner, Row
 from modernbert_train.data.workers import LOOK_SECONDS, deliveries
+from modernbert_train.distributed.orphans import die_with
 from modernbert_train.errors import RunError
-from modernbert_train.ranks.orphans import die_with
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.core.own_files import require_own_file
 from modernbert_train.data.dataset_card import INDEX, DatasetCard
 from modernbert_train.data.labels import read_labels
 from modernbert_train.data.remote import REMEDY as REMOTE_REMEDY
@@ -30,7 +31,6 @@ from modernbert_train.data.shard_file import (
 )
 from modernbert_train.data.shard_index import REMEDY, read_index, stored
 from modernbert_train.errors import DataError
-from modernbert_train.own_files import require_own_file
 
 
 class _OpenShard(NamedTuple):

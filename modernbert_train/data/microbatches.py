@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from modernbert_train.batch import Batch, Inputs, Packed, PackedText
 from modernbert_train.config.schema import ObjectiveConfig
+from modernbert_train.core.keyed_random import Keys
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan, Row
-from modernbert_train.keyed_random import Keys
 from modernbert_train.vocabulary import Vocabulary
 
 # Kernels of attention launch ceil(longest / TILE) blocks for each sequence and head, those that only pad the boundaries

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.keyed_random import Keys, derive, derive_each
 from modernbert_train.data.packing import Chunk
 from modernbert_train.errors import DataError, RunError
-from modernbert_train.keyed_random import Keys, derive, derive_each
 
 if TYPE_CHECKING:  # streaming brings torch, and `plan` asks for seeds without it
     from modernbert_train.data.mds import TokenShards

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypedDict, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.read_json import Count
+from modernbert_train.core.read_json import Count
 
 
 class Chunk(NamedTuple):

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.read_json import Count
 from modernbert_train.data.packing import ChunkState, PackerState
 from modernbert_train.data.shuffle import CursorState, ShuffledChunks
-from modernbert_train.read_json import Count
 
 LONGEST_ROW = 1 << 24  # tokens; a row longer than a text of 64 MB is a mistake
 _MOST_EPOCHS = 1 << 31

@@ -28,11 +28,11 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from modernbert_train.config.schema import DataConfig
+from modernbert_train.core.own_files import require_own_files
 from modernbert_train.data.dataset_card import CARD, TOKEN_COUNTS, Hashes, other_sha256, parse_card
 from modernbert_train.data.download import Downloader, Patience
 from modernbert_train.data.shared_files import locked, mtime, size_of, touch, try_lock, writing
 from modernbert_train.errors import ConfigError, DataError, StorageError
-from modernbert_train.own_files import require_own_files
 
 Fault = Callable[[bytes], str | None]  # what is wrong with a file's bytes, if anything
 REMEDY = "Upload the folder again from a whole copy, or prepare the data again with `prepare`."

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train import import_hook
+from modernbert_train.core.read_json import parse_json
 from modernbert_train.data.shard_index import stored
-from modernbert_train.read_json import parse_json
 
 import_hook.activate()
 

@@ -2,7 +2,7 @@
 
 A corpus of two trillion tokens has a quarter of a million shards. Their entries as objects are three quarters of a
 gigabyte in every process; here each stays what it is, a place in the file, which all processes of a machine share, and
-one of them reads it for all (see ranks/read_per_node.py). Without torch: a plan reads it too.
+one of them reads it for all (see distributed/read_per_node.py). Without torch: a plan reads it too.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from modernbert_train.core.read_json import array_in, is_count, open_file, parse_json, require_utf8
+from modernbert_train.core.read_once import read_once
 from modernbert_train.errors import DataError
-from modernbert_train.read_json import array_in, is_count, open_file, parse_json, require_utf8
-from modernbert_train.read_once import read_once
 
 REMEDY = "Restore it from a copy, or prepare the data again with `prepare --overwrite`."
 MOST_BYTES = 1 << 29  # 700 bytes for a shard

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train import import_hook
+from modernbert_train.core.version import __version__
 from modernbert_train.data.dataset_card import (
     INDEX,
     LABELS,
@@ -24,7 +25,6 @@ from modernbert_train.data.dataset_card import (
     file_xxh3,
     write_card,
 )
-from modernbert_train.version import __version__
 
 import_hook.activate()
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from modernbert_train.core.files import lock_now, unlock
 from modernbert_train.data.download import Patience
 from modernbert_train.errors import StorageError
-from modernbert_train.files import lock_now, unlock
 
 _LOOK_SECONDS = 0.05
 

@@ -13,9 +13,9 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.core.keyed_random import derive, permutation
+from modernbert_train.core.read_json import Count
 from modernbert_train.data.packing import Chunk, Ints
-from modernbert_train.keyed_random import derive, permutation
-from modernbert_train.read_json import Count
 
 _SHARDS, _CHUNKS = 1, 2
 

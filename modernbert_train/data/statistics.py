@@ -13,10 +13,10 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.core.read_json import Count, as_type, read_json
 from modernbert_train.data.dataset_card import LENGTHS, PREPARE_REPORT, DatasetCard
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.field_counts import FieldCounts
-from modernbert_train.read_json import Count, as_type, read_json
 
 DATA = "data.json"  # in a run's folder
 _EDGES = [1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # tokens; the last bin is open

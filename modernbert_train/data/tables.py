@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modernbert_train.read_json import MOST_BYTES, parse_json
-from modernbert_train.text import plural, shorten
+from modernbert_train.core.read_json import MOST_BYTES, parse_json
+from modernbert_train.core.text import plural, shorten
 
 _SHOWN = 10  # columns and classes named in a message
 ENDS = (".jsonl", ".tsv", ".csv")

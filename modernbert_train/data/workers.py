@@ -20,8 +20,8 @@ from typing import Any
 from torch.autograd.profiler import record_function
 from torch.utils.data import DataLoader
 
+from modernbert_train.core.torch_internals import abandon_workers, watch_workers, worker_processes
 from modernbert_train.errors import RunError
-from modernbert_train.torch_internals import abandon_workers, watch_workers, worker_processes
 
 LOOK_SECONDS = 1.0  # what a DataLoader given to `deliveries` must have as its timeout
 _END = object()

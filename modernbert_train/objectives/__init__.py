@@ -2,6 +2,7 @@
 
 A row in `OBJECTIVES` and a dataclass in config/objective.py add one. Nothing here knows a model: which heads stand on
 the encoder is said in the configuration, and models/build.py makes them.
+Imports: batch, config, core, vocabulary.
 """
 
 from __future__ import annotations

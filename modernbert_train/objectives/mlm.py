@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
 from modernbert_train.config.schema import MaskedLmConfig
-from modernbert_train.keyed_random import Keys, hash64, uniform
+from modernbert_train.core.keyed_random import Keys, hash64, uniform
 from modernbert_train.objectives import ngrams
 from modernbert_train.vocabulary import Vocabulary
 

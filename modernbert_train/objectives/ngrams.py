@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.keyed_random import Keys, hash64, uniform
+from modernbert_train.core.keyed_random import Keys, hash64, uniform
 
 LONGEST = 8  # tokens of a word
 MOST_WORDS = 3  # of an n-gram

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.batch import IGNORED_LABEL, QUERY_RANK, Given, Inputs, PackedText
 from modernbert_train.config.schema import PermutationLmConfig
-from modernbert_train.keyed_random import Keys, hash64, uniform
+from modernbert_train.core.keyed_random import Keys, hash64, uniform
 from modernbert_train.objectives.mlm import LABELS, POSITIONS
 from modernbert_train.vocabulary import Vocabulary
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from modernbert_train.batch import Inputs, PackedText
 from modernbert_train.config.schema import ReplacedTokensConfig
-from modernbert_train.keyed_random import hash64
+from modernbert_train.core.keyed_random import hash64
 from modernbert_train.objectives.mlm import POSITIONS, MaskedLM
 from modernbert_train.vocabulary import Vocabulary
 

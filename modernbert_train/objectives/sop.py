@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.batch import IGNORED_LABEL, Inputs, PackedText
 from modernbert_train.config.schema import SentenceOrderConfig
-from modernbert_train.keyed_random import hash64, uniform
+from modernbert_train.core.keyed_random import hash64, uniform
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.vocabulary import Vocabulary
 

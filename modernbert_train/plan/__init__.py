@@ -1,1 +1,5 @@
-"""Predict the cost of a run from its configuration alone: arithmetic on a login node, without torch or a GPU."""
+"""Before a run: its cost, the mistakes that would end it, what this machine can do, the settings found for it.
+
+Each estimate is a file. Estimates, preflight.py and doctor.py import no torch at their top; `trials/` measures.
+Imports: batch, checkpoints, clock, config, core, data, distributed, models, optim, weights.
+"""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from modernbert_train.core.text import plural, tokens_text
 from modernbert_train.plan.advice import configured_memory, fits, remedy, settings
 from modernbert_train.plan.cost import Bill, bill_of, stored
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan
 from modernbert_train.plan.memory import usable_bytes
 from modernbert_train.plan.sections import MEASURE, Section, between, gb, time_between
-from modernbert_train.text import plural, tokens_text
 
 GAIN = 1.05  # a change is proposed if it makes a run faster by this factor
 MOST_NOTES = 2

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Sequence
 
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.text import table
 from modernbert_train.plan.picture import picture_text
 from modernbert_train.plan.sections import Section
-from modernbert_train.text import table
 
 WIDTH = 118
 

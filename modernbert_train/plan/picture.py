@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from modernbert_train.clock import at, position_at
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.text import percent, rate, tokens_text, whole
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.optim.schedules import lr_at
-from modernbert_train.text import percent, rate, tokens_text, whole
 
 COLUMNS = 72
 HEIGHTS = (3, 2, 2, 2)  # lines of text for each quantity

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from modernbert_train.core.text import percent, plural, tokens_text
 from modernbert_train.plan.advice import Setting, configured_memory, fits, remedy, settings
 from modernbert_train.plan.census import census
 from modernbert_train.plan.cost import Bill, bill_of, stored
@@ -14,7 +15,6 @@ from modernbert_train.plan.gpus import GPUS, PRICE_DATE, size_class
 from modernbert_train.plan.make import Plan, PlannedPhase
 from modernbert_train.plan.memory import usable_bytes
 from modernbert_train.plan.speed import PLANNED_TOKENS_PER_SECOND
-from modernbert_train.text import percent, plural, tokens_text
 
 GB = 1e9
 # what is said in place of memory that is not predicted

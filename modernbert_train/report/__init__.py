@@ -1,6 +1,5 @@
-"""Reports: runs as one HTML page. Nothing heavy: a report can be made where torch is not."""
+"""Show a run: a batch as text before it; banner, progress and records during it; lists and pages after it.
 
-from modernbert_train.report.many import is_table, write_table_page
-from modernbert_train.report.page import write_comparison, write_report
-
-__all__ = ["is_table", "write_comparison", "write_report", "write_table_page"]
+Nothing that trains depends on how a line or a page looks, so each file changes alone.
+Imports: batch, checkpoints, config, core, data, distributed, models, objectives, plan, vocabulary.
+"""

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modernbert_train.effective import cost_of
+from modernbert_train.core.read_json import lines_of, number, open_file, parse_object, read_lines
+from modernbert_train.core.text import shorten
 from modernbert_train.errors import DataError
-from modernbert_train.read_json import lines_of, number, open_file, parse_object, read_lines
+from modernbert_train.report.effective import cost_of
 from modernbert_train.report.steps import NAN, NUMBERS, StepRecord, Steps
-from modernbert_train.text import shorten
 
 _MOST = 1e100  # of a figure: any more, and an axis could not be drawn
 _MOST_COUNT = 1e18  # of steps and tokens

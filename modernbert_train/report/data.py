@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.core.read_json import as_type, read_json
+from modernbert_train.core.text import percent, plural, shorten, tokens_text, whole
 from modernbert_train.data.statistics import DATA, FolderStatistics, RunStatistics, SourceCounts
-from modernbert_train.read_json import as_type, read_json
 from modernbert_train.report.table import Table
-from modernbert_train.text import percent, plural, shorten, tokens_text, whole
 
 _STREAMS = 50  # that are drawn: the first ones
 _FIELDS, _VALUES, _BINS = 10, 15, 20  # of a stream

@@ -14,24 +14,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from modernbert_train.checkpoints.provenance import STARTS, Start, read_starts
+from modernbert_train.checkpoints.results import read_results
 from modernbert_train.config.evals import BASELINE
 from modernbert_train.config.read import read_yaml
+from modernbert_train.core.files import lock_now
+from modernbert_train.core.read_json import read_lines
+from modernbert_train.core.text import date, shorten
 from modernbert_train.data.statistics import DATA
-from modernbert_train.effective import Spent
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.files import lock_now
-from modernbert_train.provenance import STARTS, Start, read_starts
-from modernbert_train.read_json import read_lines
 from modernbert_train.report.curves import Following, History, state_of
 from modernbert_train.report.data import pictures, read_data, source_table
+from modernbert_train.report.effective import Spent
 from modernbert_train.report.evaluations import MOST, by_figure, evaluation_table
 from modernbert_train.report.events import event_table, what_happened, what_was_done
 from modernbert_train.report.samples import read_samples
 from modernbert_train.report.steps import NAN, ROUGH, as_json, means, thin
 from modernbert_train.report.summary import Newest, figures, phase_table, spent_in, tiles, warnings
 from modernbert_train.report.trained_by import result_table, start_table
-from modernbert_train.results import read_results
-from modernbert_train.text import date, shorten
 
 POINTS = 2_000  # drawn of the steps of a run, up to a few more while it grows
 ALL_POINTS = 200_000  # of all runs of a page

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 
 from modernbert_train.config.evals import BASELINE, COUNT
+from modernbert_train.core.text import fixed, tokens_text
 from modernbert_train.report.curves import EvaluationRecord, History
 from modernbert_train.report.table import Table
-from modernbert_train.text import fixed, tokens_text
 
 MOST = 24  # figures of a run
 NUMBER = fixed(3)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from modernbert_train.core.text import date, fixed, tokens_text, whole
 from modernbert_train.report.curves import Fault, History, Restart
 from modernbert_train.report.table import Table
-from modernbert_train.text import date, fixed, tokens_text, whole
 
 MOST = 40  # lines of the table: the last ones
 

@@ -8,10 +8,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.core.read_json import number, read_json
+from modernbert_train.core.text import fixed, plural, shorten
 from modernbert_train.errors import DataError
-from modernbert_train.read_json import number, read_json
 from modernbert_train.report.page import plain_page, write
-from modernbert_train.text import fixed, plural, shorten
 
 TABLE = "table.json"
 MOST = 200  # models, and figures, on a page

@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.core.files import write_whole
 from modernbert_train.errors import StorageError
-from modernbert_train.files import write_whole
 from modernbert_train.report.document import read_runs
 from modernbert_train.report.summary import Newest
 

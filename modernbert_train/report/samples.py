@@ -1,12 +1,12 @@
-"""samples.jsonl of a run: what its model filled in at each validation, as evals/samples.py writes it."""
+"""samples.jsonl of a run: what its model filled in at each validation, as evaluate/samples.py writes it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.read_json import as_type, is_count, number, parse_object
-from modernbert_train.text import shorten
+from modernbert_train.core.read_json import as_type, is_count, number, parse_object
+from modernbert_train.core.text import shorten
 
 SAMPLES = "samples.jsonl"
 MOST = 200  # validations that are shown: the last ones

@@ -18,10 +18,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.core.text import shorten
 from modernbert_train.errors import ConfigError
 from modernbert_train.report.document import Known, WatchedRun, document, points_of
 from modernbert_train.report.page import ONLY_OURS, render
-from modernbert_train.text import shorten
 
 PORT = 8421
 LOOPBACK = "127.0.0.1"

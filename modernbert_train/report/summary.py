@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.effective import FORMULA, Spent, spent_of
+from modernbert_train.core.text import duration, fixed, percent, plural, rate, tokens_text, whole
 from modernbert_train.report.curves import History, ValidationRecord
+from modernbert_train.report.effective import FORMULA, Spent, spent_of
 from modernbert_train.report.evaluations import NUMBER, last_figures
 from modernbert_train.report.table import Table
-from modernbert_train.text import duration, fixed, percent, plural, rate, tokens_text, whole
-from modernbert_train.training_loss import LOSS_STEPS, training_loss
+from modernbert_train.report.training_loss import LOSS_STEPS, training_loss
 
 Newest = Callable[[Path], tuple[str, str]]  # of a run's folder: which checkpoint is the newest valid one, and a note
 LOSS, ACCURACY = fixed(3), percent(2)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from modernbert_train.provenance import Start, in_words
+from modernbert_train.checkpoints.provenance import Start, in_words
+from modernbert_train.checkpoints.results import Result, table_rows
+from modernbert_train.core.text import date, shorten, tokens_text, whole
 from modernbert_train.report.table import Table
-from modernbert_train.results import Result, table_rows
-from modernbert_train.text import date, shorten, tokens_text, whole
 
 MOST = 40  # lines of a table: the last ones
 _LETTERS = 200  # of a command line

@@ -13,20 +13,20 @@ from functools import partial
 import torch
 from composer import Callback
 
-from modernbert_train.compute import Compute
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.checkpoints.saver import PATIENCE, Saver, ranks_that_see
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.path import DataPath, open_path
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.group import num_ranks, this_rank
+from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.models import build as models
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import build_optimizer
-from modernbert_train.ranks.group import num_ranks, this_rank
-from modernbert_train.ranks.save_requests import Requests
-from modernbert_train.run.progress import Progress, stage
-from modernbert_train.run.record import Record
-from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.run.saver import PATIENCE, Saver, ranks_that_see
+from modernbert_train.report.progress import Progress, stage
+from modernbert_train.report.record import Record
 from modernbert_train.train.adapters import ComposerObjective, assert_sharded, is_sharded, parallelism
 from modernbert_train.train.checkpointing import Checkpoints
 from modernbert_train.train.composer_internals import LoopTrainer, composer_device

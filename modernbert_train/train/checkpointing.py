@@ -13,21 +13,21 @@ from typing import Any
 
 from composer.core import State
 
+from modernbert_train.checkpoints.checkpoint import folder_of
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.checkpoints.saved_state import Clock, GuardState, SavedState, TrainingState
+from modernbert_train.checkpoints.saver import Saver, Snapshot
 from modernbert_train.clock import crosses, ends_phase, is_pythia
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.read_json import as_type
 from modernbert_train.data.loader import PackedLoader
-from modernbert_train.effective import FIRST_STEP
-from modernbert_train.ranks.group import local_rank, num_ranks, on_rank_zero, this_rank
-from modernbert_train.ranks.heartbeat import passed
-from modernbert_train.ranks.save_requests import Requests, SaveRequest
-from modernbert_train.read_json import as_type
-from modernbert_train.run.checkpoint import folder_of
-from modernbert_train.run.progress import Progress
-from modernbert_train.run.record import Record
-from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.run.saved_state import Clock, GuardState, SavedState, TrainingState
-from modernbert_train.run.saver import Saver, Snapshot
+from modernbert_train.distributed.group import local_rank, num_ranks, on_rank_zero, this_rank
+from modernbert_train.distributed.heartbeat import passed
+from modernbert_train.distributed.save_requests import Requests, SaveRequest
+from modernbert_train.report.effective import FIRST_STEP
+from modernbert_train.report.progress import Progress
+from modernbert_train.report.record import Record
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.weights.shares import Copier
 

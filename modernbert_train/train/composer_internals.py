@@ -23,8 +23,8 @@ from composer.utils.parallelism import FSDP2Config
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from modernbert_train.ranks.group import BACKENDS
-from modernbert_train.torch_internals import FixedBuckets
+from modernbert_train.core.torch_internals import FixedBuckets
+from modernbert_train.distributed.group import BACKENDS
 
 # where it is -> its signature in Composer 0.32.1; "property", or empty where it is an attribute of instances
 INTERNALS = {

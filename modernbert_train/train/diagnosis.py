@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from modernbert_train.batch import Batch, weighted
-from modernbert_train.compute import Compute
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan, Row
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.group import gather_from_all, this_rank
 from modernbert_train.models.masked_lm import POSITIONS
-from modernbert_train.ranks.group import gather_from_all, this_rank
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.gradients import count_terms, counts_per_rank, key_dropout
 

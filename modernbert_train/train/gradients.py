@@ -17,10 +17,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from modernbert_train.batch import Batch, Sums, weighted
-from modernbert_train.compute import Compute
+from modernbert_train.core.keyed_random import derive
 from modernbert_train.data.loader import StepBatch
-from modernbert_train.keyed_random import derive
-from modernbert_train.ranks.group import num_ranks, sum_over_ranks, this_rank
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.group import num_ranks, sum_over_ranks, this_rank
 
 _DROPOUT = 4  # of all that is drawn from the run's seed
 

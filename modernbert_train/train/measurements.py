@@ -9,18 +9,18 @@ from typing import Any
 from composer.core import State
 
 from modernbert_train.clock import at, is_due, position_at, validates
-from modernbert_train.compute import Compute
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.facts import DataFacts
-from modernbert_train.evals import Evaluator, build_evaluators, figures_text
-from modernbert_train.evals.heldout import Evaluation, open_validation
-from modernbert_train.evals.samples import Samples
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.group import on_rank_zero, this_rank
+from modernbert_train.distributed.heartbeat import passed
+from modernbert_train.evaluate.evaluators import Evaluator, build_evaluators, figures_text
+from modernbert_train.evaluate.heldout import Evaluation, open_validation
+from modernbert_train.evaluate.samples import Samples
 from modernbert_train.models.encoder import OnEncoder
-from modernbert_train.ranks.group import on_rank_zero, this_rank
-from modernbert_train.ranks.heartbeat import passed
-from modernbert_train.run.before_after import measures_before
-from modernbert_train.run.progress import Progress
-from modernbert_train.run.record import Record
+from modernbert_train.report.before_after import measures_before
+from modernbert_train.report.progress import Progress
+from modernbert_train.report.record import Record
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.vocabulary import token_ids
 

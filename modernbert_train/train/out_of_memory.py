@@ -9,9 +9,9 @@ from composer.core import State
 
 from modernbert_train.clock import position_at
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.distributed.group import num_ranks
 from modernbert_train.errors import OutOfMemory
-from modernbert_train.ranks.group import num_ranks
-from modernbert_train.run.halved import is_full
+from modernbert_train.plan.halved import is_full
 
 _MUCH = 0.05  # of a GPU's memory: worth a sentence
 

@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from modernbert_train.config.schema import ProfileConfig
-from modernbert_train.run.progress import Progress
+from modernbert_train.report.progress import Progress
 
 TOP = 10
 _NAME = 64  # characters of an operator's or a kernel's name; those of kernels are whole C++ signatures

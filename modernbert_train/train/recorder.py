@@ -11,15 +11,15 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from modernbert_train.compute import Compute
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.group import num_ranks
 from modernbert_train.errors import StorageError
-from modernbert_train.ranks.group import num_ranks
-from modernbert_train.run.async_scalar import Reading
-from modernbert_train.run.progress import Progress
-from modernbert_train.run.record import Record
-from modernbert_train.run.throughput import Meter
+from modernbert_train.report.async_scalar import Reading
+from modernbert_train.report.progress import Progress
+from modernbert_train.report.record import Record
+from modernbert_train.report.throughput import Meter
 from modernbert_train.train.gradients import count_terms
 from modernbert_train.train.step_numbers import StepNumbers
 

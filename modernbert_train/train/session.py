@@ -17,24 +17,21 @@ import torch
 from composer import Callback
 from composer.core import State
 
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.checkpoints.second_home import SecondHome, bring_back, refuse_fresh
 from modernbert_train.clock import position_at
-from modernbert_train.compute import Compute, keep_freed_memory, release_freed_memory, use_threads
 from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.copies.second_home import SecondHome, bring_back, refuse_fresh
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import file_sha256, file_xxh3
 from modernbert_train.data.facts import DataFacts, read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.data.shard_index import ShardIndex, read_index
 from modernbert_train.data.statistics import run_statistics
-from modernbert_train.effective import spent
-from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly, StorageError
-from modernbert_train.plan.room import too_large
-from modernbert_train.preflight import preflight
-from modernbert_train.ranks.fail_together import is_own, show, tell_others
-from modernbert_train.ranks.group import (
+from modernbert_train.distributed.compute import Compute, keep_freed_memory, release_freed_memory, use_threads
+from modernbert_train.distributed.fail_together import is_own, show, tell_others
+from modernbert_train.distributed.group import (
     joined,
     local_rank,
     num_ranks,
@@ -43,18 +40,22 @@ from modernbert_train.ranks.group import (
     ranks_per_node,
     this_rank,
 )
-from modernbert_train.ranks.read_per_node import read_once_per_node
-from modernbert_train.ranks.same_run import require_agreement
-from modernbert_train.ranks.save_requests import Requests
-from modernbert_train.ranks.transport import warn_of_slow_network
-from modernbert_train.run.banner import banner
-from modernbert_train.run.before_after import before_and_after
-from modernbert_train.run.card import card_of_all, speed_lines
-from modernbert_train.run.closing import closing_text, next_commands
-from modernbert_train.run.halved import halve, is_full
-from modernbert_train.run.progress import stage
-from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.run.tuned import take
+from modernbert_train.distributed.read_per_node import read_once_per_node
+from modernbert_train.distributed.same_run import require_agreement
+from modernbert_train.distributed.save_requests import Requests
+from modernbert_train.distributed.transport import warn_of_slow_network
+from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly, StorageError
+from modernbert_train.plan.card import card_of_all, speed_lines
+from modernbert_train.plan.halved import halve, is_full
+from modernbert_train.plan.preflight import preflight
+from modernbert_train.plan.room import too_large
+from modernbert_train.plan.tuned import take
+from modernbert_train.report.banner import banner
+from modernbert_train.report.before_after import before_and_after
+from modernbert_train.report.closing import closing_text, next_commands
+from modernbert_train.report.effective import spent
+from modernbert_train.report.progress import stage
+from modernbert_train.report.training_loss import losses_of, training_loss
 from modernbert_train.train import composer_internals
 from modernbert_train.train.build import build
 from modernbert_train.train.out_of_memory import out_of_memory
@@ -69,7 +70,6 @@ from modernbert_train.train.start import (
     origin_text,
     record_start,
 )
-from modernbert_train.training_loss import losses_of, training_loss
 from modernbert_train.weights.source import Origin, find_origin
 from modernbert_train.weights.token_effect import describe_effects, effects
 
@@ -298,7 +298,7 @@ def _read_facts(config: RunConfig) -> DataFacts:
 
 def _redraw(folder: RunFolder) -> None:
     """Redraw report.html as the run ends, for whatever reason; a failure to draw never costs the run."""
-    from modernbert_train.report import write_report
+    from modernbert_train.report.page import write_report
 
     if not (folder.path / "metrics.jsonl").exists():
         return  # it ended before its first line: there is nothing to draw

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from modernbert_train.distributed.group import gather_from_all, num_ranks, this_rank
 from modernbert_train.errors import RunError
-from modernbert_train.ranks.group import gather_from_all, num_ranks, this_rank
 
 SLOWER = 1.1  # times the median rank
 STEPS = 100  # in a row, until a slow rank is named; and between two looks at the weights

@@ -17,22 +17,22 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from modernbert_train.compute import Compute
+from modernbert_train.checkpoints.checkpoint import Checkpoint
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.checkpoints.saved_state import GuardState, SkippedUpdate
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.mixture import TokenStreams
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.group import on_rank_zero
 from modernbert_train.errors import UnstableRun
-from modernbert_train.ranks.group import on_rank_zero
-from modernbert_train.run.checkpoint import Checkpoint
-from modernbert_train.run.progress import Progress
-from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.run.saved_state import GuardState, SkippedUpdate
-from modernbert_train.run.spikes import highest_normal_loss
-from modernbert_train.run.verdict import find_target, find_target_again, judge, why_stop
+from modernbert_train.report.progress import Progress
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.diagnosis import as_json, describe, diagnose, hardware_at_fault
 from modernbert_train.train.gradients import MicrobatchSums
+from modernbert_train.train.spikes import highest_normal_loss
 from modernbert_train.train.step_numbers import StepNumbers, microbatch_losses
+from modernbert_train.train.verdict import find_target, find_target_again, judge, why_stop
 from modernbert_train.weights.gather import load_optimizer, load_weights
 
 

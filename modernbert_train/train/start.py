@@ -16,24 +16,23 @@ import torch
 from composer import Trainer
 from composer.core.time import Timestamp
 
-from modernbert_train import provenance
+from modernbert_train.checkpoints import checkpoint, provenance
+from modernbert_train.checkpoints.checkpoint import Checkpoint
+from modernbert_train.checkpoints.manifest import STATE
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.checkpoints.trained_phases import check_same_past, refuse_average
+from modernbert_train.checkpoints.verified import tell_choice
 from modernbert_train.config.schema import RunConfig, StartConfig
+from modernbert_train.core.read_json import number
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.fingerprint import differences, known_since
 from modernbert_train.data.loader import PackedLoader
-from modernbert_train.effective import LAST_SIGN
+from modernbert_train.distributed.group import num_ranks, ranks_per_node
+from modernbert_train.distributed.same_run import code_hash
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import shapes_of
-from modernbert_train.ranks.group import num_ranks, ranks_per_node
-from modernbert_train.ranks.same_run import code_hash
-from modernbert_train.read_json import number
-from modernbert_train.run import checkpoint
-from modernbert_train.run.checkpoint import Checkpoint
-from modernbert_train.run.manifest import STATE
-from modernbert_train.run.progress import stage
-from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.run.trained_phases import check_same_past, refuse_average
-from modernbert_train.run.verified import tell_choice
+from modernbert_train.report.effective import LAST_SIGN
+from modernbert_train.report.progress import stage
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.step import Loop
 from modernbert_train.weights.gather import load_optimizer, load_weights

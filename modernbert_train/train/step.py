@@ -17,16 +17,16 @@ from composer.core import Event, State
 
 from modernbert_train.batch import Batch
 from modernbert_train.clock import at
-from modernbert_train.compute import Compute
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import PackedLoader, StepBatch
 from modernbert_train.data.planner import BatchPlan
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.group import allow
+from modernbert_train.distributed.heartbeat import passed
+from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.errors import RunError
 from modernbert_train.optim.build import apply_clock
 from modernbert_train.optim.clipping import clip
-from modernbert_train.ranks.group import allow
-from modernbert_train.ranks.heartbeat import passed
-from modernbert_train.ranks.save_requests import Requests
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.checkpointing import Checkpoints
 from modernbert_train.train.gradients import gradients

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from modernbert_train.distributed.group import num_ranks, sums_over_ranks
+from modernbert_train.distributed.save_requests import Requests, SaveRequest
 from modernbert_train.optim.stable_adamw import tensor_norms
-from modernbert_train.ranks.group import num_ranks, sums_over_ranks
-from modernbert_train.ranks.save_requests import Requests, SaveRequest
 from modernbert_train.train.gradients import MicrobatchSums
 from modernbert_train.train.silent_faults import SilentFaults
 

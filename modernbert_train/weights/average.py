@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from modernbert_train.checkpoints.checkpoint import Checkpoint, commit, verify
+from modernbert_train.checkpoints.manifest import CONFIG_YAML
+from modernbert_train.checkpoints.saved_state import Averaged
 from modernbert_train.config.knob import phased_keys
 from modernbert_train.config.load import load_run, to_yaml
+from modernbert_train.core.files import write_whole
 from modernbert_train.errors import ConfigError, StorageError
-from modernbert_train.files import write_whole
-from modernbert_train.run.checkpoint import Checkpoint, commit, verify
-from modernbert_train.run.manifest import CONFIG_YAML
-from modernbert_train.run.saved_state import Averaged
 from modernbert_train.weights.source import Source, open_source, other_architecture
 
 

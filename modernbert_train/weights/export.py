@@ -8,13 +8,13 @@ from typing import cast
 
 from torch import Tensor
 
+from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoint
+from modernbert_train.checkpoints.provenance import read_starts
+from modernbert_train.checkpoints.results import Result, read_results, run_of
+from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.config.schema import BertConfig, LabelledConfig, ModelConfig, RunConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.replaced import PROJECTION, generator_of
-from modernbert_train.provenance import read_starts
-from modernbert_train.results import Result, read_results, run_of
-from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint
-from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.weights.formats import DISCRIMINATORS, HubFormat, export_format
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.config.read import runs_beside
+from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import DataError
-from modernbert_train.own_files import require_own_files
 from modernbert_train.weights.formats import xlnet
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from modernbert_train.core.tensor_files import StoredTensors
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.sharding import held_rows, like, with_rows
-from modernbert_train.tensor_files import StoredTensors
 from modernbert_train.weights.shares import moments_of, weights_of
 
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ModelConfig
+from modernbert_train.core.files import publish
+from modernbert_train.core.own_files import require_own_files
+from modernbert_train.core.tensor_files import read_tensors, write_tensors
 from modernbert_train.errors import ConfigError, DataError, StorageError
-from modernbert_train.files import publish
 from modernbert_train.models.build import shapes_of
-from modernbert_train.own_files import require_own_files
-from modernbert_train.tensor_files import read_tensors, write_tensors
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.formats import HubFormat, export_format, format_of
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object

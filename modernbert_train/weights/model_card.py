@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from modernbert_train.checkpoints.provenance import Start, in_words
+from modernbert_train.checkpoints.results import Result, table_rows
+from modernbert_train.checkpoints.saved_state import Averaged
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     ModelConfig,
@@ -20,14 +23,11 @@ from modernbert_train.config.schema import (
     RunConfig,
     StreamConfig,
 )
+from modernbert_train.core.read_json import Count, as_type, is_count, number, read_json
+from modernbert_train.core.text import markdown_table
+from modernbert_train.core.version import __version__
 from modernbert_train.data.dataset_card import PREPARE_REPORT, DatasetCard, read_card
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.provenance import Start, in_words
-from modernbert_train.read_json import Count, as_type, is_count, number, read_json
-from modernbert_train.results import Result, table_rows
-from modernbert_train.run.saved_state import Averaged
-from modernbert_train.text import markdown_table
-from modernbert_train.version import __version__
 from modernbert_train.weights.formats.bert import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import heads_among, module_of
 

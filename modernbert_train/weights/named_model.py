@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, read_manifest
+from modernbert_train.checkpoints.saved_state import read_state
 from modernbert_train.config.load import load_given, load_run
 from modernbert_train.config.schema import ModelConfig, RunConfig
 from modernbert_train.errors import RunError
-from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST, STATE, read_manifest
-from modernbert_train.run.saved_state import read_state
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
 

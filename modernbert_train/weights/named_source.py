@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, read_manifest
+from modernbert_train.checkpoints.saved_state import read_state
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
-from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST, STATE, read_manifest
-from modernbert_train.run.saved_state import read_state
 from modernbert_train.vocabulary import SPARE, token_ids, tokenizer_sha256
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.formats.config_json import CONFIG_JSON

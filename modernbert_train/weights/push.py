@@ -18,17 +18,17 @@ import httpx
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, RevisionNotFoundError
 
+from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoint, verify
+from modernbert_train.checkpoints.manifest import WEIGHTS
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.checkpoints.saved_state import SavedState
+from modernbert_train.checkpoints.verified import step_folders
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.read_json import read_json
+from modernbert_train.core.tensor_files import write_tensors
+from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, RunError, StorageError
 from modernbert_train.models.build import build_model
-from modernbert_train.read_json import read_json
-from modernbert_train.run.checkpoint import Checkpoint, newest_checkpoint, verify
-from modernbert_train.run.manifest import WEIGHTS
-from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.run.saved_state import SavedState
-from modernbert_train.run.verified import step_folders
-from modernbert_train.tensor_files import write_tensors
-from modernbert_train.version import __version__
 from modernbert_train.weights.export import export_run
 from modernbert_train.weights.gather import gather_weights
 from modernbert_train.weights.source import fill_first, find_origin

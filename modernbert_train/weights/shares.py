@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from modernbert_train.checkpoints.checkpoint import Share
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.sharding import held_rows, holders
-from modernbert_train.run.checkpoint import Share
 
 _LEAST_BYTES = 1 << 16  # of a slice; less is not worth being cut
 _ALIGNED = 64  # bytes to which a tensor's place in memory is rounded

@@ -17,6 +17,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid, verify
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST
+from modernbert_train.checkpoints.verified import tell_choice
 from modernbert_train.config.knob import architecture_keys
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ModelConfig, ModernBertConfig, ObjectiveConfig, PhaseConfig, RunConfig
@@ -27,9 +30,6 @@ from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import DELTA, GENERATOR, discriminator_of
 from modernbert_train.models.sharding import like
 from modernbert_train.models.tiling import GROWING, check_growth, grow_each
-from modernbert_train.run.checkpoint import Checkpoint, newest_valid, verify
-from modernbert_train.run.manifest import CONFIG_YAML, MANIFEST
-from modernbert_train.run.verified import tell_choice
 from modernbert_train.vocabulary import read_vocabulary, token_ids, tokenizer_sha256
 from modernbert_train.weights.composer_file import ComposerFile, open_composer
 from modernbert_train.weights.formats import read_folder

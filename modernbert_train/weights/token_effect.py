@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.text import table
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.open_shards import open_shards
-from modernbert_train.text import table
 from modernbert_train.weights.source import Origin
 from modernbert_train.weights.token_rows import TokenRows, open_tokenizer
 

@@ -21,7 +21,7 @@ from benchmarks.train_step import PRESETS
 from launch.run import make_parser
 from launch.topology import usable_gpus
 from modernbert_train.cli.arguments import read_run
-from modernbert_train.preflight import preflight
+from modernbert_train.plan.preflight import preflight
 
 ROOT = Path(__file__).resolve().parents[2]
 HANGS = '-c \'import subprocess; subprocess.Popen(["sleep", "600"], start_new_session=True).wait()\''
@@ -141,7 +141,9 @@ def test_every_command_is_one_that_exists(
 ) -> None:
     """A part that is refused tells nothing, and the node is paid for all the same."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("modernbert_train.preflight.missing_packages", lambda config, **_: iter(()))  # Triton, for flex
+    monkeypatch.setattr(
+        "modernbert_train.plan.preflight.missing_packages", lambda config, **_: iter(())
+    )  # Triton, for flex
     assert len({part.name for part in PARTS}) == len(PARTS)
     for part in PARTS:
         if part.least > len(gpus):

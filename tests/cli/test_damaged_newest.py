@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.run.checkpoint import newest_valid
-from modernbert_train.run.verified import step_folders
+from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.checkpoints.verified import step_folders
 from tests.conftest import TinyRun
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.run.manifest import MANIFEST
+from modernbert_train.checkpoints.manifest import MANIFEST
 
 YAML = """\
 name: first

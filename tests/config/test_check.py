@@ -408,7 +408,7 @@ def test_every_rule_is_broken_by_one_of_the_cases(load: Load) -> None:
     configs = [load(override) for override in BROKEN] + [load(*MIXED, override) for override in BROKEN_STREAMS]
     configs += [load(BERT, *in_words(override)) for override in BROKEN_BERT]
     broken = {rule for rule in RULES for config in configs if list(rule(config, 1))}
-    assert broken == set(RULES) - {kernels_and_orders, classes}  # which have tests of their own, here and in finetune/
+    assert broken == set(RULES) - {kernels_and_orders, classes}  # which have tests of their own, here and in evaluate/
 
 
 def test_every_broken_rule_is_told_at_once(load: Load) -> None:

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.run.tuned import SETTINGS, read_tuned
-from modernbert_train.tune.findings import TABLE
-from modernbert_train.tune.session import tune
+from modernbert_train.plan.tuned import SETTINGS, read_tuned
+from modernbert_train.train.tune.findings import TABLE
+from modernbert_train.train.tune.session import tune
 from tests.conftest import TINY_YAML, make_tiny_data
 
 

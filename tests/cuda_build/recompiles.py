@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.batch import Batch, Sums
-from modernbert_train.evals import heldout
+from modernbert_train.evaluate import heldout
 from modernbert_train.models.masked_lm import POSITIONS, ForMaskedLM
 from modernbert_train.train import session
 from tests.conftest import TINY_YAML, make_tiny_data

@@ -18,7 +18,7 @@ from tests.cuda_build.front_door import Machine, planted_tree
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(1800)]
 
-CARD = "modernbert_train/run/card.py"
+CARD = "modernbert_train/plan/card.py"
 # a step of 256 rows of 64 tokens on each of two ranks; three steps
 NOTHING_SET = (
     *("compute.compile=null", "optim.fused=null", "phases.short.microbatch_tokens=null", "phases.long=null"),

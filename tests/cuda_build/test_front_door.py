@@ -44,7 +44,7 @@ ON_EIGHT = {
     "hsdp compiled tiny": (COMPILED, *HSDP),
     "hsdp compiled recomputed fused tiny": (COMPILED, RECOMPUTED, "optim.fused=true", *HSDP),
 }
-GROUP = "modernbert_train/ranks/group.py"
+GROUP = "modernbert_train/distributed/group.py"
 SHORT = ("phases.short.tokens=1600", "phases.long=null")
 EIGHT_ROWS = ("phases.short.batch_rows=16", "phases.short.batch_warmup.start_rows=8", "phases.short.tokens=24000")
 MORE_ROWS = (*EIGHT_ROWS, "phases.short.batch_warmup.step_rows=8", "phases.long.batch_rows=8")
@@ -105,7 +105,7 @@ def test_each_rank_may_be_shown_one_gpu(two: Machine, strategy: str) -> None:
 def test_a_rank_takes_its_own_gpu_first(tmp_path: Path) -> None:
     """Whatever computes, exchanges or makes a stream before the model is built would be on the GPU of rank 0."""
     script = (
-        "import torch\nfrom modernbert_train.compute import choose_device\n"
+        "import torch\nfrom modernbert_train.distributed.compute import choose_device\n"
         "from modernbert_train.config.schema import ComputeConfig\n"
         "from types import SimpleNamespace\n"
         "device = choose_device(SimpleNamespace(compute=ComputeConfig(device='auto')))\n"
@@ -122,7 +122,7 @@ def test_a_deterministic_run_says_so_before_what_it_governs(tmp_path: Path) -> N
     """After cuBLAS has its workspace, NCCL its network and the compiler its first kernel it would change nothing."""
     script = (
         "import os, torch\nfrom types import SimpleNamespace\n"
-        "from modernbert_train.compute import Compute\n"
+        "from modernbert_train.distributed.compute import Compute\n"
         "from modernbert_train.config.schema import ComputeConfig\n"
         "compute = Compute.of(SimpleNamespace(compute=ComputeConfig(deterministic=True)))\n"
         "print(torch.are_deterministic_algorithms_enabled(), torch._inductor.config.deterministic,\n"
@@ -152,7 +152,11 @@ class TestBrokenRulesAreSeen:
         """As it was before: the device is not set, and what a start exchanges goes over NCCL from the current one."""
         tree = planted_tree(
             tmp_path / "tree",
-            ("modernbert_train/compute.py", "    torch.cuda.set_device(device)", "    torch.cuda.device_count()"),
+            (
+                "modernbert_train/distributed/compute.py",
+                "    torch.cuda.set_device(device)",
+                "    torch.cuda.device_count()",
+            ),
             (GROUP, 'device_id=device if store is not None and device.type == "cuda" else None', "device_id=None"),
             (GROUP, "cpu:gloo,cuda:nccl", "nccl"),
         )

@@ -26,6 +26,7 @@ from torch.nn.parallel import distributed
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.batch import Packed
+from modernbert_train.checkpoints import saver
 from modernbert_train.config import packages
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import RunError
@@ -33,7 +34,6 @@ from modernbert_train.models.attention import flash, varlen
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.plan.memory import memory
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.run import saver
 from modernbert_train.train import composer_internals, session
 from modernbert_train.train.step import Loop
 from modernbert_train.weights.shares import Copier

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from modernbert_train.ranks.launched import BLAMED
+from modernbert_train.distributed.launched import BLAMED
 from tests.cuda_build.front_door import Machine
 from tests.cuda_build.null import ROOT, environment
 

@@ -173,7 +173,7 @@ FAIL = """
 import os, sys, time
 import torch, torch.distributed as dist
 from modernbert_train.errors import DataError
-from modernbert_train.ranks.fail_together import failing_together, tell_others
+from modernbert_train.distributed.fail_together import failing_together, tell_others
 failing, kind = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo")
 try:

@@ -34,6 +34,7 @@ from modernbert_train.config.schema import (
     StableAdamWConfig,
     StreamConfig,
 )
+from modernbert_train.core.keyed_random import derive
 from modernbert_train.data.check import check_data, describe_streams
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.loader import PackedLoader
@@ -47,7 +48,6 @@ from modernbert_train.data.path import plan_path
 from modernbert_train.data.planner import BatchPlan, BatchPlanner
 from modernbert_train.data.shuffle import ChunkCursor
 from modernbert_train.errors import DataError
-from modernbert_train.keyed_random import derive
 from modernbert_train.objectives import build_objective
 from modernbert_train.vocabulary import Vocabulary
 from tests.conftest import TinyRun

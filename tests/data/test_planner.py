@@ -28,11 +28,11 @@ from modernbert_train.config.schema import (
     StableAdamWConfig,
     StreamConfig,
 )
+from modernbert_train.core.keyed_random import hash64
 from modernbert_train.data.mixing import FairQueue
 from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk, GreedyPacker
 from modernbert_train.data.planner import BatchPlan, BatchPlanner
 from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
-from modernbert_train.keyed_random import hash64
 
 Shards = st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=8), min_size=1, max_size=6)
 

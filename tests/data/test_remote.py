@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modernbert_train import read_once
 from modernbert_train.__main__ import main
 from modernbert_train.config.schema import DataConfig
+from modernbert_train.core import read_once
 from modernbert_train.data import remote
 from modernbert_train.data.facts import read_folder
 from modernbert_train.data.mds import TokenShards

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modernbert_train.core.keyed_random import derive, permutation
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
-from modernbert_train.keyed_random import derive, permutation
 
 Shards = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=10)
 

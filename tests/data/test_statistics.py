@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from modernbert_train.core.read_json import as_type
 from modernbert_train.data.dataset_card import DatasetCard, file_sha256, write_card
 from modernbert_train.data.facts import FolderFacts
 from modernbert_train.data.field_counts import Amount, FieldCounts
 from modernbert_train.data.statistics import RunStatistics, _folder_statistics, length_bins
-from modernbert_train.read_json import as_type
 
 
 def facts_of(folder: Path, lengths: list[int]) -> FolderFacts:

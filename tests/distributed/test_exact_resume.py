@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests.conftest import TIMES, TinyRun
 from tests.distributed.gloo import run_ranks
 from tests.distributed.test_invariance import HSDP, train_each

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from modernbert_train.core.read_once import read_once
+from modernbert_train.distributed.read_per_node import read_once_per_node
 from modernbert_train.errors import DataError
-from modernbert_train.ranks.read_per_node import read_once_per_node
-from modernbert_train.read_once import read_once
 from tests.distributed.gloo import run_ranks
 
 calls: list[Path] = []

@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from modernbert_train.checkpoints import saver as module
+from modernbert_train.checkpoints.checkpoint import newest_valid, verify
+from modernbert_train.checkpoints.saver import Saver, Snapshot, ranks_that_see
 from modernbert_train.config.load import to_yaml
+from modernbert_train.core.tensor_files import StoredTensors
 from modernbert_train.errors import ConfigError, RunError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.models.sharding import like
-from modernbert_train.run import saver as module
-from modernbert_train.run.checkpoint import newest_valid, verify
-from modernbert_train.run.saver import Saver, Snapshot, ranks_that_see
-from modernbert_train.tensor_files import StoredTensors
 from modernbert_train.weights.gather import load_optimizer, load_weights
 from modernbert_train.weights.shares import Copier
+from tests.checkpoints.small_checkpoint import CONFIG, state_of
 from tests.distributed.gloo import run_ranks
-from tests.run.small_checkpoint import CONFIG, state_of
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]
 

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.compute import Compute
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.group import sums_over_ranks, this_rank
 from modernbert_train.errors import RunError
-from modernbert_train.ranks.group import sums_over_ranks, this_rank
-from modernbert_train.run.record import Record
+from modernbert_train.report.record import Record
 from modernbert_train.train import recorder, silent_faults
 from modernbert_train.train.recorder import Recorder
 from modernbert_train.train.silent_faults import SilentFaults, checksum

@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from modernbert_train.__main__ import read_run
+from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.data.facts import read_facts
 from modernbert_train.errors import UnstableRun
-from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.train import build, session
 from modernbert_train.train.step_numbers import squared_gradient
 from tests.conftest import TinyRun

@@ -33,13 +33,13 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
 import modernbert_train
 from modernbert_train.__main__ import read_run
+from modernbert_train.checkpoints.saver import Saved, Saver, Snapshot
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.microbatches import share_of_rank
 from modernbert_train.errors import RunError
 from modernbert_train.plan.communication import transfers
 from modernbert_train.plan.memory import matrix_numbers, memory, summed_numbers
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.run.saver import Saved, Saver, Snapshot
 from modernbert_train.train import build, session
 from modernbert_train.train.step import Loop
 from tests.conftest import TINY_YAML
@@ -397,6 +397,6 @@ def test_the_start_does_not_grow_with_the_ranks(tiny_data: Path, tmp_path: Path,
         assert call.kind != "all_gather" or call.numbers <= 13_000 * 1024
     # the first batch has 16 times as many rows, which are planned by then; a rank looks at each other one's GPU, and
     # whether it sees its folder
-    planning = {"keyed_random", *(name for name in many if name.startswith("data/"))}
+    planning = {"core/keyed_random", *(name for name in many if name.startswith("data/"))}
     more = {name: many[name] - few[name] for name in many.keys() - planning if many[name] > few[name] + 50}
-    assert more.keys() <= {"run/saver", "run/card"} and sum(more.values()) <= 2048, more
+    assert more.keys() <= {"checkpoints/saver", "plan/card"} and sum(more.values()) <= 2048, more

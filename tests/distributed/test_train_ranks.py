@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests import warm
 from tests.conftest import TinyRun
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.run.checkpoint import newest_valid
-from modernbert_train.run.saved_state import GuardState
+from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.checkpoints.saved_state import GuardState
 from modernbert_train.train import session
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks

@@ -30,12 +30,12 @@ import launch.sweep
 import modernbert_train.__main__
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.vocabulary import read_vocabulary
+from tests.checkpoints.small_checkpoint import sign
 from tests.config.tools.test_import_config import THEIRS
 from tests.conftest import RANK_VARIABLES
 from tests.data.make_shards import make_documents, make_texts
 from tests.data_prep.adoption import layouts
 from tests.docs.pages import ROOT, blocks
-from tests.run.small_checkpoint import sign
 from tests.weights.reference_checkpoint import write_reference_checkpoint
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.finetune.conftest import BAD, GOOD, PLAIN, models, one_thread, tokenizer  # noqa: F401
+from tests.evaluate.finetune.conftest import BAD, GOOD, PLAIN, models, one_thread, tokenizer  # noqa: F401
 
 PICKLES = (".pkl", ".bin", ".pt", ".joblib", ".pickle")
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from modernbert_train.config.schema import VARIANTS
-from modernbert_train.evals import EVALUATORS
+from modernbert_train.evaluate.evaluators import EVALUATORS
 from modernbert_train.models.build import ENCODERS
 from modernbert_train.objectives import OBJECTIVES
 from modernbert_train.optim.build import OPTIMIZERS

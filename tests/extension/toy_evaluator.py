@@ -3,10 +3,10 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from modernbert_train.compute import Compute
 from modernbert_train.config.evals import EvaluatorConfig
 from modernbert_train.config.knob import knob
 from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.distributed.compute import Compute
 from modernbert_train.models.encoder import OnEncoder
 
 

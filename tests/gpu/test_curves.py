@@ -22,7 +22,7 @@ from tests.gpu.parts import DEVICE, GPU_TEST, ON_GPU, PAD, build, precision, sma
 pytestmark = GPU_TEST
 
 from modernbert_train.config.schema import MaskedLmConfig
-from modernbert_train.keyed_random import derive
+from modernbert_train.core.keyed_random import derive
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.vocabulary import Vocabulary

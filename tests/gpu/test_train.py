@@ -23,7 +23,7 @@ for needed in ("composer", "streaming", "tokenizers"):
         pytest.skip(f"{needed} is not installed", allow_module_level=True)
 
 from modernbert_train.__main__ import main
-from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.train import adapters, build, session
 from tests.train import test_run as runs
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modernbert_train.trials import attempt, command_of
-from modernbert_train.trials.table import TRIALS
+from modernbert_train.plan.trials import attempt, command_of
+from modernbert_train.plan.trials.table import TRIALS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -13,8 +13,8 @@ from launch.health import refuse_sick_gpus, start_notes
 from launch.ranks import _note
 from launch.run import main
 from modernbert_train.config.launch import LaunchConfig
+from modernbert_train.distributed.launched import BLAMED
 from modernbert_train.errors import HangError
-from modernbert_train.ranks.launched import BLAMED
 from tests.conftest import TinyRun
 
 HERE = socket.gethostname()

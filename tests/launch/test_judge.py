@@ -21,8 +21,8 @@ from torch.distributed import PrefixStore, TCPStore
 
 import launch.judge
 from launch.judge import Judge
-from modernbert_train.ranks.fail_together import ERROR
-from modernbert_train.ranks.group import STORE_PREFIX
+from modernbert_train.distributed.fail_together import ERROR
+from modernbert_train.distributed.group import STORE_PREFIX
 
 HERE = socket.gethostname()
 DEAF = "import time; time.sleep(600)"

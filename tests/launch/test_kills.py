@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.ranks import scratch
+from modernbert_train.distributed import scratch
 from tests.conftest import TinyRun
 from tests.launch.jobs import children, environment
 from tests.launch.moments import LAUNCH, VERB, begin, catches

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launch.run import main
-from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests.conftest import TinyRun
 from tests.launch.jobs import LONG, ROOT, RUN, SHORT, Job, alive, children, environment, losses
 

@@ -15,8 +15,8 @@ from torch.distributed import TCPStore
 
 from launch.rendezvous import rendezvous
 from launch.topology import Topology
+from modernbert_train.distributed.rendezvous import wait_for_store, who_listens
 from modernbert_train.errors import ConfigError
-from modernbert_train.ranks.rendezvous import wait_for_store, who_listens
 from tests import warm
 from tests.conftest import TinyRun
 from tests.launch.jobs import RUN, SHORT, environment
@@ -54,7 +54,7 @@ def free_port() -> int:
 
 def test_a_store_is_told_from_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's own client waits for ever on a listener that is silent."""
-    monkeypatch.setattr("modernbert_train.ranks.rendezvous.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("modernbert_train.distributed.rendezvous.ANSWER_SECONDS", 0.5)
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     assert who_listens(HERE, store.port) == "store"
     with listener() as port:
@@ -70,7 +70,7 @@ def test_a_store_is_told_from_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_taken_port_is_told_at_once_where_the_store_would_be(
     node_rank: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("modernbert_train.ranks.rendezvous.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("modernbert_train.distributed.rendezvous.ANSWER_SECONDS", 0.5)
     with (
         listener() as port,
         pytest.raises(ConfigError, match=f"port {port} is taken on this machine, .*Give another"),

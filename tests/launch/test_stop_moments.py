@@ -24,11 +24,11 @@ from tests.launch.moments import LAUNCH, SIGNALS, VERB, Ended, lifetime, stop_af
 AT_ONCE = 4
 TAKEN_OVER = """\
 import signal
-from modernbert_train.ranks import stop_signals
+from modernbert_train.distributed import stop_signals
 stop_signals.take_over()
 ours = [signal.getsignal(number) for number in stop_signals.STOP_SIGNALS]
-import modernbert_train.train.session, modernbert_train.weights.export, modernbert_train.inspection.show
-import modernbert_train.weights.fill, modernbert_train.doctor, modernbert_train.plan.make, modernbert_train.report
+import modernbert_train.train.session, modernbert_train.weights.export, modernbert_train.report.inspection.show
+import modernbert_train.weights.fill, modernbert_train.plan.doctor, modernbert_train.plan.make, modernbert_train.report
 import launch.ranks
 assert ours == [signal.getsignal(number) for number in stop_signals.STOP_SIGNALS], "an import took them away"
 signal.raise_signal(signal.SIGTERM)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import MaskedLmConfig
-from modernbert_train.keyed_random import derive, derive_each
+from modernbert_train.core.keyed_random import derive, derive_each
 from modernbert_train.objectives.mlm import Masked, MaskedLM
 from modernbert_train.vocabulary import Vocabulary
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.batch import PackedText
 from modernbert_train.config.schema import MaskedLmConfig, SentenceOrderConfig
-from modernbert_train.keyed_random import hash64, uniform
+from modernbert_train.core.keyed_random import hash64, uniform
 from modernbert_train.objectives import ngrams
 from modernbert_train.objectives.mlm import Masked, MaskedLM
 from modernbert_train.objectives.sop import SentenceOrder

@@ -91,7 +91,7 @@ def bundle(packages: Path) -> str:
     versions = '{"mosaicml": "0.32.1", "mosaicml-streaming": "0.13.0"}'
     (packages / "bundled/versions.json").write_text(versions, encoding="utf-8")
     return (
-        "from pathlib import Path\nfrom modernbert_train import installed\n"
+        "from pathlib import Path\nfrom modernbert_train.core import installed\n"
         f"installed.BUNDLED = Path({str(packages)!r}, 'bundled')\n"
     )
 

@@ -10,8 +10,8 @@ import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.errors import DataError
-from modernbert_train.report import write_comparison
 from modernbert_train.report.document import FEWEST, POINTS, points_of
+from modernbert_train.report.page import write_comparison
 from tests.report.records import evaluation, resume, step, validation
 from tests.report.test_page import Page
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from modernbert_train.report import write_comparison, write_report
+from modernbert_train.report.page import write_comparison, write_report
 from modernbert_train.report.serve import open_server
 from tests.report.browser import Browser, browser
 from tests.report.records import evaluation, fault, resume, step, validation

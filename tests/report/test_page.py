@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from modernbert_train.errors import StorageError
-from modernbert_train.report import write_report
+from modernbert_train.report.page import write_report
 from tests.report.records import fault, resume, step, validation
 
 VOID = {"meta", "link", "br", "wbr", "input"}

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.effective import FORMULA, spent
 from modernbert_train.report.document import WatchedRun
+from modernbert_train.report.effective import FORMULA, spent
 from modernbert_train.report.page import write_report
 from tests.report.records import resume, step
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.config.load import load_run
+from modernbert_train.core.redact import HIDDEN, has_secret, redact, redacted
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.redact import HIDDEN, has_secret, redact, redacted
 from tests import warm
 from tests.conftest import TinyRun
 from tests.security.telling import SHAPES

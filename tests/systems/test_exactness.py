@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from modernbert_train.__main__ import main
-from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests import warm
 from tests.conftest import TinyRun
 from tests.systems.test_matrix import MATRIX, PAIRS, system

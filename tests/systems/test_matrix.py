@@ -16,9 +16,9 @@ import yaml
 
 from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
+from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.models.build import build_model
 from modernbert_train.models.pairs import WithOrder
-from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.hf_folder import load_weights as load_folder
 from tests.conftest import TinyRun

@@ -17,10 +17,10 @@ import transformers
 
 from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
+from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid, verify
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import ForReplacedAndMasked, ForReplacedTokens
-from modernbert_train.run.checkpoint import Checkpoint, newest_valid, verify
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.hf_folder import load_weights as load_folder
 from modernbert_train.weights.source import open_source

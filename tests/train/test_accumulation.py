@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from modernbert_train.batch import Batch, Packed, Sums
-from modernbert_train.compute import Compute
+from modernbert_train.distributed.compute import Compute
 from modernbert_train.train import gradients as making
 from modernbert_train.train.gradients import counts_per_rank, gradients
 

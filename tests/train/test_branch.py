@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.__main__ import main
-from modernbert_train.run.checkpoint import Checkpoint, newest_valid
+from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid
 from tests.conftest import TINY_YAML, TinyRun
 from tests.train.test_run import records
 

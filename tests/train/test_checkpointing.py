@@ -12,7 +12,7 @@ import pytest
 from modernbert_train.clock import is_pythia
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.ranks.save_requests import SaveRequest
+from modernbert_train.distributed.save_requests import SaveRequest
 from modernbert_train.train.checkpointing import Due, save_due
 
 NOBODY = SaveRequest()

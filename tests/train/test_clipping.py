@@ -16,11 +16,11 @@ from composer.loggers import Logger
 from torch import Tensor, nn
 
 from modernbert_train.__main__ import read_run
+from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.config.load import load_run
+from modernbert_train.core.read_json import read_lines
 from modernbert_train.errors import ConfigError
 from modernbert_train.optim.clipping import clip
-from modernbert_train.read_json import read_lines
-from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.train import session
 from tests.conftest import TinyRun
 from tests.distributed.gloo import run_ranks

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from benchmarks.batches import lay_out, mean_loss, mlm_batch
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.batch import Batch
-from modernbert_train.compute import resolve_precision
 from modernbert_train.config.schema import DistributedConfig, ModernBertConfig, RunConfig, StableAdamWConfig
+from modernbert_train.distributed.compute import resolve_precision
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.init import initialize
 from modernbert_train.models.masked_lm import ForMaskedLM

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.run.async_scalar import Reading
-from modernbert_train.run.saver import Saver
+from modernbert_train.checkpoints.saver import Saver
+from modernbert_train.report.async_scalar import Reading
 from tests.conftest import TinyRun
 
 

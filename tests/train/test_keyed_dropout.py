@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from modernbert_train.batch import Batch, Packed, Sums
-from modernbert_train.compute import Compute
+from modernbert_train.distributed.compute import Compute
 from modernbert_train.train.gradients import gradients
 
 

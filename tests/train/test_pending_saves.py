@@ -20,10 +20,10 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
-from modernbert_train.run import saver as module
-from modernbert_train.run.checkpoint import newest_valid, verify
-from modernbert_train.run.saver import Saver
-from modernbert_train.run.verified import partial_folders, step_folders, step_of
+from modernbert_train.checkpoints import saver as module
+from modernbert_train.checkpoints.checkpoint import newest_valid, verify
+from modernbert_train.checkpoints.saver import Saver
+from modernbert_train.checkpoints.verified import partial_folders, step_folders, step_of
 from modernbert_train.train import checkpointing
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.recorder import Recorder
@@ -201,7 +201,7 @@ def test_a_stop_saves_first_and_the_next_start_measures_what_was_due(
 
 FAILING = """
 import os, sys, threading
-from modernbert_train.run import saver
+from modernbert_train.checkpoints import saver
 from modernbert_train.train.recorder import Recorder
 from modernbert_train.__main__ import main
 ranks, writer, seconds = sys.argv[1].split(","), sys.argv[2], float(sys.argv[3])

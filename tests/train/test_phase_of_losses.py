@@ -10,8 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.run.run_folder import RunFolder
 from modernbert_train.train.stability import Guard
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests import warm
 from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards

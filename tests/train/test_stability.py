@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid
+from modernbert_train.checkpoints.saved_state import GuardState
 from modernbert_train.data.facts import read_facts
 from modernbert_train.errors import UnstableRun
-from modernbert_train.run.checkpoint import Checkpoint, newest_valid
-from modernbert_train.run.saved_state import GuardState
 from modernbert_train.train import session
 from modernbert_train.train.build import build_data
 from modernbert_train.train.checkpointing import Checkpoints

@@ -15,8 +15,8 @@ import transformers
 from torch import Tensor
 
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.models.tiling import grow
-from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.weights.formats import read_folder
 from tests.conftest import TINY_YAML, TinyRun
 from tests.data.make_shards import make_texts, make_tokenizer

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from modernbert_train.__main__ import read_run
+from modernbert_train.checkpoints.checkpoint import Checkpoint
+from modernbert_train.checkpoints.manifest import WEIGHTS
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.checkpoints.saved_state import Averaged
 from modernbert_train.config.schema import RunConfig, StartConfig
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
-from modernbert_train.run.checkpoint import Checkpoint
-from modernbert_train.run.manifest import WEIGHTS
-from modernbert_train.run.run_folder import RunFolder
-from modernbert_train.run.saved_state import Averaged
 from modernbert_train.train import session
 from modernbert_train.train.start import Start, check_same_data
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.source import Origin
+from tests.checkpoints.small_checkpoint import CONFIG, state_of, write
 from tests.conftest import TINY_YAML, TinyRun
-from tests.run.small_checkpoint import CONFIG, state_of, write
 
 pytestmark = pytest.mark.runs
 

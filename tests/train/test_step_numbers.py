@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.ranks.save_requests import SaveRequest
+from modernbert_train.distributed.save_requests import SaveRequest
 from modernbert_train.train.step_numbers import StepNumbers
 
 TRAIN = Path(__file__).parents[2] / "modernbert_train/train"

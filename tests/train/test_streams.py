@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.evals.heldout import TokenCounts, Unigram, unigram_of
-from modernbert_train.run.run_folder import RunFolder
+from modernbert_train.evaluate.heldout import TokenCounts, Unigram, unigram_of
 from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from modernbert_train.__main__ import main
 from modernbert_train.batch import Batch, Packed, Sums, weighted
-from modernbert_train.compute import Compute
+from modernbert_train.distributed.compute import Compute
 from modernbert_train.train import gradients as making
 from modernbert_train.train.gradients import gradients
 from tests.conftest import TinyRun

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
-from modernbert_train.run.async_scalar import Reading
+from modernbert_train.report.async_scalar import Reading
 from modernbert_train.train import gradients, recorder, session
 from tests.conftest import TinyRun
 

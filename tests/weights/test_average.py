@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
-from modernbert_train.run.checkpoint import Checkpoint, commit, newest_valid, verify
+from modernbert_train.checkpoints.checkpoint import Checkpoint, commit, newest_valid, verify
+from tests.checkpoints.small_checkpoint import sign
 from tests.conftest import TinyRun
-from tests.run.small_checkpoint import sign
 
 # one phase that decays from 1,000 tokens on, with checkpoints kept every 300
 DECAY = (

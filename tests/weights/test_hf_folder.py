@@ -21,7 +21,7 @@ from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.hf_folder import export, load_weights
-from tests.run.small_checkpoint import BAD_TENSORS
+from tests.checkpoints.small_checkpoint import BAD_TENSORS
 from tests.weights.conftest import CONFIG, edit, write
 
 

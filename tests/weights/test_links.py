@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
+from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import DataError
-from modernbert_train.own_files import require_own_files
 from modernbert_train.weights.export import export_source
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_source

@@ -13,8 +13,8 @@ from huggingface_hub import ModelCard
 
 from modernbert_train import __version__
 from modernbert_train.__main__ import main
-from modernbert_train.results import keep_result
-from modernbert_train.run.checkpoint import newest_valid
+from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.checkpoints.results import keep_result
 from tests.conftest import TINY_YAML
 
 

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from modernbert_train.__main__ import main
+from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.config.schema import AlbertConfig, BertConfig, ModernBertConfig, SentenceOrderConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
-from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.hf_folder import export, load_weights
 from modernbert_train.weights.source import find_origin

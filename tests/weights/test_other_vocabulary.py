@@ -17,10 +17,10 @@ from torch import Tensor
 
 from data_prep.make_tokenizer import encode_documents
 from modernbert_train.__main__ import main, read_run
+from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig, XLNetConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
-from modernbert_train.run.checkpoint import newest_valid
 from modernbert_train.weights.formats.tensors import EMBEDDING
 from modernbert_train.weights.source import Origin, Source
 from modernbert_train.weights.token_rows import TokenRows, token_rows

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modernbert_train.__main__ import main
+from modernbert_train.checkpoints.checkpoint import newest_valid, verify
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.tiling import grow
-from modernbert_train.run.checkpoint import newest_valid, verify
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.hf_folder import load_weights
 from tests.conftest import TINY_YAML, TinyRun

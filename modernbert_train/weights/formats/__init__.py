@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import AlbertConfig, BertConfig, ModelConfig, ModernBertConfig, XLNetConfig
+from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.own_files import require_own_files
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import albert, bert, modernbert, modernbert_decoder, modernbert_tokens, xlnet
 from modernbert_train.weights.formats.classifiers import KINDS, Classifiers

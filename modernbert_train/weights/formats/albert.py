@@ -15,8 +15,8 @@ from modernbert_train.config.albert import AlbertConfig
 from modernbert_train.config.model import MOST_LAYERS
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
+from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
-from modernbert_train.version import __version__
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Described, number_under
 

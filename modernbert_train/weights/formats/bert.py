@@ -13,8 +13,8 @@ from typing import Any, Literal
 from modernbert_train.config.bert import BertConfig
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
+from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.version import __version__
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Described, number_under
 

@@ -9,8 +9,8 @@ from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import LabelledConfig, ModelConfig
+from modernbert_train.core.read_json import read_json
 from modernbert_train.errors import DataError
-from modernbert_train.read_json import read_json
 
 CONFIG_JSON = "config.json"
 

@@ -15,8 +15,8 @@ from typing import Any
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.version import __version__
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Described
 

@@ -189,7 +189,9 @@ def test_a_pair_head_is_kept_where_it_has_a_place(config: ModelConfig) -> None:
 def test_tables_are_of_one_another() -> None:
     """Whatever can be exported can be read again."""
     assert {*EXPORTS.values(), *DISCRIMINATORS.values()} == {*FORMATS.values(), modernbert_tokens}
-    assert {*CLASSES} == {*KINDS} > {modernbert_tokens.ARCHITECTURE}  # which classes are exported: tests/finetune
+    assert (
+        {*CLASSES} == {*KINDS} > {modernbert_tokens.ARCHITECTURE}
+    )  # which classes are exported: tests/evaluate/finetune
 
 
 def test_weights_for_which_there_is_no_format_are_not_exported() -> None:

@@ -1,0 +1,411 @@
+"""Checkpoints on disk: whole or invisible, hashed, and opened without running code.
+
+A checkpoint is a folder `step-00001234` with weights and optimizer state in safetensors, everything else in JSON, the
+configuration as YAML, and a manifest with the size and hash of each file. It is written under another name, synced,
+and renamed when it is complete, so a crash at any moment leaves either the whole checkpoint or none. The newest one
+that is whole is found by looking at the folders; there is no `latest` link to lose. Whole means that every file has its
+hash, that each can be read, and that all of them say the same: the folder's name, the manifest, the state, the
+configuration and the tensors.
+
+Several processes may write one: `begin` makes the folder, each writes its share of the tensors with `write_part`, and
+`finish` gives it its name. Who does what when is saver.py's; Composer and ranks are not known here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from modernbert_train.checkpoints.manifest import (
+    CONFIG_YAML,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    FileHash,
+    Manifest,
+    Slices,
+    kept_steps,
+    read_manifest,
+)
+from modernbert_train.checkpoints.saved_state import SavedState
+from modernbert_train.checkpoints.verified import (
+    NAME,
+    PARTIAL,
+    checked,
+    newest_of,
+    partial_folders,
+    step_folders,
+    tell_choice,
+    verify_files,
+)
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.files import publish
+from modernbert_train.core.tensor_files import StoredTensors, read_shapes, write_hashed
+from modernbert_train.errors import StorageError
+from modernbert_train.models.build import shapes_of
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete, verified checkpoint.
+
+    Attributes:
+        folder: where it is.
+        state: clock, data position and everything else that is not a tensor.
+        config: the configuration that it was written with.
+        phase_end: it closes a phase and is kept for good.
+        weight_files, optimizer_files: that hold them, with the slices in each; see `Manifest`.
+    """
+
+    folder: Path
+    state: SavedState
+    config: RunConfig
+    phase_end: bool
+    weight_files: Slices = field(default_factory=lambda: {WEIGHTS: {}})
+    optimizer_files: Slices = field(default_factory=lambda: {OPTIMIZER: {}})
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.state.step
+
+    @property
+    def is_average(self) -> bool:
+        """Whether it is the mean of others (average.py): weights alone, so that no training goes on from it."""
+        return self.state.training is None
+
+    @property
+    def weights_hash(self) -> str:
+        """By which these very weights are known again."""
+        hashes = [FileHash.of(self.folder / name).xxh3_128 for name in sorted(self.weight_files)]
+        return hashes[0] if len(hashes) == 1 else FileHash.of_text("".join(hashes)).xxh3_128
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every parameter, whole, by name."""
+        return self._whole(self.stored_weights())
+
+    def optimizer(self) -> dict[str, Tensor]:
+        """Optimizer state, whole, as `<key>/<parameter name>`."""
+        return self._whole(self.stored_optimizer())
+
+    def stored_weights(self) -> StoredTensors:
+        """The same as `weights`, of which nothing is read before it is asked for, and no more than that."""
+        return self._stored(self.weight_files, floating=True)
+
+    def stored_optimizer(self) -> StoredTensors:
+        """The same as `optimizer`, in that way."""
+        return self._stored(self.optimizer_files, floating=False)
+
+    def _stored(self, files: Slices, *, floating: bool) -> StoredTensors:
+        """Raises StorageError if a file was damaged since the checkpoint was opened."""
+        try:
+            return StoredTensors(self.folder, files, floating=floating)
+        except (OSError, ValueError) as error:
+            raise self._damaged(error) from None
+
+    def _whole(self, stored: StoredTensors) -> dict[str, Tensor]:
+        try:
+            return dict(stored)
+        except (OSError, ValueError) as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> StorageError:
+        return StorageError(
+            f"{self.folder}: damaged since it was opened; {error}. The same command finds the newest checkpoint that "
+            "is whole."
+        )
+
+
+@dataclass(frozen=True)
+class Share:
+    """The tensors that one process writes of a checkpoint, on the CPU.
+
+    Attributes:
+        weights, optimizer: by name, whole or as a slice of rows.
+        weight_slices, optimizer_slices: of those that are slices: first row, and rows of the whole.
+        suffix: of its files' names; empty where it writes all.
+    """
+
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    weight_slices: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    optimizer_slices: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    suffix: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Of its tensors."""
+        return sum(t.numel() * t.element_size() for part in (self.weights, self.optimizer) for t in part.values())
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process has written of a checkpoint: what the manifest says of it, and names of what is not finite."""
+
+    files: dict[str, FileHash]
+    weights: Slices
+    optimizer: Slices
+    not_finite: list[str]
+
+
+def folder_of(checkpoints: Path, step: int) -> Path:
+    """Where the checkpoint of a step is, once it is whole."""
+    return checkpoints / f"step-{step:08d}"
+
+
+@contextmanager
+def refusals_told(final: Path) -> Iterator[None]:
+    """Within, the disk's refusal is a StorageError of the checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{final}: cannot write the checkpoint ({error.strerror or error}). Earlier checkpoints are untouched; "
+            "fix the disk and run the same command again."
+        ) from error
+
+
+def begin(final: Path, needed: int) -> Path:
+    """Make the folder that a checkpoint is written in; what crashed writes have left goes first.
+
+    Args:
+        final: the checkpoint's own name, see `folder_of`.
+        needed: bytes of all its tensors.
+
+    Raises:
+        StorageError: there is no space, or the disk refuses the folder.
+    """
+    with refusals_told(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _remove_partial(final.parent)
+        free = shutil.disk_usage(final.parent).free
+        if free < needed:
+            raise StorageError(
+                f"{final}: the checkpoint needs {needed:,} bytes, {free:,} are free. Free some space or lower "
+                "checkpoint.keep; the checkpoints already there are untouched and the same command resumes from them."
+            )
+        staging = final.with_name(f"{final.name}{PARTIAL}-{os.getpid()}")
+        staging.mkdir()
+    return staging
+
+
+def write_part(staging: Path, share: Share, told: Callable[[], object] = lambda: None) -> Part:
+    """Write one process's share into the folder of a checkpoint; it is on the disk when this returns.
+
+    Args:
+        staging: made by `begin`, perhaps of another process.
+        share: of this one.
+        told: is called whenever the disk has taken something.
+
+    Raises:
+        OSError: the disk refuses it.
+    """
+    names = [name.replace(".", f"{share.suffix}.", 1) for name in (WEIGHTS, OPTIMIZER)]
+    weights, optimizer = (
+        write_hashed(staging / name, tensors, told)
+        for name, tensors in zip(names, (share.weights, share.optimizer), strict=True)
+    )
+    return Part(
+        files={
+            name: FileHash(found.bytes, found.xxh3_128) for name, found in zip(names, (weights, optimizer), strict=True)
+        },
+        weights={names[0]: dict(share.weight_slices)},
+        optimizer={names[1]: dict(share.optimizer_slices)},
+        not_finite=weights.not_finite + optimizer.not_finite,
+    )
+
+
+def finish(
+    staging: Path,
+    final: Path,
+    parts: Sequence[Part],
+    *,
+    state: str,
+    config_yaml: str,
+    phase_end: bool,
+    milestone: bool,
+) -> int:
+    """Give a checkpoint its name, once it is complete and on the disk.
+
+    Args:
+        staging: the folder with all parts.
+        final: see `folder_of`.
+        parts: of all processes.
+        state: text of state.json.
+        config_yaml: the run's configuration.
+        phase_end, milestone: keep it for good, as the end of a phase or because the configuration asks for it.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        OSError: the disk refuses it.
+    """
+    (staging / STATE).write_text(state, encoding="utf-8")
+    (staging / CONFIG_YAML).write_text(config_yaml, encoding="utf-8")
+    files = {name: found for part in parts for name, found in part.files.items()}
+    files |= {name: FileHash.of(staging / name) for name in (STATE, CONFIG_YAML)}
+    weights = {name: slices for part in parts for name, slices in part.weights.items()}
+    optimizer = {name: slices for part in parts for name, slices in part.optimizer.items()}
+    manifest = Manifest(int(final.name.removeprefix("step-")), phase_end, milestone, files, weights, optimizer)
+    manifest.write(staging)
+    publish(staging, final)  # what is there was damaged, and passed over by resuming; prune removes it
+    return sum(found.bytes for found in files.values())
+
+
+def commit(
+    folder: Path,
+    *,
+    weights: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    state: SavedState,
+    config_yaml: str,
+    phase_end: bool,
+    milestone: bool = False,
+) -> Path:
+    """Write a checkpoint in one go; it becomes visible only once it is complete and on disk.
+
+    Args:
+        folder: the run's checkpoint folder.
+        weights, optimizer: whole tensors on the CPU.
+        state: everything else.
+        config_yaml, phase_end, milestone: see `finish`.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        StorageError: no space, no permission, or any other refusal of the disk; nothing visible is left behind.
+    """
+    final, share = folder_of(folder, state.step), Share(weights, optimizer)
+    staging = begin(final, share.bytes)
+    try:
+        with refusals_told(final):
+            part = write_part(staging, share)
+            finish(
+                *(staging, final, [part]),
+                state=state.as_json(),
+                config_yaml=config_yaml,
+                phase_end=phase_end,
+                milestone=milestone,
+            )
+    except StorageError:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return final
+
+
+def verify(folder: Path) -> Checkpoint:
+    """Open a checkpoint, if it is whole.
+
+    Raises:
+        StorageError: names the file and what is wrong with it.
+    """
+    found = verify_files(folder)
+    manifest, config = found.manifest, found.config
+    weights = _shapes(folder, manifest.weights, floating=True)
+    moments = _shapes(folder, manifest.optimizer, floating=False)
+    weights_file, optimizer_file = (folder / next(iter(files)) for files in (manifest.weights, manifest.optimizer))
+    _check_shapes(weights_file, optimizer_file, config, weights, moments)
+    return Checkpoint(folder, found.state, config, manifest.phase_end, manifest.weights, manifest.optimizer)
+
+
+def _shapes(folder: Path, files: Slices, *, floating: bool) -> Shapes:
+    for name in files:
+        checked(folder / name, partial(read_shapes, floating=floating))
+    return checked(folder, lambda path: StoredTensors(path, files, floating=floating)).shapes
+
+
+def _check_shapes(
+    weights_file: Path, optimizer_file: Path, config: RunConfig, weights: Shapes, moments: Shapes
+) -> None:
+    expected = shapes_of(config.model, config.objective)
+    for name in sorted(expected.keys() | weights.keys()):
+        if weights.get(name) != expected.get(name):
+            raise StorageError(
+                f"{weights_file}: {name} has the shape {weights.get(name)}, {expected.get(name)} by its {CONFIG_YAML}"
+            )
+    for key, shape in moments.items():
+        name = key.partition("/")[2]
+        # a number, one for each weight, or one for each row of them
+        if name not in expected or shape not in ((), expected[name], (*expected[name][:1], 1)):
+            raise StorageError(
+                f"{optimizer_file}: {key} has the shape {shape}, {expected.get(name)} by its {CONFIG_YAML}"
+            )
+
+
+def open_named(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder that a user named; it is never replaced by another.
+
+    Raises:
+        StorageError: it is not there or is damaged; names the others beside it.
+    """
+    beside = [path.name for path in folder.parent.glob("step-*") if NAME.fullmatch(path.name) and path != folder]
+    others = f"one of those in {folder.parent}: {', '.join(sorted(beside))}" if beside else "another"
+    instead = f"Name {others}, or the run."
+    if not folder.is_dir():
+        raise StorageError(f"{folder}: no such checkpoint. {instead}")
+    try:
+        return verify(folder)
+    except StorageError as error:
+        raise StorageError(f"{error}. Restore it from a copy. {instead}") from None
+
+
+def newest_valid(folder: Path, last_step: int | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, and why each newer one was passed over; see `newest_of`."""
+    return newest_of(folder, verify, last_step)
+
+
+def newest_checkpoint(config: RunConfig) -> Checkpoint:
+    """The newest whole checkpoint of a run; warns of damaged ones that are newer.
+
+    Raises:
+        StorageError: there is none.
+    """
+    folder = Path(config.folder) / "checkpoints"
+    found, passed_over = newest_valid(folder)
+    if found is None:
+        raise StorageError(f"{folder}: no checkpoint yet. Train the run first.")
+    tell_choice(found, passed_over)
+    return found
+
+
+def clean(folder: Path, keep: int) -> None:
+    """Remove what crashed writes left, and all but the newest `keep` checkpoints, ends of phases and milestones.
+
+    Only folders that this module made are touched: partial ones, and those whose manifest holds. What has a damaged
+    one is left for a person to look at. A checkpoint loses its name first, so that it is never seen in part.
+    """
+    if not folder.is_dir():
+        return
+    _remove_partial(folder)
+    found: dict[Path, Manifest] = {}
+    for path in step_folders(folder):
+        with suppress(StorageError):
+            found[path] = read_manifest(path)
+    kept = kept_steps(found.values(), keep)
+    remove([path for path, manifest in found.items() if manifest.step not in kept])
+    _remove_partial(folder)
+
+
+def remove(checkpoints: Iterable[Path]) -> None:
+    """Remove checkpoints, each of which loses its name first; what cannot be removed stays."""
+    for path in checkpoints:
+        aside = path.with_name(f"{path.name}{PARTIAL}-removed")
+        with suppress(OSError):
+            path.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_partial(folder: Path) -> None:
+    for path in partial_folders(folder):
+        shutil.rmtree(path, ignore_errors=True)

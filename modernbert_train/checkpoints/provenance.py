@@ -1,0 +1,168 @@
+"""Provenance of a run: program, libraries, command line, machine and times of each of its starts.
+
+They stand in starts.jsonl of the run's folder, a line where a start begins and one where it ends. The file is never
+rewound: metrics.jsonl tells what the weights have seen, this tells what was done to get them. A start that was killed
+has no second line. Host and command line stay here and on the run's report; the model
+card, which is published, has neither.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import platform
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.core.installed import commit, library_version
+from modernbert_train.core.read_json import is_count, number, read_lines
+from modernbert_train.core.redact import HIDDEN, is_secret_name, redact
+from modernbert_train.core.text import date, plural, shorten
+from modernbert_train.core.version import __version__
+
+STARTS = "starts.jsonl"
+_LIBRARIES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", "tokenizers", "numpy")
+_LETTERS = 200  # of a text on a page; the file has all
+_COMMIT = 7
+
+
+def here() -> dict[str, Any]:
+    """The program and the machine of this process, as they stand in the line of a start."""
+    found = commit()
+    libraries = {}
+    for name in _LIBRARIES:
+        try:
+            libraries[name] = library_version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "version": __version__,
+        "commit": None if found is None else found[0],
+        "changes": None if found is None else found[1],
+        "python": platform.python_version(),
+        "libraries": libraries,
+        "command": command_line(sys.argv),
+        "host": socket.gethostname(),
+    }
+
+
+def command_line(words: Sequence[str]) -> list[str]:
+    """The words of a command line, those that look like secrets hidden."""
+    shown = [Path(words[0]).name] if words else []
+    hide = False
+    for word in words[1:]:
+        key, equals, _ = word.partition("=")
+        if hide and not word.startswith("-"):
+            shown.append(HIDDEN)
+        elif equals and is_secret_name(key):
+            shown.append(f"{key}={HIDDEN}")
+        else:
+            shown.append(redact(word))
+        hide = word.startswith("--") and not equals and is_secret_name(word)
+    return shown
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a run; what the file does not hold is empty, 0 or None.
+
+    Attributes:
+        version, commit, changes: of this program, and whether the checkout differed from its commit.
+        python, libraries: their versions.
+        command: words of the command line.
+        host, device, ranks: on how many of what it ran; the host is that of rank 0.
+        tokens: where the run stood.
+        time, ended: unix time.
+        outcome: finished, stopped or failed; empty while it runs, and of a start that was killed.
+        error: that ended it.
+    """
+
+    version: str = ""
+    commit: str = ""
+    changes: bool = False
+    python: str = ""
+    libraries: Mapping[str, str] | None = None
+    command: tuple[str, ...] = ()
+    host: str = ""
+    device: str = ""
+    ranks: int = 0
+    tokens: int = 0
+    time: float = math.nan
+    ended: float | None = None
+    outcome: str = ""
+    error: str = ""
+
+    @property
+    def program(self) -> str:
+        """Program and machine in words."""
+        text = f"modernbert-train {self.version or 'of an unknown version'}"
+        if self.commit:
+            text += f", commit {self.commit[:_COMMIT]}{' with changes' if self.changes else ''}"
+        torch = (self.libraries or {}).get("torch")
+        text += "" if torch is None else f", torch {torch}"
+        return text + (f", on {self.ranks} x {self.device}" if self.ranks and self.device else "")
+
+
+def program(entry: Mapping[str, Any]) -> str:
+    """Of the line of a start: program and machine in words."""
+    return _start(entry).program
+
+
+def read_starts(run_folder: Path) -> list[Start]:
+    """The starts of a run in their order; lines that tell of none are left out, and a file that cannot be read too."""
+    try:
+        entries, _ = read_lines(run_folder / STARTS)
+    except OSError:
+        return []
+    found: list[dict[str, Any]] = []
+    for entry in entries:
+        if entry.get("kind") == "start":
+            found.append(entry)
+        elif entry.get("kind") == "end" and found and "ended" not in found[-1]:
+            found[-1] |= {key: entry.get(key) for key in ("outcome", "error")}
+            found[-1]["ended"] = entry.get("time")
+    return [_start(entry) for entry in found]
+
+
+def _start(entry: Mapping[str, Any]) -> Start:
+    """Each value as it should be; the file may hold anything."""
+    libraries, command = entry.get("libraries"), entry.get("command")
+    values: dict[str, Any] = {}
+    for each in fields(Start):
+        value = entry.get(each.name)
+        if each.type == "str" and isinstance(value, str):
+            values[each.name] = shorten(value, _LETTERS)
+        elif (each.type == "bool" and isinstance(value, bool)) or (each.type == "int" and is_count(value)):
+            values[each.name] = value
+        elif each.type in ("float", "float | None") and math.isfinite(found := _finite(value)):
+            values[each.name] = found
+    if isinstance(libraries, dict):
+        values["libraries"] = {shorten(str(key), 60): shorten(str(value), 60) for key, value in libraries.items()}
+    if isinstance(command, list):
+        values["command"] = tuple(map(str, command))
+    return Start(**values)
+
+
+def _finite(value: object) -> float:
+    found = number(value)
+    return math.nan if found is None or not math.isfinite(found) else found
+
+
+def in_words(starts: Sequence[Start], until: float = math.nan) -> str:
+    """Who trained a run, on what and when, in a sentence; empty where nothing is known.
+
+    Args:
+        starts: of the run.
+        until: when its record ends, which counts where the last start has no end.
+    """
+    if not starts:
+        return ""
+    programs = "; then by ".join(dict.fromkeys(start.program for start in starts))
+    ended = starts[-1].ended
+    first, last = date(starts[0].time), date(until if ended is None else ended)
+    when = "".join(f" {word} {day}" for word, day in (("from", first), ("to", last)) if day)
+    return f"Trained by {programs}, in {plural(len(starts), 'start')}{when}."

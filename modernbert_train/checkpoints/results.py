@@ -1,0 +1,134 @@
+"""Measurements of a run's checkpoints after training, in evaluations.jsonl of the run's folder.
+
+`eval` and `finetune` add a line for each thing that they measured; nobody else writes there, and nothing is rewritten.
+A line names the weights by their hash, so that a result is never shown beside others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.core.files import append_line
+from modernbert_train.core.read_json import is_count, number, read_lines
+from modernbert_train.core.text import shorten
+from modernbert_train.core.version import __version__
+
+EVALUATIONS = "evaluations.jsonl"
+_LETTERS, _MOST_FIGURES = 80, 100
+_NOT_SHOWN = ("num_", "baseline/")
+
+
+@dataclass(frozen=True)
+class Result:
+    """Figures of a checkpoint.
+
+    Attributes:
+        name: what was measured.
+        figures: by name; those that are no numbers are left out.
+        checkpoint, step, weights: of what: the folder's name, its step, and the hash of its weights.
+        seed: of a fine-tuning; None of all else.
+        version: of this program.
+        time: unix time.
+    """
+
+    name: str
+    figures: Mapping[str, float]
+    checkpoint: str
+    step: int
+    weights: str
+    seed: int | None
+    version: str
+    time: float
+
+    @property
+    def shown(self) -> dict[str, float]:
+        """Without counts and what guessing reaches."""
+        return {name: value for name, value in self.figures.items() if not name.startswith(_NOT_SHOWN)}
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The folder of the run that a checkpoint's folder stands in; None where it stands alone."""
+    folder = checkpoint.parent
+    return folder.parent if folder.name == "checkpoints" and (folder.parent / "config.yaml").is_file() else None
+
+
+def keep_result(
+    checkpoint: Path, name: str, figures: Mapping[str, float], *, step: int, weights: str, seed: int | None = None
+) -> None:
+    """Add a result to the run that a checkpoint is of, unless it stands there; warns where that cannot be done.
+
+    Args:
+        checkpoint: its folder.
+        name, figures, seed: see `Result`.
+        step, weights: of the checkpoint.
+    """
+    run = run_of(checkpoint)
+    if run is None:
+        return
+    entry = {
+        "kind": "evaluation",
+        "name": name,
+        "checkpoint": checkpoint.name,
+        "step": step,
+        "weights": weights,
+        "seed": seed,
+        "figures": {key: value if math.isfinite(value) else None for key, value in figures.items()},
+        "version": __version__,
+    }
+    file = run / EVALUATIONS
+    try:
+        if any({key: each.get(key) for key in entry} == entry for each in read_lines(file)[0]):
+            return
+        append_line(file, json.dumps(entry | {"time": round(time.time(), 3)}))
+    except OSError as error:
+        print(f"warning: {file}: cannot be written ({error.strerror}), so the figures are not kept", file=sys.stderr)
+
+
+def read_results(run_folder: Path) -> list[Result]:
+    """What is kept, in the order in which it was measured; what cannot be read is left out."""
+    try:
+        entries, _ = read_lines(run_folder / EVALUATIONS)
+    except OSError:
+        return []
+    return [result for entry in entries if (result := _result(entry)) is not None]
+
+
+def _result(entry: Mapping[str, Any]) -> Result | None:
+    figures, step, seed = entry.get("figures"), entry.get("step"), entry.get("seed")
+    if not isinstance(figures, dict) or not is_count(step) or not isinstance(entry.get("name"), str):
+        return None
+    known = {shorten(key, _LETTERS): number(value) for key, value in list(figures.items())[:_MOST_FIGURES]}
+    when = number(entry.get("time"))
+    return Result(
+        name=shorten(entry["name"], _LETTERS),
+        figures={key: value for key, value in known.items() if value is not None and math.isfinite(value)},
+        checkpoint=shorten(str(entry.get("checkpoint", "")), _LETTERS),
+        step=step,
+        weights=str(entry.get("weights", "")),
+        seed=seed if is_count(seed) else None,
+        version=shorten(str(entry.get("version", "")), _LETTERS),
+        time=math.nan if when is None else when,
+    )
+
+
+def table_rows(results: Sequence[Result]) -> list[tuple[str, str, str, str]]:
+    """Checkpoint, name, figure and value: of each seed the last that was measured, of several seeds their mean."""
+    last = {(result.checkpoint, result.weights, result.name, result.seed): result for result in results}
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    for result in last.values():
+        groups.setdefault((result.checkpoint, result.weights, result.name), []).append(result)
+    rows = []
+    for (checkpoint, _, name), each in groups.items():
+        title = name if len(each) == 1 else f"{name}, mean of {len(each)} seeds"
+        for figure in dict.fromkeys(figure for result in each for figure in result.shown):
+            values = [result.shown[figure] for result in each if figure in result.shown]
+            rows.append((checkpoint, title, figure, f"{statistics.fmean(values):.4f}"))
+    return rows

@@ -1,0 +1,369 @@
+"""A run's folder: who may write to it, what is in it, and the line-by-line record of the run.
+
+runs/NAME/config.yaml      the resolved configuration, itself runnable
+runs/NAME/metrics.jsonl    one line per optimizer step, validation, start and resume
+runs/NAME/starts.jsonl     what trained it, a line where a start begins and one where it ends; see provenance.py
+runs/NAME/evaluations.jsonl what `eval` and `finetune` measured of its checkpoints; see results.py
+runs/NAME/samples.jsonl    what the model filled in at each validation; lines of steps that were trained again are void
+runs/NAME/halved.json      microbatches that did not fit and were halved; see halved.py
+runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or ended the run at; never rewound
+runs/NAME/checkpoints/     see checkpoint.py; what is in superseded/ there was set aside, see set_aside.py
+runs/NAME/watch.jsonl      what `finetune --watch`, another process, measured of the checkpoints; watch/ is its folder
+runs/NAME/copies.jsonl     what was copied to checkpoint.copy_to, or why not; see copies/
+runs/NAME/data.json        what its data are: lengths, fields, sources; for its page, see data/statistics.py
+runs/NAME/report.html      drawn from metrics.jsonl
+runs/NAME/profile/         traces and tables of the steps that profile: asks for
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from modernbert_train.checkpoints.provenance import STARTS
+from modernbert_train.checkpoints.set_aside import complete
+from modernbert_train.config.auto import filled, recorded
+from modernbert_train.config.knob import may
+from modernbert_train.config.load import differences, load_run, to_yaml
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.files import append_line, lock_now, write_whole
+from modernbert_train.core.own_files import require_own_files
+from modernbert_train.core.read_json import Count, as_type, is_count, read_lines
+from modernbert_train.core.redact import redact, redacted
+from modernbert_train.data.statistics import DATA
+from modernbert_train.distributed.heartbeat import is_running
+from modernbert_train.errors import ConfigError, RunError, StorageError
+
+SAMPLES = "samples.jsonl"
+_GONE_SECONDS = 60.0  # a process that trains records more often, mostly; a scheduler starts a lost job again later
+_RECORDS = ("config.yaml", DATA, "metrics.jsonl", "faults.jsonl")  # written by who has the folder, and by nobody else
+
+
+class RunFolder:
+    """The folder of one run, as rank 0 writes it.
+
+    Args:
+        config: the run.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.path = Path(config.folder)
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self.faults = self.path / "faults.jsonl"
+        self._lock: IO[str] | None = None
+
+    def open(self, *, fresh: bool = False) -> list[str]:
+        """Create the folder, or take it over if it is of the same run; hold its lock as long as the process lives.
+
+        Args:
+            fresh: put what the folder holds aside under another name first; nothing is deleted.
+
+        Returns:
+            What differs harmlessly from the configuration the folder was last used with.
+
+        Raises:
+            ConfigError: the folder belongs to a run that would have trained something else, or is in use.
+            DataError: a file in it is a link to elsewhere, or no file.
+            StorageError: it cannot be written.
+        """
+        require_own_files(self.path)  # a link would be written through
+        try:
+            self._take_lock()
+            if fresh:
+                self.path.rename(self.path.with_name(f"{self.path.name}.until-{time.strftime('%Y%m%d-%H%M%S')}"))
+                self.close()
+                self._take_lock()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            if complete(self.checkpoints):
+                print(f"{self.path}: completed a `checkpoints restore` that was interrupted", flush=True)
+            return self.compare()
+        except (ConfigError, StorageError):
+            self.close()
+            raise
+        except OSError as error:
+            self.close()
+            raise self._unwritable(error) from error
+
+    def check_writable(self) -> None:
+        """Find out whether `open` could write here, without writing.
+
+        Raises:
+            StorageError: it could not.
+        """
+        there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists() or path.is_symlink())
+        wrong = None
+        if not there.is_dir():
+            wrong = errno.EEXIST if there == self.path else errno.ENOTDIR
+        elif os.statvfs(there).f_flag & os.ST_RDONLY:
+            wrong = errno.EROFS
+        elif not os.access(there, os.W_OK | os.X_OK):
+            wrong = errno.EACCES
+        if wrong is not None:
+            raise self._unwritable(OSError(wrong, os.strerror(wrong)))
+
+    def has_checkpoints(self) -> bool:
+        """Whether there are any, whole or damaged; only names are looked at."""
+        return any("." not in path.name for path in self.checkpoints.glob("step-*"))
+
+    def save_config(self) -> None:
+        """Replace config.yaml, once nothing of the run stands against it.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        try:
+            write_whole(self.path / "config.yaml", to_yaml(self.config))
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.path}: cannot be written ({error.strerror}). Fix the permissions or the disk, or choose another "
+            "runs_folder."
+        )
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _take_lock(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = take_lock(
+            self.path, "Two jobs must not write one run: wait for it, stop it, or give this one another name=."
+        )
+        for left in [left for name in _RECORDS for left in self.path.glob(f".{name}.*.partial")]:  # by a killed writer
+            left.unlink()
+
+    def compare(self) -> list[str]:
+        """What differs harmlessly from the configuration the folder was last used with.
+
+        Raises:
+            ConfigError: the folder belongs to a run that would have trained something else.
+        """
+        saved = self.path / "config.yaml"
+        if not saved.exists():
+            return []
+        try:
+            last = load_run([saved])
+        except ConfigError as error:
+            raise ConfigError(
+                f"{saved}: not written by this version, which has other keys:\n{error}\nContinue with the version that "
+                "wrote it, give this run another name=, or start over with --fresh (the old run is kept beside it)."
+            ) from None
+        changed = differences(filled(last, {}), recorded(self.config, last))
+        before, after = list(last.phases), list(self.config.phases)
+        if before != after and sorted(before) == sorted(after):
+            changed.append(("phases", before, after))
+        forbidden = [_change(*change) for change in changed if not _may_change(*change)]
+        if forbidden:
+            raise ConfigError(
+                f"{self.path} holds a run with another configuration:\n  "
+                + "\n  ".join(forbidden)
+                + "\nGive this run another name=, restore the values, or start over with --fresh (the old run is kept "
+                "beside it)."
+            )
+        return [_change(*change) for change in changed]
+
+    def record(self, entry: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl.
+
+        Raises:
+            StorageError: the disk refuses it.
+        """
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry | {"time": round(time.time(), 3)}) + "\n")
+        except OSError as error:
+            raise self._refused(self.metrics, error) from error
+
+    def record_samples(self, entry: dict[str, Any]) -> None:
+        """Add one line to samples.jsonl.
+
+        Raises:
+            StorageError: the disk refuses it.
+        """
+        path = self.path / SAMPLES
+        try:
+            append_line(path, json.dumps(entry | {"time": round(time.time(), 3)}, ensure_ascii=False))
+        except OSError as error:
+            raise self._refused(path, error) from error
+
+    def record_start(self, entry: dict[str, Any]) -> None:
+        """Add one line to starts.jsonl, of a start or of its end; secrets in it are hidden.
+
+        Raises:
+            StorageError: the disk refuses it.
+        """
+        path = self.path / STARTS
+        try:
+            append_line(path, json.dumps(redacted(entry) | {"time": round(time.time(), 3)}))
+        except OSError as error:
+            raise self._refused(path, error) from error
+
+    def save_data(self, statistics: dict[str, Any]) -> None:
+        """Write data.json: what the data of this start are.
+
+        Raises:
+            StorageError: the disk refuses it.
+        """
+        path = self.path / DATA
+        try:
+            write_whole(path, json.dumps(statistics, indent=1, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise self._refused(path, error) from error
+
+    def record_fault(self, entry: dict[str, Any]) -> None:
+        """Add one line to faults.jsonl; it is whole and on the disk itself when this returns.
+
+        Raises:
+            StorageError: the disk refuses it.
+        """
+        entries = [*self.read_faults(), entry | {"time": round(time.time(), 3)}]
+        try:
+            write_whole(self.faults, "".join(json.dumps(each) + "\n" for each in entries))
+        except OSError as error:
+            raise self._refused(self.faults, error) from error
+
+    def _refused(self, path: Path, error: OSError) -> StorageError:
+        return StorageError(
+            f"{path}: cannot be written ({error.strerror}). Free some space or fix the permissions; the same command "
+            "resumes from the newest checkpoint."
+        )
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Every line of metrics.jsonl that tells of a step; what a crash or a disk has damaged is left out.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        return _read(self.metrics)[0]
+
+    def read_faults(self) -> list[dict[str, Any]]:
+        """Every line of faults.jsonl, each found to be whole: a resumed run decides by them as it did before.
+
+        Raises:
+            StorageError: a line is damaged, which no crash can do, since the file is replaced as a whole.
+        """
+        entries, damaged = _read(self.faults)
+        for number, entry in enumerate(entries, start=1):
+            try:
+                _check_fault(entry)
+            except ValueError as error:
+                raise _damaged_fault(self.faults, f"entry {number}: {error}") from None
+        if damaged:
+            raise _damaged_fault(self.faults, f"{damaged} lines are no JSON or tell of no step")
+        return entries
+
+    def rewind_metrics(self, step: int) -> None:
+        """Drop the lines after a step: the run goes on from there and will write them again.
+
+        Raises:
+            StorageError: the file cannot be read or written.
+        """
+        entries, damaged = _read(self.metrics)
+        if damaged:
+            print(
+                f"warning: {self.metrics}: {damaged} lines could not be read and are left out; a process killed while "
+                "writing leaves one"
+            )
+        kept = [entry for entry in entries if entry["step"] <= step]
+        try:
+            write_whole(self.metrics, "".join(json.dumps(entry) + "\n" for entry in kept))
+        except OSError as error:
+            raise self._refused(self.metrics, error) from error
+
+
+def take_lock(folder: Path, instead: str) -> IO[str]:
+    """Hold the lock of a run until the file is closed.
+
+    Args:
+        folder: of the run.
+        instead: what else to do where another process has it.
+
+    Raises:
+        ConfigError: another process has it.
+        RunError: one that cannot be seen from here has it, and may be gone with its machine: to be tried again.
+        OSError: the disk refuses it.
+    """
+    lock = (folder / ".lock").open("a+", encoding="utf-8")
+    if not (lock_now(lock) or _free_by_now(lock)):
+        lock.seek(0)
+        owner = lock.read().strip() or "another process"
+        lock.close()
+        still = _seconds_since_a_sign(folder)
+        if not _runs_here(owner) and still > _GONE_SECONDS:
+            raise RunError(
+                f"{folder}: in use by {owner}, and nothing was recorded there for {still / 60:.1f} minutes. If that "
+                "machine is gone, its lock stays on a disk of a network until it starts anew, or the disk's server "
+                "drops it. Start again then; or remove the folder's .lock if no such process is left."
+            )
+        raise ConfigError(f"{folder}: in use by {owner}. {instead}")
+    lock.truncate(0)
+    lock.write(redact(f"process {os.getpid()} on {socket.gethostname()}"))
+    lock.flush()
+    return lock
+
+
+def _runs_here(owner: str) -> bool:
+    """Whether a lock's owner is a process of this machine that lives; a pod has the name of the one it replaces."""
+    found = re.fullmatch(r"process (\d+) on (.*)", owner)
+    return found is None or (found[2] == socket.gethostname() and is_running(int(found[1])))
+
+
+def _seconds_since_a_sign(folder: Path) -> float:
+    """Since a run's record was written last, or its lock was taken."""
+    signs = [file.stat().st_mtime for file in (folder / "metrics.jsonl", folder / ".lock") if file.exists()]
+    return time.time() - max(signs, default=time.time())
+
+
+def _free_by_now(lock: IO[str]) -> bool:
+    """Once more after a moment: `runs` holds the lock of a run for a moment to see whether it trains."""
+    time.sleep(0.1)
+    return lock_now(lock)
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines of a record that tell of a step, and the number of all others."""
+    try:
+        entries, wrong = read_lines(path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror}). Fix the disk or the permission.") from None
+    found = [entry for entry in entries if is_count(entry.get("step"))]
+    return found, len(wrong) + len(entries) - len(found)
+
+
+def _check_fault(entry: dict[str, Any]) -> None:
+    """Raises ValueError if what a decision is taken by is missing."""
+    for key, kind in {"tokens_before": Count, "tokens": Count, "fault": str, "action": str}.items():
+        as_type(kind, entry.get(key), key)
+    if entry["action"] == "roll_back" and not re.fullmatch(r"step-\d{8,18}", as_type(str, entry.get("to"), "to")):
+        raise ValueError(f"to: expected the name of a checkpoint, found {entry['to'][:60]!r}")
+
+
+def _damaged_fault(path: Path, found: str) -> StorageError:
+    return StorageError(
+        f"{path}: damaged; {found}. It lists the updates that the run has skipped, and without it the run would "
+        "not continue as it did. Restore it from a copy; or remove the damaged lines, if those updates lie before the "
+        "newest checkpoint."
+    )
+
+
+def _change(key: str, old: Any, new: Any) -> str:
+    return f"{key}: {old} -> {new}"
+
+
+def _may_change(key: str, old: Any, new: Any) -> bool:
+    if key.startswith("data.streams.") and None in (old, new):
+        return False  # a stream's folder may move; no stream may come or go
+    return may("restart", RunConfig, key)

@@ -1,0 +1,322 @@
+"""A run's side of its second home: starts the copier, follows it, and brings back what is missing here.
+
+The copier is a process of its own: it shares neither interpreter nor memory with the training step, and a store that
+fails, hangs or is slow stops nothing. If it dies it is started again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from modernbert_train.checkpoints.copier import (
+    RECORDS,
+    STOOD_STILL,
+    Order,
+    local_manifests,
+    manifest_of,
+    record_hashes,
+    start_of,
+    step_name,
+)
+from modernbert_train.checkpoints.manifest import MANIFEST, FileHash
+from modernbert_train.checkpoints.store import RECORD, Store
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.files import append_line, free_bytes, publish, write_whole
+from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
+
+COPIES, FAULTS = "copies.jsonl", "faults.jsonl"
+_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # between two starts of a copier that died
+_BACK = ".partial-back-"
+_SKIPPED = (
+    "It lists the updates that the run has skipped, and without it the run would not continue as it did. Restore it "
+    f"from a copy; or remove it and {MANIFEST} beside it, to let the run judge those updates again."
+)
+
+
+class SecondHome:
+    """Keeps a copier at work for as long as the block runs, and waits for what is due when the block ends in order.
+
+    Args:
+        config: the run; without checkpoint.copy_to nothing happens.
+        say: prints a line.
+    """
+
+    def __init__(self, config: RunConfig, say: Callable[[str], None]) -> None:
+        self._config = config
+        self._say = say
+        self._process: subprocess.Popen[str] | None = None
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        self._guard = threading.Lock()
+        self._failed: str | None = None
+        self._told_of: str | None = None
+
+    def __enter__(self) -> SecondHome:
+        return self
+
+    def start(self) -> None:
+        """Begin; called on rank 0, once the run's folder is its own."""
+        if self._config.checkpoint.copy_to is None or self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._keep_at_work, name="copies", daemon=True)
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is None:
+            return
+        if kind is None or issubclass(kind, StoppedEarly):
+            self._wait()
+        self._ending.set()
+        with self._guard:
+            if self._process is not None and self._process.poll() is None:
+                self._process.kill()
+        self._thread.join(10)
+
+    def _wait(self) -> None:
+        """Until all that is due is copied, or the store has failed for checkpoint.copy_timeout_seconds."""
+        assert self._thread is not None
+        self._ending.set()
+        with self._guard:
+            if self._process is not None and self._process.stdin is not None:
+                with suppress(OSError):
+                    self._process.stdin.close()
+        self._thread.join(1.0)
+        if self._thread.is_alive():
+            self._say(f"waiting for the copies in {self._config.checkpoint.copy_to}")
+            self._thread.join()
+        if self._failed is not None:
+            self._say(
+                f"warning: not all checkpoints are copied to {self._config.checkpoint.copy_to}: {self._failed} They "
+                "are all here; the same command copies what is missing."
+            )
+
+    def _keep_at_work(self) -> None:
+        pause = _PAUSE
+        while True:
+            began = time.monotonic()
+            code = self._follow()
+            if code == 0:
+                self._failed = None
+                return
+            if self._ending.is_set():
+                self._failed = self._failed or "the copier ended early."
+                return
+            if code not in (STOOD_STILL, StorageError.exit_code):
+                self._heard({"kind": "failed", "error": f"the copier ended (exit code {code}); it is started again"})
+            if time.monotonic() - began > _LONGEST_PAUSE:
+                pause = _PAUSE
+            self._ending.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _follow(self) -> int:
+        """Start a copier and read what it says to its end; returns its exit code."""
+        checkpoint = self._config.checkpoint
+        assert checkpoint.copy_to is not None
+        order = Order(
+            folder=self._config.folder,
+            url=checkpoint.copy_to,
+            run=self._config.name,
+            keep=checkpoint.copy_keep or checkpoint.keep,
+            timeout_seconds=checkpoint.copy_timeout_seconds,
+            parent=os.getpid(),
+        )
+        with self._guard:
+            self._process = process = subprocess.Popen(
+                start_of(order),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the run
+            )
+            if self._ending.is_set() and process.stdin is not None:
+                process.stdin.close()
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                with suppress(ValueError):
+                    self._heard(json.loads(line))
+        code = process.wait()
+        with self._guard, suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
+        return code
+
+    def _heard(self, event: dict[str, Any]) -> None:
+        with suppress(OSError):  # a full disk is told by the run
+            append_line(Path(self._config.folder) / COPIES, json.dumps(event))
+        if event["kind"] == "failed":
+            self._failed = str(event["error"])
+            if self._failed != self._told_of:
+                self._told_of = self._failed
+                self._say(f"warning: checkpoints are not being copied: {self._failed} Training continues.")
+        elif event["kind"] == "copied":
+            if self._failed is not None:
+                self._say("checkpoints are copied again")
+            self._failed = self._told_of = None
+            self._say(
+                f"{step_name(event['step'])} is in {self._config.checkpoint.copy_to}, verified "
+                f"({event['bytes'] / 1e6:,.1f} MB, {event['seconds']:.1f} s)"
+            )
+
+
+def bring_back(config: RunConfig, say: Callable[[str], None]) -> None:
+    """Fetch the newest whole checkpoint of a run's second home, where it is newer than all that are here.
+
+    Args:
+        config: the run.
+        say: prints a line.
+
+    Raises:
+        StorageError: the store cannot be asked and nothing is here, so that starting would start from zero; or this
+            disk refuses what comes.
+        ConfigError: the store refuses the credentials, and nothing is here.
+    """
+    checkpoints = Path(config.folder) / "checkpoints"
+    newest = max(local_manifests(checkpoints), default=None)
+    try:
+        if (store := store_of(config)) is None:
+            return
+        there = store.steps()
+    except RunError as error:
+        if newest is None:
+            raise type(error)(
+                f"{error} No checkpoint is here, and whether one is there cannot be known, so nothing is started from "
+                "zero. Start again when the store answers; or unset checkpoint.copy_to."
+            ) from None
+        say(f"warning: the second home cannot be asked, so what is here is taken: {error}")
+        return
+    for step in sorted(there, reverse=True):
+        if newest is not None and step <= newest:
+            return
+        if _fetched(store, there[step], checkpoints, say):
+            _fetch_records(store, Path(config.folder), say)
+            say(
+                f"{there[step]} brought back from {store.url}: "
+                + ("nothing is here" if newest is None else "it is newer")
+            )
+            return
+    if there:
+        raise StorageError(
+            f"{store.url}: no checkpoint there is whole, and none is here. Restore one from a copy; or remove the "
+            "folder there to train from the start."
+        )
+
+
+def refuse_fresh(config: RunConfig) -> None:
+    """Refuse to begin anew what the second home would bring back at the next start.
+
+    Raises:
+        ConfigError: it holds checkpoints of the run.
+    """
+    if (store := store_of(config)) is not None and (there := store.steps()):
+        raise ConfigError(
+            f"--fresh: {store.url} holds checkpoints of this run up to step {max(there):,}, from which the next start "
+            "would resume. Move that folder away, or give this run another name=."
+        )
+
+
+def fetch(store: Store, step: int, checkpoints: Path, say: Callable[[str], None]) -> bool:
+    """Bring one checkpoint back from a second home, in place of what is here of it.
+
+    Args:
+        store: the run's folder there.
+        step: of the checkpoint.
+        checkpoints: the run's folder of them.
+        say: prints a line.
+
+    Returns:
+        Whether it came; not if there is none of that step, or it is damaged.
+
+    Raises:
+        RunError: the store cannot be asked, or this disk refuses it.
+    """
+    name = store.steps().get(step)
+    return name is not None and _fetched(store, name, checkpoints, say)
+
+
+def store_of(config: RunConfig) -> Store | None:
+    """The second home of a run; None if it has none.
+
+    Raises:
+        RunError: it cannot be reached.
+    """
+    if config.checkpoint.copy_to is None:
+        return None
+    return Store(config.checkpoint.copy_to, config.name, config.checkpoint.copy_timeout_seconds)
+
+
+def _fetched(store: Store, name: str, checkpoints: Path, say: Callable[[str], None]) -> bool:
+    """Whether a checkpoint came whole; it then has its name here.
+
+    Raises:
+        StorageError: this disk refuses it.
+    """
+    staging = checkpoints / f"{name}{_BACK}{os.getpid()}"
+    try:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        staging.mkdir()
+        manifest = manifest_of(store, name, staging)
+        needed, free = sum(file.bytes for file in manifest.files.values()), free_bytes(checkpoints)
+        if free < needed:
+            raise StorageError(f"{checkpoints}: {name} needs {needed:,} bytes, {free:,} are free. Free some space.")
+        for each, expected in manifest.files.items():
+            if (found := store.fetch(f"{name}/{each}", staging / each)) != expected:
+                say(f"warning: passed over a damaged copy: {store.url}/{name}/{each}: {found}, not {expected}")
+                return False
+        replaced = publish(staging, checkpoints / name)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
+        return True
+    except OSError as error:
+        raise StorageError(f"{checkpoints}: cannot be written ({error.strerror or error}). Fix the disk.") from None
+    except (StorageError, DataError) as error:  # DataError: a file of it is missing there
+        if str(error).startswith(store.url):
+            say(f"warning: passed over a damaged copy: {error}")
+            return False
+        raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _fetch_records(store: Store, folder: Path, say: Callable[[str], None]) -> None:
+    """The run's small files, where there are none here; what is damaged of them, and can be done without, is not.
+
+    Raises:
+        StorageError: the list of skipped updates is damaged, by which the run would continue otherwise than it did.
+    """
+    missing = [name for name in RECORDS if not (folder / name).exists()]
+    there = [name for name in missing if store.has(f"{RECORD}/{name}")]
+    if "metrics.jsonl" in missing and not there:
+        say(f"warning: {store.url}/{RECORD}: not there, so metrics.jsonl begins here, and reports with it")
+    known = record_hashes(store)
+    if there and known is None:
+        say(f"warning: {store.url}/{RECORD}/{MANIFEST}: missing or damaged, so the run's record there is not verified")
+    for name in missing:
+        if name not in there and known is not None and name in known:
+            where = f"{store.url}/{RECORD}/{name}"
+            if name == FAULTS and len(known[name]) > 1:  # with one, its first copy may have broken off
+                raise StorageError(f"{where}: missing. {_SKIPPED}")
+            say(f"warning: {where}: missing, so it begins here")
+    for name in there:
+        content = store.read(f"{RECORD}/{name}", 1 << 32)
+        where = f"{store.url}/{RECORD}/{name}"
+        if known is not None and FileHash.of_bytes(content) not in known.get(name, []):
+            if name == FAULTS:
+                raise StorageError(f"{where}: damaged. {_SKIPPED}")
+            if not name.endswith(".jsonl"):
+                say(f"warning: {where}: damaged, and left out; the checkpoint has what training needs")
+                continue
+            say(f"warning: {where}: damaged; what can be read of its lines is taken")
+        write_whole(folder / name, content.decode("utf-8", "replace"))

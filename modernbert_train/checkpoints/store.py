@@ -1,0 +1,229 @@
+"""One run's folder in a store: any that fsspec knows, by its URL.
+
+    URL/RUN/step-00000012/    the files of a checkpoint; MANIFEST.json is written last, and makes it one
+    URL/RUN/record/           the run's small files, as they were with the newest checkpoint
+    URL/RUN/superseded/       checkpoints that `checkpoints restore` has set aside
+
+A store has no rename. What has no manifest is not there: it was left by a copy that broke off.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import xxhash
+
+from modernbert_train.checkpoints.manifest import MANIFEST, FileHash
+from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
+
+RECORD = "record"
+KEY = "checkpoint.copy_to"
+_CHUNK = 1 << 22
+_STEP = re.compile(r"step-(\d{8,})")
+_WITH_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
+Moved = Callable[[int], None]  # is told of the bytes that have moved
+
+
+def problem_of(url: str, key: str = KEY) -> str | None:
+    """What is wrong with a URL, found without asking the store; None if nothing is.
+
+    Args:
+        url: of the store.
+        key: where it was set.
+    """
+    if "://" not in url:
+        return f"{key}={url}: not a URL. Write s3://BUCKET/FOLDER, gs://... or file:///OTHER/DISK."
+    if _WITH_PASSWORD.search(url):
+        return (
+            f"{key}: has a password in it, and is saved with the run. Leave it out, and give credentials "
+            "as the store's library takes them (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile)."
+        )
+    from fsspec import available_protocols, get_filesystem_class
+
+    protocol = url.partition("://")[0]
+    try:
+        get_filesystem_class(protocol)
+    except ValueError:
+        return f"{key}={url}: no such kind of store. There are {', '.join(sorted(available_protocols()))}."
+    except ImportError as error:
+        remedy = "pip install 'modernbert-train[s3]'" if protocol == "s3" else "Install the package it names"
+        return f"{key}={url}: cannot be used here ({error}). {remedy}."
+    return None
+
+
+class Store:
+    """The folder of one run in a store.
+
+    Args:
+        url: checkpoint.copy_to.
+        run: name of the run.
+        timeout_seconds: an answer that takes longer is an error, where the store's library can be told so.
+        moved: is told of the bytes that have moved, as they move.
+        key: where the URL was set, for errors.
+    """
+
+    def __init__(
+        self, url: str, run: str, timeout_seconds: float, moved: Moved = lambda count: None, key: str = KEY
+    ) -> None:
+        from fsspec.core import url_to_fs
+
+        self.url = f"{url.rstrip('/')}/{run}"
+        self._key = key
+        self._moved = moved
+        with self._errors(""):
+            self._fs, self._root = url_to_fs(self.url, **_options(url, timeout_seconds))
+
+    def steps(self) -> dict[int, str]:
+        """Steps of the whole checkpoints there, each with the name of its folder; in no order."""
+        with self._errors(""):
+            try:
+                found = self._fs.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return {}
+            names = {str(path).rstrip("/").rpartition("/")[2] for path in found}
+        steps = {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
+        return {step: name for step, name in steps.items() if self.has(f"{name}/{MANIFEST}")}
+
+    def folders(self) -> set[str]:
+        """Names of the folders of checkpoints, whole or not."""
+        with self._errors(""):
+            try:
+                found = self._fs.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return set()
+        names = {str(path).rstrip("/").rpartition("/")[2] for path in found}
+        return {name for name in names if _STEP.fullmatch(name)}
+
+    def has(self, name: str) -> bool:
+        with self._errors(name):
+            return bool(self._fs.exists(self._path(name)))
+
+    def write(self, name: str, source: IO[bytes]) -> FileHash:
+        """Write a file as a whole; returns the size and hash of what was read of the source."""
+        digest, size = xxhash.xxh3_128(), 0
+        with self._errors(name):
+            self._fs.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+            with self._fs.open(self._path(name), "wb", block_size=_CHUNK * 4) as target:
+                while chunk := source.read(_CHUNK):
+                    target.write(chunk)
+                    digest.update(chunk)
+                    size += len(chunk)
+                    self._moved(len(chunk))
+        return FileHash(size, digest.hexdigest())
+
+    def digest(self, name: str) -> FileHash:
+        """Size and hash of a file as the store gives it back; all of it is read."""
+        digest, size = xxhash.xxh3_128(), 0
+        for chunk in self._chunks(name):
+            digest.update(chunk)
+            size += len(chunk)
+        return FileHash(size, digest.hexdigest())
+
+    def fetch(self, name: str, target: Path) -> FileHash:
+        """Read a file into a local one; returns the size and hash of what came.
+
+        Raises:
+            OSError: the local disk refuses it.
+        """
+        digest, size = xxhash.xxh3_128(), 0
+        with target.open("wb") as file:
+            for chunk in self._chunks(name):
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+        return FileHash(size, digest.hexdigest())
+
+    def read(self, name: str, most: int) -> bytes:
+        """The first bytes of a small file."""
+        with self._errors(name), self._fs.open(self._path(name), "rb") as file:
+            content: bytes = file.read(most)
+        return content
+
+    def remove_file(self, name: str) -> None:
+        with self._errors(name):
+            if self._fs.exists(self._path(name)):
+                self._fs.rm_file(self._path(name))
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a checkpoint: its manifest first, so that a part of it is never taken for one."""
+        self.remove_file(f"{name}/{MANIFEST}")
+        with self._errors(name):
+            if self._fs.exists(self._path(name)):
+                self._fs.rm(self._path(name), recursive=True)
+
+    def move_folder(self, name: str, to: str) -> None:
+        """Give a checkpoint another place; it is there as a whole before it is gone from here.
+
+        Raises:
+            StorageError: what is there is of another size.
+        """
+        with self._errors(name):
+            inside = [str(path)[len(self._path(name)) + 1 :] for path in self._fs.find(self._path(name))]
+            for each in sorted(inside, key=lambda each: each == MANIFEST):
+                target = self._path(f"{to}/{each}")
+                self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+                self._fs.copy(self._path(f"{name}/{each}"), target)
+                if self._fs.size(target) != self._fs.size(self._path(f"{name}/{each}")):
+                    raise StorageError(f"{self.url}/{to}/{each}: the store has not copied it whole. Try again.")
+        self.remove_folder(name)
+
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        with self._errors(name):
+            file = self._fs.open(self._path(name), "rb", cache_type="readahead", block_size=_CHUNK * 4)
+        with file:
+            while True:
+                with self._errors(name):
+                    chunk: bytes = file.read(_CHUNK)
+                if not chunk:
+                    return
+                self._moved(len(chunk))
+                yield chunk
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """Every library's errors as ours.
+
+        Raises:
+            ConfigError: access is refused.
+            DataError: it is not there.
+            StorageError: anything else, which may be better the next time.
+        """
+        where = f"{self.url}/{name}".rstrip("/")
+        try:
+            yield
+        except RunError:
+            raise
+        except FileNotFoundError:
+            raise DataError(f"{where}: no such object, or no such bucket. Correct {self._key}.") from None
+        except PermissionError as error:
+            raise ConfigError(
+                f"{where}: access refused ({error}). Give this machine credentials that may read, write and delete "
+                "there (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, and S3_ENDPOINT_URL for "
+                "stores other than AWS)."
+            ) from None
+        except Exception as error:  # of whatever library reads this store
+            if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
+                raise ConfigError(f"{where}: no credentials ({error}). Set AWS_PROFILE, or the two keys.") from None
+            raise StorageError(f"{where}: {type(error).__name__}: {error}") from None
+
+
+def _options(url: str, timeout_seconds: float) -> dict[str, Any]:
+    """What the store's library is told. Listings are never remembered: another machine may write there."""
+    options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    if url.startswith("s3://"):
+        options["config_kwargs"] = {
+            "connect_timeout": min(10.0, timeout_seconds),
+            "read_timeout": timeout_seconds,
+            "retries": {"max_attempts": 2},
+        }
+        if endpoint := os.environ.get("S3_ENDPOINT_URL"):  # the same as for shards
+            options["endpoint_url"] = endpoint
+    return options

@@ -1,0 +1,111 @@
+"""Refuse changes to what a run was trained with so far; what lies ahead of its checkpoint may change.
+
+The clock is a sum of phases: another order, name or length of one that was trained would move the run to another place
+of its plan, and rates, row length and RoPE base with it, without a word. So the plan that is saved with the checkpoint
+is compared with the run's, phase by phase, up to the phase of the last step. For keys outside of `phases` see
+run_folder.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modernbert_train.config.knob import facts_of
+from modernbert_train.config.load import differences
+from modernbert_train.config.schema import PhaseConfig, RunConfig
+from modernbert_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modernbert_train.checkpoints.checkpoint import Checkpoint
+
+
+# Of the phase in which a run stands: they decide when it ends and how its rate falls towards that end.
+_ITS_END = ("tokens", "schedule.decay_tokens", "schedule.decay", "schedule.final_lr_ratio")
+
+
+def check_same_past(found: Checkpoint, config: RunConfig) -> None:
+    """Compare the plan that a run was trained by with the one by which it is to go on.
+
+    Args:
+        found: the run's checkpoint.
+        config: the run now.
+
+    Raises:
+        ConfigError: a phase that was trained differs; names each difference.
+    """
+    refuse_changes(found.folder, found.config, config, found.state.phase, found.state.tokens)
+
+
+def refuse_average(run: Path) -> None:
+    """Refuse to train on from a run's folder that holds an average.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(
+        f"{run}: an average of checkpoints, which has no moments and no position in the data to continue from. "
+        f"Start another run with weights.init_from={run}."
+    )
+
+
+def refuse_changes(checkpoint: Path, then: RunConfig, now: RunConfig, phase: str, tokens: int) -> None:
+    """Compare two plans up to a checkpoint, which names itself in the message.
+
+    Args:
+        checkpoint: its folder.
+        then, now, phase, tokens: see `past_changes`.
+
+    Raises:
+        ConfigError: as `check_same_past`.
+    """
+    changes = past_changes(then, now, phase, tokens)
+    if changes:
+        listed = "\n  ".join(changes)
+        raise ConfigError(
+            f"{checkpoint}: trained to {tokens:,} tokens, into phase {phase}, and the plan up to there has changed:"
+            f"\n  {listed}\nOnly what lies ahead can still be changed. Restore these, or follow the new plan in a "
+            f"run with another name= and start.checkpoint={checkpoint}, or start over with --fresh (the old run is "
+            "kept beside it)."
+        )
+
+
+def past_changes(then: RunConfig, now: RunConfig, last: str, tokens: int) -> list[str]:
+    """What differs between two plans in the part that was trained.
+
+    Args:
+        then, now: the runs; `then` has a phase of the name `last`.
+        last: phase of the last step.
+        tokens: global tokens seen; past the phase's end if the last batch crossed it.
+
+    Returns:
+        A line for each difference, old value and new. The phase of the last step may still be lengthened, cut short, or
+        decayed otherwise, if neither its decay had begun by then nor begins before.
+    """
+    old, new = list(then.phases), list(now.phases)
+    trained = old[: old.index(last) + 1]
+    renamed = [
+        f"phase {number}: {name} -> {new[number - 1] if number <= len(new) else 'none'}"
+        for number, name in enumerate(trained, 1)
+        if new[number - 1 : number] != [name]
+    ]
+    if renamed:
+        return renamed
+    seen = tokens - sum(then.phases[name].tokens for name in trained[:-1])
+    end_is_open = all(_decay_lies_ahead(plan.phases[last], seen) for plan in (then, now)) and (
+        now.phases[last].tokens >= min(seen, then.phases[last].tokens)
+    )
+    free = [field.name for field in fields(PhaseConfig) if facts_of(field).restart]
+    changeable = {f"phases.{name}.{key}" for name in trained for key in free}
+    if end_is_open:
+        changeable |= {f"phases.{last}.{key}" for key in _ITS_END}
+    return [
+        f"{key}: {before} -> {after}"
+        for key, before, after in differences(then, now)
+        if key not in changeable and any(key.startswith(f"phases.{name}.") for name in trained)
+    ]
+
+
+def _decay_lies_ahead(phase: PhaseConfig, seen: int) -> bool:
+    return phase.schedule.decay_tokens == 0 or seen <= phase.tokens - phase.schedule.decay_tokens

@@ -1,0 +1,51 @@
+"""Arguments and call of the verb `retrieval`, with nothing heavy imported; its row is in `cli/verbs.py`."""
+
+from __future__ import annotations
+
+import argparse
+
+from modernbert_train.cli.arguments import MODEL
+from modernbert_train.cli.parser import Call
+from modernbert_train.errors import ConfigError
+
+
+def retrieval(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `retrieval`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="train|evaluate")
+    for name, what, words, summary in (
+        (
+            "train",
+            "RECIPE",
+            "a YAML file, such as yamls/retrieval/modernbert.yaml",
+            "contrastive training, then figures",
+        ),
+        (
+            "evaluate",
+            "BEIR_FOLDER",
+            "with corpus.jsonl, queries.jsonl and qrels",
+            "nDCG@10 and others on a BEIR folder",
+        ),
+    ):
+        action = actions.add_parser(name, help=summary, description=summary)
+        action.add_argument("what", metavar=what, help=words)
+        action.add_argument("--model", required=True, help=f"{MODEL}; or a folder of sentence-transformers")
+        action.add_argument("run", nargs="*", metavar="KEY=VALUE", help="keys of the recipe, such as train= or seed=")
+    return _retrieval
+
+
+def _retrieval(options: argparse.Namespace) -> None:
+    require_keys(options.run)
+    from modernbert_train.evaluate.retrieval import retrieval
+
+    call = retrieval.train if options.action == "train" else retrieval.evaluate
+    call(options.what, options.model, options.run)
+
+
+def require_keys(words: list[str]) -> None:
+    """What follows the arguments must be keys with values.
+
+    Raises:
+        ConfigError: names the first that is not.
+    """
+    if wrong := [word for word in words if "=" not in word]:
+        raise ConfigError(f"{wrong[0]}: neither a key with a value nor an argument of its own. Write KEY=VALUE.")

@@ -1,0 +1,150 @@
+"""Device and precision of a run, and how a CPU process keeps its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.distributed.gpus import uses_gpu
+from modernbert_train.errors import ConfigError
+
+
+def release_freed_memory() -> None:
+    """Have glibc give back what a start has freed between what it still needs. No effect with another C library."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc to keep freed memory for the next allocation instead of giving each large tensor back to the system.
+
+    For the steps alone: what is freed before them is not needed again. Every operation of a CPU step allocates its
+    result, and fresh pages cost a fault each: 8 % of the quickstart's step (2 cores, medians of 3). Has no effect with
+    another C library.
+    """
+    mmap_max, trim_threshold = -4, -1  # the names' numbers in malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, 2**31 - 1)
+
+
+def use_threads(config: RunConfig, device: torch.device) -> None:
+    """Have torch compute with as many threads as a run asks for, where it asks and computes on a CPU."""
+    if config.compute.threads is not None and device.type == "cpu":
+        torch.set_num_threads(config.compute.threads)
+
+
+def choose_device(config: RunConfig) -> torch.device:
+    """Return the device asked for, and make it the current one: no rank may touch the GPU of another.
+
+    Raises:
+        ConfigError: torch sees no GPU though one was asked for or is there; this machine has fewer GPUs than ranks; or
+            torch has no kernels for it.
+    """
+    if not uses_gpu(config.compute.device, "compute.device"):
+        return torch.device("cpu")
+    device = torch.device("cuda", _gpu_of_rank(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()))
+    torch.cuda.set_device(device)  # before anything else: collectives and kernels run on the current device
+    _refuse_older(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    return device
+
+
+def be_deterministic() -> None:
+    """Have this process's GPU add in the same order each time; before its first product and before NCCL connects.
+
+    torch then takes the deterministic form of each operation, attention's backward pass among them, and refuses what
+    has none. cuBLAS keeps to workspaces of one size, the compiler chooses by rule where it would choose by timing, and
+    NCCL leaves out NVLS, which adds in the switch in whatever order numbers arrive.
+    """
+    import torch._inductor.config
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    torch._inductor.config.deterministic = True
+    torch.use_deterministic_algorithms(True)
+    # nothing here reads what it has not written
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _refuse_older(name: str, capability: tuple[int, int]) -> None:
+    """Raise ConfigError if this torch has no kernels for so old a GPU: the first one would fail without its name."""
+    oldest = min(int(re.sub(r"\D", "", arch)) for arch in torch.cuda.get_arch_list())  # sm_75, sm_90a
+    if capability[0] * 10 + capability[1] < oldest:
+        raise ConfigError(
+            f"{name} has capability {capability[0]}.{capability[1]}, and torch {torch.__version__} has kernels for "
+            f"{oldest // 10}.{oldest % 10} and newer. Install a torch built for an older CUDA, or set "
+            "compute.device=cpu."
+        )
+
+
+def _gpu_of_rank(local_rank: int, gpus: int) -> int:
+    """The index of a rank's GPU among those that it sees: a launcher may show each rank one of its own.
+
+    Raises:
+        ConfigError: there are several GPUs, and fewer than ranks.
+    """
+    if gpus > 1 and local_rank >= gpus:
+        raise ConfigError(
+            f"LOCAL_RANK={local_rank}: this machine shows {gpus} GPUs, and every rank needs one of its own. Start "
+            f"{gpus} ranks on it (`launch ... --ranks {gpus}`), or show it more with CUDA_VISIBLE_DEVICES."
+        )
+    return local_rank if gpus > 1 else 0  # two ranks on one GPU are refused when they join
+
+
+def resolve_precision(config: RunConfig, device: torch.device) -> str:
+    """Composer's name of the precision: bf16 autocast over fp32 weights on GPUs that have bf16, else fp32.
+
+    Asked for bf16, Composer would compute in fp32 without a GPU, and torch imitate it on a GPU that has none; both in
+    silence.
+
+    Raises:
+        ConfigError: bf16 was asked for, on a CPU or on a GPU without it.
+    """
+    if config.compute.precision == "bf16" and device.type == "cpu":
+        raise ConfigError(
+            "compute.precision=bf16: this machine trains on its CPU, which Composer does in fp32 only. Use auto."
+        )
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if config.compute.precision == "bf16" and not has_bf16:
+        raise ConfigError(
+            "compute.precision=bf16: this GPU has no bf16, and torch would imitate it, slowly. Use auto or fp32."
+        )
+    return "amp_bf16" if has_bf16 and config.compute.precision != "fp32" else "fp32"
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What a process computes with.
+
+    Attributes:
+        device: where the model is.
+        precision: as Composer names it, amp_bf16 or fp32.
+    """
+
+    device: torch.device
+    precision: str
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Compute:
+        """What a run asks for, or what fits best; raises ConfigError if it is not to be had here."""
+        device = choose_device(config)
+        if config.compute.deterministic and device.type == "cuda":
+            be_deterministic()
+        return cls(device, resolve_precision(config, device))
+
+    @property
+    def bf16(self) -> bool:
+        """Whether products are computed in bf16, by autocast."""
+        return self.precision == "amp_bf16"
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Products in bf16 over fp32 weights, if so."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()

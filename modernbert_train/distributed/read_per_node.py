@@ -1,0 +1,70 @@
+"""Large files that every rank asks for are read by one rank of each machine."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from modernbert_train.core.read_once import asked_for, known, learn
+from modernbert_train.distributed.group import gather_from_all, local_rank, this_rank, wait_for_all
+from modernbert_train.errors import RunError
+
+T = TypeVar("T")
+_MOST_SENT = 1 << 13  # bytes that go to every rank of the job; more goes through a file, to those of the machine
+
+
+def read_once_per_node(ask: Callable[[], T], *reads: Callable[[Path], Any]) -> T:
+    """`ask()` of every rank; a file that the first rank of its machine has read for it is not read by the others.
+
+    A rank that sees another file under the same name, as in a container of its own, reads that. A collective.
+
+    Args:
+        ask: reads files through `read_once`.
+        reads: how. What they give can be pickled.
+
+    Raises:
+        RunError: what `ask` raises, on the ranks where it does.
+    """
+    found: list[list[tuple[str, tuple[int, ...], Any]]] = []
+    if local_rank() == 0:
+        with asked_for() as paths, suppress(RunError):  # every rank comes to it below
+            ask()
+        found = [known(read, paths) for read in reads]
+    with _small(pickle.dumps(found)) as message:
+        told = gather_from_all(message)
+        mine = told[this_rank() - local_rank()]
+        if local_rank() != 0:
+            with suppress(OSError, ValueError):  # what is not there here, this rank reads for itself
+                content = mine if isinstance(mine, bytes) else Path(mine).read_bytes()
+                # nothing, where it could not be written
+                for read, each in zip(reads, pickle.loads(content), strict=False):
+                    learn(read, each)
+        if str in map(type, told):
+            wait_for_all()  # before it is removed
+    return ask()
+
+
+@contextmanager
+def _small(content: bytes) -> Iterator[bytes | str]:
+    """Bytes as they are, or the path of a file of this machine that holds them, if it can be written."""
+    if len(content) <= _MOST_SENT:
+        yield content
+        return
+    path = None
+    try:
+        handle, path = tempfile.mkstemp(prefix="read-per-node-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+    except OSError:
+        yield pickle.dumps([])
+    else:
+        yield path
+    finally:
+        if path is not None:
+            with suppress(OSError):
+                os.unlink(path)

@@ -1,0 +1,93 @@
+"""Before anything is trained or written: do all ranks run the same code and the same run, on the same data?
+
+A machine with yesterday's checkout, another torch or another copy of the shards trains on without an error; only the
+loss would tell, some day. Folders may differ between machines, what is in them may not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+
+from modernbert_train.config.knob import may
+from modernbert_train.config.load import flat
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.installed import PACKAGE, library_version
+from modernbert_train.core.text import table
+from modernbert_train.distributed.group import gather_from_all
+from modernbert_train.errors import ConfigError
+
+_PACKAGES = ("torch", "mosaicml", "mosaicml-streaming", "numpy", "tokenizers")
+_ABSENT = "absent"
+
+
+def require_agreement(config: RunConfig, fingerprint: Mapping[str, str]) -> None:
+    """Compare what this rank runs with what the others run.
+
+    Args:
+        config: the run, as this rank has read it.
+        fingerprint: hash of each part of the data, as this rank has read them.
+
+    Raises:
+        ConfigError: on every rank, with a table of what differs.
+    """
+    here = identity(config, fingerprint)
+    # a thousand ranks that agree need not read a thousand lists
+    if len(set(gather_from_all(hashlib.sha256(repr(sorted(here.items())).encode()).hexdigest()))) > 1:
+        found = gather_from_all((socket.gethostname(), here))
+        table = disagreement([host for host, _ in found], [values for _, values in found])
+        raise ConfigError(
+            f"the ranks differ, and must all run the same:\n{table}\nBring the machines to the same state, and start "
+            "the same command on each."
+        )
+
+
+def identity(config: RunConfig, fingerprint: Mapping[str, str]) -> dict[str, str]:
+    """All that must be equal on every rank, by name."""
+    keys = {key: str(value) for key, value in flat(config).items() if not may("local", RunConfig, key)}
+    versions = {name: library_version(name) for name in _PACKAGES}
+    data = {f"hash of {name}": text[:12] for name, text in fingerprint.items()}
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"code": code_hash()[:12], "python": python, **versions, **data, **keys}
+
+
+def code_hash() -> str:
+    """Hash of every module of this package; a checkout that was edited has another one."""
+    found = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def disagreement(hosts: Sequence[str], identities: Sequence[Mapping[str, str]]) -> str:
+    """A table: a column for each group of equal ranks, a line for each value that differs; empty if none does."""
+    groups: list[list[int]] = []
+    for rank, values in enumerate(identities):
+        for group in groups:
+            if identities[group[0]] == values:
+                group.append(rank)
+                break
+        else:
+            groups.append([rank])
+    if len(groups) == 1:
+        return ""
+    names = dict.fromkeys(name for values in identities for name in values)
+    columns = [[identities[group[0]].get(name, _ABSENT) for name in names] for group in groups]
+    rows = [["", *(_title(group, hosts) for group in groups)]]
+    rows += [[name, *cells] for name, *cells in zip(names, *columns, strict=True) if len(set(cells)) > 1]
+    return table(rows, indent=2)
+
+
+def _title(group: Sequence[int], hosts: Sequence[str]) -> str:
+    """The ranks of a group, shortened, and where they are."""
+    runs: list[list[int]] = []
+    for rank in group:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    ranks = ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    places = list(dict.fromkeys(hosts[rank] for rank in group))
+    return f"rank {ranks} on {', '.join(places[:2])}{' ...' if len(places) > 2 else ''}"

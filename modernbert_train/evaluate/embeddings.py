@@ -1,0 +1,144 @@
+"""Texts -> embeddings: the mean of an encoder's last hidden states over the tokens of each text.
+
+[CLS] and [SEP] count, as in sentence-transformers' mean pooling of an exported model. A text is laid out as in
+training, alone between [CLS] and [SEP] whatever the objective, and sees as much of itself as the objective allows of
+text that is only read.
+Microbatches are the same for any number of ranks, and of training's size, so that a compiled model knows their shape.
+
+Shape legend: N texts, T packed tokens, Q sequences of a microbatch, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+from modernbert_train.batch import Inputs, PackedText
+from modernbert_train.config.objective import Order
+from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.core.keyed_random import Keys
+from modernbert_train.data.microbatches import MicrobatchMaker, share_of_rank
+from modernbert_train.data.packing import SPECIAL_TOKENS, WINDOW, Chunk, GreedyPacker
+from modernbert_train.data.planner import BatchPlan, Row
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.group import num_ranks, sum_over_ranks, this_rank
+from modernbert_train.models.encoder import OnEncoder
+from modernbert_train.vocabulary import Vocabulary
+
+_SPANS = "spans_Q2"
+
+
+def most_tokens(phase: PhaseConfig) -> int:
+    """Of a text that fits a row of a phase, special tokens not counted; what is longer is cut."""
+    return phase.row_tokens - SPECIAL_TOKENS
+
+
+@torch.no_grad()
+def embed(
+    model: OnEncoder,
+    texts: Sequence[NDArray[np.int32]],
+    vocabulary: Vocabulary,
+    now: RunConfig,
+    phase: PhaseConfig,
+    compute: Compute,
+) -> Tensor:
+    """Embed texts; every rank calls it, computes its share, and gets all.
+
+    Args:
+        model: in the phase; its training mode is put back afterwards.
+        texts: token ids without special tokens.
+        vocabulary: of the tokenizer.
+        now, phase, compute: see `Evaluator`.
+
+    Returns:
+        embeddings_ND: fp32, on the CPU.
+    """
+    plan = plan_rows([len(ids) for ids in texts], phase, ObjectiveConfig(name="none"))
+    maker = MicrobatchMaker(_Texts(texts), lambda settings: _Plain(now.objective.plain_order), vocabulary)
+    mine = share_of_rank(plan.rows, this_rank(), num_ranks(), plan.microbatch_rows)
+    numbers = iter([chunk.document for row in mine for chunk in row])
+    embeddings_ND = torch.zeros(len(texts), now.model.hidden_size, device=compute.device)
+    was_training = model.training
+    model.eval()
+    with entered(model, "encode"):
+        for batch in maker.microbatches(mine, plan):
+            with torch.autocast(compute.device.type, torch.bfloat16, enabled=compute.bf16):
+                hidden_TD = model.encode(batch.packed.to(compute.device)).float()
+            for first, end in batch.targets[_SPANS].tolist():
+                embeddings_ND[next(numbers)] = hidden_TD[first:end].mean(dim=0)
+    model.train(was_training)
+    sum_over_ranks(embeddings_ND)  # of the other ranks' texts each has zeros: nothing is rounded
+    return embeddings_ND.cpu()
+
+
+def plan_rows(lengths: Iterable[int], phase: PhaseConfig, objective: ObjectiveConfig) -> BatchPlan:
+    """All texts in rows of the phase's length, and as many empty rows as give every rank whole microbatches."""
+    packer = GreedyPacker(phase.row_tokens, WINDOW, 1 << 62)
+    for number, length in enumerate(lengths):
+        packer.place(Chunk(0, number, 0, min(int(length), most_tokens(phase))))
+    packer.flush()
+    block = max(1, phase.microbatch_rows)
+    rows: tuple[Row, ...] = tuple(packer.ready)
+    rows += ((),) * (-len(rows) % (block * num_ranks()))
+    return BatchPlan(
+        phase="evaluation",
+        tokens_before=0,
+        tokens=0,
+        rows=rows,
+        num_rows=len(rows),
+        row_tokens=phase.row_tokens,
+        microbatch_rows=block,
+        objective=objective,
+    )
+
+
+class _Texts:
+    """Texts where the maker of microbatches asks for documents; nothing of them is masked."""
+
+    def __init__(self, texts: Sequence[NDArray[np.int32]]) -> None:
+        self._texts = texts
+
+    def read(self, document: int) -> NDArray[np.int32]:
+        return self._texts[document]
+
+    def mask_keys(self, chunks: Sequence[Chunk]) -> Keys:
+        return np.zeros(len(chunks), dtype=np.uint64)
+
+    def labels(self, chunks: Sequence[Chunk]) -> None:
+        return None
+
+
+class _Plain:
+    """Text as it is: what an objective makes that predicts nothing, but the place of each sequence."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+
+    def make(self, text: PackedText, settings: Any) -> Inputs:
+        firsts_Q = text.starts_Q - 1  # [CLS]
+        spans_Q2 = np.stack([firsts_Q, firsts_Q + text.lengths_Q + SPECIAL_TOKENS], axis=1)
+        return Inputs(text.ids_T, {_SPANS: spans_Q2}, {}, order=self._order)
+
+
+@contextmanager
+def entered(model: OnEncoder, method: str) -> Iterator[OnEncoder]:
+    """Within it a model that FSDP2 shards gathers its weights for a method as it does for `forward`.
+
+    Not for longer: forward calls it, and would be entered twice.
+    """
+    if not isinstance(model, FSDPModule):
+        yield model
+        return
+    register_fsdp_forward_method(model, method)
+    try:
+        yield model
+    finally:
+        delattr(model, method)  # the model's own again
+        model.reshard()  # without a backward pass what lies outside the layers stays gathered

@@ -1,0 +1,101 @@
+"""`python -m modernbert_train eval`: a run's newest checkpoint, or one named, is measured as training measures it.
+
+That is on the held-out text, and by what stands in `evals`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoint
+from modernbert_train.checkpoints.results import keep_result
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.check import check_data
+from modernbert_train.data.fingerprint import data_fingerprint, differences
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.group import joined, this_rank
+from modernbert_train.errors import ConfigError
+from modernbert_train.evaluate.evaluators import build_evaluators, figures_text
+from modernbert_train.evaluate.heldout import Evaluation, open_validation
+from modernbert_train.models.build import build_model
+from modernbert_train.weights.gather import load_weights
+from modernbert_train.weights.source import (
+    check_same_architecture,
+    check_same_tokenizer,
+    last_phase,
+    phase_objective,
+    source_of,
+)
+
+HELD_OUT = "heldout"
+
+
+def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> dict[str, dict[str, float]]:
+    """Measure a checkpoint, print the figures, and keep them with the run that it is of; see results.py.
+
+    Args:
+        config: the run; its data, masking rate and sections eval and evals are used.
+        checkpoint: None is the run's newest.
+
+    Returns:
+        Figures by name: those of the held-out text are `heldout`, the others have the names they have in evals.
+
+    Raises:
+        ConfigError: the run names nothing to measure on, or the checkpoint is of another architecture or tokenizer.
+        DataError: shards and tokenizer do not belong together, or labelled texts cannot be used.
+        StorageError: it has no checkpoint.
+    """
+    if config.data.validation is None and not config.evals:
+        raise ConfigError(
+            "data.validation: not set, and evals is empty, so there is nothing to measure on. Name held-out shards."
+        )
+    facts = check_data(config)
+    found = checkpoint or newest_checkpoint(config)
+    source = source_of(found)
+    check_same_architecture(source, config.model, str(found.folder))
+    check_same_tokenizer(source, config, str(found.folder))
+    for each in differences(found.state.data, data_fingerprint(facts)):
+        print(f"warning: other data than the run had when it was saved: {each}", file=sys.stderr)
+    phase = last_phase(found)
+    compute = Compute.of(config)
+    model = build_model(source.model, found.config.objective, config.compute)
+    load_weights(model, found.weights())
+    now = replace(config, model=source.model, objective=phase_objective(found))
+    figures: dict[str, dict[str, float]] = {}
+    with joined(compute.device, config.distributed.timeout_seconds):
+        model.to(compute.device)
+        if facts.validation is not None:
+            result = open_validation(config, facts).evaluate(model, phase, compute, now.objective)
+            figures[HELD_OUT] = result.as_dict()
+            print(describe(result, now.objective.for_validation().predicted_share, found.folder.name))
+        for name, evaluator in build_evaluators(config).items():
+            figures[name] = evaluator(model, now, phase, compute)
+            print(f"{name}: {figures_text(figures[name])}; {evaluator}; {found.folder.name}")
+        if this_rank() == 0:
+            weights = found.weights_hash
+            for name, measured in figures.items():
+                text, told = facts.validation, _plain(measured) if name == HELD_OUT else measured
+                title = name if name != HELD_OUT or text is None else f"{name}, data {text.card.index_sha256[:12]}"
+                keep_result(found.folder, title, told, step=found.step, weights=weights)
+    return figures
+
+
+def _plain(held_out: dict[str, float]) -> dict[str, float]:
+    """Figures of held-out text by the names that those of `evals` have: what is a count, what guessing reaches."""
+    names = {"predicted": "num_predicted", "unigram_loss": "baseline/loss", "unigram_accuracy": "baseline/accuracy"}
+    return {names.get(name, name): value for name, value in held_out.items()}
+
+
+def describe(result: Evaluation, predicted_share: float, checkpoint: str) -> str:
+    """The figures as a small table."""
+    gain, more = result.unigram_loss - result.loss, result.accuracy - result.unigram_accuracy
+    word, sign = ("better by", 1) if gain >= 0 else ("worse by", -1)
+    return (
+        f"held-out text, {predicted_share:.0%} predicted, {result.predicted:,} predictions, {checkpoint}\n"
+        f"            loss (nats)  accuracy\n"
+        f"  model     {result.loss:11.3f}  {result.accuracy:8.1%}\n"
+        f"  unigram   {result.unigram_loss:11.3f}  {result.unigram_accuracy:8.1%}\n"
+        f"  {word:9} {sign * gain:11.3f}  {sign * more:8.1%}"
+        + "".join(f"\n  {name} {value:.4f}" for name, value in result.figures.items())
+    )

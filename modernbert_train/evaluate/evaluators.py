@@ -1,0 +1,71 @@
+"""Evaluations of a model: figures that are equal on any number of ranks.
+
+`EVALUATORS` has what is measured besides the held-out text. Another is a dataclass in config/evals.py, a row in
+schema.VARIANTS, one here, and a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from modernbert_train.config.evals import BASELINE, COUNT
+from modernbert_train.config.schema import (
+    EvaluatorConfig,
+    OtherTextConfig,
+    PhaseConfig,
+    ProbeConfig,
+    RunConfig,
+    ScoresConfig,
+)
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.evaluate.other_text import OtherText
+from modernbert_train.evaluate.probe import Probe
+from modernbert_train.evaluate.scores import Scores
+from modernbert_train.models.encoder import OnEncoder
+
+
+class Evaluator(Protocol):
+    """One measurement: Evaluator(key, settings, run), built on every rank; key is evals.NAME, for messages.
+
+    str() of it is a line that says what is measured.
+    """
+
+    def __init__(self, key: str, settings: Any, config: RunConfig) -> None: ...
+
+    def __call__(self, model: OnEncoder, now: RunConfig, phase: PhaseConfig, compute: Compute) -> dict[str, float]:
+        """Measure; every rank calls it and gets the same figures.
+
+        Args:
+            model: as it is trained, perhaps sharded; its weights and its training mode stay as they are.
+            now: the run as it is in the phase.
+            phase: whose rows and microbatches are used.
+            compute: where the model is, and the precision to compute in.
+
+        Returns:
+            Figures by name; `BASELINE` and `COUNT` begin some. A function of the weights and the configuration alone.
+        """
+
+
+EVALUATORS: dict[type[EvaluatorConfig], type[Evaluator]] = {
+    ProbeConfig: Probe,
+    ScoresConfig: Scores,
+    OtherTextConfig: OtherText,
+}
+
+
+def build_evaluators(config: RunConfig) -> Mapping[str, Evaluator]:
+    """Those of a run, by name."""
+    return {
+        name: EVALUATORS[type(settings)](f"evals.{name}", settings, config) for name, settings in config.evals.items()
+    }
+
+
+def figures_text(figures: Mapping[str, float]) -> str:
+    """Figures in words: 'accuracy 0.912 (baseline 0.5), macro_f1 0.91 (baseline 0.33)'; counts are left out."""
+    shown = [name for name in figures if not name.startswith((BASELINE, COUNT))]
+    return ", ".join(f"{name} {figures[name]:.3f}{_baseline(figures.get(f'{BASELINE}{name}'))}" for name in shown)
+
+
+def _baseline(value: float | None) -> str:
+    return "" if value is None else f" (baseline {value:.3f})"

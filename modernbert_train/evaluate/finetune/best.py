@@ -1,0 +1,79 @@
+"""Which epoch of a fine-tuning counts: the last, or that with the best of a metric on the first split that is measured.
+
+Where the best counts, the run keeps a checkpoint of every epoch until its end; then only the best and the last stay.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from modernbert_train.checkpoints.checkpoint import Checkpoint, folder_of, newest_checkpoint, remove, verify
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.checkpoints.verified import step_folders
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.errors import DataError
+
+Figures = dict[str, dict[str, float]]  # by split
+
+
+class Outcome(NamedTuple):
+    """What a fine-tuning came to.
+
+    Attributes:
+        checkpoint: that counts.
+        figures: measured of it.
+        epoch: which it is, from 1, where it was chosen.
+    """
+
+    checkpoint: Checkpoint
+    figures: Figures
+    epoch: int | None = None
+
+
+def find_outcome(config: RunConfig, task: TaskConfig) -> Outcome:
+    """The checkpoint that counts, and its figures.
+
+    Raises:
+        DataError: metrics.jsonl does not say what was measured.
+        StorageError: the checkpoint is damaged.
+    """
+    measured = _measured(config)
+    if task.best is None:
+        last = measured[-1][1] if measured and measured[-1][0]["tokens"] >= config.total_tokens else {}
+        if missing := [name for name in config.evals if name not in last]:
+            raise DataError(
+                f"{config.folder}/metrics.jsonl: says nothing of {', '.join(missing)} at the end. Measure again: "
+                f"python -m modernbert_train eval {config.folder}"
+            )
+        return Outcome(newest_checkpoint(config), last)
+    checkpoints, split = RunFolder(config).checkpoints, next(iter(task.validation))
+    sign = -1.0 if task.best == "loss" else 1.0
+    found: list[tuple[float, int, int]] = []
+    for epoch, (entry, figures) in enumerate(measured, start=1):
+        value = figures.get(split, {}).get(task.best)
+        if value is not None and math.isfinite(value) and folder_of(checkpoints, entry["step"]).is_dir():
+            found.append((sign * value, -epoch, entry["step"]))  # of equal ones the first
+    if not found:
+        raise DataError(
+            f"{config.folder}/metrics.jsonl: says nothing of {split}'s {task.best} at any checkpoint that is there "
+            f"(best={task.best}). Leave best out; or train again under another name=."
+        )
+    _, epoch, step = max(found)
+    return Outcome(verify(folder_of(checkpoints, step)), measured[-epoch - 1][1], -epoch)
+
+
+def remove_others(config: RunConfig, outcome: Outcome) -> None:
+    """Remove the checkpoints of epochs that do not count; the newest stays, for it says that the run is done."""
+    found = step_folders(RunFolder(config).checkpoints)
+    remove([path for path in found[:-1] if path.name != outcome.checkpoint.folder.name])
+
+
+def _measured(config: RunConfig) -> list[tuple[dict[str, Any], Figures]]:
+    """An entry and the figures of all splits for each step at which something was measured after training."""
+    found: dict[int, tuple[dict[str, Any], Figures]] = {}
+    for entry in RunFolder(config).read_metrics():
+        if entry.get("kind") == "evaluation" and entry.get("step", 0) > 0 and entry.get("name") in config.evals:
+            found.setdefault(entry["step"], (entry, {}))[1][entry["name"]] = entry["figures"]
+    return [found[step] for step in sorted(found)]

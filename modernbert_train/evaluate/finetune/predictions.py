@@ -1,0 +1,117 @@
+"""predictions.jsonl of a fine-tuning: what the model says of each text that is measured, or only predicted.
+
+A line for each text of each split, in the order of its file, also for those that were left out, so that it can be laid
+beside the file: `split`, `line`, `id` where the task names a column of it, `label` where it has one, `prediction`, and
+`scores`. Scores are probabilities, of words those of the tags that were predicted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+from modernbert_train.checkpoints.checkpoint import Checkpoint
+from modernbert_train.config.schema import LabelledConfig, RunConfig, ScoresConfig
+from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.core.files import write_whole
+from modernbert_train.core.read_json import parse_json
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.errors import DataError, StorageError
+from modernbert_train.evaluate.finetune.shards import TEXTS, Prepared
+from modernbert_train.evaluate.scores import Scores
+from modernbert_train.models.build import build_model
+from modernbert_train.weights.gather import load_weights
+from modernbert_train.weights.source import last_phase, phase_objective, source_of
+
+_DIGITS = 6  # of a score
+
+
+def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, found: Checkpoint, file: Path) -> None:
+    """Predict every split that is measured or named in `predict`, by this process alone.
+
+    Args:
+        config: the run.
+        task, prepared: its texts.
+        found: the checkpoint that counts.
+        file: where to.
+
+    Raises:
+        DataError: the texts on disk are no more those that were prepared.
+        StorageError: the file cannot be written.
+    """
+    compute, source = Compute.of(config), source_of(found)
+    model = build_model(source.model, found.config.objective, config.compute)
+    load_weights(model, found.weights())
+    model.to(compute.device)
+    now = replace(config, model=source.model, objective=phase_objective(found))
+    lines: list[str] = []
+    for split in (*task.validation, *task.predict):
+        texts = _read(prepared.folder / f"{split}{TEXTS}")
+        scores = Scores(f"predictions.{split}", ScoresConfig(shards=str(prepared.folder / split)), config)
+        logits = scores.told(model, now, last_phase(found), compute, alone=True)
+        objective = cast(LabelledConfig, now.objective)
+        lines += [
+            json.dumps({"split": split, **said}, ensure_ascii=False)
+            for said in predicted(texts, logits.double(), objective)
+        ]
+    try:
+        write_whole(file, "".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        raise StorageError(
+            f"{file}: cannot be written ({error.strerror}). Free some space; the same command resumes."
+        ) from None
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    try:
+        return [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{file}: cannot be read ({error}). Remove {file.parent}, and the same command makes it again."
+        ) from None
+
+
+def predicted(texts: list[dict[str, Any]], logits: Tensor, objective: LabelledConfig) -> Iterator[dict[str, Any]]:
+    """What is said of each text.
+
+    Args:
+        texts: as shards.py has written them.
+        logits: of every text that has a document, or of every word of these that is told, in their order.
+        objective: what they mean.
+    """
+    names, at = objective.labels, 0
+    for text in texts:
+        about: dict[str, Any] = {key: text[key] for key in ("line", "id", "label") if key in text}
+        if text["document"] is None:
+            yield {**about, "prediction": None, "scores": None}
+        elif "tag" in objective.heads:
+            number = sum(text["told"])
+            chances, tags = logits[at : at + number].softmax(dim=1).max(dim=1)
+            at += number
+            found = iter(zip((names[tag] for tag in tags.tolist()), _rounded(chances), strict=True))
+            words = [next(found) if told else (None, None) for told in text["told"]]
+            yield {**about, "prediction": [tag for tag, _ in words], "scores": [chance for _, chance in words]}
+        else:
+            yield {**about, **_of_text(logits[text["document"]], objective)}
+
+
+def _of_text(logits_L: Tensor, objective: Any) -> dict[str, Any]:
+    names = objective.labels
+    if objective.kind == "regression":
+        (score,) = _rounded(logits_L)
+        return {"prediction": score, "scores": {"score": score}}
+    several = objective.kind == "multi-label"
+    chances = _rounded(logits_L.sigmoid() if several else logits_L.softmax(dim=0))
+    told: Any = names[int(logits_L.argmax())]
+    if several:
+        told = [name for name, logit in zip(names, logits_L.tolist(), strict=True) if logit > 0]
+    return {"prediction": told, "scores": dict(zip(names, chances, strict=True))}
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [round(value, _DIGITS) for value in values.tolist()]

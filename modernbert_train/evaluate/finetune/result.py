@@ -1,0 +1,53 @@
+"""The result of a run on labelled texts, in one file of one form, which a table of many can be made of."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.core.files import write_whole
+from modernbert_train.core.version import __version__
+
+RESULT, PREDICTIONS = "result.json", "predictions.jsonl"
+
+
+def write_figures(
+    file: Path,
+    *,
+    task: str,
+    source: str,
+    seed: int | None,
+    run: str,
+    figures: Mapping[str, Mapping[str, float]],
+    counts: Mapping[str, Mapping[str, int]],
+    settings: Mapping[str, Any],
+    **more: Any,
+) -> None:
+    """Write a result.
+
+    Args:
+        file: result.json.
+        task, source, seed, run: what was trained on what, by which name.
+        figures: by split; those that are no numbers are null.
+        counts: what became of the texts of each split.
+        settings: of the task.
+        more: what is of this kind of task alone.
+    """
+    content = {
+        "task": task,
+        "source": source,
+        "seed": seed,
+        "run": run,
+        "figures": {
+            name: {figure: value if math.isfinite(value) else None for figure, value in each.items()}
+            for name, each in figures.items()
+        },
+        "counts": counts,
+        "settings": settings,
+        **more,
+        "created_by": f"modernbert-train {__version__}",
+    }
+    write_whole(file, json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,140 @@
+"""Parse what a command names: a task, and a model as it is or as one of the baselines beside it; without torch.
+
+A baseline is said before the model's name, `frozen:runs/mine`, and goes through the same code as everything else: the
+encoder keeps its weights and a linear head learns on its states, or the weights are drawn anew, or both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from modernbert_train.checkpoints.manifest import MANIFEST
+from modernbert_train.config.knob import may
+from modernbert_train.config.load import load_typed
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.tools.finetune import TASK_KEYS, TaskConfig, task_problems
+from modernbert_train.core.installed import YAMLS
+from modernbert_train.errors import ConfigError
+
+SEED = 1618  # the first of those that ModernBERT was evaluated with
+FROZEN, UNTRAINED = "frozen", "untrained"
+_TASKS = YAMLS / "tasks"
+_LARGE = 1024  # width from which a task's `large` counts
+_STEP = re.compile(r"step-\d{8,}")
+# sections that may change at a restart because others compare them, and that decide the figures all the same
+_DECIDES = ("phases", "evals", "stability")
+
+
+class Named(NamedTuple):
+    """A model as a command line has it.
+
+    Attributes:
+        source: see `weights.source.open_source`.
+        baseline: FROZEN, UNTRAINED, both or none, in this order.
+    """
+
+    source: str
+    baseline: tuple[str, ...]
+
+
+def named_model(text: str) -> Named:
+    """Tell a model from the baseline it is to be; a file or folder of that very name is what it is."""
+    found: list[str] = []
+    while not Path(text).exists() and text.partition(":")[0] in (FROZEN, UNTRAINED) and ":" in text:
+        first, _, text = text.partition(":")
+        found.append(first)
+    return Named(text, tuple(each for each in (FROZEN, UNTRAINED) if each in found))
+
+
+def read_task(name: str, overrides: Sequence[str]) -> tuple[TaskConfig, list[str]]:
+    """A task by its name or file, with what the command line changes; and the overrides that are the run's.
+
+    Raises:
+        ConfigError: there is none, or it cannot be trained.
+    """
+    file = Path(name)
+    if file.suffix not in (".yaml", ".yml"):
+        file = _TASKS / f"{name}.yaml"
+        if not file.is_file():
+            known = ", ".join(sorted(path.stem for path in _TASKS.glob("*.yaml")))
+            raise ConfigError(f"{name}: no such task. Known: {known or 'none here'}. Or name a YAML file of your own.")
+    own = [each for each in overrides if _is_of_task(each.partition("=")[0])]
+    task = load_typed(TaskConfig, [file], own)
+    if problems := list(task_problems(task)):
+        raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems))
+    return task, [each for each in overrides if each not in own]
+
+
+def _is_of_task(key: str) -> bool:
+    # data= is the task's, data.train= the run's
+    return key in TASK_KEYS or key.startswith(("validation.", "predict.", "large.", "frozen."))
+
+
+def as_trained(task: TaskConfig, named: Named, width: int) -> TaskConfig:
+    """The task with the rates that count for a model: those of large ones, or those of what is frozen."""
+    if width >= _LARGE:
+        task = replace(task, **{key: value for key, value in asdict(task.large).items() if value is not None})
+    if task.freeze or FROZEN in named.baseline:
+        task = replace(task, freeze=True, **asdict(task.frozen))
+    return task
+
+
+def run_name(task: str, model: str, seed: int | str) -> str:
+    """The task, the model and the seed, where the command line names no run."""
+    return _plain(f"{Path(task).stem}-{label_of(model)}-{seed}")[:100]
+
+
+def label_of(model: str) -> str:
+    """A short name of a model: its folder's, or that of the run that it is of, behind the baseline that it is."""
+    named = named_model(model)
+    path = Path(named.source)
+    own = path.parents[1].name if path.name.startswith("step-") and len(path.parents) > 1 else path.stem
+    own = path.parent.name if own == "hf" else own
+    return "-".join((*named.baseline, own))
+
+
+def labels_of(models: Sequence[str]) -> dict[str, str]:
+    """A short name of each model that no other of them has: of two alike the whole path."""
+    counts = Counter(label_of(model) for model in models)
+    labels = {model: label_of(model) for model in models}
+    for model, label in labels.items():
+        if counts[label] > 1:
+            named = named_model(model)
+            labels[model] = "-".join((*named.baseline, _plain(named.source.strip("./"))))
+    return labels
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+
+
+def asked(task: TaskConfig, model: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """All of a command that decides its figures, but for the seed: to be found in result.json and compared with.
+
+    Args:
+        task: as it was read.
+        model: as it was named.
+        overrides: those of the run.
+    """
+    last = {key: value for key, _, value in (each.partition("=") for each in overrides)}
+    kept = {key: value for key, value in sorted(last.items()) if key != "seed" and _decides(key)}
+    return json.loads(json.dumps({"task": asdict(task), "model": model, "keys": kept}))
+
+
+def _decides(key: str) -> bool:
+    return key.split(".")[0] in _DECIDES or not may("restart", RunConfig, key)
+
+
+def newest_checkpoint(source: str) -> Path | None:
+    """The checkpoint that a run names, by its name alone; None of anything else."""
+    folder = Path(source)
+    if (folder / MANIFEST).is_file() or not (folder / "checkpoints").is_dir():
+        return None
+    found = [path for path in (folder / "checkpoints").iterdir() if _STEP.fullmatch(path.name)]
+    return max(found, key=lambda path: int(path.name.removeprefix("step-")), default=None)

@@ -1,0 +1,278 @@
+"""Held-out loss and accuracy of the objective, beside what knowing only the frequency of tokens would give.
+
+The validation documents, their rows and their masks depend on nothing but the configuration, so figures of different
+steps, runs and numbers of ranks compare.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from modernbert_train.batch import IGNORED_LABEL, Sums
+from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.data.dataset_card import TOKEN_COUNTS
+from modernbert_train.data.facts import DataFacts, FolderFacts
+from modernbert_train.data.microbatches import MicrobatchMaker
+from modernbert_train.data.mixing import token_shares
+from modernbert_train.data.mixture import Stream, TokenStreams
+from modernbert_train.data.open_shards import open_shards
+from modernbert_train.data.packing import GreedyPacker
+from modernbert_train.data.planner import BatchPlan, Row
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.group import num_ranks, sums_over_ranks, this_rank
+from modernbert_train.errors import DataError
+from modernbert_train.evaluate.samples import Samples
+from modernbert_train.models.masked_lm import LABELS
+from modernbert_train.objectives import build_objective
+
+MASK_SEED = 0  # masks of validation never change, whatever the run's seed
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """How often each token stands in a folder of shards.
+
+    Attributes:
+        path: of token_counts.npy.
+        tokens: that it must count, by the card of the shards.
+        weight: what each of its counts counts.
+    """
+
+    path: Path
+    tokens: int
+    weight: float
+
+    def read(self, vocab_size: int) -> NDArray[np.float64]:
+        """The counts; raises DataError if the file is missing, damaged, or another folder's."""
+        try:
+            counts = np.load(self.path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{self.path}: cannot be read ({error}). Prepare the data again.") from None
+        sound = isinstance(counts, np.ndarray) and counts.ndim == 1 and counts.dtype.kind in "iu"
+        if not sound or len(counts) > vocab_size or (counts.min(initial=0) < 0) or int(counts.sum()) != self.tokens:
+            found = f"{int(counts.sum()):,} tokens over {len(counts):,} ids" if sound else "no line of whole numbers"
+            raise DataError(
+                f"{self.path}: holds {found}; the card beside it says {self.tokens:,} tokens, model.vocab_size is "
+                f"{vocab_size:,}. Restore it from a copy, or prepare the data again."
+            )
+        return counts.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Unigram:
+    """The guess that knows only how frequent each token is in the training data.
+
+    Attributes:
+        log_probability_V: natural logarithms, every count raised by one.
+        most_frequent: the token it would always name.
+    """
+
+    log_probability_V: NDArray[np.float64]
+    most_frequent: int
+
+    @classmethod
+    def from_counts(cls, files: Iterable[TokenCounts], vocab_size: int) -> Unigram:
+        """Read token_counts.npy of the training shards.
+
+        Args:
+            files: of each folder.
+            vocab_size: rows of the embedding.
+
+        Raises:
+            DataError: a file is missing or damaged, or another folder's.
+        """
+        counts_V = np.ones(vocab_size)
+        for file in files:
+            counts = file.read(vocab_size)
+            counts_V[: len(counts)] += file.weight * counts
+        return cls(np.log(counts_V / counts_V.sum()), int(counts_V.argmax()))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over all predicted tokens: losses in nats, accuracies as shares."""
+
+    loss: float
+    accuracy: float
+    unigram_loss: float
+    unigram_accuracy: float
+    predicted: int
+    # of the other terms loss and accuracy, and of all whatever else the model counts, over the term's count; by name
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "figures"}
+        return {**own, **self.figures}
+
+    def __str__(self) -> str:
+        others = "".join(f", {name} {value:.3f}" for name, value in self.figures.items())
+        return f"held-out loss {self.loss:.3f} (unigram {self.unigram_loss:.3f}), accuracy {self.accuracy:.1%}{others}"
+
+
+class Validation:
+    """The held-out documents in rows.
+
+    Args:
+        config: the run.
+        maker: reads and masks rows of the validation shards; keyed by MASK_SEED.
+        lengths: tokens of each validation document.
+        unigram: the baseline.
+        key: of the configuration that names the text.
+
+    Attributes:
+        tokens: of the held-out text that each measurement reads.
+        samples: texts of the last measurement that was asked for them, see samples.py; on the first rank alone.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        maker: MicrobatchMaker,
+        lengths: Sequence[int] | NDArray[Any],
+        unigram: Unigram,
+        key: str = "data.validation",
+    ) -> None:
+        self._config = config
+        self._key = key
+        self._maker = maker
+        self._lengths = lengths
+        self._unigram = unigram
+        self.samples: list[dict[str, Any]] = []
+        total, most = int(np.sum(lengths, dtype=np.int64)), config.eval.max_tokens
+        self.tokens = total if most is None else min(total, most)
+
+    def plan(self, phase: PhaseConfig, objective: ObjectiveConfig | None = None) -> BatchPlan:
+        """Documents in their order, up to eval.max_tokens, packed into rows of the phase's length.
+
+        Args:
+            phase: of the run.
+            objective: in that phase; None: the run's.
+        """
+        row_tokens = self._config.eval.row_tokens or phase.row_tokens
+        settings = (objective or self._config.objective).for_validation()
+        packer = GreedyPacker(row_tokens, self._config.data.packing_window, 1 << 62, settings.special_tokens)
+        tokens = 0
+        for document, length in enumerate(self._lengths):
+            if self._config.eval.max_tokens is not None:
+                length = min(int(length), self._config.eval.max_tokens - tokens)
+            if length > 0:
+                packer.add(0, document, int(length))
+                tokens += int(length)
+        packer.flush()
+        rows = tuple(packer.ready)
+        return BatchPlan(
+            phase="validation",
+            tokens_before=0,
+            tokens=tokens,
+            rows=rows,
+            num_rows=len(rows),
+            row_tokens=row_tokens,
+            microbatch_rows=max(1, phase.tokens_at_once // row_tokens),
+            objective=settings,
+        )
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        model: nn.Module,
+        phase: PhaseConfig,
+        compute: Compute,
+        objective: ObjectiveConfig | None = None,
+        samples: Samples | None = None,
+    ) -> Evaluation:
+        """Measure a model; every rank calls it and gets the same figures.
+
+        Args:
+            model: called with microbatches; its training mode is put back afterwards.
+            phase: whose row length and microbatch size are used.
+            compute: where the model is, and the precision to compute in.
+            objective: in that phase; None: the run's.
+            samples: takes some of the first row; what it takes is in `samples` afterwards.
+        """
+        self.samples = []
+        plan, device = self.plan(phase, objective), compute.device
+        first_term = next(iter(plan.objective.terms))
+        ranks = num_ranks()
+        rows: tuple[Row, ...] = tuple(plan.rows) + ((),) * (-len(plan.rows) % ranks)  # the same number on every rank
+        log_probability_V = torch.from_numpy(self._unigram.log_probability_V).to(device, torch.float32)
+        sums: defaultdict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
+        counts = dict.fromkeys(plan.objective.terms, 0)
+        was_training, first = model.training, True
+        model.eval()
+        for batch in self._maker.microbatches(rows[this_rank() :: ranks], plan):
+            moved = batch.to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=compute.bf16):
+                if samples is not None and this_rank() == 0 and first:
+                    with samples.watching(model, batch, plan.row_tokens) as self.samples:
+                        found: Sums = model(moved, figures=True)
+                else:
+                    found = model(moved, figures=True)
+            first = False
+            labels_M = moved.targets[LABELS]
+            labels_P = labels_M[labels_M != IGNORED_LABEL]
+            sums["unigram/loss"] -= log_probability_V[labels_P].sum().double()
+            sums["unigram/hits"] += (labels_P == self._unigram.most_frequent).sum()
+            for term in plan.objective.terms:
+                sums[f"{term}/loss"] += found.losses[term].double()
+                counts[term] += batch.counts[term]
+            for name, figure in found.figures.items():
+                sums[name] += figure
+        model.train(was_training)
+        if isinstance(model, FSDPModule):
+            model.reshard()  # without a backward pass what lies outside the layers stays gathered, on every rank
+        totals = sums_over_ranks([*sums.values()], [*counts.values()])
+        counts = dict(zip(counts, map(round, totals[len(sums) :]), strict=True))
+        found_sums = dict(zip(sums, totals, strict=False))
+        means = {name: each / max(1, counts.get(name.partition("/")[0], 0)) for name, each in found_sums.items()}
+        if not (predicted := counts[first_term]):
+            raise DataError(f"{self._key}: not one token to predict. Hold out more text, or raise eval.max_tokens.")
+        return Evaluation(
+            loss=means.pop(f"{first_term}/loss"),
+            accuracy=means.pop(f"{first_term}/hits"),
+            unigram_loss=found_sums["unigram/loss"] / predicted,
+            unigram_accuracy=found_sums["unigram/hits"] / predicted,
+            predicted=predicted,
+            figures={
+                name.replace("/hits", "/accuracy"): mean
+                for name, mean in means.items()
+                if not name.startswith("unigram/")
+            },
+        )
+
+
+def open_validation(config: RunConfig, facts: DataFacts) -> Validation:
+    """The held-out text, with the unigram baseline of the training text."""
+    assert facts.validation is not None
+    return open_folder(config, facts, facts.validation)
+
+
+def open_folder(config: RunConfig, facts: DataFacts, folder: FolderFacts) -> Validation:
+    """Any folder of held-out shards, with the same baseline."""
+    vocabulary = facts.vocabulary
+    shards = open_shards(folder, config.data, vocabulary)
+    streams = TokenStreams([Stream("validation", MASK_SEED, shards)])
+    maker = MicrobatchMaker(streams, partial(build_objective, vocabulary=vocabulary), vocabulary)
+    return Validation(config, maker, shards.lengths, unigram_of(config, facts), folder.key)
+
+
+def unigram_of(config: RunConfig, facts: DataFacts) -> Unigram:
+    """The baseline of the training text; streams count by their shares of the whole run, whatever the phase."""
+    tokens = {name: folder.card.tokens for name, folder in facts.streams.items()}
+    shares = token_shares(config, tokens, {name: folder.card.documents for name, folder in facts.streams.items()})
+    total = sum(tokens.values())
+    counts = [
+        TokenCounts(folder.local / TOKEN_COUNTS, tokens[name], shares[name] * total / tokens[name])
+        for name, folder in facts.streams.items()
+    ]
+    return Unigram.from_counts(counts, config.model.vocab_size)

@@ -1,0 +1,244 @@
+"""A folder in BEIR's format, read with the standard library: corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv.
+
+A corpus may be larger than memory: `read_beir` reads all of it once for mistakes and keeps the ids, and `texts` reads
+it again, a part at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.core.own_files import require_own_files
+from modernbert_train.core.read_json import parse_json
+from modernbert_train.core.text import plural, shorten
+from modernbert_train.errors import DataError
+
+CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
+_HEAD = ("query-id", "corpus-id", "score")
+_LONGEST_LINE = 1 << 26
+
+
+@dataclass(frozen=True)
+class Beir:
+    """What was read of a folder.
+
+    Attributes:
+        folder: where it is.
+        split: whose judgements these are.
+        document_ids: of all documents, in the order of the corpus.
+        queries: text of each query that is judged, by id, in the order of the file.
+        qrels: of each of them, the score of each judged document.
+        counts: documents, queries, judgements, and what is odd among them.
+    """
+
+    folder: Path
+    split: str
+    document_ids: list[str] = field(repr=False)
+    queries: dict[str, str] = field(repr=False)
+    qrels: dict[str, dict[str, int]] = field(repr=False)
+    counts: dict[str, int]
+
+    def texts(self, at_once: int) -> Iterator[list[str]]:
+        """The documents, title before text, in the order of the corpus; lists of at most so many."""
+        part: list[str] = []
+        for _, entry in _objects(self.folder / CORPUS):
+            part.append(joined(entry))
+            if len(part) == at_once:
+                yield part
+                part = []
+        if part:
+            yield part
+
+
+def joined(entry: dict[str, Any]) -> str:
+    """A document as one text: title, space, text; without a title the text alone."""
+    title = entry.get("title") or ""
+    return f"{title} {entry['text']}".strip()
+
+
+def read_beir(folder: str | Path, split: str, key: str = "") -> Beir:
+    """Read and verify a folder.
+
+    Args:
+        folder: with corpus.jsonl, queries.jsonl and qrels.
+        split: the file in qrels.
+        key: of the configuration that names the folder, for messages.
+
+    Raises:
+        DataError: a file is missing or broken, an id stands there twice, or a judgement names what is not there.
+    """
+    folder, named = Path(folder), f"{key}={folder}" if key else str(folder)
+    if not folder.is_dir():
+        raise DataError(f"{named}: no such folder. Name one with {CORPUS}, {QUERIES} and {QRELS}.")
+    require_own_files(folder)
+    require_own_files(folder / QRELS)
+    for name in (CORPUS, QUERIES):
+        if not (folder / name).is_file():
+            raise DataError(f"{named}: has no {name}, so it is not in BEIR's format. Put the file there.")
+    lines = _read_qrels(_qrels_file(folder, split, named))
+    documents, empty = _read_corpus(folder / CORPUS)
+    texts = _read_queries(folder / QUERIES)
+    qrels = _judgements(lines, {*documents}, texts, folder, split)
+    queries = {name: text for name, text in texts.items() if name in qrels}
+    relevant = sum(score > 0 for judged in qrels.values() for score in judged.values())
+    if not relevant:
+        raise DataError(f"{folder / QRELS}/{split}.tsv: no document is relevant to any query. Name another split.")
+    counts = {
+        "documents": len(documents),
+        "documents_without_text": empty,
+        "queries": len(queries),
+        "queries_without_judgement": len(texts) - len(queries),
+        "queries_without_relevant_document": sum(not any(s > 0 for s in judged.values()) for judged in qrels.values()),
+        "judgements": sum(map(len, qrels.values())),
+        "relevant": relevant,
+    }
+    return Beir(folder, split, documents, queries, qrels, counts)
+
+
+def _qrels_file(folder: Path, split: str, named: str) -> Path:
+    file = folder / QRELS / f"{split}.tsv"
+    if file.parent != folder / QRELS:
+        raise DataError(f"split={split}: names a file elsewhere. Name one in {folder / QRELS}, without .tsv.")
+    there = sorted(path.stem for path in (folder / QRELS).glob("*.tsv"))
+    if not there:
+        raise DataError(
+            f"{named}: has no {QRELS}/{split}.tsv, so nothing says which document answers which query. Write it with "
+            f"the columns {', '.join(_HEAD)}."
+        )
+    if not file.is_file():
+        raise DataError(f"{named}: has no {QRELS}/{split}.tsv; its splits are {', '.join(there)}. Set split to one.")
+    return file
+
+
+def _read_corpus(file: Path) -> tuple[list[str], int]:
+    """Ids of all documents, and how many have no text."""
+    lines: dict[str, int] = {}
+    empty = 0
+    for number, entry in _objects(file):
+        name = _id(entry, lines, file, number)
+        lines[name] = number
+        if not isinstance(entry.get("title") or "", str):
+            raise DataError(f"{file}: line {number}: title is no text. Correct it, or leave it out.")
+        _text(entry, file, number)
+        empty += not joined(entry)
+    if not lines:
+        raise DataError(f"{file}: is empty, so nothing can be found. Give it documents.")
+    return list(lines), empty
+
+
+def _read_queries(file: Path) -> dict[str, str]:
+    lines: dict[str, int] = {}
+    texts = {}
+    for number, entry in _objects(file):
+        name = _id(entry, lines, file, number)
+        lines[name] = number
+        texts[name] = _text(entry, file, number)
+    if not texts:
+        raise DataError(f"{file}: is empty, so nothing is asked. Give it queries.")
+    return texts
+
+
+def _objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file of one to a line, with the number of the line; empty lines do not count."""
+    for number, line in _lines(file):
+        if not line.strip():
+            continue
+        try:
+            entry = parse_json(line)
+        except ValueError as error:
+            raise DataError(f"{file}: line {number} is not JSON ({error}). Correct it, or remove it.") from None
+        if not isinstance(entry, dict):
+            raise DataError(f'{file}: line {number} is no object. Write one a line, as {{"_id": "1", "text": "..."}}.')
+        yield number, entry
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        with file.open(encoding="utf-8-sig", newline="\n") as opened:
+            for line in iter(lambda: opened.readline(_LONGEST_LINE), ""):
+                number += 1
+                if len(line) == _LONGEST_LINE:
+                    raise DataError(f"{file}: line {number} has {len(line):,} characters or more. Cut the text.")
+                yield number, line
+    except UnicodeDecodeError:
+        raise DataError(f"{file}: is not UTF-8, near line {number + 1}. Convert it.") from None
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}). Restore it, or correct the path.") from None
+
+
+def _id(entry: dict[str, Any], lines: dict[str, int], file: Path, number: int) -> str:
+    name = entry.get("_id")
+    if isinstance(name, int) and not isinstance(name, bool):
+        name = str(name)
+    if not isinstance(name, str) or not name:
+        raise DataError(f"{file}: line {number} has no _id. Give it one, as text.")
+    if name in lines:
+        raise DataError(
+            f"{file}: line {number}: the _id {shorten(name, 40)} is that of line {lines[name]} too. Give one another."
+        )
+    return name
+
+
+def _text(entry: dict[str, Any], file: Path, number: int) -> str:
+    text = entry.get("text")
+    if not isinstance(text, str):
+        raise DataError(f"{file}: line {number} has no text. Give it one; it may be empty.")
+    return text
+
+
+def _read_qrels(file: Path) -> list[tuple[int, str, str, int]]:
+    """Line, query, document and score of each judgement."""
+    found = []
+    for number, line in _lines(file):
+        words = line.rstrip("\r\n").split("\t")
+        if number == 1:
+            if tuple(words) != _HEAD:
+                raise DataError(
+                    f"{file}: the first line is {shorten(line.strip(), 60)!r}. Begin with the names of the columns, "
+                    f"with tabs between them: {' '.join(_HEAD)}."
+                )
+            continue
+        if words == [""]:
+            continue
+        if len(words) != len(_HEAD):
+            raise DataError(
+                f"{file}: line {number} has {plural(len(words), 'value')}. Write {', '.join(_HEAD)}, with tabs between."
+            )
+        try:
+            score = float(words[2])
+        except ValueError:
+            score = 0.5
+        if not score.is_integer() or abs(score) >= 1 << 31:  # NaN and infinity are none either
+            raise DataError(
+                f"{file}: line {number}: the score {shorten(words[2], 40)!r} is no whole number. Write 1 for relevant."
+            )
+        found.append((number, words[0], words[1], int(score)))
+    if not found:
+        raise DataError(f"{file}: holds no judgement, so nothing can be measured. Name another split.")
+    return found
+
+
+def _judgements(
+    lines: list[tuple[int, str, str, int]], documents: set[str], queries: dict[str, str], folder: Path, split: str
+) -> dict[str, dict[str, int]]:
+    file = folder / QRELS / f"{split}.tsv"
+    qrels: dict[str, dict[str, int]] = {}
+    for number, query, document, score in lines:
+        for name, known, where in ((query, queries, QUERIES), (document, documents, CORPUS)):
+            if name not in known:
+                unknown = sum(q not in queries or d not in documents for _, q, d, _ in lines)
+                raise DataError(
+                    f"{file}: line {number}: {shorten(name, 40)} is not in {where}; of {len(lines):,} judgements "
+                    f"{unknown:,} name what is not there. Give the files that belong together, or remove them."
+                )
+        judged = qrels.setdefault(query, {})
+        if judged.setdefault(document, score) != score:
+            raise DataError(
+                f"{file}: line {number}: {shorten(document, 40)} has the score {score} for {shorten(query, 40)}, and "
+                f"{judged[document]} above. Keep one of them."
+            )
+    return qrels

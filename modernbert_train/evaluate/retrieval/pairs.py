@@ -1,0 +1,91 @@
+"""Pairs and triplets of texts to learn from: files, or the judgements of BEIR folders. What is left out is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from modernbert_train.config.tools.retrieval import RetrievalConfig
+from modernbert_train.data.tables import ENDS, read_rows
+from modernbert_train.errors import DataError
+from modernbert_train.evaluate.retrieval.beir import read_beir
+
+QUERY, POSITIVE, NEGATIVE = "anchor", "positive", "negative"  # columns, as sentence-transformers calls them
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Texts to learn from.
+
+    Attributes:
+        columns: QUERY, POSITIVE, and NEGATIVE with a number for each hard negative; equally long.
+        counts: rows that are used, and those that were left out by reason.
+    """
+
+    columns: dict[str, list[str]] = field(repr=False)
+    counts: dict[str, int]
+
+
+def read_pairs(config: RetrievalConfig) -> Pairs:
+    """All rows of all files, in their order.
+
+    Raises:
+        DataError: a file is missing, broken or lacks a column; or fewer rows are left than a batch has.
+    """
+    skipped = dict.fromkeys(("skipped_empty", "skipped_duplicates", "skipped_contradictions"), 0)
+    rows: dict[tuple[str, ...], None] = {}
+    for index, name in enumerate(config.train):
+        for row in _rows(Path(name), f"train[{index}]={name}", config):
+            if not all(text.strip() for text in row):
+                skipped["skipped_empty"] += 1
+            elif row in rows:
+                skipped["skipped_duplicates"] += 1
+            elif row[1] in row[2:]:  # a text that answers the query, and does not
+                skipped["skipped_contradictions"] += 1
+            else:
+                rows[row] = None
+    if len(rows) < config.batch_size:
+        raise DataError(
+            f"train: {len(rows):,} pairs are left of {len(rows) + sum(skipped.values()):,}, which is no whole batch of "
+            f"batch_size={config.batch_size}. Lower it, or give more."
+        )
+    names = [QUERY, POSITIVE, *(f"{NEGATIVE}_{number}" for number in range(1, len(config.negative_columns) + 1))]
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
+    return Pairs(columns, {"pairs": len(rows)} | skipped)
+
+
+def _rows(path: Path, named: str, config: RetrievalConfig) -> Iterator[tuple[str, ...]]:
+    if path.is_dir():
+        yield from _of_folder(path, named, config)
+        return
+    if path.suffix not in ENDS:
+        raise DataError(f"{named}: of which kind is it? Name one of {', '.join(ENDS)}, or a BEIR folder.")
+    if not path.is_file():
+        raise DataError(f"{named}: no such file. Correct the path.")
+    columns = [config.query_column, config.positive_column, *config.negative_columns]
+    try:
+        for row in read_rows(path, columns, keys="query_column, positive_column and negative_columns"):
+            yield row.texts
+    except OSError as error:
+        raise DataError(f"{named}: cannot be read ({error.strerror}). Name a file of pairs.") from None
+    except ValueError as error:
+        raise DataError(f"{named}: {error}") from None
+
+
+def _of_folder(folder: Path, named: str, config: RetrievalConfig) -> Iterator[tuple[str, ...]]:
+    """A pair of each query and each document that is relevant to it."""
+    if config.negative_columns:
+        raise DataError(f"{named}: a BEIR folder has no hard negatives. Leave out negative_columns, or name files.")
+    beir = read_beir(folder, config.train_split, named.partition("=")[0])
+    wanted = {name for judged in beir.qrels.values() for name, score in judged.items() if score > 0}
+    texts, place = {}, 0
+    for part in beir.texts(1024):
+        for text in part:
+            if (name := beir.document_ids[place]) in wanted:
+                texts[name] = text
+            place += 1
+    for query, judged in beir.qrels.items():
+        for name, score in judged.items():
+            if score > 0:
+                yield beir.queries[query], texts[name]

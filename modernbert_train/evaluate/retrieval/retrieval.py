@@ -1,0 +1,386 @@
+"""Retrieval with sentence-transformers: `retrieval train` on pairs of texts, `retrieval evaluate` on BEIR folders.
+
+Training is the library's own, with its losses; the negatives of a query are the texts of its batch, so a batch is never
+cut: one process, and GradCache where it does not fit. What is read, counted, searched and measured is ours. A run's
+folder holds retrieval.json (what it was started with), checkpoints/ until training.json and st/ (the model) are there,
+and result.json, written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from modernbert_train.config.load import load_typed
+from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalConfig, retrieval_problems
+from modernbert_train.core.files import lock_now, write_whole
+from modernbert_train.core.read_json import read_json
+from modernbert_train.distributed.gpus import in_bf16
+from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
+from modernbert_train.evaluate.finetune.result import RESULT, write_figures
+from modernbert_train.evaluate.finetune.task import run_name
+from modernbert_train.evaluate.retrieval.beir import Beir, read_beir
+from modernbert_train.evaluate.retrieval.pairs import QUERY, Pairs, read_pairs
+from modernbert_train.evaluate.retrieval.runs import in_words, read_settings, require, require_one_process
+from modernbert_train.evaluate.retrieval.sentence_model import (
+    check_sentence_model,
+    describe,
+    is_sentence_model,
+    open_sentence_model,
+    save,
+)
+from modernbert_train.weights.named_source import check_named
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+STARTED, TRAINING, MODEL, CHECKPOINTS, LOCK = "retrieval.json", "training.json", "st", "checkpoints", ".lock"
+_WHOLE = "whole"  # written into a checkpoint when all else of it is there
+_AT_ONCE = 8192  # documents of a corpus that are in memory
+# keys that may change when a run goes on: they decide how fast it trains and what is measured afterwards
+_MAY_CHANGE = frozenset(
+    (
+        "name",
+        "runs_folder",
+        "device",
+        "encode_batch",
+        "split",
+        "ignore_identical_ids",
+        "evaluate",
+        "save_every_steps",
+        "train",
+    )
+)
+_LOGGED = 50  # lines about the loss, at most
+
+
+def train(recipe: str, model: str, overrides: Sequence[str]) -> Path:
+    """Train a model on pairs of texts, from wherever the run stands, and measure it.
+
+    Args:
+        recipe: YAML of a `RetrievalConfig`.
+        model: see `open_sentence_model`.
+        overrides: keys of it.
+
+    Returns:
+        result.json.
+
+    Raises:
+        RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
+    """
+    require_one_process("retrieval train")
+    config = read_settings(RetrievalConfig, retrieval_problems, Path(recipe), overrides)
+    require("retrieval", "sentence_transformers", "accelerate", "datasets")
+    _check_model(model, config)
+    folder = Path(config.runs_folder) / (config.name or run_name(recipe, _naming(model), config.seed))
+    pairs = read_pairs(config)
+    folders = {name: read_beir(each, config.split, f"evaluate.{name}") for name, each in config.evaluate.items()}
+    with _in_use(folder):
+        _same_run(folder, model, config, pairs)
+        _say(pairs, folders)
+        if is_sentence_model(str(folder / MODEL)):
+            trained = open_sentence_model(str(folder / MODEL), EvaluateConfig(device=config.device))
+            training = read_json(folder / TRAINING)
+        else:
+            from transformers import set_seed
+
+            set_seed(config.seed)  # what is drawn and never used, such as BERT's pooler, is saved too
+            trained = open_sentence_model(model, config)
+            training = _learn(trained, config, pairs, folder)
+            write_whole(folder / TRAINING, json.dumps(training, indent=2) + "\n")
+            save(trained, folder / MODEL, model, f"{len(pairs.columns[QUERY]):,} pairs")
+            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        figures = {name: measure(trained, each, config) for name, each in folders.items()}
+        _write(folder, Path(recipe).stem, model, config, trained, figures, folders, {"train": pairs.counts}, training)
+    print(in_words(folder.name, figures or {"trained": {}}, _SHOWN, folder / RESULT))
+    return folder / RESULT
+
+
+def evaluate(beir: str, model: str, overrides: Sequence[str]) -> Path:
+    """Measure a model on a BEIR folder.
+
+    Args:
+        beir: the folder.
+        model: see `open_sentence_model`.
+        overrides: keys of `EvaluateConfig`.
+
+    Returns:
+        result.json.
+
+    Raises:
+        RunError: anything that the user has to fix.
+    """
+    config = load_typed(EvaluateConfig, [], overrides)
+    if problems := list(retrieval_problems(config)):
+        raise ConfigError("\n".join(problems))
+    require("retrieval", "sentence_transformers")
+    _check_model(model, config)
+    read = read_beir(beir, config.split)
+    task = Path(beir).resolve().name
+    folder = Path(config.runs_folder) / (config.name or run_name(task, _naming(model), config.split))
+    with _in_use(folder):
+        if (folder / STARTED).exists():
+            raise ConfigError(
+                f"{folder}: a run of `retrieval train`, whose {RESULT} would be lost. Name another with name=."
+            )
+        opened = open_sentence_model(model, config)
+        figures = {task: measure(opened, read, config)}
+        _write(folder, task, model, config, opened, figures, {task: read}, {}, None)
+    print(in_words(folder.name, figures, _SHOWN, folder / RESULT))
+    return folder / RESULT
+
+
+_SHOWN = ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_10")
+
+
+def measure(model: SentenceTransformer, beir: Beir, config: EvaluateConfig) -> dict[str, float]:
+    """The figures of a model on a BEIR folder, by exact search over all of it; see `ranking.figures`."""
+    from modernbert_train.evaluate.retrieval.ranking import RECALL_CUT, figures, search
+
+    settings: dict[str, Any] = {
+        "batch_size": config.encode_batch, "convert_to_tensor": True, "show_progress_bar": False,
+    }  # fmt: skip
+    queries_QD = model.encode_query(list(beir.queries.values()), **settings)
+    parts = (model.encode_document(texts, **settings) for texts in beir.texts(_AT_ONCE))
+    top = RECALL_CUT + config.ignore_identical_ids
+    found = search(queries_QD, parts, beir.document_ids, model.similarity, top)
+    ranked = dict(zip(beir.queries, found, strict=True))
+    if config.ignore_identical_ids:
+        ranked = {query: [name for name in names if name != query] for query, names in ranked.items()}
+    return figures(ranked, beir.qrels)
+
+
+def _check_model(model: str, config: EvaluateConfig) -> None:
+    """What can be told of a model without torch."""
+    if is_sentence_model(model):
+        check_sentence_model(model, config)
+    else:
+        check_named(model, config.runs_folder)
+
+
+def _naming(model: str) -> str:
+    return str(Path(model).parent) if Path(model).name == MODEL else model
+
+
+# --- a run's folder ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _in_use(folder: Path) -> Iterator[None]:
+    """Keep others out of a run's folder, which is made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOCK).open("a") as file:
+            if not lock_now(file):
+                raise ConfigError(
+                    f"{folder}: another process is at work there. Wait for it, or name another with name=."
+                )
+            yield
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written ({error}). Free the disk, or set runs_folder.") from None
+
+
+def _same_run(folder: Path, model: str, config: RetrievalConfig, pairs: Pairs) -> None:
+    """Write down what a run is started with, or compare with what it was.
+
+    Raises:
+        ConfigError: it is another run; names what differs.
+    """
+    sha256 = hashlib.sha256()
+    for column in pairs.columns.values():
+        for text in column:
+            sha256.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    settings = {key: value for key, value in asdict(config).items() if key not in _MAY_CHANGE}
+    now = {"model": model, "texts_sha256": sha256.hexdigest(), **settings}
+    file = folder / STARTED
+    if not file.exists():
+        if others := sorted(path.name for path in folder.iterdir() if path.name != LOCK):
+            raise ConfigError(
+                f"{folder}: holds {', '.join(others[:5])}, of something else. Name another run with name=."
+            )
+        write_whole(file, json.dumps(now, indent=2) + "\n")
+        return
+    try:
+        before = read_json(file)
+    except ValueError as error:
+        raise StorageError(
+            f"{file}: is damaged ({error}). Remove the folder, or name another run with name=."
+        ) from None
+    differing = [key for key in now if not isinstance(before, dict) or before.get(key) != now[key]]
+    if differing:
+        listed = "\n  ".join(f"{key}={now[key]!r} here, {before.get(key)!r} there" for key in differing)
+        raise ConfigError(
+            f"{folder}: begun with other settings:\n  {listed}\nName another run with name=, or remove it."
+        )
+
+
+def _say(pairs: Pairs, folders: Mapping[str, Beir]) -> None:
+    print(f"pairs: {pairs.counts['pairs']:,}")
+    for key, count in pairs.counts.items():
+        if key != "pairs" and count:
+            print(f"warning: left out: {count:,} pairs, {key.removeprefix('skipped_')}")
+    for name, beir in folders.items():
+        for key in ("documents_without_text", "queries_without_relevant_document"):
+            if beir.counts[key]:
+                print(f"warning: {name}: {beir.counts[key]:,} {key.replace('_', ' ')}")
+
+
+def _write(
+    folder: Path,
+    task: str,
+    model: str,
+    config: EvaluateConfig,
+    trained: SentenceTransformer,
+    figures: Mapping[str, Mapping[str, float]],
+    folders: Mapping[str, Beir],
+    counts: Mapping[str, Mapping[str, int]],
+    training: Any,
+) -> None:
+    write_figures(
+        folder / RESULT,
+        task=task,
+        source=model,
+        seed=getattr(config, "seed", None),
+        run=folder.name,
+        figures=figures,
+        counts={**counts, **{name: each.counts for name, each in folders.items()}},
+        settings=asdict(config) | asdict(describe(trained)),
+        training=training,
+    )
+
+
+# --- training ------------------------------------------------------------------------------------------------------
+
+
+def _learn(model: SentenceTransformer, config: RetrievalConfig, pairs: Pairs, folder: Path) -> dict[str, Any]:
+    """Train a model in place; returns steps, losses and what was cut."""
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    from sentence_transformers.sentence_transformer import losses
+    from transformers import PrinterCallback, TrainerCallback
+
+    steps = math.ceil(len(pairs.columns[QUERY]) // config.batch_size * config.epochs)
+    on_gpu = model.device.type == "cuda"
+    bf16 = in_bf16(config.precision, on_gpu=on_gpu)
+    roles = {name: "query" if name == QUERY else "document" for name in pairs.columns}
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(folder / CHECKPOINTS),
+        per_device_train_batch_size=config.batch_size,
+        num_train_epochs=config.epochs,
+        learning_rate=config.lr,
+        warmup_steps=config.warmup,  # below 1: a share
+        lr_scheduler_type="linear",
+        weight_decay=config.weight_decay,
+        seed=config.seed,
+        bf16=bf16,
+        use_cpu=not on_gpu,
+        batch_sampler="no_duplicates" if config.no_duplicates else "batch_sampler",
+        prompts={name: prompt for name, role in roles.items() if (prompt := (model.prompts or {}).get(role))},
+        router_mapping=roles,  # lengths of queries and documents
+        dataloader_drop_last=True,  # a smaller batch would be another loss
+        dataloader_pin_memory=on_gpu,
+        save_strategy="steps",
+        save_steps=config.save_every_steps,
+        save_total_limit=2,
+        logging_steps=max(1, steps // _LOGGED),
+        report_to="none",
+        disable_tqdm=True,
+    )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # the library would share a batch among GPUs, and with it the negatives
+    loss = (
+        losses.CachedMultipleNegativesRankingLoss(model, scale=config.scale, mini_batch_size=config.mini_batch)
+        if config.loss == "cached_mnrl"
+        else losses.MultipleNegativesRankingLoss(model, scale=config.scale)
+    )
+    model.model_card_data.local_files_only = True
+    model.model_card_data.generate_widget_examples = False
+    stop: list[int] = []
+
+    class Follow(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_save |= bool(stop)
+            control.should_training_stop |= bool(stop)
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            write_whole(folder / CHECKPOINTS / f"checkpoint-{state.global_step}" / _WHOLE, "")
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if logs and "loss" in logs:
+                print(f"step {state.global_step:,} of {state.max_steps:,}: loss {float(logs['loss']):.4f}", flush=True)
+
+    trainer = SentenceTransformerTrainer(
+        model=model, args=arguments, train_dataset=Dataset.from_dict(pairs.columns), loss=loss, callbacks=[Follow()]
+    )
+    trainer.remove_callback(PrinterCallback)
+    if (newest := _newest_whole(folder / CHECKPOINTS)) is not None:
+        print(f"resuming from {newest}")
+    with _heard(stop):
+        trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+    state = trainer.state
+    if stop and state.global_step < state.max_steps:
+        raise StoppedEarly(
+            f"{signal.Signals(stop[0]).name}: saved at step {state.global_step:,} of {state.max_steps:,}. The same "
+            "command resumes."
+        )
+    logged = [(each["step"], each["loss"]) for each in state.log_history if "loss" in each]
+    return {
+        "steps": state.global_step,
+        "texts_cut": _texts_cut(model, pairs),
+        "pairs_per_epoch": len(pairs.columns[QUERY]) // config.batch_size * config.batch_size,
+        "precision": "bf16" if bf16 else "fp32",
+        "losses": [{"step": step, "loss": float(loss)} for step, loss in logged],
+    }
+
+
+def _texts_cut(model: SentenceTransformer, pairs: Pairs) -> dict[str, int]:
+    """How many texts of each column are longer than the model reads, with what stands before them."""
+    backend = model.tokenizer.backend_tokenizer
+    tokenizer = type(backend).from_str(backend.to_str())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    about = describe(model)
+    found = {}
+    for name, texts in pairs.columns.items():
+        prompt, most = about.document_prompt, about.max_tokens
+        if name == QUERY:
+            prompt, most = about.query_prompt, about.query_max_tokens
+        parts = (texts[start : start + _AT_ONCE] for start in range(0, len(texts), _AT_ONCE))
+        found[name] = sum(
+            len(each.ids) > most
+            for part in parts
+            for each in tokenizer.encode_batch_fast([prompt + text for text in part])
+        )
+    return found
+
+
+@contextmanager
+def _heard(stop: list[int]) -> Iterator[None]:
+    """While in use a stop signal is noted, for the end of the step."""
+    from modernbert_train.distributed.stop_signals import handled_by
+
+    def note(number: int, _: FrameType | None) -> None:
+        stop.append(number)
+
+    with handled_by(note):
+        yield
+
+
+def _newest_whole(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end; those that were not are removed."""
+    found = {}
+    for path in folder.glob("checkpoint-*"):
+        if not (path / _WHOLE).is_file():
+            shutil.rmtree(path, ignore_errors=True)
+        elif (step := re.fullmatch(r"checkpoint-(\d+)", path.name)) is not None:
+            found[int(step[1])] = path
+    return found[max(found)] if found else None

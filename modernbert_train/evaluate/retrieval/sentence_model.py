@@ -1,0 +1,202 @@
+"""Encoders as sentence-transformers has them: a run, a checkpoint or a model is opened as one, and written as a folder.
+
+An exported model alone opens there too, with the mean over tokens and the length that it was trained on. What is
+written here says both, and prompts, lengths of queries and documents, and whether vectors have length 1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modernbert_train.config.tools.retrieval import EvaluateConfig
+from modernbert_train.core.files import publish
+from modernbert_train.core.own_files import require_own_files
+from modernbert_train.core.read_json import read_json
+from modernbert_train.core.version import __version__
+from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.evaluate.retrieval.runs import choose_device, exported_encoder, quiet
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+MODULES = "modules.json"  # by which a folder is one of sentence-transformers
+_OWN = ("pooling", "normalize", "query_prompt", "document_prompt")  # what such a folder has itself
+_LIBRARY = "sentence_transformers."
+
+
+@dataclass(frozen=True)
+class Described:
+    """How texts become vectors, as it came out; for results.
+
+    Attributes:
+        pooling: how tokens become one vector.
+        normalize: vectors have length 1.
+        query_prompt, document_prompt: what stands before texts.
+        query_max_tokens, max_tokens: where queries and documents are cut.
+    """
+
+    pooling: str
+    normalize: bool
+    query_prompt: str
+    document_prompt: str
+    query_max_tokens: int
+    max_tokens: int
+
+
+def is_sentence_model(name: str) -> bool:
+    """Whether a name is that of a folder of sentence-transformers."""
+    return (Path(name) / MODULES).is_file()
+
+
+def check_sentence_model(name: str, config: EvaluateConfig) -> None:
+    """Refuse a folder that would run code of its own, or keys that it decides itself; without the library.
+
+    Raises:
+        ConfigError, DataError: see above.
+    """
+    folder = Path(name)
+    require_own_files(folder)
+    try:
+        modules = read_json(folder / MODULES)
+        types = [str(each["type"]) for each in modules]
+        paths = [folder / str(each["path"]) for each in modules]
+    except (OSError, ValueError, TypeError, KeyError):
+        raise DataError(f"{folder / MODULES}: is damaged. Restore it from a copy, or write the folder again.") from None
+    for kind, path in zip(types, paths, strict=True):
+        if not kind.startswith(_LIBRARY):
+            raise DataError(
+                f"{folder / MODULES}: {kind[:80]} is code of the folder, which is not run. Name another model."
+            )
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise DataError(f"{folder / MODULES}: {path} lies elsewhere. Restore it from a copy.")
+        require_own_files(path)
+    if given := [key for key in _OWN if getattr(config, key) is not None]:
+        raise ConfigError(
+            f"{given[0]}={getattr(config, given[0])}: {folder} has its own. Leave it out, or name the encoder."
+        )
+
+
+def open_sentence_model(name: str, config: EvaluateConfig) -> SentenceTransformer:
+    """Open a model for vectors of texts, in fp32.
+
+    Args:
+        name: see `open_source`; or a folder of sentence-transformers.
+        config: pooling, prompts, lengths and the device.
+
+    Raises:
+        ConfigError: it asks for more tokens than the model was trained on, or for a GPU that is not there.
+        DataError, StorageError: see `open_source`; or the library cannot open the folder.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    if is_sentence_model(name):
+        check_sentence_model(name, config)
+        model = _load(name, config)
+    else:
+        with exported_encoder(name) as folder, quiet():
+            model = _build(folder, config)
+    limit = model.max_seq_length
+    if limit is None:
+        raise DataError(f"{name}: reads texts in a way of its own, without a longest one. Name another model.")
+    most = config.max_tokens or limit
+    if most > limit:
+        raise ConfigError(f"max_tokens={most}: {name} reads {limit:,} at most. Lower it, or leave it out.")
+    model.max_seq_length = most
+    encoder: Any = model[0]
+    if config.query_max_tokens is not None:
+        encoder.query_length = config.query_max_tokens
+    if (getattr(encoder, "query_length", None) or most) >= most:
+        encoder.query_length = None  # nothing of its own
+    return model.eval()
+
+
+def _build(folder: Path, config: EvaluateConfig) -> SentenceTransformer:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    own = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        encoder = Transformer(
+            str(folder), model_kwargs=own | {"dtype": "float32"}, processor_kwargs={**own}, config_kwargs={**own}
+        )
+    except Exception as error:  # the library and what is below it can fail in any way
+        raise _unopened(folder, error) from None
+    modules: list[Any] = [encoder, Pooling(encoder.get_embedding_dimension(), config.pooling or "mean")]
+    if config.normalize is None or config.normalize:
+        modules.append(Normalize())
+    prompts = {"query": config.query_prompt or "", "document": config.document_prompt or ""}
+    device = choose_device(config.device)
+    return SentenceTransformer(modules=modules, device=device, prompts=prompts, similarity_fn_name="cosine")
+
+
+def _load(name: str, config: EvaluateConfig) -> SentenceTransformer:
+    from sentence_transformers import SentenceTransformer
+
+    device = choose_device(config.device)
+    settings: dict[str, Any] = {"device": device, "local_files_only": True, "trust_remote_code": False}
+    try:
+        return SentenceTransformer(name, model_kwargs={"dtype": "float32"}, **settings)
+    except Exception as error:  # as in _build
+        raise _unopened(Path(name), error) from None
+
+
+def _unopened(folder: Path, error: Exception) -> DataError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    return DataError(f"{folder}: sentence-transformers cannot open it ({reason}). Export it again, or name another.")
+
+
+def describe(model: SentenceTransformer) -> Described:
+    """How a model makes vectors."""
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+    encoder: Any = model[0]
+    most = encoder.max_seq_length
+    pooling = next((each.pooling_mode for each in model if isinstance(each, Pooling)), "its own")
+    return Described(
+        pooling if isinstance(pooling, str) else ", ".join(pooling),
+        any(isinstance(each, Normalize) for each in model),
+        (model.prompts or {}).get("query") or "",
+        (model.prompts or {}).get("document") or "",
+        getattr(encoder, "query_length", None) or most,
+        most,
+    )
+
+
+def save(model: SentenceTransformer, out: Path, source: str, trained_on: str) -> None:
+    """Write the folder, whole or not at all; one that is there is replaced.
+
+    Raises:
+        StorageError: the disk refuses it.
+    """
+    staging = out.parent / f".{out.name}.{os.getpid()}.partial"
+    try:
+        staging.mkdir(parents=True)
+        model.save_pretrained(str(staging), create_model_card=False)
+        (staging / "README.md").write_text(_card(model, source, trained_on), encoding="utf-8")
+        replaced = publish(staging, out)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
+    except OSError as error:
+        raise StorageError(
+            f"{out}: the model could not be written ({error}). Free the disk, or set runs_folder."
+        ) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _card(model: SentenceTransformer, source: str, trained_on: str) -> str:
+    facts = "\n".join(f"- {key}: {value!r}" for key, value in asdict(describe(model)).items())
+    return (
+        "---\nlibrary_name: sentence-transformers\npipeline_tag: sentence-similarity\n---\n\n"
+        f"Vectors of texts for retrieval, trained from `{Path(source).name}` on {trained_on} by modernbert-train "
+        f"{__version__}.\n\n{facts}\n\n"
+        "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
+        'model = SentenceTransformer("FOLDER")\n'
+        "queries = model.encode_query([...])\ndocuments = model.encode_document([...])\n"
+        "scores = model.similarity(queries, documents)\n```\n"
+    )

@@ -1,0 +1,232 @@
+"""Find what `train` would refuse within its first seconds, without torch; `check` and the launcher ask the same.
+
+One list, so that `check` cannot say good where `train` refuses. Nothing is written, no lock is taken, and large files
+are not read: whether a checkpoint is whole, or weights fit, is told when they are loaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE, read_manifest
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.checkpoints.saved_state import read_state
+from modernbert_train.checkpoints.store import problem_of
+from modernbert_train.checkpoints.trained_phases import refuse_average, refuse_changes
+from modernbert_train.config.check import check
+from modernbert_train.config.load import WrongKeys, load_run
+from modernbert_train.config.packages import missing_packages
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.check import check_data
+from modernbert_train.data.labelled import describe_labelled
+from modernbert_train.data.remote import is_remote
+from modernbert_train.data.shard_sizes import all_folders, check_shard_sizes
+from modernbert_train.distributed.gpus import count_gpus, shown_gpus
+from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
+from modernbert_train.plan.gpus import GPUS
+from modernbert_train.plan.memory import HasMemory
+from modernbert_train.plan.room import Card, on_gpu, too_large
+from modernbert_train.weights.hub import is_cached
+from modernbert_train.weights.named_source import check_named, check_vocabulary, tokenizer_named
+
+Look = Callable[[], object]
+
+
+def preflight(
+    config: RunConfig,
+    num_ranks: int = 1,
+    *,
+    fresh: bool = False,
+    folder: bool = True,
+    shards: bool = False,
+    gpu: HasMemory | None = None,
+) -> None:
+    """Look for everything that would end this run before it begins.
+
+    Args:
+        config: the run.
+        num_ranks: processes that would train.
+        fresh: what the run's folder holds would be put aside.
+        folder: also look at the run's folder, its first weights and labelled texts, which only the first machine need
+            see.
+        shards: also look at each file of the local shards, which a start of a large run has no time for.
+        gpu: that would train; None: the largest that this machine shows, else the kind that launch.gpu names.
+
+    Raises:
+        RunError: a line, or a few, for each mistake; of several the exit code is that of the configuration before that
+            of the data before that of the disk.
+    """
+    mistakes = [*_mistakes(_of_itself(config, num_ranks))]
+    if not mistakes and (gpu := gpu or _gpu_of(config)) is not None:
+        mistakes = [*_mistakes(iter([lambda: refuse_too_large(config, num_ranks, gpu)]))]
+    if folder and not any(isinstance(mistake, ConfigError) for mistake in mistakes):
+        mistakes += _mistakes(_of_its_folder(config, fresh))
+    if shards and not mistakes:
+        check_shard_sizes(config)
+    if len(mistakes) == 1:
+        raise mistakes[0]
+    for kind in (ConfigError, DataError, StorageError, RunError):
+        if any(isinstance(mistake, kind) for mistake in mistakes):
+            raise kind("\n".join(map(str, mistakes)))
+
+
+@contextmanager
+def with_later_mistakes(num_ranks: int = 1) -> Iterator[None]:
+    """Within it a run is read. If keys or values are wrong, broken rules and missing data are reported with them.
+
+    Left out is what concerns a section with such a mistake: it might follow from that.
+
+    Args:
+        num_ranks: processes that would train.
+
+    Raises:
+        ConfigError: both kinds of mistakes.
+    """
+    try:
+        yield
+    except WrongKeys as wrong:
+        if wrong.rest is None:
+            raise
+        try:
+            preflight(wrong.rest, num_ranks, fresh=True)  # nor is it a run to be compared with that of the folder
+        except RunError as later:
+            there = "|".join(map(re.escape, wrong.sections))
+            messages = re.split(r"\n(?! )", str(later))
+            others = [each for each in messages if not re.search(rf"(?<![\w.])({there})\b", each)]
+            raise ConfigError("\n".join([str(wrong), *others])) from None
+        except Exception:  # a rule that cannot be applied to half a configuration must not hide what is wrong with it
+            raise wrong from None
+        raise
+
+
+def _mistakes(looks: Iterator[Look]) -> Iterator[RunError]:
+    for look in looks:
+        try:
+            look()
+        except RunError as mistake:
+            yield mistake
+
+
+def _of_itself(config: RunConfig, num_ranks: int) -> Iterator[Look]:
+    yield lambda: check(config, num_ranks)
+    yield lambda: check_data(config)
+    yield lambda: _check_second_home(config)
+    if importlib.util.find_spec("torch") is not None:  # else this is not the environment that trains
+        on_gpu = config.compute.device == "auto" and count_gpus() > 0
+        yield lambda: _refuse(missing_packages(config, on_gpu=on_gpu))
+
+
+def named_gpu(config: RunConfig) -> HasMemory | None:
+    """The kind of GPU that launch.gpu names, if `plan` knows it by that name."""
+    return GPUS.get((config.launch.gpu or "").lower())
+
+
+def _gpu_of(config: RunConfig) -> HasMemory | None:
+    """What is known of the GPU without torch; of several the largest, since which of them train is not known yet."""
+    if config.compute.device == "cpu":
+        return None
+    shown = [Card(name, memory_bytes) for name, memory_bytes in shown_gpus()]
+    return max(shown, key=lambda card: card.memory_bytes, default=named_gpu(config))
+
+
+def refuse_too_large(config: RunConfig, num_ranks: int, gpu: HasMemory) -> None:
+    """Refuse what no GPU of the kind can hold by what `plan` predicts, even if nothing else took any of its memory.
+
+    Raises:
+        ConfigError: a line for each phase, with the microbatch to set.
+    """
+    _refuse(too_large(on_gpu(config, gpu, num_ranks), gpu, num_ranks))
+
+
+def _check_second_home(config: RunConfig) -> None:
+    if config.checkpoint.copy_to is not None and (problem := problem_of(config.checkpoint.copy_to)) is not None:
+        raise ConfigError(problem)
+
+
+def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
+    if config.evals:  # which rank 0 reads for all
+        yield lambda: describe_labelled(config)
+    run = RunFolder(config)
+    if fresh or not run.has_checkpoints():
+        for _, name in _first_weights(config):
+            yield lambda name=name: check_named(name, config.runs_folder)  # type: ignore[misc]
+        yield lambda: _check_vocabulary(config)
+    yield run.check_writable
+    if not fresh:
+        yield run.compare
+        yield lambda: _check_trained(run)
+
+
+def _first_weights(config: RunConfig) -> list[tuple[str, str]]:
+    """Keys and names of what a run that has no checkpoint yet begins with."""
+    start = None if config.start is None else config.start.checkpoint
+    named = {"weights.init_from": config.weights.init_from, "weights.grow_from": config.weights.grow_from}
+    return [(key, name) for key, name in {**named, "start.checkpoint": start}.items() if name is not None]
+
+
+def not_looked_at(config: RunConfig) -> list[str]:
+    """What `preflight` has left to training, a line each: it would take a network, a GPU, or reading it all."""
+    folders = all_folders(config)
+    local = [each.key for each in folders if not is_remote(each.shards)]
+    lines = [f"{each.key}={each.path}: shards in a store" for each in folders if is_remote(each.shards)]
+    if local:
+        lines.append(f"{', '.join(local)}: what is in the shards, whose hashes are compared as they are read")
+    if not RunFolder(config).has_checkpoints():
+        lines += [_of_weights(*named) for named in _first_weights(config)]
+    if config.checkpoint.copy_to is not None:
+        lines.append(f"checkpoint.copy_to={config.checkpoint.copy_to}: whether the store can be written")
+    return lines
+
+
+def _of_weights(key: str, name: str) -> str:
+    if Path(name).exists():
+        return f"{key}={name}: whether the weights are whole, and fit"
+    if is_cached(name):
+        return f"{key}={name}: a model of the hub that is in this machine's cache; whether it is whole, and fits"
+    return (
+        f"{key}={name}: a model of the hub that is not in this machine's cache; whether the hub gives it, and it fits"
+    )
+
+
+def _check_vocabulary(config: RunConfig) -> None:
+    """Compare the tokenizers, where that of the weights is at hand and nothing is wrong with the weights' name."""
+    name = config.weights.init_from
+    try:
+        if name is not None:
+            check_named(name, config.runs_folder)
+    except RunError:
+        return
+    if name is not None and (tokenizer := tokenizer_named(name)) is not None:
+        check_vocabulary(config, tokenizer)
+
+
+def _check_trained(run: RunFolder) -> None:
+    """Compare the plan with what the newest checkpoint was trained by.
+
+    One that is damaged says nothing here: training will look for the newest that is whole, and say so.
+    """
+    names = [path for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+    if not names:
+        return
+    newest = max(names, key=lambda path: int(path.name.removeprefix("step-")))
+    try:
+        manifest = read_manifest(newest)
+        whole = all((newest / name).stat().st_size == file.bytes for name, file in manifest.files.items())
+        then = load_run([newest / CONFIG_YAML])
+        state = read_state(newest / STATE, then, manifest.step)
+    except (OSError, ValueError, RunError):
+        return
+    if not whole:
+        return
+    if state.training is None:
+        refuse_average(run.path)
+    refuse_changes(newest, then, run.config, state.phase, state.tokens)
+
+
+def _refuse(messages: Iterator[str]) -> None:
+    if found := list(messages):
+        raise ConfigError("\n".join(found))

@@ -1,0 +1,179 @@
+"""The banner of a start: what will be trained, on what, from where and to where, in at most 40 lines.
+
+Steps and FLOPs are those of `plan`, which walks the lengths of the documents: about a second for a run so small that
+every batch is planned, less for others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from modernbert_train.config.describe import advice
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.text import plural, rate, table, tokens_text
+from modernbert_train.data.check import few_predictions, unread_rows
+from modernbert_train.data.facts import DataFacts
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.distributed.transport import find_transport
+from modernbert_train.models.attention import choose_kernel, with_backend
+from modernbert_train.plan.census import census
+from modernbert_train.plan.make import Plan, make_plan
+
+_MOST_PHASES, _MOST_STREAMS = 10, 12  # lines for each
+_HASH = 12  # characters of it, as in the messages that compare two
+
+
+def banner(
+    config: RunConfig,
+    *,
+    origin: str,
+    vocabulary: Sequence[str] = (),
+    facts: DataFacts,
+    compute: Compute,
+    tuned: str = "",
+    speed: Sequence[str] = (),
+    ranks: int,
+    ranks_per_node: int,
+) -> str:
+    """The lines, without a newline at the end.
+
+    Args:
+        config: the run, checked, with its data.
+        origin: where it starts.
+        vocabulary: what another vocabulary does to the text.
+        facts: of its data, checked.
+        compute: of this rank.
+        tuned: where its settings of speed are from, as tuned.py says it.
+        speed: what its GPUs do without and which microbatch they took, as card.py says it.
+        ranks, ranks_per_node: of the run.
+    """
+    plan = make_plan(config, ranks, facts=facts)
+    about = "" if plan.exact else "about "
+    parameters, model = plan.parameters, config.model
+    flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
+    lines = [
+        f"{config.name}: {parameters.total:,} parameters, {config.total_tokens:,} tokens, {about}{plan.steps:,} steps, "
+        f"{rate(flops)} FLOPs",
+        f"  model   {model.num_layers} layers ({census(model).num_global} global) of width {model.hidden_size}; "
+        f"{parameters.embedding:,} of the parameters are embeddings",
+        *_phases(plan),
+        f"  on      {_machines(config, compute.device, ranks, ranks_per_node)}, "
+        f"{'bf16 autocast over fp32 weights' if compute.bf16 else compute.precision}",
+        *_network(compute.device, ranks, ranks_per_node),
+        f"  kernels {_kernels(plan, compute)}",
+        *([f"  tuned   {tuned}"] if tuned else []),
+        *(f"  speed   {text}" for text in speed),
+        *_streams(facts),
+        f"  vocab   {config.data.tokenizer}, hash {facts.vocabulary.sha256[:_HASH]}",
+        f"  eval    {_validations(config, plan)}",
+        f"  from    {origin}",
+        *(f"          {text}" for text in vocabulary),
+        f"  folder  {config.folder}",
+        f"  saves   {_saves(config)}",
+        *(f"  advice  {text}" for text in advice(config)),
+        *(
+            f"  warning {text}"
+            for text in (few_predictions(config, facts), unread_rows(config, facts))
+            if text is not None
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _phases(plan: Plan) -> list[str]:
+    rows = [("  phase", "tokens", "row", "batch rows", "microbatch", "steps", "FLOPs/token")]
+    for phase in plan.phases[:_MOST_PHASES]:
+        first = min(part.rows for part in phase.ranges) if phase.ranges else phase.config.batch_rows
+        last = phase.config.batch_rows
+        rows.append(
+            (
+                f"  {phase.name}",
+                f"{phase.config.tokens:,}",
+                f"{phase.config.row_tokens:,}",
+                f"{last:,}" if first == last else f"{first:,} to {last:,}",
+                f"{phase.config.tokens_at_once:,}",
+                f"{phase.steps:,}",
+                f"{rate(phase.flops.training)}",
+            )
+        )
+    lines = table(rows, numbers=True).split("\n")
+    return [*lines, *_rest(len(plan.phases) - _MOST_PHASES, "phases")]
+
+
+def _validations(config: RunConfig, plan: Plan) -> str:
+    if config.data.validation is None:
+        return "nothing is held out"
+    about = "" if plan.exact else "about "
+    of = "" if plan.validation_tokens is None else f" of {tokens_text(plan.validation_tokens)} tokens"
+    return f"{config.data.validation}, {about}{plural(plan.validations, 'validation')}{of}"
+
+
+def _machines(config: RunConfig, device: torch.device, ranks: int, ranks_per_node: int) -> str:
+    cuda = device.type == "cuda"
+    kind = torch.cuda.get_device_name(device) if cuda else f"cpu ({plural(torch.get_num_threads(), 'thread')})"
+    nodes = -(-ranks // ranks_per_node)
+    spread = f" on {nodes} nodes" if nodes > 1 else ""
+    return f"{ranks} x {kind}{spread}{f', {config.distributed.strategy}' if ranks > 1 else ''}"
+
+
+def _network(device: torch.device, ranks: int, ranks_per_node: int) -> list[str]:
+    if device.type != "cuda" or ranks <= ranks_per_node:
+        return []
+    return [f"  network {find_transport(os.environ).text}"]
+
+
+def _kernels(plan: Plan, compute: Compute) -> str:
+    """The kernels that the model chooses here, asked in the way in which it asks."""
+    asked, dtype = plan.config.compute, torch.bfloat16 if compute.bf16 else torch.float32
+    whole_key = "compute.attention" if asked.global_attention is None else "compute.global_attention"
+    all_global = plan.census.num_global == len(plan.census.windows)
+    found = []  # of each phase, since what it trains may need another
+    for phase in plan.phases:
+        order = phase.objective.order
+        bias = plan.config.model.score_bias
+        asked_whole = asked.global_attention or asked.attention
+        kernel = choose_kernel(asked_whole, compute.device, dtype, whole_key, order, bias)
+        whole = local = with_backend(kernel, compute.device, dtype)
+        if not all_global:
+            local = with_backend(
+                choose_kernel(asked.attention, compute.device, dtype, order=order), compute.device, dtype
+            )
+        found.append(whole if whole == local else f"{whole} in global layers, {local} in local ones")
+    names = "; then ".join(dict.fromkeys(found))
+    extras = [
+        *(["compiled"] * bool(asked.compile)),
+        *(["recomputed in the backward pass"] * asked.activation_checkpointing),
+    ]
+    same = ["deterministic"] * (asked.deterministic and compute.device.type == "cuda")
+    return ", ".join([names, *(extras or ["not compiled"]), *same])
+
+
+def _streams(facts: DataFacts) -> list[str]:
+    lines = []
+    for name, folder in list(facts.streams.items())[:_MOST_STREAMS]:
+        title = "" if folder.key == "data.train" else f"{name}: "
+        lines.append(
+            f"  data    {title}{folder.path}, {folder.card.documents:,} documents, "
+            f"{tokens_text(folder.card.tokens)} tokens, hash {folder.card.index_sha256[:_HASH]}"
+        )
+    return [*lines, *_rest(len(facts.streams) - _MOST_STREAMS, "streams")]
+
+
+def _rest(count: int, noun: str) -> list[str]:
+    return [f"          and {count} more {noun}"] if count > 0 else []
+
+
+def _saves(config: RunConfig) -> str:
+    settings = config.checkpoint
+    intervals = (
+        (settings.interval_seconds, "s"),
+        (settings.interval_steps, "steps"),
+        (settings.interval_tokens, "tokens (kept)"),
+    )
+    when = [f"every {interval:,g} {unit}" for interval, unit in intervals if interval is not None]
+    if settings.milestones != "none":
+        when.append(f"at the steps of {settings.milestones} (kept)")
+    return f"{', '.join([*when, 'at the end of each phase (kept)'])}; otherwise the newest {settings.keep} are kept"

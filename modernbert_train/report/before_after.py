@@ -1,0 +1,79 @@
+"""Table of continued pretraining: held-out figures before its first step beside those after its last.
+
+Both are lines of metrics.jsonl, so the table can be made at any time, and a run that was resumed has it too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from modernbert_train.config.evals import BASELINE, COUNT
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.text import table
+
+_HELD_OUT = ("loss", "accuracy")  # of a line of validation
+
+
+def measures_before(config: RunConfig) -> bool:
+    """Whether a run is measured before its first step: where its weights have been trained, for what it trains."""
+    return config.weights.init_from is not None and not config.objective.is_labelled
+
+
+def before_and_after(config: RunConfig, entries: Sequence[dict[str, Any]]) -> str | None:
+    """The table, or None where nothing was measured twice.
+
+    Args:
+        config: the run.
+        entries: of its metrics.jsonl.
+    """
+    if not measures_before(config):
+        return None
+    before: dict[tuple[str, str], float] = {}
+    after: dict[tuple[str, str], float] = {}
+    for entry in entries:
+        for key, value in _figures(entry):
+            (after if entry["step"] else before)[key] = value  # of several, the last
+    rows = [
+        (
+            name,
+            figure,
+            f"{before[name, figure]:.4g}",
+            f"{after[name, figure]:.4g}",
+            _change(before, after, name, figure),
+        )
+        for name, figure in before
+        if (name, figure) in after
+    ]
+    if not rows:
+        return None
+    lines = [table([("measured on", "figure", "before", "after", "change"), *rows], numbers=True)]
+    first, last = (list(config.in_phase.values())[at].objective.for_validation() for at in (0, -1))
+    if config.eval.row_tokens is None and len({phase.row_tokens for phase in config.phases.values()}) > 1:
+        lines.append("Rows were not equally long; set eval.row_tokens to compare like with like.")
+    if first != last:
+        lines.append("The objective was not the same; the figures do not compare.")
+    return "\n".join(lines)
+
+
+def _figures(entry: dict[str, Any]) -> Iterator[tuple[tuple[str, str], float]]:
+    """What a line says was measured: (on what, figure), and its value."""
+    if entry.get("kind") == "validation":
+        name, figures = "data.validation", {key: entry.get(key) for key in _HELD_OUT}
+    elif entry.get("kind") == "evaluation":
+        name, figures = f"evals.{entry.get('name')}", entry.get("figures") or {}
+    else:
+        return
+    for figure, value in figures.items():
+        if figure.startswith((BASELINE, COUNT)) or not isinstance(value, int | float):
+            continue
+        yield (name, figure), value
+        if figure == "loss":
+            yield (name, "perplexity"), math.exp(min(value, 700.0))
+
+
+def _change(before: dict[Any, float], after: dict[Any, float], name: str, figure: str) -> str:
+    if figure == "perplexity":
+        return f"{after[name, figure] / before[name, figure] - 1:+.1%}"
+    return f"{after[name, figure] - before[name, figure]:+.4f}"

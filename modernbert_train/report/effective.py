@@ -1,0 +1,143 @@
+"""Effective training time: steps that count, checkpoints, restarts; read from a run's records.
+
+    effective training time = seconds of the steps that count, each once / seconds since the first start
+
+A step counts if the weights as they are now have seen it: one that was lost with a killed process, and computed again,
+counts once. Everything else is the difference: starting, validating, what a checkpoint held up, lost steps, and time in
+which nobody ran it. A restart takes from the last line of the process that was lost to the end of the first step of the
+next one.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.checkpoints.provenance import STARTS
+from modernbert_train.core.read_json import is_count, number, read_lines
+from modernbert_train.core.text import duration, percent, plural
+
+FORMULA = "seconds of the steps that count, each once, by seconds since the first start"
+# in starts.jsonl: when the process before wrote its last line; a line of this kind, of the first step of a restart
+LAST_SIGN, FIRST_STEP = "last_sign", "first_step"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of a run.
+
+    Attributes:
+        steps: of the steps that count.
+        since_start: from the first start to the last line.
+        blocked: that steps were held up by each checkpoint.
+        writing: that each took behind the run.
+        restarts: from the last line of a process to the end of the next one's first step.
+        last_saved: step of the newest checkpoint that the record tells of; None of none.
+    """
+
+    steps: float
+    since_start: float
+    blocked: tuple[float, ...]
+    writing: tuple[float, ...]
+    restarts: tuple[float, ...]
+    last_saved: int | None = None
+
+    @property
+    def effective(self) -> float:
+        """Share of the time; not a number where nothing is known."""
+        return min(1.0, self.steps / self.since_start) if self.since_start > 0 else math.nan
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.effective):
+            return "effective training time: not known"
+        text = (
+            f"effective training time {percent(1)(self.effective)}: {duration(self.steps)} in steps that count, of "
+            f"{duration(self.since_start)} since the first start"
+        )
+        if self.blocked:
+            text += (
+                f"; {plural(len(self.blocked), 'checkpoint')} held steps up for {sum(self.blocked):.3g} s, at most "
+                f"{max(self.blocked):.2g} s"
+            )
+        if self.restarts:
+            text += f"; {plural(len(self.restarts), 'restart')}, {self.restart_text}"
+        return text
+
+    @property
+    def restart_text(self) -> str:
+        """From the last line of a process to the first step of the next."""
+        if not self.restarts:
+            return "none"
+        return f"{duration(statistics.median(self.restarts))} from the last line to the next step, in the median"
+
+
+def spent(run_folder: Path) -> Spent:
+    """Of a run, as far as its records tell.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
+    return spent_by(read_lines(run_folder / "metrics.jsonl")[0], read_lines(run_folder / STARTS)[0])
+
+
+def spent_by(entries: Sequence[Mapping[str, Any]], starts: Sequence[Mapping[str, Any]]) -> Spent:
+    """The same of the lines themselves, those of metrics.jsonl and those of starts.jsonl."""
+    counted = [(entry["step"], entry) for entry in entries if is_count(entry.get("step"))]  # the file may hold anything
+    steps = {step: seconds_of(entry, "seconds") for step, entry in counted if entry.get("kind") == "step"}
+    times = [time for entry in entries if (time := seconds_of(entry, "time")) > 0]
+    return spent_of(
+        steps=sum(steps.values()),
+        saved={step: cost_of(entry) for step, entry in counted if entry.get("kind") == "checkpoint"},
+        first=min(times, default=math.nan),
+        last=max(times, default=math.nan),
+        starts=starts,
+    )
+
+
+def spent_of(
+    *,
+    steps: float,
+    saved: Mapping[int, tuple[float, float]],
+    first: float,
+    last: float,
+    starts: Sequence[Mapping[str, Any]],
+) -> Spent:
+    """The same of what was added up while the lines came.
+
+    Args:
+        steps: seconds of the steps that count.
+        saved: of each checkpoint what `cost_of` says, by step.
+        first, last: unix time of the record's earliest and latest line.
+        starts: lines of starts.jsonl.
+    """
+    begun = [time for entry in starts if entry.get("kind") == "start" and (time := seconds_of(entry, "time")) > 0]
+    restarts, last_sign = [], 0.0
+    for entry in starts:
+        if entry.get("kind") == "start":
+            last_sign = seconds_of(entry, LAST_SIGN)
+        elif entry.get("kind") == FIRST_STEP and last_sign > 0:
+            restarts.append(max(0.0, seconds_of(entry, "time") - last_sign))
+            last_sign = 0.0
+    return Spent(
+        steps=steps,
+        since_start=last - min(begun, default=first),
+        blocked=tuple(blocked for blocked, _ in saved.values()),
+        writing=tuple(writing for _, writing in saved.values()),
+        restarts=tuple(restarts),
+        last_saved=max(saved, default=None),
+    )
+
+
+def cost_of(entry: Mapping[str, Any]) -> tuple[float, float]:
+    """Of the line of a checkpoint: seconds that it held a step up, and that it took behind the run."""
+    return seconds_of(entry, "blocked_seconds"), seconds_of(entry, "write_seconds")
+
+
+def seconds_of(entry: Mapping[str, Any], key: str) -> float:
+    """A number of a line; 0 for what is none: the file may hold anything."""
+    found = number(entry.get(key))
+    return found if found is not None and math.isfinite(found) and found > 0 else 0.0

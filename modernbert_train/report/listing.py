@@ -1,0 +1,201 @@
+"""`python -m modernbert_train runs`: the runs in a folder, each in a line, read in a moment and without torch.
+
+Of a run are read its configuration, the end of metrics.jsonl, starts.jsonl, and whether somebody holds its lock. A
+folder that is damaged is named and the others are told; a run is never changed by being looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.checkpoints.provenance import read_starts
+from modernbert_train.config.load import load_run
+from modernbert_train.core.files import lock_now
+from modernbert_train.core.read_json import number, open_file, parse_object
+from modernbert_train.core.text import duration, fixed, percent, printable, table, tokens_text, whole
+from modernbert_train.errors import ConfigError
+from modernbert_train.report.training_loss import LOSS_STEPS, losses_of, mean, training_loss
+
+_FIRST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24  # of the end of metrics.jsonl
+_REASON = 100  # letters of why a run failed
+_WIDEST = 20  # letters of a number
+
+
+@dataclass(frozen=True)
+class RunState:
+    """One run; None where nothing says it.
+
+    Attributes:
+        folder, name: of the run.
+        state: training, finished, stopped, failed, interrupted (by what left it no time to say so) or not begun; of an
+            average of checkpoints: average.
+        reason: why it failed.
+        tokens, total_tokens: seen, of those planned.
+        loss, held_out_loss: mean of the last steps, and as measured last.
+        tokens_per_second: over the last steps.
+        age_seconds: since the last line of its record.
+    """
+
+    folder: str
+    name: str
+    state: str
+    reason: str | None
+    tokens: int
+    total_tokens: int
+    loss: float | None
+    held_out_loss: float | None
+    tokens_per_second: float | None
+    age_seconds: float | None
+
+
+def list_runs(folders: Sequence[Path], now: float | None = None) -> tuple[list[RunState], list[str]]:
+    """The runs, newest first, and a line for each folder that could not be read.
+
+    Args:
+        folders: each a run, or a folder of runs.
+        now: unix time.
+
+    Raises:
+        ConfigError: one of them is not there.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"runs {folder}: no such folder. Name one that holds runs, as runs_folder of a run does.")
+    found: list[RunState] = []
+    wrong: list[str] = []
+    for folder in run_folders(folders):
+        try:
+            found.append(read_run_state(folder, time.time() if now is None else now))
+        except (OSError, ValueError, ConfigError) as error:
+            wrong.append(f"{folder}: left out, {str(error).splitlines()[0]}")
+    found.sort(key=lambda run: math.inf if run.age_seconds is None else run.age_seconds)
+    return found, wrong
+
+
+def run_folders(folders: Iterable[Path]) -> list[Path]:
+    """Those among them, and directly in them, that have a config.yaml."""
+    found: dict[Path, None] = {}
+    for folder in folders:
+        inside = [folder] if (folder / "config.yaml").is_file() else sorted(folder.iterdir())
+        found |= dict.fromkeys(path for path in inside if (path / "config.yaml").is_file())
+    return list(found)
+
+
+def read_run_state(folder: Path, now: float) -> RunState:
+    """Look at one run.
+
+    Raises:
+        ConfigError: its configuration cannot be read, or is another version's.
+        OSError: a file cannot be read.
+    """
+    config = load_run([folder / "config.yaml"])
+    entries = last_entries(folder / "metrics.jsonl", held_out=config.data.validation is not None)
+    steps = [entry for entry in entries if entry.get("kind") == "step"]
+    tokens = int(next((value for e in reversed(entries) if (value := number(e.get("tokens"))) is not None), 0))
+    last = next((value for e in reversed(entries) if (value := number(e.get("time"))) is not None), None)
+    held_out = [entry for entry in entries if entry.get("kind") == "validation"]
+    state, reason = _state(folder, done=tokens >= config.total_tokens, begun=bool(entries))
+    return RunState(
+        folder=str(folder),
+        name=config.name,
+        state=state,
+        reason=reason,
+        tokens=tokens,
+        total_tokens=config.total_tokens,
+        loss=training_loss(losses_of(entries)),
+        held_out_loss=_mean(held_out[-1:], "loss"),
+        tokens_per_second=_mean(steps, "tokens_per_second"),
+        age_seconds=None if last is None else max(0.0, now - last),
+    )
+
+
+def _state(folder: Path, *, done: bool, begun: bool) -> tuple[str, str | None]:
+    if _in_use(folder / ".lock"):
+        return "training", None
+    starts = read_starts(folder)
+    if starts and starts[-1].outcome == "failed":
+        return "failed", starts[-1].error[:_REASON] or None
+    if done:
+        return "finished", None
+    if not begun:
+        return ("average" if any(folder.glob("checkpoints/step-*")) else "not begun"), None
+    return ("stopped" if starts and starts[-1].outcome == "stopped" else "interrupted"), None
+
+
+def _in_use(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return not lock_now(file, shared=True)
+    except OSError:
+        return False  # not there, or on a file system without locks
+
+
+def last_entries(path: Path, *, held_out: bool) -> list[dict[str, Any]]:
+    """The end of a record: as many lines as hold the last steps, and a validation if one is to be found.
+
+    Raises:
+        OSError: the file is there and cannot be read.
+    """
+    size = _FIRST_BYTES
+    while True:
+        try:
+            with open_file(path) as file:
+                end = file.seek(0, os.SEEK_END)
+                first = max(0, end - size)
+                file.seek(first)
+                lines = file.read(end - first).split(b"\n")
+        except FileNotFoundError:
+            return []
+        entries = [entry for line in lines[first > 0 :] if (entry := parse_object(line)) is not None]
+        kinds = [entry.get("kind") for entry in entries]
+        enough = len(losses_of(entries)) >= LOSS_STEPS and ("validation" in kinds or not held_out)
+        if enough or first == 0 or size >= _MOST_BYTES:
+            return entries
+        size *= 8
+
+
+def _mean(entries: Sequence[dict[str, Any]], key: str) -> float | None:
+    values = [value for entry in entries[-LOSS_STEPS:] if (value := number(entry.get(key))) is not None]
+    known = [value for value in values if math.isfinite(value)]
+    return mean(known) if known else None
+
+
+def as_text(runs: Sequence[RunState]) -> str:
+    """A table."""
+    if not runs:
+        return "no runs there"
+    rows = [("run", "state", "tokens", "of", "done", "loss", "held-out", "tok/s", "age")]
+    for run in runs:
+        rows.append(
+            (
+                printable(run.name),
+                run.state,
+                _shown(run.tokens, tokens_text),
+                _shown(run.total_tokens, tokens_text),
+                percent(1)(min(1.0, run.tokens / run.total_tokens)) if run.total_tokens else "-",
+                _shown(run.loss, fixed(3)),
+                _shown(run.held_out_loss, fixed(3)),
+                _shown(run.tokens_per_second, whole),
+                _shown(run.age_seconds, duration),
+            )
+        )
+    failed = [printable(f"{run.name}: {run.reason}") for run in runs if run.reason]
+    return "\n".join([table(rows), *failed])
+
+
+def as_json(runs: Sequence[RunState]) -> str:
+    """The same as JSON."""
+    return json.dumps([asdict(run) for run in runs], indent=2)
+
+
+def _shown(value: float | None, as_text: Callable[[float], str]) -> str:
+    """A number in a column; one of a damaged record may have three hundred digits."""
+    text = "-" if value is None else as_text(value)
+    return text if value is None or len(text) <= _WIDEST else f"{value:.2e}"

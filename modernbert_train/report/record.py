@@ -1,0 +1,65 @@
+"""A run's record as it grows: each line goes to metrics.jsonl, and a step's to the progress display and the loggers.
+
+The line of a step waits for one number, the norm of its update, which is on its way from the device while the next
+step is computed. What must stand behind it in the record calls `flush` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.report.async_scalar import Reading
+from modernbert_train.report.progress import Progress
+from modernbert_train.report.throughput import scalars
+
+
+class Record:
+    """Writes lines in the order of what they tell.
+
+    Args:
+        folder: of the run; None on ranks that write nothing.
+        progress: shows steps.
+    """
+
+    def __init__(self, folder: RunFolder | None, progress: Progress) -> None:
+        self._folder = folder
+        self._progress = progress
+        self._step: tuple[dict[str, Any], Reading | None, Callable[[dict[str, Any]], None]] | None = None
+
+    def step(self, entry: dict[str, Any], update_norm: Reading | None, log: Callable[[dict[str, Any]], None]) -> None:
+        """Take in the line of a step; it is written with the next `flush`, or now if nothing has to be waited for.
+
+        Args:
+            entry: the line, without its update_norm.
+            update_norm: None where the optimizer does not tell it.
+            log: gives numbers to the loggers.
+        """
+        self._step = (entry, update_norm, log)
+        if update_norm is None or update_norm.is_here():
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the line of the last step, if it is not written yet."""
+        if self._step is None:
+            return
+        (entry, update_norm, log), self._step = self._step, None
+        if update_norm is not None:
+            entry["update_norm"] = update_norm.value()
+        if self._folder is not None:
+            self._folder.record(entry)
+        self._progress.step(entry)
+        unlogged = ("kind", "step", "phase")
+        log({f"train/{key}": value for key, value in scalars(entry) if key not in unlogged and value is not None})
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Write another line, behind that of the last step."""
+        self.flush()
+        if self._folder is not None:
+            self._folder.record(entry)
+
+    def samples(self, entry: dict[str, Any]) -> None:
+        """Write what a model filled in, where it does not stand among the figures."""
+        if self._folder is not None:
+            self._folder.record_samples(entry)

@@ -1,1 +1,0 @@
-"""A run on disk and on screen."""

@@ -1,0 +1,270 @@
+"""`python -m modernbert_train finetune`: a task and a model become a run like any other, and one file of figures.
+
+The run is written out as finetune.yaml in its folder, is trained, guarded, saved and resumed as every run, and exported
+at its end. result.json beside it says what it came to: one command, one file, which a table of many can be made of.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from modernbert_train.checkpoints.results import keep_result
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.core.files import write_whole
+from modernbert_train.data.packing import WINDOW
+from modernbert_train.distributed.launched import speaks_for_all
+from modernbert_train.errors import ConfigError
+from modernbert_train.evaluate.finetune.best import Outcome, find_outcome, remove_others
+from modernbert_train.evaluate.finetune.predictions import write_predictions
+from modernbert_train.evaluate.finetune.result import PREDICTIONS, RESULT, write_figures
+from modernbert_train.evaluate.finetune.shards import Prepared, prepare, warnings_of
+from modernbert_train.evaluate.finetune.task import (
+    FROZEN,
+    SEED,
+    UNTRAINED,
+    Named,
+    as_trained,
+    asked,
+    named_model,
+    read_task,
+    run_name,
+)
+from modernbert_train.plan.preflight import preflight
+from modernbert_train.train.session import train
+from modernbert_train.weights.export import export_run
+from modernbert_train.weights.formats.classifiers import classifier_format
+from modernbert_train.weights.source import Source, open_source
+
+RUN_YAML, SHARDS, PHASE = "finetune.yaml", "task", "finetune"
+_MICROBATCH_TOKENS = 16_384
+
+
+def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
+    """Fine-tune a model on a task, from wherever the run stands, to its result.
+
+    Args:
+        task_name: one of yamls/tasks, or a YAML file.
+        model: a run, a checkpoint or a model, see `open_source`; or a baseline of it, see task.py.
+        overrides: keys of the task, and of the run.
+
+    Returns:
+        result.json.
+
+    Raises:
+        RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
+    """
+    task, rest = read_task(task_name, overrides)
+    named, wanted = named_model(model), asked(task, model, rest)
+    source = open_source(named.source)
+    weights = source.checkpoint.weights_hash if source.checkpoint is not None and speaks_for_all() else ""
+    task = as_trained(task, named, source.model.hidden_size)
+    most = min(task.max_tokens, source.max_tokens, getattr(source.model, "max_positions", source.max_tokens))
+    seed = next((each.partition("=")[2] for each in reversed(rest) if each.startswith("seed=")), SEED)
+    rest = [f"name={run_name(task_name, model, seed)}", f"seed={SEED}", *rest]
+    folder = _folder(rest)
+    with source.tokenizer_folder() as tokenizer:
+        prepared = prepare(task, tokenizer, most, folder / SHARDS)
+    config = _run(task, named, source, prepared, folder, rest)
+    if speaks_for_all():
+        for line in (*warnings_of(prepared, task), *_unused(task, overrides)):
+            print(f"warning: {line}")
+        if (reason := _cannot_export(config)) is not None:
+            print(f"warning: the outcome will not be exported: {reason}")
+    if os.environ.get("WORLD_SIZE", "1") == "1":  # several ranks ask when they have joined
+        preflight(config)
+    train(config)
+    result = folder / RESULT
+    if speaks_for_all():
+        outcome = find_outcome(config, task)
+        if _cannot_export(config) is None:
+            export_run(config, checkpoint=outcome.checkpoint, out=folder / "hf")
+        write_predictions(config, task, prepared, outcome.checkpoint, folder / PREDICTIONS)
+        write_result(result, task_name, task, wanted, config, prepared, outcome)  # last: where it is, the run is done
+        if task.best is not None:
+            remove_others(config, outcome)
+        _keep(source, weights, named, Path(task_name).stem, config, outcome.figures)
+        of = "" if outcome.epoch is None else f"epoch {outcome.epoch}, {outcome.checkpoint.folder.name}: "
+        print(f"{config.name}: {of}{_in_words(outcome.figures, task)}; {result}")
+    return result
+
+
+def _keep(
+    source: Source,
+    weights: str,
+    named: Named,
+    task: str,
+    config: RunConfig,
+    figures: dict[str, dict[str, float]],
+) -> None:
+    """Keep figures with the run whose checkpoint was fine-tuned, if these are of that one still."""
+    begun = _first_weights(config).partition(";")[0]
+    if source.checkpoint is None or UNTRAINED in named.baseline or begun != f"weights.init_from={source.folder}":
+        return
+    frozen = f", {FROZEN}" if FROZEN in named.baseline else ""
+    step, seed = source.checkpoint.step, config.seed
+    for split, each in figures.items():
+        name = f"finetune {task}{frozen}, {split}"
+        keep_result(source.folder, name, each, step=step, weights=weights, seed=seed)
+
+
+def _folder(overrides: Sequence[str]) -> Path:
+    last = {key: value for key, _, value in (each.partition("=") for each in overrides)}
+    return Path(last.get("runs_folder", RunConfig.__dataclass_fields__["runs_folder"].default)) / last["name"]  # type: ignore[arg-type]
+
+
+def _run(
+    task: TaskConfig, named: Named, source: Source, prepared: Prepared, folder: Path, overrides: Sequence[str]
+) -> RunConfig:
+    """The run as a configuration, written beside its shards; every key of it can be overridden."""
+    row_tokens, batch_rows = _rows(task, source, prepared)
+    tokens = math.ceil(task.epochs * prepared.tokens)
+    warmup = math.ceil(task.warmup * tokens)
+    tree: dict[str, Any] = {
+        "data": {
+            "train": str(prepared.folder / "train"),
+            "tokenizer": str(prepared.tokenizer),
+            "packing_window": max(4, min(WINDOW, prepared.texts // 32)),  # of few texts few wait for the next epoch
+        },
+        "model": asdict(source.model),
+        "weights": {"init_from": None if UNTRAINED in named.baseline else named.source},
+        "objective": _objective(task, source, prepared),
+        "compute": {"compile": False},  # it would take a minute, of a run of some minutes
+        "optim": _optimizer(task, overrides),
+        "phases": {
+            PHASE: {
+                "tokens": tokens,
+                "row_tokens": row_tokens,
+                "batch_rows": batch_rows,
+                "microbatch_tokens": max(1, min(batch_rows, _MICROBATCH_TOKENS // row_tokens)) * row_tokens,
+                "schedule": {"warmup_tokens": warmup, "decay_tokens": tokens - warmup, "decay": "linear"},
+            }
+        },
+        "evals": {
+            name: {
+                "name": "scores",
+                "shards": str(prepared.folder / name),
+                "metrics": task.measured,
+                "unseen": list(prepared.unseen.get(name, ())),
+                "every_tokens": prepared.tokens,
+            }
+            for name in task.validation
+        },
+        "checkpoint": {"keep": 1} | ({} if task.best is None else {"interval_tokens": prepared.tokens}),
+    }
+    file = folder / RUN_YAML
+    write_whole(file, yaml.safe_dump(tree, sort_keys=False))
+    return load_run([file], overrides)
+
+
+def _rows(task: TaskConfig, source: Source, prepared: Prepared) -> tuple[int, int]:
+    """Row length and rows of a batch that holds as many tokens as batch_texts texts have on average.
+
+    Rows are as many as 8 ranks, or 2, can share, and as long as the longest text, or longer where fewer of them are.
+    """
+    batch, least = task.batch_texts * prepared.tokens / prepared.texts, max(prepared.longest, 16)
+    rows = max(1, int(batch / least))
+    rows -= rows % (8 if rows >= 8 else 2 if rows >= 2 else 1)
+    length = max(-(-least // 8), round(batch / rows / 8)) * 8
+    return min(length, max(least, getattr(source.model, "max_positions", length))), rows
+
+
+def _optimizer(task: TaskConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    found = {"name": "adamw", "lr": task.lr, "weight_decay": task.weight_decay / task.lr}  # torch's is times lr
+    other = [each for each in overrides if each.startswith("optim.name=") and each != "optim.name=adamw"]
+    return found if other else found | {"max_grad_norm": task.max_grad_norm}  # others bound their updates themselves
+
+
+def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str, Any]:
+    # as transformers' classes have it
+    own: dict[str, Any] = {"freeze": True} if task.freeze else {"dropout": getattr(source.model, "dropout", 0.0)}
+    own["max_tokens"] = source.max_tokens
+    if task.kind == "tokens":
+        return {"name": "tag", "labels": list(prepared.labels), **own}
+    from modernbert_train.vocabulary import read_vocabulary
+
+    types = getattr(source.model, "segments", 1) > 1 and read_vocabulary(prepared.tokenizer).segments_of_pairs
+    return {
+        "name": "classify",
+        "kind": task.kind,
+        "labels": list(prepared.labels),
+        "pooling": task.pooling or ("mean" if task.freeze else source.model.pooling),
+        "segments": 2 if types and len(task.text_columns) > 1 else 1,
+        **own,
+    }
+
+
+def _unused(task: TaskConfig, overrides: Sequence[str]) -> Iterator[str]:
+    """What a command line says of fine-tuning, and a frozen encoder does not read."""
+    if task.freeze:
+        for key in asdict(task.frozen):
+            if any(each.startswith(f"{key}=") for each in overrides):
+                yield f"{key}= is that of fine-tuning; a frozen encoder has frozen.{key}={getattr(task, key):g}"
+
+
+def _cannot_export(config: RunConfig) -> str | None:
+    try:
+        classifier_format(config.model, config.objective)  # type: ignore[arg-type]
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def write_result(
+    file: Path,
+    task_name: str,
+    task: TaskConfig,
+    wanted: dict[str, Any],
+    config: RunConfig,
+    prepared: Prepared,
+    outcome: Outcome,
+) -> None:
+    """Write what a run came to; figures that are no numbers are null. `wanted` is what the command asked for."""
+    phase = config.phases[PHASE]
+    settings = {
+        each.name: getattr(task, each.name) for each in fields(task) if each.name not in ("large", "frozen", "labels")
+    }
+    write_figures(
+        file,
+        task=Path(task_name).stem,
+        source=wanted["model"],
+        weights=_first_weights(config),
+        seed=config.seed,
+        run=config.name,
+        figures=outcome.figures,
+        counted={"epoch": outcome.epoch, "step": outcome.checkpoint.step, "checkpoint": outcome.checkpoint.folder.name},
+        counts={name: asdict(each) for name, each in prepared.counts.items()},
+        settings=settings | {"pooling": getattr(config.objective, "pooling", None)},
+        labels=list(prepared.labels),
+        unseen={name: list(each) for name, each in prepared.unseen.items()},
+        training={
+            "tokens": config.total_tokens,
+            "row_tokens": phase.row_tokens,
+            "batch_rows": phase.batch_rows,
+            "lr": config.optim.lr,
+            "weight_decay_of_optimizer": config.optim.weight_decay,
+        },
+        asked=wanted,
+    )
+
+
+def _first_weights(config: RunConfig) -> str:
+    """Where the run had its first weights from, as its record says: since then there may be newer checkpoints."""
+    entries = RunFolder(config).read_metrics()
+    return next((str(entry.get("from", "")) for entry in entries if entry.get("kind") == "start"), "")
+
+
+def _in_words(figures: dict[str, dict[str, float]], task: TaskConfig) -> str:
+    return "; ".join(
+        f"{name} " + ", ".join(f"{metric} {found[metric]:.4f}" for metric in task.measured)
+        for name, found in figures.items()
+    )

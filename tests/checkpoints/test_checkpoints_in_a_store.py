@@ -1,0 +1,53 @@
+"""`checkpoints` with a second home in a real S3 API: copied, listed, verified, rolled back, and brought back.
+
+If this breaks, a rollback is undone by the store at the next start, or a copy that was called verified is not one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.checkpoints.second_home import bring_back, store_of
+from tests.checkpoints.test_copier_process import server, store
+from tests.checkpoints.tools.small_run import SmallRun
+from tests.data.s3 import BUCKET, Store
+
+pytest.importorskip("s3fs", reason="needs s3fs, which the pinned environment has")
+pytestmark = [pytest.mark.timeout(120), pytest.mark.runs]
+__all__ = ["server", "store"]  # fixtures
+
+
+def test_copied_listed_rolled_back_and_brought_back(
+    store: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, url = SmallRun(tmp_path, capsys), f"s3://{BUCKET}/verb"
+    run.copy(*run.steps(), url=url)
+    settings = replace(run.config.checkpoint, copy_to=url, copy_timeout_seconds=20.0)
+    run.set_config(replace(run.config, checkpoint=settings))
+    shutil.rmtree(run.at(100))
+    said = run.says("list", run.folder)
+    assert said.count(" yes ") == 5 and "second home only" in said
+    assert run.says("verify", run.folder, "--copies").count(": valid") == 5
+
+    run.flip(300)
+    said = run.says("restore", run.folder, "300")
+    assert "was brought back from s3://" in said and "2 newer copies set aside in s3://" in said
+    there = store_of(run.config)
+    assert there is not None and there.steps().keys() == {100, 200, 300}
+    bring_back(run.config, print)
+    found, _ = newest_valid(run.checkpoints)
+    assert found is not None and found.step == 300
+
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")  # where nobody answers
+    before = run.bytes()
+    assert "cannot be asked" in run.says("list", run.folder)
+    assert "nothing was changed" in run.says("restore", run.folder, "200", code=74)
+    assert run.bytes() == before

@@ -1,0 +1,138 @@
+"""The copier as a process, against a real S3 API on loopback, while a run trains: what a store may do to it.
+
+If this breaks, a store that hangs or fails stops training, or its silence is never reported.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.checkpoints.second_home import SecondHome, bring_back
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.errors import StoppedEarly
+from tests.checkpoints.small_checkpoint import CONFIG, write
+from tests.conftest import TinyRun
+from tests.data.s3 import BUCKET, Store, wait_for
+from tests.train.test_run import finish, records, start
+
+pytest.importorskip("s3fs", reason="needs s3fs, which the pinned environment has")
+pytestmark = [pytest.mark.timeout(120), pytest.mark.runs]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Store]:
+    store = Store()
+    yield store
+    store.stop()
+
+
+@pytest.fixture
+def store(server: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("S3_ENDPOINT_URL", server.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    server.fault, server.faults_left, server.faulty_method = None, 0, "PUT"
+    yield server
+    server.fault = None
+
+
+def config_in(tmp_path: Path, name: str, timeout_seconds: float = 20) -> RunConfig:
+    checkpoint = replace(CONFIG.checkpoint, copy_to=f"s3://{BUCKET}/{name}", copy_timeout_seconds=timeout_seconds)
+    return replace(CONFIG, runs_folder=str(tmp_path / "runs"), checkpoint=checkpoint)
+
+
+def copiers() -> list[int]:
+    listed = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "-f", "checkpoints.copier"], capture_output=True, text=True
+    )
+    return [int(line) for line in listed.stdout.split()]
+
+
+def test_what_is_due_at_the_end_is_waited_for_and_comes_back(store: Store, tmp_path: Path) -> None:
+    config, said = config_in(tmp_path, "end"), list[str]()
+    folder = Path(config.folder) / "checkpoints"
+
+    def stopped_early() -> None:
+        with SecondHome(config, said.append) as home:
+            home.start()
+            write(folder, 5)
+            raise StoppedEarly("as after SIGTERM")
+
+    with pytest.raises(StoppedEarly):
+        stopped_early()
+    assert any("step-00000005 is in s3://" in line for line in said), said
+    assert copiers() == []
+    shutil.rmtree(config.folder)
+    bring_back(config, said.append)
+    found, _ = newest_valid(folder)
+    assert found is not None and found.step == 5
+
+
+def test_a_killed_copier_is_started_again(store: Store, tmp_path: Path) -> None:
+    config, said = config_in(tmp_path, "killed"), list[str]()
+    with SecondHome(config, said.append) as home:
+        home.start()
+        assert wait_for(lambda: bool(copiers()))
+        os.kill(copiers()[0], signal.SIGKILL)
+        write(Path(config.folder) / "checkpoints", 5)
+    assert any("started again" in line for line in said), said
+    assert any("is in s3://" in line for line in said), said
+
+
+@pytest.mark.timeout(280)
+def test_a_store_that_hangs_is_reported_and_used_again_once_it_answers(store: Store, tmp_path: Path) -> None:
+    """The time stated is longer than a busy machine takes to import a client, which else would count as hanging too."""
+    config, said = config_in(tmp_path, "hangs", timeout_seconds=10), list[str]()
+    store.fault, store.faults_left = "hang", 1000
+    with SecondHome(config, said.append) as home:
+        home.start()
+        write(Path(config.folder) / "checkpoints", 5)
+        assert wait_for(lambda: any("not being copied" in line for line in said), 120), said
+        store.fault = None
+        assert wait_for(lambda: any("is in s3://" in line for line in said), 120), said
+    assert "checkpoints are copied again" in said
+
+
+def test_a_store_that_never_answers_is_not_waited_for_at_the_end(store: Store, tmp_path: Path) -> None:
+    config, said = config_in(tmp_path, "never", timeout_seconds=2), list[str]()
+    store.fault, store.faults_left = "busy", 10**9
+    with SecondHome(config, said.append) as home:
+        home.start()
+        write(Path(config.folder) / "checkpoints", 5)
+    assert "not all checkpoints are copied" in said[-1], said
+    assert copiers() == []
+
+
+def test_a_run_whose_folder_is_lost_equals_one_that_never_stopped(
+    tiny_run: TinyRun, store: Store, tmp_path: Path
+) -> None:
+    common = ["checkpoint.interval_steps=2", f"checkpoint.copy_to=s3://{BUCKET}/lost"]
+    code, output = finish(tiny_run("checkpoint.interval_steps=2", "name=whole"))
+    assert code == 0, output
+    words, folder = tiny_run(*common, "name=lost"), tmp_path / "runs/lost"
+    process = start(words)
+    assert wait_for(lambda: (folder / "metrics.jsonl").exists() and len(records(folder)) >= 3, 100)
+    os.killpg(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 75, output
+    assert "is in s3://" in output, output
+    shutil.rmtree(folder)  # the machine is gone
+    code, output = finish(words)
+    assert code == 0 and "brought back from s3://" in output, output
+    assert records(folder) == records(tmp_path / "runs/whole")
+    shutil.rmtree(folder)
+    code, output = finish(words)
+    assert code == 0 and "already trained to its end" in output, output

@@ -1,0 +1,424 @@
+"""The second home of a run: what is copied, what is kept there, and what comes back.
+
+If this breaks, a checkpoint that was called copied is not there when the machine is gone, or a damaged one comes back.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from modernbert_train.checkpoints import copier
+from modernbert_train.checkpoints.checkpoint import clean, newest_valid
+from modernbert_train.checkpoints.copier import Copier, Order, follow
+from modernbert_train.checkpoints.manifest import MANIFEST, FileHash, read_manifest
+from modernbert_train.checkpoints.second_home import bring_back, refuse_fresh
+from modernbert_train.checkpoints.store import RECORD, Store, problem_of
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.errors import ConfigError, RunError, StorageError
+from tests.checkpoints.small_checkpoint import CONFIG, write
+
+
+class Home:
+    """A run's folder here, its second home on the same disk, and a copier between them."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.url = f"file://{folder}/store"
+        self.there = folder / "store/small"
+        self.config: RunConfig = replace(
+            CONFIG,
+            runs_folder=str(folder / "runs"),
+            checkpoint=replace(CONFIG.checkpoint, copy_to=self.url, copy_timeout_seconds=2.0),
+        )
+        self.folder = Path(self.config.folder)
+        self.checkpoints = self.folder / "checkpoints"
+        self.order = Order(str(self.folder), self.url, "small", keep, 2.0, 0)
+        self.store = Store(self.url, "small", 2.0)
+        self.copier = Copier(self.order, self.store)
+
+    def copy_all(self) -> list[int]:
+        """Steps in the order in which they were copied."""
+        steps = []
+        while (done := self.copier.copy_one()) is not None:
+            steps.append(done["step"])
+        return steps
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.there.glob("step-*"))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def test_the_newest_and_what_is_kept_for_good_are_copied_bit_for_bit(home: Home) -> None:
+    for step in (1, 2, 3, 4):
+        write(home.checkpoints, step, phase_end=step == 1, milestone=step == 2)
+    (home.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 4}\n')
+    assert home.copy_all() == [4, 1, 2]
+    for name in home.names():
+        for path in (home.checkpoints / name).iterdir():
+            assert (home.there / name / path.name).read_bytes() == path.read_bytes()
+    assert (home.there / RECORD / "metrics.jsonl").read_text() == '{"kind": "step", "step": 4}\n'
+    assert home.copier.copy_one() is None
+
+
+def test_what_is_saved_while_the_copier_looks_is_copied_before_it_ends(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's last checkpoint, which is the one that somebody waits for; looking takes seconds on a busy machine."""
+    look, closed = Copier.copy_one, threading.Event()
+
+    def slowly(self: Copier) -> dict[str, Any] | None:
+        found = look(self)
+        if not closed.is_set():
+            write(home.checkpoints, 5)
+            closed.set()
+        return found
+
+    monkeypatch.setattr(Copier, "copy_one", slowly)
+    monkeypatch.setattr(copier, "_watch", lambda *_: None)
+    assert follow(home.order, closed) == 0
+    assert home.names() == ["step-00000005"]
+
+
+def test_the_store_keeps_what_it_is_told_to(home: Home) -> None:
+    for step in range(1, 7):
+        write(home.checkpoints, step, phase_end=step == 2)
+        clean(home.checkpoints, keep=1)
+        home.copy_all()
+    assert home.names() == ["step-00000002", "step-00000005", "step-00000006"]
+    assert [path.name for path in sorted(home.checkpoints.iterdir())] == ["step-00000002", "step-00000006"]
+
+
+def test_another_checkpoint_of_the_same_step_replaces_the_copy(home: Home) -> None:
+    write(home.checkpoints, 3)
+    home.copy_all()
+    before = (home.there / "step-00000003" / MANIFEST).read_bytes()
+    shutil.rmtree(home.checkpoints)
+    write(home.checkpoints, 3, milestone=True)
+    anew = Copier(home.order, home.store)  # as after a restart
+    assert anew.copy_one() is not None and anew.copy_one() is None
+    assert (home.there / "step-00000003" / MANIFEST).read_bytes() != before
+
+
+def test_what_the_store_changes_is_noticed_and_never_becomes_a_checkpoint(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(home.checkpoints, 3)
+    real = Store.write
+
+    def flip(self: Store, name: str, source: IO[bytes]) -> FileHash:
+        content = source.read()
+        real(self, name, BytesIO(bytes([content[0] ^ 1]) + content[1:]))
+        return real(Store("memory://x", "y", 1), name, BytesIO(content))  # of what was sent
+
+    monkeypatch.setattr(Store, "write", flip)
+    with pytest.raises(StorageError, match="the store gives back other bytes"):
+        home.copier.copy_one()
+    assert home.store.steps() == {}
+    monkeypatch.undo()
+    home.copier.forget()
+    assert home.copy_all() == [3]
+
+
+def test_a_checkpoint_is_there_only_with_the_record_of_its_steps(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brought back to a new machine, a run would otherwise have steps that its metrics do not know."""
+    write(home.checkpoints, 3)
+    (home.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 3}\n')
+    real = Store.write
+
+    def refuse(self: Store, name: str, source: IO[bytes]) -> FileHash:
+        if name.startswith(RECORD):
+            raise StorageError("busy")
+        return real(self, name, source)
+
+    monkeypatch.setattr(Store, "write", refuse)
+    with pytest.raises(StorageError, match="busy"):
+        home.copier.copy_one()
+    assert home.store.steps() == {}
+    monkeypatch.undo()
+    home.copier.forget()
+    assert home.copy_all() == [3] and (home.there / RECORD / "metrics.jsonl").exists()
+
+
+def test_a_checkpoint_damaged_on_this_disk_is_not_copied(home: Home) -> None:
+    folder = write(home.checkpoints, 3)
+    weights = next(folder.glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    with pytest.raises(StorageError, match="damaged on this disk"):
+        home.copier.copy_one()
+    assert home.store.steps() == {} and home.names() == []
+
+
+def test_a_copy_that_broke_off_is_invisible_and_removed_by_the_next(home: Home) -> None:
+    write(home.checkpoints, 3)
+    home.copy_all()
+    (home.there / "step-00000002").mkdir()
+    (home.there / "step-00000002/state.json").write_text("{")
+    assert set(home.store.steps()) == {3}
+    write(home.checkpoints, 4)
+    home.copy_all()
+    assert home.names() == ["step-00000003", "step-00000004"]
+
+
+def test_a_lost_folder_comes_back_with_its_record(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    write(home.checkpoints, 2, phase_end=True)
+    write(home.checkpoints, 3)
+    (home.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 3}\n')
+    home.copy_all()
+    shutil.rmtree(home.folder)
+    bring_back(home.config, print)
+    found, passed_over = newest_valid(home.checkpoints)
+    assert found is not None and found.step == 3 and passed_over == []
+    assert (home.folder / "metrics.jsonl").read_text() == '{"kind": "step", "step": 3}\n'
+    assert "step-00000003 brought back from file://" in capsys.readouterr().out
+
+
+def test_the_newer_of_both_homes_wins(home: Home) -> None:
+    write(home.checkpoints, 2)
+    home.copy_all()
+    write(home.checkpoints, 3)
+    bring_back(home.config, print)
+    assert not (home.checkpoints / "step-00000002.partial").exists()
+    assert max(path.name for path in home.checkpoints.iterdir()) == "step-00000003"
+    home.copy_all()
+    shutil.rmtree(home.checkpoints / "step-00000003")
+    bring_back(home.config, print)
+    assert (home.checkpoints / "step-00000003" / MANIFEST).exists()
+
+
+def test_a_damaged_copy_is_passed_over_for_the_one_before(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (2, 3):
+        write(home.checkpoints, step)
+        home.copy_all()
+    weights = next((home.there / "step-00000003").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    shutil.rmtree(home.folder)
+    bring_back(home.config, print)
+    found, _ = newest_valid(home.checkpoints)
+    assert found is not None and found.step == 2
+    assert "passed over a damaged copy" in capsys.readouterr().out
+    shutil.rmtree(home.folder)
+    for path in home.there.glob("step-*/*.safetensors"):
+        path.write_bytes(b"")
+    with pytest.raises(StorageError, match="no checkpoint there is whole"):
+        bring_back(home.config, print)
+    assert not list(home.checkpoints.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["*.safetensors", "state.json", "config.yaml"])
+def test_a_copy_that_lacks_a_file_is_passed_over_for_the_one_before(
+    home: Home, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """Every later start would end with it, though whole copies and an older checkpoint here exist."""
+    for step in (2, 3):
+        write(home.checkpoints, step)
+        home.copy_all()
+    next((home.there / "step-00000003").glob(kind)).unlink()
+    shutil.rmtree(home.folder)
+    bring_back(home.config, print)
+    found, _ = newest_valid(home.checkpoints)
+    assert found is not None and found.step == 2
+    assert "passed over a damaged copy" in capsys.readouterr().out
+
+
+def kept_record(home: Home) -> None:
+    """A copied checkpoint with a record, and the folder here lost."""
+    write(home.checkpoints, 3)
+    for name, text in {
+        "config.yaml": "name: small\n",
+        "metrics.jsonl": '{"kind": "step", "step": 3}\n',
+        "samples.jsonl": '{"step": 3}\n',
+        "faults.jsonl": '{"step": 2}\n',
+    }.items():
+        (home.folder / name).write_text(text)
+    home.copy_all()
+    shutil.rmtree(home.folder)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "comes"),
+    [
+        ("config.yaml", "config.yaml: damaged, and left out", False),
+        ("metrics.jsonl", "metrics.jsonl: damaged; what can be read of its lines is taken", True),
+        (MANIFEST, "", True),
+    ],
+)
+def test_a_damaged_file_of_the_record_does_not_end_every_later_start(
+    home: Home, capsys: pytest.CaptureFixture[str], name: str, said: str, comes: bool
+) -> None:
+    """One flipped bit in a copy of config.yaml, and a run with whole checkpoints starts nowhere."""
+    kept_record(home)
+    flip(home.there / RECORD / name)
+    bring_back(home.config, print)
+    assert (home.folder / "samples.jsonl").read_text() == '{"step": 3}\n'
+    assert said in capsys.readouterr().out
+    if name != MANIFEST:
+        assert (home.folder / name).exists() == comes
+
+
+def test_skipped_updates_that_are_damaged_in_the_second_home_are_not_forgotten(home: Home) -> None:
+    """The run would take an update that it had skipped, and be another run."""
+    kept_record(home)
+    flip(home.there / RECORD / "faults.jsonl")
+    with pytest.raises(StorageError, match=r"record/faults.jsonl: damaged. It lists the updates"):
+        bring_back(home.config, print)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "faults.jsonl"])
+def test_one_file_of_the_record_that_is_gone_is_mentioned(
+    home: Home, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    kept_record(home)
+    (home.there / RECORD / name).unlink()
+    bring_back(home.config, print)
+    assert f"record/{name}: missing, so it begins here" in capsys.readouterr().out
+    assert not (home.folder / name).exists() and (home.folder / "samples.jsonl").exists()
+
+
+def test_skipped_updates_that_are_gone_from_the_second_home_are_not_forgotten(home: Home) -> None:
+    kept_record(home)
+    bring_back(home.config, print)
+    (home.folder / "faults.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
+    write(home.checkpoints, 4)
+    home.copy_all()
+    shutil.rmtree(home.folder)
+    (home.there / RECORD / "faults.jsonl").unlink()
+    with pytest.raises(StorageError, match=r"record/faults.jsonl: missing. It lists the updates"):
+        bring_back(home.config, print)
+    (home.there / RECORD / MANIFEST).unlink()
+    bring_back(home.config, print)
+    assert newest_valid(home.checkpoints)[0].step == 4  # type: ignore[union-attr]
+
+
+def test_a_record_that_is_gone_from_the_second_home_is_mentioned(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept_record(home)
+    shutil.rmtree(home.there / RECORD)
+    bring_back(home.config, print)
+    assert "/record: not there, so metrics.jsonl begins here" in capsys.readouterr().out
+
+
+def test_a_record_whose_copy_broke_off_is_no_damaged_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hashes are written before the files, so those of the files before count as well."""
+    write(home.checkpoints, 3)
+    (home.folder / "metrics.jsonl").write_text('{"step": 3}\n')
+    home.copy_all()
+    write(home.checkpoints, 4)
+    (home.folder / "metrics.jsonl").write_text('{"step": 3}\n{"step": 4}\n')
+    real = Store.write
+
+    def break_off(self: Store, name: str, source: IO[bytes]) -> FileHash:
+        if name == f"{RECORD}/metrics.jsonl":
+            raise StorageError("killed")
+        return real(self, name, source)
+
+    monkeypatch.setattr(Store, "write", break_off)
+    with pytest.raises(StorageError, match="killed"):
+        home.copier.copy_one()
+    shutil.rmtree(home.folder)
+    bring_back(home.config, print)
+    assert (home.folder / "metrics.jsonl").read_text() == '{"step": 3}\n'
+    assert "damaged" not in capsys.readouterr().out
+
+
+def test_a_record_that_the_store_changes_is_no_copy(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(home.checkpoints, 3)
+    (home.folder / "metrics.jsonl").write_text('{"step": 3}\n')
+    real = Store.write
+    changed = f"{RECORD}/metrics.jsonl"
+    monkeypatch.setattr(
+        Store, "write", lambda self, name, source: real(self, name, BytesIO(b"x") if name == changed else source)
+    )
+    with pytest.raises(StorageError, match=r"record/metrics.jsonl: the store gives back other bytes"):
+        home.copier.copy_one()
+    assert home.store.steps() == {}
+
+
+def test_a_store_that_cannot_be_asked_starts_nothing_from_zero(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: Store) -> dict[int, str]:
+        raise StorageError(f"{self.url}: OSError: no route to host")
+
+    monkeypatch.setattr(Store, "steps", fail)
+    with pytest.raises(StorageError, match="nothing is started from zero"):
+        bring_back(home.config, print)
+    write(home.checkpoints, 1)
+    bring_back(home.config, print)
+    assert "cannot be asked, so what is here is taken" in capsys.readouterr().out
+
+
+def test_fresh_is_refused_while_the_next_start_would_resume_from_there(home: Home) -> None:
+    refuse_fresh(home.config)
+    write(home.checkpoints, 7)
+    home.copy_all()
+    with pytest.raises(ConfigError, match="up to step 7"):
+        refuse_fresh(home.config)
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "a/b", "..", MANIFEST])
+def test_a_manifest_cannot_name_a_file_elsewhere(home: Home, tmp_path: Path, name: str) -> None:
+    folder = write(home.checkpoints, 3)
+    home.copy_all()
+    manifest = read_manifest(folder)
+    files = manifest.files | {name: FileHash(0, "")}
+    replace(manifest, files=files).write(home.there / "step-00000003")
+    shutil.rmtree(home.folder)
+    with pytest.raises(StorageError, match="no checkpoint there is whole"):
+        bring_back(home.config, print)
+    assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("/mnt/disk", "not a URL"),
+        ("s4://bucket/x", "no such kind of store"),
+        ("s3://me:secret@host/x", "has a password in it"),
+    ],
+)
+def test_a_url_is_judged_before_anything_starts(url: str, found: str) -> None:
+    problem = problem_of(url)
+    assert problem is not None and found in problem and "secret" not in problem
+    assert problem_of("file:///other/disk") is None
+
+
+def test_errors_of_a_store_are_ours(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, kind in ((PermissionError("x"), ConfigError), (TimeoutError("x"), StorageError)):
+
+        def fail(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(home.store._fs, "ls", fail)
+        with pytest.raises(RunError) as caught:
+            home.store.steps()
+        assert type(caught.value) is kind and home.store.url in str(caught.value)
+
+
+def test_the_record_of_copies_is_one_line_for_each(home: Home) -> None:
+    write(home.checkpoints, 1)
+    done = home.copier.copy_one()
+    assert done is not None
+    files = json.loads((home.checkpoints / "step-00000001" / MANIFEST).read_text())["files"]
+    assert done["bytes"] == sum(file["bytes"] for file in files.values())

@@ -1,0 +1,236 @@
+"""Checkpoints that are damaged or edited, with and without the right hashes: each means the checkpoint before.
+
+If this breaks, a run goes on from a place that it never was at, or ends with a traceback where it could have gone on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modernbert_train.checkpoints import manifest
+from modernbert_train.checkpoints.checkpoint import newest_valid, verify
+from modernbert_train.checkpoints.manifest import MANIFEST, read_manifest
+from modernbert_train.checkpoints.saved_state import Clock, GuardState, read_state
+from modernbert_train.config.load import to_yaml
+from modernbert_train.data.packing import PackerState
+from modernbert_train.data.place import PlannerState
+from modernbert_train.data.shuffle import CursorState
+from modernbert_train.errors import StorageError
+from tests.checkpoints.small_checkpoint import BAD_TENSORS, CONFIG, edit_state, sign, state_of, write
+
+
+@pytest.mark.runs
+def test_every_flipped_bit_of_a_manifest_is_seen(tmp_path: Path) -> None:
+    """Another step, kept for another reason, another size: nothing else protects what stands there."""
+    path = write(tmp_path, 1, milestone=True) / MANIFEST
+    original = path.read_bytes()
+    accepted = []
+    for bit in range(8 * len(original)):
+        content = bytearray(original)
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        try:
+            read_manifest(path.parent)
+        except StorageError:
+            continue
+        accepted.append(bit)
+    assert accepted == []
+    path.write_bytes(original)
+    assert read_manifest(path.parent).milestone
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+VALUES = (None, True, -1, 2, 1e308, 10**30, "1", [], {}, nested(50))
+MANIFEST_EDITS = [("step", value) for value in VALUES if value is not None]
+MANIFEST_EDITS += [(field, value) for field in ("phase_end", "milestone") for value in VALUES if value is not True]
+MANIFEST_EDITS += [("files", value) for value in VALUES] + [("more", 1), ("schema", "3")]
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("signed", [False, True])
+def test_every_edited_field_of_a_manifest_means_the_checkpoint_before(tmp_path: Path, signed: bool) -> None:
+    """Signed or not: what is no manifest is none, even with the right hash, and ends nothing with a traceback."""
+    write(tmp_path, 1)
+    folder = write(tmp_path, 3)
+    original = (folder / MANIFEST).read_text()
+
+    def edited(change: Callable[[dict[str, Any]], Any]) -> str:
+        content = json.loads(original)
+        change(content)
+        (folder / MANIFEST).write_text(json.dumps(content))
+        if signed:
+            sign(folder, change)
+        with pytest.raises(StorageError) as error:
+            read_manifest(folder)
+        return str(error.value)
+
+    for field, value in MANIFEST_EDITS:
+        assert "step-00000003" in edited(lambda content: content.update({field: value})), (field, value)  # noqa: B023
+    for name in manifest.FILES:
+        said = edited(lambda content: content["files"].pop(name, None))  # noqa: B023
+        assert not signed or f"does not list {name}" in said
+    for name in ("step", "phase_end", "milestone", "files", "schema"):
+        said = edited(lambda content: content.pop(name, None))  # noqa: B023
+        assert not signed or f"{name}: missing" in said
+    found, passed_over = newest_valid(tmp_path)
+    assert found is not None and found.step == 1
+    assert len(passed_over) == 1 and "step-00000003/MANIFEST.json: damaged" in passed_over[0]
+    (folder / MANIFEST).write_text(original)
+    assert verify(folder).step == 3
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    "text", ['{"step": Infinity}', '{"step": NaN}', "[" * 100_000, '{"files":' * 100_000, "\0" * 99]
+)
+@pytest.mark.parametrize("name", [MANIFEST, manifest.STATE])
+def test_what_is_hardly_json_means_the_checkpoint_before(tmp_path: Path, name: str, text: str) -> None:
+    write(tmp_path, 1)
+    folder = write(tmp_path, 2)
+    (folder / name).write_text(text)
+    if name != MANIFEST:
+        sign(folder)
+    found, passed_over = newest_valid(tmp_path)
+    assert found is not None and found.step == 1 and name in passed_over[0]
+
+
+@pytest.mark.runs
+def test_a_copy_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
+    """It would be trained on from as if it were the newest; under a name that tells no step it is what it is."""
+    shutil.copytree(write(tmp_path, 1), tmp_path / "step-00000009")
+    found, passed_over = newest_valid(tmp_path)
+    assert found is not None and found.folder.name == "step-00000001"
+    copy = tmp_path / "step-00000009"
+    assert passed_over == [f"{copy}: its MANIFEST.json is that of step 1; it was copied or renamed"]
+    copy.rename(tmp_path / "best")
+    assert verify(tmp_path / "best").step == 1
+    shutil.copytree(write(tmp_path, 2), tmp_path / "other" / "step-00000002")
+    assert verify(tmp_path / "other" / "step-00000002").step == 2
+    sign(tmp_path / "other" / "step-00000002", lambda content: content.update(step=3))
+    (tmp_path / "other" / "step-00000002").rename(tmp_path / "step-00000003")
+    with pytest.raises(StorageError, match=r"state\.json: .* step: expected 3, as the manifest says, found 2"):
+        verify(tmp_path / "step-00000003")
+
+
+STATE_EDITS: list[tuple[str, Any, str]] = [
+    ("step", 1, "step: expected 2, as the manifest says, found 1"),
+    ("tokens", 1e308, "tokens: expected a whole number"),
+    ("tokens", 10**308, "tokens: expected a whole number"),
+    ("tokens", 10**12, "tokens: expected from step=2 to 10000000512, found 1000000000000"),
+    ("tokens", 21, "training.timestamp.token: expected 21, found 20"),
+    ("phase", "long", "phase: expected one of short, found long"),
+    ("phase", None, "phase: expected text"),
+    ("data", {}, "data.tokenizer: expected its hash"),
+    ("data", {"tokenizer": 1}, "data.tokenizer: expected text"),
+    ("training", None, "training: expected this or an average"),
+    ("training.seconds", 1e300, "training.seconds: expected a duration"),
+    ("training.seconds", -1, "training.seconds: expected a duration"),
+    ("training.timestamp.batch", 3, "training.timestamp.batch: expected 2"),
+    ("training.timestamp.epoch", -1, "training.timestamp.epoch: expected a whole number"),
+    ("training.loader.tokens", 10, "training.loader.tokens: expected 20"),
+    ("training.loader.phase", "long", "training.loader.phase: expected short"),
+    ("training.loader.streams", {}, r"training.loader.streams: expected \['train'\]"),
+    ("training.loader.streams.train.block", -1, "training.loader.streams.train.block: expected a whole number"),
+    *(
+        (f"training.loader.streams.train.{key}", value, f"training.loader.streams.train.{key}: no such place")
+        for key, value in (("laid_out_for", 0), ("laid_out_for", 63), ("laid_out_for", 1 << 62), ("offset", 10**9))
+    ),
+    ("training.loader.packer.row_tokens", 1 << 62, "training.loader.packer.row_tokens: no such place"),
+    ("training.loader.packer.waiting", [[10**9, [0, 2, 0, 7]]], r"training.loader.packer.waiting\[0\]: no such place"),
+    ("training.loader.lag", [10**9], "training.loader.lag: no such place"),
+    ("training.stability.unlabelled_steps", 3, "training.stability.unlabelled_steps: expected at most 2"),
+    (
+        "training.loader.packer.waiting",
+        [[1, [1, 2, 3]]],
+        r"loader.packer.waiting\[0\]\[1\]: expected a list of 4",
+    ),
+    ("training.stability.phase", "long", "training.stability.phase: expected a phase of the run"),
+    ("training.stability.losses", [None], r"training.stability.losses\[0\]: expected a number"),
+    (
+        "training.stability.skipped_updates.0.step",
+        "1",
+        r"training.stability.skipped_updates\[0\].step: expected a whole number",
+    ),
+    ("average", [{}], r"average\[0\].* missing"),
+]
+FIELDS = ("step", "tokens", "phase", "data", "training", "average", *(
+    f"training.{name}"
+    for name in (
+        *("seconds", "timestamp", "loader", "stability"),
+        *(f"timestamp.{key}" for key in Clock.__annotations__),
+        *(f"loader.{key}" for key in PlannerState.__annotations__),
+        *(f"loader.streams.train.{key}" for key in CursorState.__annotations__),
+        *(f"loader.packer.{key}" for key in PackerState.__annotations__),
+        *(f"stability.{key}" for key in GuardState.__annotations__),
+    )
+))  # fmt: skip
+
+
+@pytest.mark.runs
+def test_a_state_that_makes_no_sense_means_the_checkpoint_before_and_names_the_field(tmp_path: Path) -> None:
+    """Every field missing and of a wrong type, and values that no run has; with the right hashes."""
+    write(tmp_path, 1)
+    folder = write(tmp_path, 2)
+    original = (folder / manifest.STATE).read_text()
+    edits: list[tuple[str, Any, str]] = [*STATE_EDITS]
+    edits += [(field, ..., f"{re.escape(field)}: missing") for field in FIELDS]
+    edits += [(field, value, re.escape(field)) for field in FIELDS for value in ("x", [["x"]], True, {"x": 1})]
+    for field, value, message in edits:
+        if value == "x" and field.endswith("phase"):
+            message = "expected .*, found x"
+        (folder / manifest.STATE).write_text(original)
+        edit_state(folder, field, value)
+        with pytest.raises(ValueError, match=message):
+            read_state(folder / manifest.STATE, CONFIG, 2)
+    found, passed_over = newest_valid(tmp_path)
+    assert found is not None and found.step == 1
+    assert re.search(r"step-00000002/state\.json: damaged, though its hash is right; training\.", passed_over[0])
+    for text in ("[]", "null", "7", '"x"', ""):
+        (folder / manifest.STATE).write_text(text)
+        sign(folder)
+        with pytest.raises(StorageError, match=r"state\.json: damaged, though its hash is right"):
+            verify(folder)
+    (folder / manifest.STATE).write_text(original)
+    sign(folder)
+    assert verify(folder).state == state_of(2)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("name", [manifest.WEIGHTS, manifest.OPTIMIZER])
+def test_tensors_that_are_none_mean_the_checkpoint_before(tmp_path: Path, name: str) -> None:
+    """With the right hashes; the header is all that is read of them, and none of it is believed."""
+    write(tmp_path, 1)
+    folder = write(tmp_path, 2)
+    for what, content in BAD_TENSORS.items():
+        if name == manifest.OPTIMIZER and what in ("no tensors", "whole numbers"):
+            continue  # an average has none, and steps are counted in whole numbers
+        (folder / name).write_bytes(content)
+        sign(folder)
+        with pytest.raises(StorageError, match=re.escape(f"step-00000002/{name}: ")):
+            verify(folder)
+    found, _ = newest_valid(tmp_path)
+    assert found is not None and found.step == 1
+
+
+@pytest.mark.runs
+def test_a_configuration_that_is_none_means_the_checkpoint_before(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    folder = write(tmp_path, 2)
+    for text in ("", "[]", "name: x", "\0\1", to_yaml(CONFIG).replace("hidden_size: 4", "hidden_size: 8")):
+        (folder / manifest.CONFIG_YAML).write_text(text)
+        sign(folder)
+        found, passed_over = newest_valid(tmp_path)
+        assert found is not None and found.step == 1 and "config.yaml" in passed_over[0], text

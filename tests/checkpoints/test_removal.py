@@ -1,0 +1,43 @@
+"""Checkpoints in order of steps, and their removal, half way: what has a checkpoint's name is a whole one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modernbert_train.checkpoints.checkpoint import clean, newest_valid
+from modernbert_train.checkpoints.verified import step_folders
+from tests.checkpoints.small_checkpoint import write
+
+
+def test_the_newest_is_the_one_of_the_most_steps_and_not_the_youngest_file(tmp_path: Path) -> None:
+    """A copy of an old checkpoint, or one that was restored, is younger; training would begin from it, silently."""
+    for age, step in enumerate((12, 3)):
+        write(tmp_path, step)
+        os.utime(tmp_path / f"step-{step:08d}", (1000 + age, 1000 + age))
+    found, _ = newest_valid(tmp_path)
+    assert found is not None and found.step == 12
+
+
+def test_a_removal_that_is_killed_leaves_nothing_under_a_checkpoints_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+
+    def killed_half_way(path: Path, **_: Any) -> None:
+        next(Path(path).glob("*.safetensors")).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed_half_way)
+    with pytest.raises(KeyboardInterrupt):
+        clean(tmp_path, keep=1)
+    for folder in step_folders(tmp_path):
+        assert len(list(folder.glob("*.safetensors"))) == 2, folder
+    monkeypatch.undo()
+    clean(tmp_path, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]

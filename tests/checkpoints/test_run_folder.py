@@ -1,0 +1,217 @@
+"""A run's folder: who may use it, with which configuration, and what its record looks like after a crash."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.__main__ import read_run
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
+from tests.conftest import TinyRun
+
+NO_PROCESS = 1 << 22  # above the highest number that Linux gives
+
+
+def test_two_jobs_never_write_one_run(tiny_run: TinyRun) -> None:
+    """Two writers would interleave two runs in one record; the second is told who the first is."""
+    first, second = (RunFolder(read_run(tiny_run())) for _ in range(2))
+    first.open()
+    with pytest.raises(ConfigError, match=r"in use by process \d+ on .*another name="):
+        second.open()
+    first.close()
+    second.open()
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("owner", "seconds", "kind"),
+    [
+        ("process 7 on another-machine", 90, RunError),  # lost with its power; the disk's server still keeps the lock
+        (f"process {NO_PROCESS} on {socket.gethostname()}", 90, RunError),  # the pod before, of the same name
+        ("process 7 on another-machine", 30, ConfigError),  # it trains
+        (f"process {os.getpid()} on {socket.gethostname()}", 90, ConfigError),
+        ("", 90, ConfigError),  # nobody says who
+    ],
+    ids=("lost", "same-name", "trains", "here", "nobody"),  # of every process the same, which share tests out
+)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_lock_of_a_machine_that_is_gone_is_tried_again(
+    tiny_run: TinyRun, owner: str, seconds: float, kind: type[RunError], recorded: bool
+) -> None:
+    """A scheduler starts a job again some minutes after its machine was lost; 78 would be its end for good."""
+    run = RunFolder(read_run(tiny_run()))
+    run.path.mkdir(parents=True)
+    with (run.path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(owner)
+        lock.flush()
+        for file in [run.path / ".lock", *([run.metrics] if recorded else [])]:
+            file.touch()
+            os.utime(file, (time.time() - seconds,) * 2)
+        with pytest.raises(RunError, match="in use by") as error:
+            run.open()
+        assert type(error.value) is kind and error.value.exit_code == (70 if kind is RunError else 78)
+        if kind is RunError:
+            assert owner in str(error.value) and "for 1.5 minutes" in str(error.value)
+    run.open()
+    run.close()
+
+
+@pytest.mark.runs
+def test_what_only_decides_speed_may_change_and_what_is_trained_may_not(tiny_run: TinyRun) -> None:
+    """People move runs to machines with other memory and workers; nobody may change the rate halfway by accident."""
+    first = RunFolder(read_run(tiny_run()))
+    first.open()
+    first.save_config()
+    first.close()
+    harmless = (
+        "data.num_workers=2",
+        "phases.short.microbatch_tokens=64",
+        "checkpoint.keep=9",
+        "compute.attention=sdpa",
+    )
+    folder = RunFolder(read_run(tiny_run(*harmless)))
+    assert len(folder.open()) == len(harmless)
+    folder.close()
+    for forbidden in ("seed=6", "optim.lr=0.1", "model.num_layers=7", "objective.mask_rate=0.2"):
+        with pytest.raises(ConfigError, match=forbidden.split("=")[0]):
+            RunFolder(read_run(tiny_run(forbidden))).open()
+
+
+def test_a_folder_of_an_earlier_version_says_so_and_what_to_do(tiny_run: TinyRun) -> None:
+    """Its keys are others; "unknown key" alone would send people to edit a file that they did not write."""
+    folder = RunFolder(read_run(tiny_run()))
+    folder.open()
+    folder.save_config()
+    folder.close()
+    saved = folder.path / "config.yaml"
+    saved.write_text(saved.read_text() + "device: cpu\n")
+    with pytest.raises(ConfigError, match="not written by this version") as error:
+        folder.open()
+    assert "is compute.device now. Rename it." in str(error.value) and "--fresh" in str(error.value)
+
+
+def test_the_saved_configuration_runs_by_itself(tiny_run: TinyRun) -> None:
+    """`train runs/NAME` must mean the run that is there."""
+    config = read_run(tiny_run("optim.lr=1e-3"))
+    folder = RunFolder(config)
+    folder.open()
+    folder.save_config()
+    folder.close()
+    assert read_run([str(folder.path)]) == config
+
+
+def test_fresh_puts_the_old_run_aside_and_deletes_nothing(tiny_run: TinyRun) -> None:
+    folder = RunFolder(read_run(tiny_run()))
+    folder.open()
+    folder.record({"kind": "step", "step": 1})
+    folder.close()
+    again = RunFolder(read_run(tiny_run("seed=6")))
+    again.open(fresh=True)
+    assert not again.metrics.exists()
+    (aside,) = folder.path.parent.glob("tiny.until-*")
+    assert json.loads((aside / "metrics.jsonl").read_text())["step"] == 1
+    with pytest.raises(ConfigError, match="in use"):  # the lock moved with the new folder
+        RunFolder(read_run(tiny_run("seed=6"))).open()
+    again.close()
+
+
+def test_going_on_from_a_step_forgets_the_lines_after_it_and_a_torn_last_one(tiny_run: TinyRun) -> None:
+    """Steps that are trained again would otherwise stand twice in the record and in the report."""
+    folder = RunFolder(read_run(tiny_run()))
+    folder.open()
+    folder.record({"kind": "start", "step": 0})
+    for step in range(1, 6):
+        folder.record({"kind": "step", "step": step})
+    with folder.metrics.open("a") as file:
+        file.write('{"kind": "step", "st')
+    folder.rewind_metrics(3)
+    assert [entry["step"] for entry in folder.read_metrics()] == [0, 1, 2, 3]
+    folder.record({"kind": "step", "step": 4})
+    assert [entry["step"] for entry in folder.read_metrics()] == [0, 1, 2, 3, 4]
+    folder.close()
+
+
+def test_a_folder_that_cannot_be_written_is_said_at_once(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Better now than at the first checkpoint."""
+    (tmp_path / "runs").write_text("a file where the folder of runs should be")
+    with pytest.raises(StorageError, match=r"cannot be written.*runs_folder"):
+        RunFolder(read_run(tiny_run())).open()
+
+
+def test_damaged_lines_of_the_metrics_are_left_out_aloud(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bad sector under a log must not end a run; nor may it pass without a word."""
+    folder = RunFolder(read_run(tiny_run()))
+    folder.open()
+    folder.record({"kind": "step", "step": 1, "loss": math.nan})
+    with folder.metrics.open("ab") as file:
+        file.write(bytes(range(256)) + b'\n{"step": "2"}\n{"step": NaN}\n' + b"[" * 100_000 + b"\n")
+    folder.record({"kind": "step", "step": 2})
+    folder.rewind_metrics(5)
+    assert [entry["step"] for entry in folder.read_metrics()] == [1, 2]
+    assert f"warning: {folder.metrics}: 5 lines could not be read" in capsys.readouterr().out
+    folder.rewind_metrics(5)
+    assert capsys.readouterr().out == ""
+    folder.close()
+
+
+FAULT = {"step": 4, "tokens_before": 30, "tokens": 40, "fault": "spike", "action": "roll_back", "to": "step-00000003"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (bytes(range(256)), "1|2 lines are no JSON"),
+        (b"[]", "1 lines are no JSON or tell of no step"),
+        (b"[" * 100_000, "1 lines are no JSON"),
+        *(
+            (json.dumps({k: v for k, v in FAULT.items() if k != key}).encode(), rf"entry 2: {key}: expected")
+            for key in ("tokens_before", "tokens", "fault", "action", "to")
+        ),
+        (json.dumps(FAULT | {"action": []}).encode(), "entry 2: action: expected text, found list"),
+        (json.dumps(FAULT | {"tokens_before": "30"}).encode(), "entry 2: tokens_before: expected a whole number"),
+        (json.dumps(FAULT | {"to": "../.."}).encode(), "entry 2: to: expected the name of a checkpoint"),
+        (json.dumps(FAULT | {"step": 1e308}).encode(), "1 lines are no JSON or tell of no step"),
+    ],
+)
+def test_a_damaged_record_of_faults_ends_the_start_with_its_name(tiny_run: TinyRun, line: bytes, message: str) -> None:
+    """Left out in silence, an update that was skipped would be applied the second time."""
+    folder = RunFolder(read_run(tiny_run()))
+    folder.open()
+    folder.record_fault(FAULT)
+    assert folder.read_faults()[0]["to"] == "step-00000003"
+    with folder.faults.open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(StorageError, match=rf"faults\.jsonl: damaged; .*{message}"):
+        folder.read_faults()
+    folder.close()
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "starts.jsonl"])
+def test_a_link_in_the_folder_is_not_written_through(tiny_run: TinyRun, tmp_path: Path, name: str) -> None:
+    """A run's folder out of an archive: its lock would be emptied, and with it whatever file the link names."""
+    folder, victim = RunFolder(read_run(tiny_run())), tmp_path / "victim"
+    victim.write_text("stays")
+    folder.path.mkdir(parents=True)
+    (folder.path / name).symlink_to(victim)
+    with pytest.raises(DataError, match="outside its folder, which is not followed"):
+        folder.open()
+    assert victim.read_text() == "stays"
+
+
+def test_a_record_of_a_start_and_a_lock_hide_secrets(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    folder = RunFolder(read_run(tiny_run()))
+    folder.open()
+    folder.record_start({"kind": "end", "error": "401: 0123456789abcdef is refused", "command": ["--api-key=1234567"]})
+    said = (folder.path / "starts.jsonl").read_text()
+    assert "0123456789abcdef" not in said and "401: *** is refused" in said
+    folder.close()

@@ -1,0 +1,118 @@
+"""A run goes on by the plan it was trained by; what lies ahead of its checkpoint may be planned anew.
+
+If this breaks, phases that are swapped, renamed or resized in the YAML move a run to another place of its plan, in
+silence: other rates, another row length, another RoPE base from there on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.checkpoints.trained_phases import past_changes
+from tests.conftest import TinyRun
+from tests.train.test_run import records
+
+pytestmark = pytest.mark.runs
+
+# phases short (4,000 tokens, no decay) and long (2,000, of which the last 1,000 decay); see tests/conftest.py
+IN_SHORT, AT_BORDER, IN_LONG, IN_DECAY, AT_END = (
+    ("short", 2000), ("short", 4100), ("long", 4900), ("long", 5500), ("long", 6050),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("where", "override", "changes"),
+    [
+        (IN_SHORT, "phases.short.lr_ratio=0.5", ["phases.short.lr_ratio: 1.0 -> 0.5"]),
+        (IN_SHORT, "phases.short.batch_warmup=null", "phases.short.batch_warmup"),
+        (IN_SHORT, "phases.short.microbatch_tokens=64", []),
+        (IN_SHORT, "phases.short.tokens=9000", []),
+        (IN_SHORT, "phases.short.tokens=2000", []),
+        (IN_SHORT, "phases.short.tokens=1999", ["phases.short.tokens: 4000 -> 1999"]),
+        (IN_SHORT, "phases.short.schedule.decay_tokens=2000", []),
+        (IN_SHORT, "phases.short.schedule.decay_tokens=2001", ["phases.short.schedule.decay_tokens: 0 -> 2001"]),
+        (IN_SHORT, "phases.short.schedule.warmup_tokens=600", ["phases.short.schedule.warmup_tokens: 500 -> 600"]),
+        (IN_SHORT, "phases.long=null", []),
+        (IN_SHORT, "phases.long.row_tokens=64", []),
+        (AT_BORDER, "phases.long=null", []),
+        (AT_BORDER, "phases.short.tokens=4000", []),
+        (AT_BORDER, "phases.short.tokens=5000", []),
+        (AT_BORDER, "phases.short.tokens=3999", ["phases.short.tokens: 4000 -> 3999"]),
+        (IN_LONG, "phases.short.tokens=4500", ["phases.short.tokens: 4000 -> 4500"]),
+        (IN_LONG, "phases.short=null", ["phase 1: short -> long", "phase 2: long -> none"]),
+        (IN_LONG, "phases.long=null", ["phase 2: long -> none"]),
+        (IN_LONG, "phases.long.model.global_rope_theta=1", ["phases.long.model.global_rope_theta: 160000.0 -> 1.0"]),
+        (IN_LONG, "phases.long.tokens=5000", []),
+        (IN_DECAY, "phases.long.tokens=5000", ["phases.long.tokens: 2000 -> 5000"]),
+        (IN_DECAY, "phases.long.schedule.final_lr_ratio=0.1", ["phases.long.schedule.final_lr_ratio: 0.0 -> 0.1"]),
+        (AT_END, "phases.long.tokens=5000", ["phases.long.tokens: 2000 -> 5000"]),
+    ],
+)  # fmt: skip
+def test_only_what_lies_ahead_may_change(
+    tiny_run: TinyRun, where: tuple[str, int], override: str, changes: list[str] | str
+) -> None:
+    found = past_changes(read_run(tiny_run()), read_run(tiny_run(override)), *where)
+    if isinstance(changes, str):
+        assert found and all(line.startswith(changes) for line in found)
+    else:
+        assert found == changes
+
+
+def test_phases_that_come_later_may_be_added_swapped_and_renamed(tiny_run: TinyRun, tmp_path: Path) -> None:
+    words = tiny_run()
+    then = read_run(words)
+    tree = yaml.safe_load(Path(words[0]).read_text())
+    phases = tree["phases"]
+    for order, changes in (
+        (["short", "more", "long"], []),
+        (["long", "short"], ["phase 1: short -> long"]),
+        (["brief", "long"], ["phase 1: short -> brief"]),
+    ):
+        tree["phases"] = {name: phases.get(name, phases["short"]) for name in order}
+        (tmp_path / "other.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+        assert past_changes(then, read_run([str(tmp_path / "other.yaml")]), *IN_SHORT) == changes
+
+
+def test_a_changed_past_is_refused_and_another_future_equals_a_run_that_always_had_it(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    often = ("checkpoint.interval_steps=1", "checkpoint.keep=99")
+    words = tiny_run(*often)
+    assert main(["train", *words]) == 0
+    border = records(runs / "tiny", "validation")[0]["step"]
+
+    def cut(name: str, step: int) -> Path:
+        shutil.copytree(runs / "tiny", runs / name)
+        for path in (runs / name / "checkpoints").iterdir():
+            if int(path.name.removeprefix("step-")) > step:
+                shutil.rmtree(path)
+        return runs / name
+
+    folder = cut("swapped", border + 1)
+    tree = yaml.safe_load(Path(words[0]).read_text())
+    tree["phases"] = dict(reversed(tree["phases"].items()))
+    (tmp_path / "swapped.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    before = {file: file.read_bytes() for file in folder.glob("*.*")}
+    capsys.readouterr()
+    assert main(["train", str(tmp_path / "swapped.yaml"), *often, "name=swapped"]) == 78
+    message = capsys.readouterr().err
+    assert f"step-{border + 1:08d}: trained to " in message and "\n  phase 1: short -> long\n" in message
+    assert "Only what lies ahead can still be changed." in message and "another name= and start.checkpoint=" in message
+    assert {file: file.read_bytes() for file in folder.glob("*.*")} == before, "a refused start leaves the run alone"
+
+    for name, step, change in (
+        ("longer", border - 1, "phases.short.tokens=4800"),
+        ("other", border - 1, "phases.long={row_tokens: 64, batch_rows: 6, tokens: 900, schedule: {decay_tokens: 0}}"),
+        ("shorter", border, "phases.long.tokens=1200"),
+    ):
+        folder = cut(name, step)
+        assert main(["train", *tiny_run(*often, f"name={name}", change)]) == 0
+        assert "changed since the last start:\n" in capsys.readouterr().out
+        assert main(["train", *tiny_run(f"name=always-{name}", change)]) == 0
+        assert records(folder) == records(runs / f"always-{name}") != records(runs / "tiny"), name

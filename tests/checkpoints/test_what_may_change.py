@@ -1,0 +1,184 @@
+"""What may change in a run's folder between two starts, key by key, and what is said of what may not.
+
+A key too many that may change, and a run trains half of its text at another rate in silence; one too few, and it cannot
+be moved to another machine. Phases that were trained: test_trained_phases.py. Data: train/test_start_decisions.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.config.load import load_run
+from modernbert_train.errors import ConfigError
+
+PHASE = "{tokens: 100, row_tokens: 8, batch_rows: 2, microbatch_tokens: 8}"
+RUN = (
+    *("name=kept", "optim={name: stable_adamw, lr: 1}", "data.tokenizer=tokenizer", "data.validation=held_out"),
+    *(f"phases.short={PHASE}", f"phases.long={PHASE}", "start.checkpoint=elsewhere"),
+)
+ONE_STREAM = ("data.train=shards",)
+TWO_STREAMS = ("data.streams.web={path: web, proportion: 0.5}", "data.streams.law={path: law, proportion: 0.5}")
+
+
+def compare(runs: Path, then: tuple[str, ...], now: tuple[str, ...]) -> list[str]:
+    """What the folder of a run says when it is started with another configuration."""
+    there = f"runs_folder={runs}"
+    folder = RunFolder(load_run([], [there, *RUN, *then]))
+    folder.path.mkdir(parents=True)
+    folder.save_config()
+    return RunFolder(load_run([], [there, *RUN, *now])).compare()
+
+
+# override -> what is told of it; all of them are given at once
+MAY = {
+    # on which machine and how fast
+    "compute.device=cpu": "compute.device: auto -> cpu",
+    "data.num_workers=7": "data.num_workers: 1 -> 7",
+    "data.prefetch_batches=7": "data.prefetch_batches: 2 -> 7",
+    "data.worker_timeout_seconds=7": "data.worker_timeout_seconds: 300.0 -> 7.0",
+    "data.cache_folder=cache": "data.cache_folder: None -> cache",
+    "data.cache_limit_bytes=7": "data.cache_limit_bytes: None -> 7",
+    "data.download_timeout_seconds=7": "data.download_timeout_seconds: 60.0 -> 7.0",
+    "compute.attention=sdpa": "compute.attention: auto -> sdpa",
+    "compute.global_attention=flex": "compute.global_attention: None -> flex",
+    "compute.compile=true": "compute.compile: False -> True",
+    "optim.fused=true": "optim.fused: False -> True",
+    "compute.threads=7": "compute.threads: None -> 7",
+    "compute.activation_checkpointing=true": "compute.activation_checkpointing: False -> True",
+    "distributed.strategy=fsdp2": "distributed.strategy: ddp -> fsdp2",
+    "distributed.timeout_seconds=7": "distributed.timeout_seconds: 300.0 -> 7.0",
+    "launch.nodes=2": "launch.nodes: 1 -> 2",
+    # where the same data are: their hashes are compared with the checkpoint's
+    "data.train=moved": "data.train: shards -> moved",
+    "data.validation=moved": "data.validation: held_out -> moved",
+    "data.tokenizer=moved": "data.tokenizer: tokenizer -> moved",
+    # what is seen of it
+    "eval.interval_tokens=7": "eval.interval_tokens: None -> 7",
+    "checkpoint.keep=7": "checkpoint.keep: 3 -> 7",
+    "stability.spike=skip": "stability.spike: ignore -> skip",
+    "logging.progress_bar=false": "logging.progress_bar: True -> False",
+    "profile.steps=7": "profile.steps: None -> 7",
+    "loggers.wandb.project=mine": "loggers.wandb.project: None -> mine",
+    "callbacks.lr_monitor={}": "callbacks.lr_monitor: None -> {}",
+    # what lies ahead; what lies behind is compared with the checkpoint
+    "phases.long.tokens=99": "phases.long.tokens: 100 -> 99",
+    "phases.short.microbatch_tokens=16": "phases.short.microbatch_tokens: 8 -> 16",
+}
+MAY_NOT = {
+    "seed=7": "seed: 17 -> 7",
+    "compute.precision=fp32": "compute.precision: auto -> fp32",
+    "data.mix_by=documents": "data.mix_by: tokens -> documents",
+    "data.packing_window=7": "data.packing_window: 128 -> 7",
+    "data.max_wait_rows=7": "data.max_wait_rows: 2048 -> 7",
+    "data.shuffle_block_shards=7": "data.shuffle_block_shards: 16 -> 7",
+    "model.hidden_size=384": "model.hidden_size: 768 -> 384",
+    "model.num_layers=7": "model.num_layers: 22 -> 7",
+    "model.local_attention=64": "model.local_attention: 128 -> 64",
+    "model.local_rope_theta=7": "model.local_rope_theta: 10000.0 -> 7.0",
+    "model.attention_out_dropout=0": "model.attention_out_dropout: 0.1 -> 0.0",
+    "weights.init_from=there": "weights.init_from: None -> there",
+    "objective.mask_rate=0.2": "objective.mask_rate: 0.3 -> 0.2",
+    "objective.eval_mask_rate=0.2": "objective.eval_mask_rate: 0.15 -> 0.2",
+    "optim.lr=2": "optim.lr: 1.0 -> 2.0",
+    "optim.betas=[0.9, 0.95]": "optim.betas: (0.9, 0.98) -> (0.9, 0.95)",
+    "start.checkpoint=nowhere": "start.checkpoint: elsewhere -> nowhere",
+    "start.clock=keep": "start.clock: reset -> keep",
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What is said of all that may change."""
+    return compare(tmp_path_factory.mktemp("may"), ONE_STREAM, (*ONE_STREAM, *MAY))
+
+
+@pytest.fixture(scope="module")
+def refusal(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What is said of all that may not change, and of one that may."""
+    with pytest.raises(ConfigError) as refused:
+        compare(tmp_path_factory.mktemp("may_not"), ONE_STREAM, (*ONE_STREAM, *MAY_NOT, "checkpoint.keep=7"))
+    return str(refused.value).splitlines()
+
+
+@pytest.mark.parametrize("override", MAY)
+def test_what_may_change_is_told(told: list[str], override: str) -> None:
+    assert MAY[override] in told
+
+
+@pytest.mark.parametrize("override", MAY_NOT)
+def test_what_may_not_change_is_refused_with_both_values(refusal: list[str], override: str) -> None:
+    assert f"  {MAY_NOT[override]}" in refusal
+
+
+def test_a_refusal_names_what_is_in_the_way_and_nothing_else(refusal: list[str]) -> None:
+    """Whoever reads it must not go looking for a mistake in what is none."""
+    first, *changes, last = refusal
+    assert first.endswith("/kept holds a run with another configuration:")
+    assert sorted(changes) == sorted(f"  {change}" for change in MAY_NOT.values())
+    assert all(word in last for word in ("name=", "restore the values", "--fresh"))
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("overrides", "change"),
+    [
+        pytest.param([f"phases.more={PHASE}"], "phases.more.tokens: None -> 100", id="a phase appended"),
+        pytest.param(["phases.long=null"], "phases.long.tokens: 100 -> None", id="a phase taken away"),
+        pytest.param(["data.validation=null"], "data.validation: held_out -> None", id="held-out text left out"),
+    ],
+)
+def test_what_comes_or_goes_is_told(tmp_path: Path, overrides: list[str], change: str) -> None:
+    """Phases that were trained are compared with the checkpoint, see trained_phases.py."""
+    assert change in compare(tmp_path, ONE_STREAM, (*ONE_STREAM, *overrides))
+
+
+@pytest.mark.runs
+def test_another_optimizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="optim.name: stable_adamw -> adamw"):
+        compare(tmp_path, ONE_STREAM, (*ONE_STREAM, "optim={name: adamw, lr: 1}"))
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("now", "change", "may"),
+    [
+        (("data.streams.web.path=moved",), "data.streams.web.path: web -> moved", True),
+        (("data.streams.web.proportion=0.6", "data.streams.law.proportion=0.4"), "data.streams.web.proportion", False),
+        (("data.streams.law=null",), "data.streams.law.path: law -> None", False),
+        (("data.streams.news={path: news, proportion: 0.5}",), "data.streams.news.path: None -> news", False),
+    ],
+    ids=["a stream moved", "other shares", "a stream went", "a stream came"],
+)
+def test_streams_may_move_and_neither_come_nor_go(tmp_path: Path, now: tuple[str, ...], change: str, may: bool) -> None:
+    if may:
+        assert compare(tmp_path, TWO_STREAMS, (*TWO_STREAMS, *now)) == [change]
+        return
+    with pytest.raises(ConfigError, match=change):
+        compare(tmp_path, TWO_STREAMS, (*TWO_STREAMS, *now))
+
+
+@pytest.mark.runs
+def test_phases_in_another_order_are_told(tmp_path: Path) -> None:
+    """Every key of them is as it was. Whether the order may change is a matter of what was trained."""
+    there = (f"runs_folder={tmp_path}", *RUN, *ONE_STREAM)
+    folder = RunFolder(load_run([], list(there)))
+    folder.path.mkdir(parents=True)
+    folder.save_config()
+    swapped = [word for word in there if not word.startswith("phases.")]
+    swapped += [f"phases.long={PHASE}", f"phases.short={PHASE}"]
+    found = RunFolder(load_run([], swapped)).compare()
+    assert found == ["phases: ['short', 'long'] -> ['long', 'short']"]
+
+
+@pytest.mark.parametrize("runs", ["same", "empty", "absent"])
+def test_nothing_differs(tmp_path: Path, runs: str) -> None:
+    """The same command again; a folder made and never used; none."""
+    folder = RunFolder(load_run([], [f"runs_folder={tmp_path}", *RUN, *ONE_STREAM]))
+    if runs != "absent":
+        folder.path.mkdir()
+    if runs == "same":
+        folder.save_config()
+    assert folder.compare() == []

@@ -1,0 +1,139 @@
+"""The folder of a run with checkpoints of a tiny model, and what the verb says about it."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from modernbert_train.__main__ import main
+from modernbert_train.checkpoints.checkpoint import Share, begin, finish, folder_of, write_part
+from modernbert_train.checkpoints.copier import Copier, Order
+from modernbert_train.checkpoints.store import Store
+from modernbert_train.checkpoints.verified import require_files
+from modernbert_train.config.load import to_yaml
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from tests.checkpoints.small_checkpoint import CONFIG, sign, state_of, write
+
+STEPS = (100, 200, 300, 400, 500)
+
+
+@functools.cache
+def _made() -> Path:
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for step in STEPS:
+        write(folder, step, milestone=step == 100, phase_end=step == 200)
+    return folder
+
+
+class SmallRun:
+    """A run of five checkpoints: 100 is a milestone, 200 the end of a phase, and the newest three are kept."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], copies: bool = False) -> None:
+        self._capsys = capsys
+        self.folder = folder / "runs/small"
+        self.checkpoints = self.folder / "checkpoints"
+        self.url = f"file://{folder}/store"
+        self.there = folder / "store/small"
+        settings = replace(CONFIG.checkpoint, copy_to=self.url if copies else None, copy_timeout_seconds=5.0)
+        self.config: RunConfig = replace(CONFIG, runs_folder=str(folder / "runs"), checkpoint=settings)
+        shutil.copytree(_made(), self.checkpoints)
+        self.set_config(self.config)
+        record = [{"kind": "step", "step": step, "tokens": 10 * step, "time": 1000.0 + step} for step in STEPS]
+        (self.folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in record))
+
+    def set_config(self, config: RunConfig) -> None:
+        self.config = config
+        (self.folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+
+    def write(self, step: int, **kinds: bool) -> Path:
+        return write(self.checkpoints, step, **kinds)  # type: ignore[arg-type]
+
+    def at(self, step: int) -> Path:
+        return folder_of(self.checkpoints, step)
+
+    def copy(self, *steps: int, url: str | None = None) -> None:
+        """Into a second home, as training does it behind a step."""
+        url = self.url if url is None else url
+        order = Order(str(self.folder), url, self.config.name, self.config.checkpoint.keep, 20.0, os.getpid())
+        copier = Copier(order, Store(url, self.config.name, 20.0))
+        for step in steps:
+            assert copier.copy(step, require_files(self.at(step)))
+        copier.copy_records()
+
+    def flip(self, step: int, name: str = "model.safetensors") -> None:
+        """One bit of the last byte."""
+        path = self.at(step) / name
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(bytes(content))
+
+    def says(self, action: str, *words: str | Path, code: int = 0) -> str:
+        """What an action prints, both streams, after it has ended with a code."""
+        self._capsys.readouterr()
+        found = main(["checkpoints", action, *map(str, words)])
+        out, error = self._capsys.readouterr()
+        assert found == code, out + error
+        assert "this is a bug" not in error and "Traceback" not in error, error
+        return out + error
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.name[5:]) for path in self.checkpoints.glob("step-*"))
+
+    def bytes(self) -> dict[str, bytes]:
+        """Of every file of a checkpoint, by its path below the run."""
+        files = [path for path in self.checkpoints.rglob("*") if path.is_file()]
+        return {str(path.relative_to(self.checkpoints)): path.read_bytes() for path in files}
+
+
+def as_schema_4(folder: Path) -> None:
+    """As the version before wrote it: whole tensors, and a manifest that says nothing of slices."""
+
+    def change(content: dict[str, Any]) -> None:
+        content["schema"] = 4
+        del content["weights"], content["optimizer"]
+
+    sign(folder, change)
+
+
+def write_sharded(
+    checkpoints: Path, step: int, config: RunConfig, change: Callable[[str, Tensor], Tensor] = lambda name, t: t
+) -> Path:
+    """As two ranks write it: of every tensor with rows the first has the upper half, the other the rest."""
+    weights = {name: change(name, torch.full_like(p, step)) for name, p in
+               ModernBertForMaskedLM(config.model).named_parameters()}  # fmt: skip
+    moments = {f"exp_avg/{name}": tensor / 2 for name, tensor in weights.items()}
+    counts = {f"step/{name}": torch.tensor(step) for name in weights}
+    final = folder_of(checkpoints, step)
+    staging, parts = begin(final, 1), []
+    for rank in (0, 1):
+        shares, slices = [], []
+        for tensors in (weights, moments | counts):
+            mine, cut = {}, {}
+            for name, tensor in tensors.items():
+                if not tensor.ndim:
+                    if rank == 0:
+                        mine[name] = tensor
+                    continue
+                half = tensor.shape[0] // 2
+                mine[name] = (tensor[:half] if rank == 0 else tensor[half:]).contiguous()
+                cut[name] = (0 if rank == 0 else half, tensor.shape[0])
+            shares.append(mine)
+            slices.append(cut)
+        parts.append(write_part(staging, Share(shares[0], shares[1], slices[0], slices[1], f"-{rank:05d}")))
+    text = {"state": state_of(step).as_json(), "config_yaml": to_yaml(config)}
+    finish(staging, final, parts, **text, phase_end=False, milestone=False)
+    return final

@@ -1,0 +1,252 @@
+"""What there is of a run, and what is wrong with it. A line that is missing or wrong here costs somebody a run: the
+checkpoint that was thought to be there is not, or the only whole one is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.checkpoints.manifest import MANIFEST
+from modernbert_train.checkpoints.run_folder import take_lock
+from modernbert_train.checkpoints.tools import listing
+from tests.checkpoints.small_checkpoint import BAD_TENSORS, edit_state, sign
+from tests.checkpoints.tools.small_run import SmallRun, as_schema_4, write_sharded
+
+pytestmark = pytest.mark.runs
+
+
+def state_of(text: str, step: int) -> str:
+    (line,) = [line for line in text.splitlines() if line.startswith(f"{step} ")]
+    return line
+
+
+def test_every_checkpoint_is_a_line_with_what_keeps_it(run: SmallRun) -> None:
+    said = run.says("list", run.folder)
+    assert re.search(r"^100 +1,000 +short +\d{4}-.* whole +milestone$", said, re.MULTILINE)
+    assert state_of(said, 200).endswith("phase end") and state_of(said, 300).endswith("newest 3")
+    assert run.says("list", run.folder) == run.says("list", run.folder)
+    run.set_config(replace(run.config, checkpoint=replace(run.config.checkpoint, keep=1, milestones="pythia")))
+    run.write(512, milestone=True)
+    said = run.says("list", run.folder)
+    assert state_of(said, 512).endswith("newest 1, pythia") and state_of(said, 100).endswith("milestone")
+    assert state_of(said, 400).endswith("nothing")
+
+
+def test_list_is_what_is_meant_without_an_action(run: SmallRun, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run.says("list", run.folder)
+    assert run.says(str(run.folder)) == said
+    assert run.says(str(run.folder), "--json").startswith("[")
+
+
+def test_json_has_exact_numbers_and_what_is_wrong(run: SmallRun) -> None:
+    run.flip(400)
+    found = {each["step"]: each for each in json.loads(run.says("list", run.folder, "--json"))}
+    size = sum(path.stat().st_size for path in run.at(100).iterdir())
+    assert found[100]["bytes"] == size and found[100]["tokens"] == 1000 and found[100]["kept"] == ["milestone"]
+    assert found[400]["state"] == "whole", "a flipped bit takes reading the tensors"
+    said = run.says("verify", run.folder, "--json", code=74)
+    found = {each["step"]: each for each in json.loads(said[: said.rindex("]") + 1])}
+    assert [found[step]["state"] for step in (300, 400, 500)] == ["valid", "damaged", "valid"]
+    assert found[400]["problem"].startswith("model.safetensors: damaged; found ")
+
+
+def test_verify_reads_all_or_one_and_its_exit_code_says(run: SmallRun) -> None:
+    assert "5 valid checkpoints" in run.says("verify", run.folder)
+    run.flip(300, "optimizer.safetensors")
+    said = run.says("verify", run.folder, code=74)
+    assert "step-00000300: optimizer.safetensors: damaged" in said and "4 valid checkpoints" in said
+    run.says("verify", run.folder, "500")
+    run.says("verify", run.at(500))
+    run.says("verify", run.folder, "300", code=74)
+
+
+DAMAGE = {
+    "cut": (lambda run: os.truncate(run.at(300) / "model.safetensors", 100), "model.safetensors: damaged; 100 bytes"),
+    "missing": (lambda run: (run.at(300) / "optimizer.safetensors").unlink(), "optimizer.safetensors: cannot be read"),
+    "no manifest": (lambda run: (run.at(300) / MANIFEST).unlink(), f"{MANIFEST}: missing"),
+    "state edited": (lambda run: run.flip(300, "state.json"), "state.json: damaged; found"),
+    "nonsense": (lambda run: edit_state(run.at(300), "tokens", -1), "state.json: damaged, though its hash is right"),
+    "renamed": (lambda run: run.at(300).rename(run.at(301)), "it was copied or renamed"),
+    "a link": (lambda run: _link(run.at(300) / "model.safetensors"), "a link to /etc/hostname"),
+    "a pipe": (lambda run: _pipe(run.at(300) / "state.json"), "a pipe or a device"),
+    "emptied": (lambda run: [path.unlink() for path in run.at(300).iterdir()], f"{MANIFEST}: missing"),
+}
+
+
+def _link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_found_with_its_place_and_hides_no_other(run: SmallRun, kind: str) -> None:
+    damage, words = DAMAGE[kind]
+    damage(run)
+    said = run.says("list", run.folder)
+    assert words in said and "damaged" in state_of(said, 301 if kind == "renamed" else 300)
+    assert "4 whole checkpoints" in said
+    assert words in run.says("verify", run.folder, code=74)
+
+
+HOSTILE_MANIFESTS = (
+    "", "[]", "{}", "\0" * 99, "[" * 100_000, '{"files":' * 100_000, '{"step": Infinity}',
+    '{"schema": 99, "step": 1}', '{"schema": 5, "files": {"../../x": {"bytes": 1, "xxh3_128": "0"}}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE_MANIFESTS, ids=lambda text: text[:20])
+def test_no_manifest_crashes_any_action(run: SmallRun, text: str) -> None:
+    """With right hashes or without: each action says what is wrong, or takes the checkpoint before."""
+    (run.at(500) / MANIFEST).write_text(text)
+    _every_action(run)
+
+
+def test_no_content_of_files_crashes_any_action(run: SmallRun) -> None:
+    original = {path.name: path.read_bytes() for path in run.at(500).iterdir()}
+    bad = [("model.safetensors", content) for content in list(BAD_TENSORS.values())[::5]]
+    bad += [(name, b"[" * 100_000) for name in ("state.json", "config.yaml")]
+    bad += [("config.yaml", b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i, i, i - 1, i - 1)
+                                                           for i in range(1, 40)))]  # fmt: skip
+    for name, content in bad:
+        for each, text in original.items():
+            (run.at(500) / each).write_bytes(text)
+        (run.at(500) / name).write_bytes(content)
+        sign(run.at(500))
+        if name.endswith("safetensors"):  # `show` looks no further than the hashes
+            _every_action(run, shown=0)
+        else:
+            _every_action(run)
+
+
+def _every_action(run: SmallRun, shown: int = 74) -> None:
+    run.says("list", run.folder)
+    run.says("verify", run.folder, code=74)
+    run.says("show", run.folder, "500", code=shown)
+    run.says("restore", run.folder, "500", code=74)
+    run.says("prune", run.folder)
+
+
+def test_what_a_write_has_left_and_what_is_elsewhere_is_listed(copied: SmallRun) -> None:
+    left = copied.checkpoints / "step-00000600.partial-77"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"torn")
+    odd = copied.checkpoints / "step-00000700x.partial"
+    odd.mkdir()
+    shutil.rmtree(copied.at(300))
+    said = copied.says("list", copied.folder)
+    assert "incomplete" in state_of(said, 600) and "a write broke off" in said
+    assert "second home only" in state_of(said, 300)
+    assert " yes " in state_of(said, 500) and " no " in state_of(said, 400)
+    assert "second home" not in copied.says("list", copied.folder, "--local")
+    shutil.rmtree(copied.at(500))
+    copied.write(500, phase_end=True)  # the copy is of another one
+    assert " no " in state_of(copied.says("list", copied.folder), 500)
+
+
+def test_a_second_home_that_does_not_answer_is_a_warning(copied: SmallRun) -> None:
+    copied.set_config(replace(copied.config, checkpoint=replace(copied.config.checkpoint, copy_to="nosuch://x/y")))
+    said = copied.says("list", copied.folder)
+    assert "5 whole checkpoints" in said and "cannot be asked" in said
+
+
+def test_copies_are_verified_too(copied: SmallRun) -> None:
+    assert "store/small/step-00000500: valid" in copied.says("verify", copied.folder, "--copies")
+    path = copied.there / "step-00000300/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    said = copied.says("verify", copied.folder, "--copies", code=74)
+    assert "1 damaged" in said and "store/small/step-00000300/model.safetensors" in said
+
+
+@pytest.mark.parametrize("action", ["list", "verify", "show", "prune"])
+def test_a_folder_that_is_no_run_is_said(run: SmallRun, tmp_path: Path, action: str) -> None:
+    assert "no such run" in run.says(action, tmp_path / "absent", code=78)
+    (tmp_path / "empty").mkdir()
+    assert "no run there" in run.says(action, tmp_path / "empty", code=78)
+
+
+def test_a_step_that_is_not_there_is_answered_with_those_that_are(run: SmallRun) -> None:
+    for words in (("verify", run.folder, "77"), ("show", run.folder, "77"), ("restore", run.folder, "77")):
+        said = run.says(*words, code=74)  # type: ignore[arg-type]
+        assert "no checkpoint of step 77. There are steps 100, 200, 300, 400, 500." in said
+    with pytest.raises(SystemExit) as ended:
+        run.says("show", run.folder, "newest")
+    assert ended.value.code == 64
+
+
+def test_a_run_without_a_checkpoint_is_no_error(run: SmallRun) -> None:
+    shutil.rmtree(run.checkpoints)
+    assert "no checkpoint yet" in run.says("list", run.folder)
+    assert "no checkpoint yet" in run.says("show", run.folder, code=74)
+
+
+def test_a_run_that_is_trained_may_be_looked_at(run: SmallRun) -> None:
+    with take_lock(run.folder, "no"):
+        run.says("list", run.folder)
+        run.says("verify", run.folder)
+        run.says("show", run.folder)
+        run.says("prune", run.folder)
+
+
+def test_one_that_the_run_removes_meanwhile_is_no_damage(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else whoever watches a run by `verify` is called at night by its retention."""
+    real = listing.look
+
+    def look(folder: Path) -> object:
+        if folder == run.at(300):
+            shutil.rmtree(folder)
+        return real(folder)
+
+    monkeypatch.setattr(listing, "look", look)
+    assert "4 valid checkpoints" in run.says("verify", run.folder)
+
+
+def test_both_schemas_whole_and_in_slices_are_understood(run: SmallRun) -> None:
+    as_schema_4(run.at(400))
+    write_sharded(run.checkpoints, 600, run.config)
+    assert "6 valid checkpoints" in run.says("verify", run.folder)
+    assert "schema                   4" in run.says("show", run.folder, "400")
+    said = run.says("show", run.folder)
+    assert "written by 2 ranks" in said and "22 slices of weights, 22 of optimizer state" in said
+    assert json.loads(run.says("list", run.folder, "--json"))[-1]["ranks"] == 2
+
+
+def test_show_tells_where_it_is_and_what_it_would_resume_with(run: SmallRun) -> None:
+    starts = [{"kind": "start", "tokens": 0, "version": "0.1", "device": "cpu", "ranks": 2, "time": 1.0},
+              {"kind": "start", "tokens": 4500, "version": "0.2", "time": 2.0}]  # fmt: skip
+    (run.folder / "starts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in starts))
+    run.set_config(replace(run.config, seed=9))
+    said = " ".join(run.says("show", run.folder, "400").split())
+    assert "by modernbert-train 0.1, on 2 x cpu" in said and "kept as newest 3" in said
+    assert "tokens 4,000 of 10,000,000,000" in said and "stream train block 0, epoch 0" in said
+    assert "resumes with step 401 in phase short: rows of 64 tokens, up to 8 a batch; objective mlm" in said
+    assert "since then seed: " in said
+    run.flip(500)
+    said = run.says("show", run.folder)
+    assert "passed over a damaged checkpoint" in said and "taken instead: step-00000400" in said
+
+
+def test_list_and_show_need_no_torch(run: SmallRun) -> None:
+    """Seconds on a login node."""
+    root = Path(__file__).parents[3]
+    for action in ("list", "show"):
+        code = (
+            "import sys\nfrom modernbert_train.__main__ import main\n"
+            f"code = main(['checkpoints', '{action}', sys.argv[1]])\n"
+            "print('loaded:', *(name for name in ('torch', 'composer', 'streaming', 'fsspec') if name in sys.modules))"
+        )
+        done = subprocess.run([sys.executable, "-c", code, str(run.folder)], cwd=root, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout.endswith("loaded:\n"), done.stdout + done.stderr

@@ -1,0 +1,112 @@
+"""Whole or not there: what a crash, a full disk or a power cut may leave behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.core.files import append_line, free_bytes, lock_now, publish, unlock, write_whole
+
+
+def _full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
+def test_a_file_that_cannot_be_written_is_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    write_whole(path, "old\n")
+    monkeypatch.setattr(*((os, "fsync") if fails == "fsync" else (Path, "replace")), _full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, "new\n")
+    assert path.read_text() == "old\n"
+    assert os.listdir(tmp_path) == ["config.yaml"]
+
+
+def test_the_disk_has_the_text_before_it_has_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append("fsync"), fsync(handle))[1])
+    monkeypatch.setattr(Path, "replace", lambda self, other: (done.append("replace"), replace(self, other))[1])
+    write_whole(tmp_path / "a", "text")
+    assert done == ["fsync", "replace"]
+
+
+def test_a_folder_gets_its_name_last_and_hands_back_what_stood_there(tmp_path: Path) -> None:
+    for name in ("out", "staging"):
+        (tmp_path / name / "below").mkdir(parents=True)
+        (tmp_path / name / "below" / "file").write_text(name)
+    replaced = publish(tmp_path / "staging", tmp_path / "out")
+    assert (tmp_path / "out/below/file").read_text() == "staging"
+    assert replaced == tmp_path / "staging-replaced"
+    assert (replaced / "below/file").read_text() == "out"
+    (tmp_path / "next").mkdir()
+    assert publish(tmp_path / "next", tmp_path / "other") is None
+
+
+def test_a_folder_that_cannot_be_named_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("out", "staging"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    rename = Path.rename
+
+    def refuse(self: Path, other: Path) -> Path:
+        if self.name == "staging":
+            _full()
+        return rename(self, other)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="No space"):
+        publish(tmp_path / "staging", tmp_path / "out")
+    assert (tmp_path / "out/file").read_text() == "out"
+
+
+def test_locks_are_of_open_files_and_may_be_shared(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as first, (tmp_path / "lock").open("w") as second:
+        assert lock_now(first)
+        assert not lock_now(second)
+        assert not lock_now(second, shared=True)
+        unlock(first)
+        assert lock_now(first, shared=True)
+        assert lock_now(second, shared=True)
+
+
+@pytest.mark.runs
+def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, time\nfrom modernbert_train.core.files import lock_now\n"
+            "f = open(sys.argv[1], 'w'); print(lock_now(f), flush=True); time.sleep(600)",
+            str(tmp_path / "lock"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "True\n"
+    with (tmp_path / "lock").open("w") as file:
+        assert not lock_now(file)
+        holder.kill()
+        holder.communicate()
+        assert lock_now(file)
+
+
+def test_free_space_is_that_of_the_disk_a_path_would_be_on(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "not" / "there" / "yet") == pytest.approx(free_bytes(tmp_path), rel=0.1)
+
+
+def test_a_line_is_not_added_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("stays")
+    (tmp_path / "record").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        append_line(tmp_path / "record", "line")
+    assert (tmp_path / "victim").read_text() == "stays"

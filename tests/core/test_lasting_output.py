@@ -1,0 +1,101 @@
+"""What is printed goes to one place, whole and at once; and who stops reading costs nobody anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import warm
+from tests.conftest import TinyRun
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "modernbert_train"]
+
+
+def start(
+    *words: str, errors: int = subprocess.PIPE, popen: type[subprocess.Popen[str]] = subprocess.Popen
+) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return popen([*COMMAND, *words], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("verb", ["check", "plan", "inspect"])
+def test_a_reader_that_has_seen_enough_may_leave(tiny_run: TinyRun, verb: str) -> None:
+    """`check | head -1`: no traceback, and the code is the verb's own, so that `set -o pipefail` goes on."""
+    process = start(verb, *tiny_run())
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 0
+
+
+@pytest.mark.runs
+def test_a_refusal_keeps_its_code_when_nobody_reads(tiny_run: TinyRun) -> None:
+    process = start("check", *tiny_run("model.num_heads=3"), errors=subprocess.STDOUT)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(60) == 78
+
+
+@pytest.mark.runs
+def test_a_log_has_everything_of_a_run_in_order(tiny_run: TinyRun) -> None:
+    """`train | tee log`: what it is busy with, banner, progress, validations, what it came to; errors stay apart."""
+    process = start("train", *tiny_run("logging={progress_bar: true, line_seconds: 0.0001}"), popen=warm.Popen)
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0 and errors == ""
+    marks = (
+        "checking the configuration", "loading torch and Composer ...", "reading the lengths", "building the model ...",
+        "tiny: 53,056 parameters", "training the first batch ...", "  loss ", "validation at ", "done: ", "next:",
+    )  # fmt: skip
+    places = [said.index(mark) for mark in marks]
+    assert places == sorted(places)
+    assert "\r" not in said and "\x1b" not in said
+    assert sum(" tok/s  " in line for line in said.splitlines()) > 10
+
+
+@pytest.mark.runs
+def test_ctrl_c_that_takes_the_tee_along_still_saves(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """`train 2>&1 | tee log` and Ctrl-C: both get the signal, tee is gone at once, and the run must not die of that."""
+    process = start("train", *tiny_run("phases.short.tokens=400_000"), errors=subprocess.STDOUT, popen=warm.Popen)
+    assert process.stdout is not None
+    metrics = tmp_path / "runs/tiny/metrics.jsonl"
+    deadline = time.monotonic() + 100
+    while not (metrics.exists() and '"kind": "step"' in metrics.read_text()) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 75
+    assert [path.name for path in (tmp_path / "runs/tiny/checkpoints").iterdir() if "." not in path.name]
+
+
+PROBE = """\
+import builtins, sys
+real = builtins.__import__
+def look(name, *rest, **more):
+    if name == "torch" and "torch" not in sys.modules:
+        print("TORCH", flush=True)
+    return real(name, *rest, **more)
+builtins.__import__ = look
+from modernbert_train.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.runs
+def test_something_is_said_before_torch_is_loaded(tiny_run: TinyRun) -> None:
+    """Loading it takes ten seconds or more; a silent terminal looks like one that hangs."""
+    words = [sys.executable, "-c", PROBE, "train", *tiny_run("phases.long=null", "phases.short.tokens=900")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [
+        "checking the configuration, the data and the run's folder ...", "loading torch and Composer ...", "TORCH",
+    ]  # fmt: skip

@@ -1,0 +1,199 @@
+"""What a damaged disk, or an adversary, may put where JSON is expected: always a ValueError that says what and where.
+
+If this breaks, a torn file ends a run with a traceback where it should have gone on from the checkpoint before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modernbert_train.core import read_json as reading
+from modernbert_train.core.read_json import (
+    Count,
+    array_in,
+    as_type,
+    content_of,
+    lines_of,
+    parse_json,
+    read_json,
+    read_lines,
+    require_utf8,
+)
+
+BAD = {
+    "nothing": b"",
+    "not UTF-8": b'{"a": "\xff\xfe"}',
+    "torn": b'{"a": 1',
+    "NaN": b'{"a": NaN}',
+    "infinity": b'{"a": [-Infinity]}',
+    "becomes infinite": b'{"a": 1e999}',
+    "too long a number": b"1" * 10_000,
+    "deep lists": b"[" * 1_000_000,
+    "deep objects": b'{"a":' * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_whatever_cannot_be_read_is_a_value_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x").write_bytes(BAD[name])
+    with pytest.raises(ValueError, match="."):
+        read_json(tmp_path / "x")
+
+
+def test_a_file_beyond_its_limit_is_not_read_into_memory(tmp_path: Path) -> None:
+    with (tmp_path / "x").open("wb") as file:
+        file.truncate(1 << 40)  # takes no room on the disk
+    with pytest.raises(ValueError, match="larger than 1,000 bytes"):
+        read_json(tmp_path / "x", most_bytes=1000)
+    with pytest.raises(ValueError, match="larger than"):
+        content_of(tmp_path / "x")
+
+
+def test_a_line_without_an_end_comes_in_parts(tmp_path: Path) -> None:
+    """A gigabyte of zeros in a record must cost neither its memory nor the lines before it."""
+    (tmp_path / "x").write_bytes(b'{"step": 1}\n' + b"a" * (1 << 25) + b'\n{"step": 2}\n')
+    assert max(map(len, lines_of(tmp_path / "x"))) == 1 << 24
+    assert read_lines(tmp_path / "x")[0] == [{"step": 1}, {"step": 2}]
+
+
+@pytest.mark.parametrize("read", [read_json, read_lines])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("pipe", "endless"):
+        with pytest.raises(OSError, match="a pipe or a device and not a file"):
+            read(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        read(tmp_path)
+
+
+def test_lines_of_a_record_are_read_around_what_is_damaged(tmp_path: Path) -> None:
+    """A NaN loss is a fact of the run; binary rubbish, a list and depth are counted and do not hide what follows."""
+    rubbish = bytes(range(256)).replace(b"\n", b"") + "\u2028".encode()
+    lines = [b'{"loss": NaN}', rubbish, b"[1]", b"7", b"[" * 100_000, b"", b'{"step": 2}', b'{"to']
+    (tmp_path / "x").write_bytes(b"\n".join(lines))
+    found, wrong = read_lines(tmp_path / "x")
+    assert [list(entry) for entry in found] == [["loss"], ["step"]]
+    assert wrong == [2, 3, 4, 5, 8]
+    assert read_lines(tmp_path / "absent") == ([], [])
+
+
+class Place(TypedDict):
+    at: Count
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class Saved:
+    seconds: float
+    place: Place | None
+    lag: list[int]
+    hashes: dict[str, str]
+
+
+GOOD: dict[str, Any] = {"seconds": 2, "place": {"at": 0, "names": ["a"]}, "lag": [-3, 10**30], "hashes": {"x": "y"}}
+
+
+def test_a_value_of_the_right_shape_comes_out_typed() -> None:
+    found = as_type(Saved, GOOD)
+    assert found == Saved(2.0, {"at": 0, "names": ["a"]}, [-3, 10**30], {"x": "y"})
+    assert isinstance(found.seconds, float)
+    assert as_type(Saved, GOOD | {"place": None}).place is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seconds": True}, "seconds: expected a number, found True"),
+        ({"seconds": "2"}, "seconds: expected a number, found '2'"),
+        ({"seconds": 10**400}, "seconds: expected a number"),
+        ({"place": []}, "place: expected an object, found list"),
+        ({"place": {"at": 1.0, "names": []}}, "place.at: expected a whole number, 0 or above, found 1.0"),
+        ({"place": {"at": -1, "names": []}}, "place.at: expected a whole number, 0 or above, found -1"),
+        ({"place": {"at": 1 << 63, "names": []}}, "place.at: expected a whole number, 0 or above"),
+        ({"place": {"at": True, "names": []}}, "place.at: expected a whole number, 0 or above, found True"),
+        ({"place": {"at": 1}}, "place.names: missing"),
+        ({"place": {"at": 1, "names": [], "more": 1}}, "place.more: unknown"),
+        ({"place": {"at": 1, "names": ["a", None]}}, r"place.names\[1\]: expected text, found None"),
+        ({"lag": [1e308]}, r"lag\[0\]: expected a whole number, found 1e\+308"),
+        ({"hashes": {"x": 1}}, "hashes.x: expected text, found 1"),
+        ({"hashes": None}, "hashes: expected an object, found None"),
+    ],
+)
+def test_a_value_of_another_shape_is_named_with_its_place(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        as_type(Saved, GOOD | change)
+    with pytest.raises(ValueError, match="the whole: expected an object, found list"):
+        as_type(Saved, [])
+
+
+def test_what_json_can_hold_is_read_as_it_stands() -> None:
+    assert parse_json('{"a": [1, 2.5, -3e4, true, null, "x"]}') == {"a": [1, 2.5, -3e4, True, None, "x"]}
+
+
+NESTED = {"version": 2, "shards": [{"a": [1, {"b": "],"}]}, 3.5, "ä", [], None], "after": {"shards": [1]}}
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 1 << 20])
+@pytest.mark.parametrize("dump", [dict(), dict(indent=1), dict(separators=(",", ":")), dict(ensure_ascii=False)])
+def test_elements_of_an_array_come_one_by_one_and_say_where_they_stand(
+    dump: dict[str, Any], window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found at those places of the file is what was read, wherever a window of a large file ends."""
+    monkeypatch.setattr(reading, "_WINDOW", window)
+    content = json.dumps(NESTED, **dump).encode()
+    found = list(array_in(content, "shards"))
+    assert [json.loads(content[begin:end]) for begin, end, _ in found] == NESTED["shards"]
+    if dump.get("ensure_ascii", True):  # else a character of the value is a byte
+        assert [value for _, _, value in found] == NESTED["shards"]
+    assert list(array_in(json.dumps({"shards": []}, **dump).encode(), "shards")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", "[]", '{"shards": 3}', '{"shards": [1}', '{"shards": [1,]}', '{"shards": [1] 2}', '{"shards": [1]',
+          '{"shards": [1]} x', '{"shards": [1], "shards": [2]}', '{"shards": [NaN]}', '{"shards": [1e999]}',
+          '{"a": [1]}', '{"shards" [1]}', '{shards: [1]}', '{"shards": ["\n"]}', '{"shards": [1],}',
+          '{"shards": [1 2]}'),
+        '{"shards": [' + "[" * 200_000,
+        '{"a": ' + '{"a": ' * 200_000,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("window", [3, 1 << 20])
+def test_what_is_no_such_array_is_a_value_error(text: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_WINDOW", window)
+    with pytest.raises(ValueError, match="."):
+        list(array_in(text.encode(), "shards"))
+
+
+def test_what_is_not_utf8_is_found_across_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_WINDOW", 3)
+    require_utf8("aäß".encode())
+    for wrong in (b"abc\xff", "abä".encode()[:-1]):
+        with pytest.raises(ValueError, match="utf-8"):
+            require_utf8(wrong)
+
+
+@given(st.text(alphabet='{}[]",:1 ashrd\n', max_size=60), st.sampled_from([1, 2, 5, 1 << 20]))
+def test_it_reads_what_python_reads_and_nothing_else(text: str, window: int) -> None:
+    try:
+        expected = json.loads(text)["shards"]
+    except (ValueError, KeyError, TypeError):
+        expected = None
+    try:
+        with mock.patch.object(reading, "_WINDOW", window):
+            found = [value for _, _, value in array_in(text.encode(), "shards")]
+    except ValueError:
+        return  # it may refuse more: a key that is there twice
+    assert found == expected

@@ -1,0 +1,149 @@
+"""Whether a process computes on a GPU. If this breaks, a run trains for days on the CPU of a machine full of GPUs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modernbert_train.__main__ import main
+from modernbert_train.distributed import compute, gpus
+from modernbert_train.distributed.gpus import (
+    count_gpus,
+    in_bf16,
+    use_expandable_segments,
+    uses_gpu,
+    why_torch_sees_none,
+)
+from modernbert_train.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def blind_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [("0,1", 2), ("GPU-8932f937-d72c, GPU-1f3", 2), ("MIG-GPU-1/0/1", 1), ("", 0), ("-1", 0), ("NoDevFiles", 0)],
+)
+def test_what_the_variable_shows_is_counted(monkeypatch: pytest.MonkeyPatch, visible: str, gpus: int) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_gpus() == gpus
+
+
+@pytest.mark.runs
+def test_what_the_driver_shows_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its files; under WSL, which has none, nvidia-smi."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus.glob, "glob", lambda pattern: {"/dev/nvidia[0-9]*": ["/dev/nvidia0"]}[pattern])
+    assert count_gpus() == 1
+    monkeypatch.setattr(gpus.glob, "glob", lambda pattern: [])
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA RTX 4090 (UUID: x)'\necho 'GPU 1: NVIDIA RTX 4090 (UUID: y)'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert count_gpus() == 2
+
+
+def test_gpus_that_torch_does_not_see_are_no_reason_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(gpus, "driver_version", lambda: "470.1")
+    expected = r"compute\.device=auto: this machine shows 2 GPUs, but torch sees none\. NVIDIA driver 470\.1; torch .*="
+    with pytest.raises(ConfigError, match=expected.removesuffix("=") + r"set compute\.device=cpu"):
+        uses_gpu("auto", "compute.device")
+    assert not uses_gpu("cpu", "compute.device"), "then it is meant"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not uses_gpu("auto", "compute.device"), "none is shown, on purpose"
+
+
+@pytest.mark.runs
+def test_a_gpu_asked_for_is_not_replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match=r"device=cuda: no GPU here\."):
+        uses_gpu("cuda", "device")
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "told"),
+    [
+        ("470.1", "13.0", "NVIDIA driver 470.1; torch 2.13.0 is built for CUDA 13.0, which needs driver 580 or newer."),
+        ("535.5", "12.9", "NVIDIA driver 535.5; torch 2.13.0 is built for CUDA 12.9, which needs driver 525 or newer."),
+        ("", None, "nvidia-smi finds no NVIDIA driver; torch 2.13.0 is built for CPUs."),
+    ],
+)
+def test_versions_are_told(driver: str, cuda: str | None, told: str) -> None:
+    assert why_torch_sees_none(driver, "2.13.0", cuda) == told
+
+
+def test_each_rank_has_a_gpu_of_its_own() -> None:
+    """Local rank 1 of a launcher that shows each rank one GPU computes on number 0."""
+    assert [compute._gpu_of_rank(rank, 2) for rank in (0, 1)] == [0, 1]
+    assert compute._gpu_of_rank(1, 1) == 0
+    with pytest.raises(ConfigError, match=r"LOCAL_RANK=2: this machine shows 2 GPUs, .*--ranks 2"):
+        compute._gpu_of_rank(2, 2)
+
+
+def test_a_gpu_too_old_for_this_torch_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    supported: Any = lambda: ["sm_75", "sm_80", "sm_90a", "compute_120"]  # noqa: E731
+    monkeypatch.setattr("torch.cuda.get_arch_list", supported)
+    compute._refuse_older("Tesla T4", (7, 5))
+    with pytest.raises(ConfigError, match=r"GTX 1080 has capability 6\.1, and torch .* 7\.5 and newer"):
+        compute._refuse_older("GTX 1080", (6, 1))
+
+
+def test_memory_is_extended_in_place_unless_somebody_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a run whose plan fits may end for want of memory that lies idle in pieces."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(gpus, "_has_nvml", lambda: True)
+
+    def chosen(visible: str, **given: str) -> str | None:
+        with monkeypatch.context() as now:
+            for name, value in {"CUDA_VISIBLE_DEVICES": visible, "PYTORCH_ALLOC_CONF": "", **given}.items():
+                now.setenv(name, value)
+            if "PYTORCH_ALLOC_CONF" not in given:
+                now.delenv("PYTORCH_ALLOC_CONF")
+            use_expandable_segments()
+            return os.environ.get("PYTORCH_ALLOC_CONF")
+
+    assert chosen("0") == "expandable_segments:True"
+    assert chosen("") is None, "no GPU"
+    assert chosen("0", PYTORCH_ALLOC_CONF="backend:cudaMallocAsync") == "backend:cudaMallocAsync"
+    assert chosen("0", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64") is None
+    monkeypatch.setattr(gpus, "_has_nvml", lambda: False)
+    assert chosen("0") is None, "torch would crash"
+
+
+@pytest.mark.runs
+def test_gpus_are_listed_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By nvidia-smi, and only where this process is shown some; what has no memory of its own is left out."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559'\necho 'MIG, [N/A]'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert gpus.shown_gpus() == [("NVIDIA H100 80GB HBM3", 81_559 << 20)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus.shown_gpus() == []
+
+
+@pytest.mark.parametrize("verb", ["train", "finetune", "eval", "tune", "report"])
+def test_every_verb_that_may_compute_asks_for_it(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that it starts inherit it: the launcher's ranks, a sweep's trials, the workers of tune."""
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(gpus, "_has_nvml", lambda: True)
+    assert main([verb, *(["rte", "--model", "/none"] if verb == "finetune" else ["/none.yaml"])]) != 0
+    assert os.environ.pop("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True)])
+def test_bf16_is_not_imitated(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: bool) -> None:
+    """On a T4 torch says that it has bf16, and computes it in fp32, a conversion each time."""
+    imitates = lambda including_emulation=True: including_emulation or capability >= (8, 0)  # noqa: E731
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", imitates)
+    assert in_bf16("auto", on_gpu=True) is expected
+    assert in_bf16("bf16", on_gpu=True) and not in_bf16("fp32", on_gpu=True) and not in_bf16("auto", on_gpu=False)

@@ -1,0 +1,66 @@
+"""What NCCL is told before it connects. None of it can be changed afterwards, and each is a hang or a lost error."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch._inductor.config
+import torch.distributed as dist
+
+from modernbert_train.distributed import group
+from modernbert_train.distributed.group import joined
+from modernbert_train.errors import StoppedEarly
+from modernbert_train.models.compiler import set_up_compiler
+
+TOLD = {
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # else torch's watchdog ends the rank before it has told its own error
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # else it aborts, which can hang
+    "TORCH_NCCL_ENABLE_TIMING": "1",  # else no GPU that hangs is known by what it has come to
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "30000",
+}
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("given", [None, "1"])
+def test_nccl_is_told_before_it_connects_and_is_given_this_ranks_gpu(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def connect(backend: str, **named: Any) -> None:
+        seen.update(named, backend=backend, environment=dict(os.environ))
+        raise StoppedEarly("far enough")
+
+    for name in TOLD:
+        monkeypatch.setenv(name, "")  # so that what is told here is forgotten with the test
+        del os.environ[name]
+    if given is not None:
+        monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", given)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    gpu = torch.device("cuda", 1)
+    monkeypatch.setattr(group, "_meet", lambda seconds: dist.HashStore())  # type: ignore[attr-defined]
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
+    monkeypatch.setattr(dist, "init_process_group", connect)
+    with pytest.raises(StoppedEarly), joined(gpu, 300.0):
+        pass
+    told = TOLD | ({} if given is None else {"TORCH_NCCL_ASYNC_ERROR_HANDLING": given})
+    assert {name: seen["environment"].get(name) for name in TOLD} == told, "what is given is kept"
+    assert seen["device_id"] == gpu and seen["backend"] == "cpu:gloo,cuda:nccl"
+    assert seen["timeout"].total_seconds() == 315, "a hang gets its name first"
+
+
+def test_compiled_layers_are_launched_without_the_gil_and_not_cut_at_ddps_buckets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Inductor's static launcher holds it: in a full queue a rank then hears of no error, for half an hour."""
+    monkeypatch.setattr(torch._inductor.config, "use_static_cuda_launcher", True)
+    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
+    set_up_compiler()
+    assert torch._inductor.config.use_static_cuda_launcher is False
+    assert torch._dynamo.config.optimize_ddp is False

@@ -1,0 +1,73 @@
+"""Ranks that do not run the same. Without this, a machine with yesterday's checkout or other shards trains along."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.__main__ import read_run
+from modernbert_train.distributed.same_run import code_hash, disagreement, identity
+from tests.conftest import TinyRun
+from tests.data.test_faults import ROOT, ranks_environment
+
+
+def test_equal_ranks_need_no_table() -> None:
+    assert disagreement(["a"] * 3, [{"torch": "2.13.0"}] * 3) == ""
+
+
+def test_the_table_has_a_column_for_each_group_and_only_what_differs() -> None:
+    ours = {"code": "1f", "torch": "2.13.0", "optim.lr": "0.001"}
+    other = ours | {"torch": "2.12.0"}
+    older = {"code": "0e", "torch": "2.13.0"}
+    table = disagreement(["n1", "n1", "n2", "n2", "n3"], [ours, ours, other, ours, older])
+    assert table.splitlines() == [
+        "            rank 0-1,3 on n1, n2  rank 2 on n2  rank 4 on n3",
+        "  code      1f                    1f            0e",
+        "  torch     2.13.0                2.12.0        2.13.0",
+        "  optim.lr  0.001                 0.001         absent",
+    ]
+
+
+@pytest.mark.runs
+def test_what_counts_and_what_may_differ(tiny_run: TinyRun) -> None:
+    config = read_run(tiny_run())
+    here = identity(config, {"shards": "aa"})
+    assert {"code", "torch", "mosaicml", "optim.lr", "hash of shards"} <= here.keys()
+    elsewhere = read_run(tiny_run("launch.nodes=2", "data.train=/local/copy", "data.cache_folder=/scratch"))
+    assert identity(elsewhere, {"shards": "aa"}) == here
+    assert identity(config, {"shards": "bb"}) != here
+    assert identity(read_run(tiny_run("seed=6")), {"shards": "aa"}) != here
+
+
+def test_the_hash_of_the_code_is_that_of_its_files_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """File systems list folders as they like; machines with equal checkouts must not be told that they differ."""
+    expected, listed = code_hash(), Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(sorted(listed(self, pattern))))
+    assert code_hash() == expected
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.slow
+def test_ranks_of_two_configurations_are_refused_before_anything_is_written(tiny_run: TinyRun, tmp_path: Path) -> None:
+    words = [tiny_run(f"optim.lr={rate}") for rate in (5e-3, 4e-3)]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "modernbert_train", "train", *words[rank]],
+            env=environment | {"TORCHELASTIC_ERROR_FILE": str(tmp_path / f"{rank}.json")},
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for rank, environment in enumerate(ranks_environment())
+    ]
+    outputs = [process.communicate(timeout=100)[1] for process in started]
+    assert [process.returncode for process in started] == [78, 78], outputs
+    for output in outputs:
+        assert "the ranks differ, and must all run the same" in output
+        assert [line.split() for line in output.splitlines() if "optim.lr" in line] == [["optim.lr", "0.005", "0.004"]]
+    assert not os.path.exists(tmp_path / "runs")
+    assert (tmp_path / "1.json").exists()  # so that a launcher tells it last

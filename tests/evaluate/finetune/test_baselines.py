@@ -1,0 +1,95 @@
+"""Baselines by the same code: an encoder that is frozen, and one that was never trained."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import ClassifyConfig, ModelConfig, TagConfig
+from modernbert_train.core.tensor_files import read_tensors
+from modernbert_train.data.packing import Chunk
+from modernbert_train.errors import ConfigError
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
+from modernbert_train.optim.groups import weights_of
+from modernbert_train.report.throughput import training_flops
+from modernbert_train.weights.formats.classifiers import classifier_format
+from modernbert_train.weights.hf_folder import load_weights
+from tests.evaluate.finetune.conftest import BERT, CONFIGS, MODERNBERT, WriteTask
+from tests.evaluate.finetune.test_finetune import finetune, weights, write_tags
+
+
+@pytest.mark.parametrize("config", [BERT, MODERNBERT], ids=["bert", "modernbert"])
+@pytest.mark.parametrize("objective", [ClassifyConfig(labels=("a", "b")), TagConfig(labels=("a", "b"))])
+def test_of_a_frozen_encoder_one_matrix_learns(config: ModelConfig, objective: ClassifyConfig | TagConfig) -> None:
+    """No dense matrix between, or the head would not be linear; no dropout, or states would not be what is measured."""
+    model = build_model(replace(config, dropout=0.5) if config is BERT else config, replace(objective, freeze=True))
+    assert [weight.name for weight in weights_of(model)] == ["classifier.weight", "classifier.bias"]
+    assert {name.partition(".")[0] for name, _ in model.named_parameters()} == {"model", "classifier"}
+    model.train()
+    assert model.training and not model.model.training
+    model.eval()
+    assert not model.training
+
+
+def test_a_frozen_encoder_is_exported_only_where_transformers_has_no_more(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"objective\.freeze=true: transformers' ModernBertForSequence"):
+        classifier_format(MODERNBERT, ClassifyConfig(labels=("a", "b"), freeze=True))
+    assert classifier_format(BERT, TagConfig(labels=("a", "b"), freeze=True)).name == "BertForTokenClassification"
+
+
+def test_of_a_frozen_encoder_only_the_forward_pass_counts_for_mfu() -> None:
+    """Else it would look three times as fast as it is."""
+    rows = [(Chunk(0, 0, 0, 40), Chunk(0, 1, 0, 20))]
+    tuned, frozen = (
+        training_flops(rows, {"classify": 2}, BERT, ClassifyConfig(labels=("a", "b"), freeze=freeze))
+        for freeze in (False, True)
+    )
+    assert frozen == pytest.approx(tuned / 3, rel=0.05)  # without the dense matrix of two poolers
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("name", ["modernbert", "bert"])
+def test_a_frozen_encoder_keeps_its_bits_and_its_head_learns(
+    name: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = write_task(frozen={"lr": 3e-2, "epochs": 12})
+    model = Path(f"frozen:{models[name]}")
+    words = ["lr=1e-5"] if name == "bert" else []
+    result = finetune(task, model, tmp_path / "runs", *words)
+    said = capsys.readouterr().out
+    assert ("warning: lr= is that of fine-tuning; a frozen encoder has frozen.lr=0.03" in said) is bool(words)
+    assert "the outcome will not be exported" in said
+    before, after = load_weights(models[name]), weights(tmp_path / "runs" / "tone")
+    encoder = [key for key in after if key.startswith("model.")]
+    assert encoder and all(torch.equal(after[key], before[key]) for key in encoder)
+    assert {*after} - {*encoder} == {"classifier.weight", "classifier.bias"}
+    assert (result["source"], result["settings"]["freeze"], result["settings"]["pooling"]) == (str(model), True, "mean")
+    assert result["figures"]["dev"]["accuracy"] > result["figures"]["dev"]["baseline/accuracy"]
+
+
+@pytest.mark.runs
+def test_an_untrained_twin_has_fresh_weights_by_the_seed(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """The same architecture, tokenizer and texts; of the model's own weights nothing. Frozen, they can be looked at."""
+    task = write_tags(tmp_path, write_task)
+    result = finetune(task, Path(f"frozen:untrained:{models['bert']}"), tmp_path / "runs", "seed=5", "frozen.epochs=1")
+    folder = tmp_path / "runs" / "tone"
+    config = load_run([folder / "config.yaml"])
+    assert config.weights.init_from is None
+    assert result["weights"] == "scratch"
+    fresh = build_model(config.model, config.objective)
+    initialize(fresh, config.model, 5)
+    expected, after = dict(fresh.named_parameters()), weights(folder)
+    assert all(torch.equal(after[key], expected[key]) for key in after if key.startswith("model."))
+    there = load_weights(models["bert"])
+    assert not torch.equal(after["model.layers.0.attn.Wqkv.weight"], there["model.layers.0.attn.Wqkv.weight"])
+    assert replace(config.model, init_std=0) == replace(CONFIGS["bert"], init_std=0)
+    assert json.loads((folder / "hf" / "config.json").read_text())["architectures"] == ["BertForTokenClassification"]
+    assert read_tensors(folder / "hf" / "model.safetensors")

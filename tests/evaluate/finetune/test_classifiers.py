@@ -1,0 +1,287 @@
+"""Classes told from packed texts: equal to transformers' classes on each text alone, both ways of the weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from modernbert_train.batch import IGNORED_LABEL, Batch
+from modernbert_train.config.schema import (
+    ClassifyConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    TagConfig,
+)
+from modernbert_train.core.keyed_random import Keys
+from modernbert_train.data.microbatches import MicrobatchMaker
+from modernbert_train.data.packing import Chunk
+from modernbert_train.data.planner import BatchPlan
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.models.build import build_model
+from modernbert_train.models.classifier import Classifier
+from modernbert_train.models.init import initialize
+from modernbert_train.objectives import build_objective
+from modernbert_train.plan.parameters import count_parameters
+from modernbert_train.vocabulary import read_vocabulary
+from modernbert_train.weights.formats.classifiers import classifier_format
+from modernbert_train.weights.formats.config_json import CONFIG_JSON
+from modernbert_train.weights.hf_folder import export, load_weights
+from modernbert_train.weights.source import open_source
+from tests.evaluate.finetune.conftest import BERT, CONFIGS, MODERNBERT
+
+LABELS = ("no", "yes", "perhaps")
+PAIRS = [("aki nabe ruto", "kelo tinda mosa lebi"), ("lamu", "domi domi"), ("beru nabe", "ruto"), ("mosa " * 9, "aki")]
+
+
+class Documents:
+    """Documents and labels in memory."""
+
+    def __init__(self, documents: list[list[int]], labels: list[Any]) -> None:
+        self._documents, self._labels = documents, labels
+
+    def read(self, document: int) -> np.ndarray:
+        return np.array(self._documents[document])
+
+    def mask_keys(self, chunks: Any) -> Keys:
+        return np.zeros(len(chunks), dtype=np.uint64)
+
+    def labels(self, chunks: Any) -> np.ndarray:
+        return np.concatenate([np.array(self._labels[chunk.document]) for chunk in chunks])
+
+
+def packed(
+    documents: list[list[int]], labels: list[Any], objective: ObjectiveConfig, folder: Path, rows: list[list[int]]
+) -> Batch:
+    """A microbatch of rows of 64 tokens, each of these documents."""
+    vocabulary = read_vocabulary(folder)
+    maker = MicrobatchMaker(Documents(documents, labels), lambda c: build_objective(c, vocabulary), vocabulary)
+    chunks = tuple(tuple(Chunk(0, number, 0, len(documents[number])) for number in row) for row in rows)
+    plan = BatchPlan("p", 0, 0, chunks, len(rows), 64, len(rows), objective)
+    (batch,) = maker.microbatches(chunks, plan)
+    return batch.to("cpu")
+
+
+def encoded(tokenizer: Path, texts: list[tuple[str, ...]]) -> list[list[int]]:
+    """Documents as `finetune` writes them: two texts with [SEP] between."""
+    from tokenizers import Tokenizer
+
+    own, sep = Tokenizer.from_file(f"{tokenizer}/tokenizer.json"), read_vocabulary(tokenizer).sep_id
+    found = []
+    for parts in texts:
+        ids = [own.encode(part, add_special_tokens=False).ids for part in parts]
+        found.append([token for n, part in enumerate(ids) for token in ([sep] * (n > 0) + part)])
+    return found
+
+
+def made(config: ModelConfig, objective: ObjectiveConfig) -> Classifier:
+    model = build_model(config, objective)
+    initialize(model, config, 5)
+    with torch.no_grad():  # so that a bias, or a norm that is left out, is seen
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn(len(parameter), generator=torch.Generator().manual_seed(len(name))))
+    assert isinstance(model, Classifier)
+    return model.eval()
+
+
+def exported(model: Classifier, config: ModelConfig, objective: Any, tokenizer: Path, out: Path) -> Path:
+    export(
+        dict(model.state_dict()), config, max_tokens=64, tokenizer_folder=tokenizer, out=out, card="",
+        hub=classifier_format(config, objective), pairs=getattr(objective, "segments", 1) > 1,
+        shapes={name: tuple(tensor.shape) for name, tensor in model.state_dict().items()},
+    )  # fmt: skip
+    return out
+
+
+CASES = [
+    ("modernbert", ClassifyConfig(labels=LABELS, pooling="mean")),
+    ("modernbert", ClassifyConfig(labels=LABELS, pooling="cls", kind="multi-label")),
+    ("bert", ClassifyConfig(labels=LABELS, pooling="cls", segments=2)),
+    ("bert", ClassifyConfig(kind="regression", pooling="cls", segments=2)),
+    ("roberta", ClassifyConfig(labels=LABELS, pooling="cls")),
+    ("albert", ClassifyConfig(labels=LABELS, pooling="cls", segments=2)),
+    ("xlnet", ClassifyConfig(labels=LABELS, pooling="cls", segments=2)),
+    ("xlnet", ClassifyConfig(kind="regression", pooling="cls")),
+]
+
+
+@pytest.mark.parametrize(("name", "objective"), CASES, ids=lambda each: getattr(each, "kind", each))
+def test_packed_pairs_have_the_logits_of_transformers_one_by_one(
+    name: str, objective: ClassifyConfig, tokenizer: Path, tmp_path: Path
+) -> None:
+    """Else an exported model tells other classes than the one that was measured."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = made(CONFIGS[name], objective)
+    folder = exported(model, CONFIGS[name], objective, tokenizer, tmp_path / "hf")
+    theirs, reader = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    kind = {"single-label": "single_label", "multi-label": "multi_label"}.get(objective.kind)
+    assert theirs.config.problem_type == (f"{kind}_classification" if kind else "regression")
+    assert tuple(theirs.config.id2label.values()) == (objective.labels or ("score",))
+
+    documents = encoded(tokenizer, PAIRS)
+    labels = [[[0.5]] if objective.kind == "regression" else [[1] * (3 if "multi" in objective.kind else 1)]] * 4
+    batch = packed(documents, labels, objective, tokenizer, [[2, 0], [], [1, 3]])
+    with torch.no_grad():
+        ours = model.predict(batch)[:4]
+        alone = [theirs.eval()(**reader(*PAIRS[n], return_tensors="pt")).logits[0] for n in (2, 0, 1, 3)]
+    torch.testing.assert_close(ours, torch.stack(alone), atol=1e-5, rtol=1e-5)
+    assert ours.std() > 0.05
+
+    weights = load_weights(folder)  # and back
+    assert {*weights} == {*model.state_dict()}
+    assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
+    source = open_source(folder)
+    there = replace(objective, segments=1, labels=objective.labels or ("score",))  # a config.json says no more
+    assert source.objective == there
+
+
+@pytest.mark.parametrize("name", [*CONFIGS])
+def test_tags_of_words_have_the_logits_of_transformers(name: str, tokenizer: Path, tmp_path: Path) -> None:
+    """At each word's first token, in packed rows, and loaded back equal."""
+    from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+    objective = TagConfig(labels=("O", "B-x", "I-x"))
+    model = made(CONFIGS[name], objective)
+    folder = exported(model, CONFIGS[name], objective, tokenizer, tmp_path / "hf")
+    theirs, reader = AutoModelForTokenClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    texts = [("aki nabe ruto kelo",), ("lamu sitre",)]
+    documents = encoded(tokenizer, texts)
+    labels = [[n % 3 if n % 2 == 0 else IGNORED_LABEL for n in range(len(ids))] for ids in documents]
+    batch = packed(documents, labels, objective, tokenizer, [[1, 0]])
+    assert batch.counts == {"tag": sum(label >= 0 for each in labels for label in each)}
+    with torch.no_grad():
+        ours = model.predict(batch)[: batch.counts["tag"]]
+        alone = []
+        for number in (1, 0):
+            logits = theirs.eval()(**reader(texts[number][0], return_tensors="pt")).logits[0, 1:-1]
+            alone.append(logits[[n for n, label in enumerate(labels[number]) if label >= 0]])
+    torch.testing.assert_close(ours, torch.cat(alone), atol=1e-5, rtol=1e-5)
+    assert open_source(folder).objective == objective
+
+
+def loss_of(logits: Tensor, labels: Tensor, kind: str) -> Tensor:
+    functions: dict[str, Any] = {
+        "single-label": lambda: torch.nn.functional.cross_entropy(logits, labels.long().squeeze(1)),
+        "multi-label": lambda: torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.float()),
+        "regression": lambda: torch.nn.functional.mse_loss(logits, labels.float()),
+    }
+    return functions[kind]()
+
+
+@pytest.mark.parametrize("kind", ["single-label", "multi-label", "regression"])
+def test_the_loss_is_the_mean_that_transformers_takes(kind: Any, tokenizer: Path) -> None:
+    """A sum over a count known on the host: however a batch is cut, the same update."""
+    objective = ClassifyConfig(kind=kind, labels=() if kind == "regression" else LABELS)
+    model, documents = made(MODERNBERT, objective), encoded(tokenizer, PAIRS)
+    labels = {
+        "single-label": [[[2]], [[0]], [[1]], [[0]]],
+        "multi-label": [[[1, 0, 1]], [[0, 0, 0]], [[1, 1, 1]], [[0, 1, 0]]],
+        "regression": [[[1.5]], [[-2.25]], [[1e-3]], [[100.0]]],
+    }[kind]
+    batch = packed(documents, labels, objective, tokenizer, [[0, 1], [2, 3]])
+    sums = model(batch, figures=True)
+    expected = loss_of(model.predict(batch)[:4], torch.tensor(np.concatenate(labels)), kind)
+    torch.testing.assert_close(sums.losses["classify"] / batch.counts["classify"], expected)
+    parts = [packed(documents, labels, objective, tokenizer, [row]) for row in ([0, 1], [2, 3])]
+    torch.testing.assert_close(sum(model(part).losses["classify"] for part in parts), sums.losses["classify"])
+    empty = packed(documents, labels, objective, tokenizer, [[0], []])
+    assert empty.counts["classify"] == batch.counts["classify"] // 4
+
+
+def test_a_class_that_training_has_not_adds_nothing_to_the_loss(tokenizer: Path) -> None:
+    """Its number is beyond the logits: torch would read another's memory, or end the run."""
+    objective = ClassifyConfig(labels=("no", "yes"))
+    model, documents = made(MODERNBERT, objective), encoded(tokenizer, PAIRS)
+    batch = packed(documents, [[[1]], [[2]], [[0]], [[2]]], objective, tokenizer, [[0, 1], [2, 3]])
+    known = packed(documents, [[[1]], [[2]], [[0]], [[2]]], objective, tokenizer, [[0], [2]])
+    assert batch.counts == {"classify": 2}
+    torch.testing.assert_close(model(batch).losses["classify"], model(known).losses["classify"])
+
+
+def test_every_document_of_a_class_gives_the_encoder_a_gradient(tokenizer: Path) -> None:
+    """The mean over real tokens, without pads: two texts in a row do not move each other."""
+    objective = ClassifyConfig(labels=LABELS)
+    model, documents = made(MODERNBERT, objective), encoded(tokenizer, PAIRS)
+    both = packed(documents, [[[1]], [[0]], [[0]], [[2]]], objective, tokenizer, [[0, 3]])
+    alone = packed(documents, [[[1]], [[0]], [[0]], [[2]]], objective, tokenizer, [[3]])
+    grads = []
+    for batch, number in ((both, 1), (alone, 0)):
+        model.zero_grad()
+        model.predict(batch)[number].square().sum().backward()
+        grads.append(model.model.layers[0].attn.Wqkv.weight.grad.clone())  # type: ignore[union-attr]
+    torch.testing.assert_close(*grads, atol=1e-6, rtol=1e-4)
+    assert grads[0].abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=[*CONFIGS])
+@pytest.mark.parametrize(
+    "objective",
+    [ClassifyConfig(labels=LABELS), TagConfig(labels=LABELS), ClassifyConfig(labels=LABELS, freeze=True)],
+    ids=["class", "tag", "frozen"],
+)
+def test_the_census_counts_the_real_model(config: ModelConfig, objective: ObjectiveConfig) -> None:
+    """Else banner, plan and MFU tell of a head that predicts tokens, which is not there."""
+    real = build_model(config, objective)
+    assert count_parameters(config, objective).total == sum(each.numel() for each in real.parameters())
+
+
+@pytest.mark.parametrize("kind", ["classify", "tag"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_stands_before_the_classes_is_drawn_as_transformers_draws_it(
+    name: str, kind: str, tokenizer: Path, tmp_path: Path
+) -> None:
+    """A ModernBERT's classifier has hidden^-0.5, seven times its other matrices: drawn like these, it learns later."""
+    import transformers
+
+    config = replace(CONFIGS[name], hidden_size=64, init_std=0.02)
+    labels = tuple(map(str, range(200)))
+    pooling = "mean" if name == "modernbert" else "cls"
+    objective = TagConfig(labels=labels) if kind == "tag" else ClassifyConfig(labels=labels, pooling=pooling)
+    model = build_model(config, objective)
+    initialize(model, config, 3)
+    assert isinstance(model, Classifier)
+    state, hub = model.state_dict(), classifier_format(config, objective)
+    out = exported(model, config, objective, tokenizer, tmp_path / "model")
+    torch.manual_seed(0)
+    theirs = dict(getattr(transformers, hub.name)(transformers.AutoConfig.from_pretrained(out)).named_parameters())
+    drawn = {key: value for key, value in state.items() if key.startswith(("classifier.", "pooler."))}
+    assert len(drawn) == (4 if kind == "classify" and name != "modernbert" else 2)
+    for key, mine in drawn.items():
+        (its_name,) = hub.theirs(key, config)
+        its = theirs[its_name].detach()
+        if mine.dim() == 1:
+            assert not mine.any() and not its.any()
+            continue
+        assert mine.std().item() == pytest.approx(its.std().item(), rel=0.05), key
+        assert mine.abs().max().item() == pytest.approx(its.abs().max().item(), rel=0.2), f"{key}: truncated otherwise"
+    if name == "modernbert":
+        assert drawn["classifier.weight"].std().item() == pytest.approx(0.88 * 64**-0.5, rel=0.03)
+
+
+def test_what_transformers_cannot_say_is_refused_with_a_reason(tokenizer: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pooling=mean: transformers' BertForSequenceClassification reads cls alone"):
+        classifier_format(BERT, ClassifyConfig(labels=LABELS, pooling="mean"))
+    with pytest.raises(ConfigError, match=r"transformers' XLNetForSequenceClassification reads cls alone"):
+        classifier_format(CONFIGS["xlnet"], ClassifyConfig(labels=LABELS, pooling="mean"))
+    objective = ClassifyConfig(labels=LABELS)
+    folder = exported(made(MODERNBERT, objective), MODERNBERT, objective, tokenizer, tmp_path / "hf")
+    raw = json.loads((folder / CONFIG_JSON).read_text())
+    for change in ({"id2label": {"0": "a", "2": "b"}}, {"problem_type": "ranking"}, {"model_type": "bert"}):
+        (folder / CONFIG_JSON).write_text(json.dumps(raw | change))
+        with pytest.raises(DataError, match="|".join(map(str, change))):
+            open_source(folder)
+
+
+def test_masked_lm_models_of_before_are_read_as_before(models: dict[str, Path]) -> None:
+    for name, folder in models.items():
+        assert {each.partition(".")[0] for each in load_weights(folder)} - {"head"} == {"model", "decoder"}, name
+        assert {*load_weights(folder)} == {*build_model(CONFIGS[name], MaskedLmConfig()).state_dict()}

@@ -1,0 +1,273 @@
+"""A fine-tuning from the command to its result: trained, killed, gone on with, on two ranks, exported, served."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from modernbert_train.__main__ import main
+from modernbert_train.api import load_model
+from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.checkpoints.results import read_results
+from modernbert_train.config.load import load_run
+from tests import warm
+from tests.conftest import TIMES
+from tests.evaluate.finetune.conftest import PLAIN, WriteTask, sentences, write_tsv
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.runs
+FAST = ["compute.device=cpu", "data.num_workers=0", "logging.progress_bar=false"]
+
+
+def finetune(task: Path | str, model: Path, folder: Path, *overrides: str) -> dict[str, Any]:
+    """Run the verb in this process; its result."""
+    words = [f"runs_folder={folder}", "name=tone", *FAST, *overrides]
+    assert main(["finetune", str(task), "--model", str(model), *words]) == 0
+    return json.loads((folder / "tone" / "result.json").read_text())
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    return [{k: v for k, v in e.items() if k not in TIMES} for e in entries if e["kind"] in ("step", "evaluation")]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    newest, _ = newest_valid(folder / "checkpoints")
+    assert newest is not None
+    return dict(newest.weights())
+
+
+def test_a_task_is_learned_measured_and_served(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The figure of result.json is what a user of the export gets by transformers' pipeline, text by text."""
+    from transformers import pipeline
+
+    result = finetune(
+        write_task(epochs=16, metrics=["accuracy", "f1"], labels=["down", "up"]),
+        models["modernbert"],
+        tmp_path / "runs",
+    )
+    figures = result["figures"]["dev"]
+    assert figures["accuracy"] > 0.9
+    assert figures["num_texts"] == 40
+    assert result["counts"]["train"] == {
+        "texts": 96, "truncated": 0, "empty": 0, "unseen": 0, "loose_tags": 0, "in_train": 0,
+        "many_labels": 0, "lost_words": 0,
+    }  # fmt: skip
+    said = capsys.readouterr().out
+    assert f"tone: dev accuracy {figures['accuracy']:.4f}" in said.splitlines()[-1]
+    assert "no classifier there, drawn at random; decoder there is left out" in said
+    folder = tmp_path / "runs" / "tone"
+    serve = pipeline("text-classification", str(folder / "hf"), device="cpu")
+    told = [each["label"] for each in serve([text for text, _ in sentences(40, 2)])]
+    assert sum(a == b for a, (_, b) in zip(told, sentences(40, 2), strict=True)) / 40 == pytest.approx(
+        figures["accuracy"]
+    )
+    assert "text-classification" in (folder / "hf" / "README.md").read_text()
+    evaluations = [entry for entry in metrics(folder) if entry["kind"] == "evaluation"]
+    assert len(evaluations) == 16
+    assert main(["eval", str(folder)]) == 0
+    assert f"accuracy {figures['accuracy']:.3f}" in capsys.readouterr().out
+    assert main(["report", str(folder)]) == 0
+    assert main(["plan", str(folder)]) == 0
+
+    # once more: nothing to do, the same result; and another task from it: fresh classes, the rest is kept
+    assert (
+        finetune(
+            write_task(epochs=16, metrics=["accuracy", "f1"], labels=["down", "up"]),
+            models["modernbert"],
+            tmp_path / "runs",
+        )
+        == result
+    )
+    # it reads as long texts as its encoder did, though none of this task was: so does whoever serves it, or goes on
+    longest = load_run([folder / "config.yaml"]).phases["finetune"].row_tokens
+    assert longest < 40 < 64 == load_model(folder).max_tokens
+    limits = {"config.json": "max_position_embeddings", "tokenizer_config.json": "model_max_length"}
+    assert [json.loads((folder / "hf" / file).read_text())[key] for file, key in limits.items()] == [64, 64]
+    rows = [(text, {"up": 0, "down": 3.5}[label]) for text, label in sentences(96, 5)]
+    rows.append((" ".join(PLAIN * 6), 3.5))
+    for name in ("train", "dev"):
+        write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), rows)
+    capsys.readouterr()
+    task = write_task(kind="regression", metrics=["pearson", "spearman"], max_tokens=256)
+    for name in ("train", "dev"):
+        write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), rows)
+    second = finetune(task, folder, tmp_path / "second")
+    assert "classifier there is of other classes, drawn anew" in capsys.readouterr().out
+    assert second["figures"]["dev"]["pearson"] > 0.9
+    assert longest < second["training"]["row_tokens"] and second["counts"]["train"]["truncated"] == 0
+    from_export = finetune(task, folder / "hf", tmp_path / "third")
+    assert from_export["figures"] == second["figures"]
+    # of the run, and not of its export
+    kept = [each for each in read_results(folder) if each.name.startswith("finetune")]
+    expected = [(f"finetune {second['task']}, dev", second["figures"]["dev"]["pearson"], second["seed"])]
+    assert [(each.name, each.figures["pearson"], each.seed) for each in kept] == expected, (
+        "of the run, not of its export"
+    )
+
+
+def killed(words: list[str], steps: int) -> int:
+    """The verb in a process of its own, which the system kills after so many steps; its exit code."""
+    code = f"""
+import os, signal
+from modernbert_train.train import checkpointing
+after_step, steps = checkpointing.Checkpoints.after_step, []
+def dies(self, *given, **named):
+    stops = after_step(self, *given, **named)
+    steps.append(1)
+    if len(steps) == {steps}:
+        self.settle()  # what is being written, so that it is known where the next start begins
+        os.kill(os.getpid(), signal.SIGKILL)
+    return stops
+checkpointing.Checkpoints.after_step = dies
+from modernbert_train.__main__ import program
+program()
+"""
+    path = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return warm.run([sys.executable, "-c", code, *words], env=os.environ | path).returncode
+
+
+def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """kill -9 between two checkpoints of the second seed: the same command goes on, and both are what they would be."""
+    task, keys = write_task(epochs=1), ["checkpoint.interval_steps=2", "batch_texts=8"]
+    words = ["finetune", str(task), "--model", str(models["bert"]), *FAST, *keys, f"runs_folder={tmp_path}/cut"]
+    words += ["--seeds", "7", "8"]
+    whole = {seed: finetune(task, models["bert"], tmp_path / f"whole-{seed}", *keys, f"seed={seed}") for seed in (7, 8)}
+    steps = len([entry for entry in metrics(tmp_path / "whole-7" / "tone") if entry["kind"] == "step"])
+    assert steps > 3
+    assert killed(words, steps + 3) == -signal.SIGKILL
+    assert (tmp_path / "cut" / "tone-bert-7" / "result.json").exists()
+    cut = tmp_path / "cut" / "tone-bert-8"
+    assert not (cut / "result.json").exists()
+    assert [path.name for path in (cut / "checkpoints").iterdir()] == ["step-00000002"]
+    assert main(words) == 0
+    for seed in (7, 8):
+        own, alone = tmp_path / "cut" / f"tone-bert-{seed}", tmp_path / f"whole-{seed}" / "tone"
+        assert json.loads((own / "result.json").read_text())["figures"] == whole[seed]["figures"]
+        assert metrics(own) == metrics(alone)
+        ours, theirs = weights(own), weights(alone)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert not torch.equal(weights(tmp_path / "whole-7" / "tone")["classifier.weight"], ours["classifier.weight"])
+
+
+@pytest.mark.parametrize("kind", ["single-label", "tokens"])
+def test_a_killed_run_goes_on_to_the_same_bits(
+    kind: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels, dropout and the fresh head depend on nothing but keys: a restart must not be another seed."""
+    task = write_task()
+    if kind == "tokens":
+        task = write_tags(tmp_path, write_task)
+    keys = ["checkpoint.interval_steps=4", "model.dropout=0.1", "objective.dropout=0.2"]
+    whole = finetune(task, models["bert"], tmp_path / "whole", *keys)
+    words = ["finetune", str(task), "--model", str(models["bert"]), "name=tone", *FAST, *keys]
+    words.append(f"runs_folder={tmp_path / 'killed'}")
+    from modernbert_train.train import checkpointing
+
+    saved = checkpointing.Checkpoints.after_step
+    after = []
+
+    def dies(self: Any, *given: Any, **named: Any) -> bool:
+        after.append(saved(self, *given, **named))
+        if len(after) == 6:
+            raise KeyboardInterrupt  # between two checkpoints, as a kill would come
+        return after[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpointing.Checkpoints, "after_step", dies)
+        with pytest.raises(KeyboardInterrupt):
+            main(words)
+    assert not (tmp_path / "killed" / "tone" / "result.json").exists()
+    resumed = finetune(task, models["bert"], tmp_path / "killed", *keys)
+    assert resumed["figures"] == whole["figures"]
+    assert metrics(tmp_path / "killed" / "tone") == metrics(tmp_path / "whole" / "tone")
+    ours, theirs = (weights(tmp_path / name / "tone") for name in ("killed", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def write_tags(folder: Path, write_task: WriteTask) -> Path:
+    for name, seed in (("train", 1), ("dev", 2)):
+        lines = []
+        for text, label in sentences(80, seed):
+            lines += [f"{word}\t{'O' if word in PLAIN else 'B-' + label}\n" for word in text.split()] + ["\n"]
+        (folder / f"{name}.conll").write_text("".join(lines))
+    return write_task(kind="tokens", train=f"{folder}/train.conll", validation={"dev": f"{folder}/dev.conll"}, epochs=6)
+
+
+def test_words_are_tagged_and_served(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
+    """Entity F1 on exact spans, and the same tags by transformers' pipeline on the plain text."""
+    from transformers import pipeline
+
+    result = finetune(write_tags(tmp_path, write_task), models["modernbert"], tmp_path / "runs", "epochs=12")
+    assert result["figures"]["dev"]["entity_f1"] > 0.9
+    assert result["labels"] == ["O", "B-down", "B-up"]
+    serve = pipeline(
+        "token-classification", str(tmp_path / "runs" / "tone" / "hf"), device="cpu", aggregation_strategy="first"
+    )
+    right = 0
+    for text, label in sentences(40, 2):
+        (word,) = [each for each in text.split() if each not in PLAIN]
+        right += [(each["entity_group"], each["word"].strip()) for each in serve(text)] == [(label, word)]
+    assert right >= 0.85 * 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_ranks_give_what_one_gives(
+    strategy: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path
+) -> None:
+    task = write_task(epochs=2)
+    keys = ["phases.finetune.batch_rows=8", "phases.finetune.row_tokens=24", "phases.finetune.microbatch_tokens=96"]
+    one = finetune(task, models["modernbert"], tmp_path / "one", *keys)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29517"]
+    words = ["finetune", str(task), "--model", str(models["modernbert"]), f"runs_folder={tmp_path}/two", "name=tone"]
+    words += [*FAST, *keys, f"distributed.strategy={strategy}"]
+    path = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*launcher, "-m", "modernbert_train", *words], env=os.environ | path, check=True, timeout=300)
+    two = json.loads((tmp_path / "two" / "tone" / "result.json").read_text())
+    for figure, value in one["figures"]["dev"].items():
+        assert two["figures"]["dev"][figure] == pytest.approx(value, abs=1e-4), figure
+    ours, theirs = (weights(tmp_path / name / "tone") for name in ("two", "one"))
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_of_another_vocabulary_is_refused(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every token would mean something else, and the figures would only be bad."""
+    from tests.data.make_shards import make_tokenizer
+
+    other = make_tokenizer(tmp_path / "other")
+    words = ["finetune", str(write_task()), "--model", str(models["bert"]), f"runs_folder={tmp_path}/runs", *FAST]
+    assert main([*words, f"data.tokenizer={other}"]) in (65, 78)
+    assert "with another tokenizer" in capsys.readouterr().err
+
+
+def test_the_run_is_the_papers(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
+    """Decoupled decay of the paper's number, linear fall to 0, epochs as tokens of the one clock."""
+    finetune(write_task(lr=1e-3, weight_decay=1e-5, epochs=1, warmup=0.1), models["bert"], tmp_path / "runs")
+    config = load_run([tmp_path / "runs" / "tone" / "config.yaml"])
+    assert (config.optim.name, config.optim.weight_decay) == ("adamw", pytest.approx(1e-5 / 1e-3))
+    assert config.optim.max_grad_norm == 1.0, "as the Trainer clips"  # type: ignore[attr-defined]
+    phase = config.phases["finetune"]
+    about = json.loads((tmp_path / "runs" / "tone" / "task" / "train" / "dataset.json").read_text())
+    assert phase.tokens == about["tokens"] + 2 * 96
+    assert phase.schedule.decay_tokens + phase.schedule.warmup_tokens == phase.tokens
+    assert phase.schedule.warmup_tokens == pytest.approx(0.1 * phase.tokens, abs=1)
+    assert yaml.safe_load((tmp_path / "runs" / "tone" / "finetune.yaml").read_text())["weights"]["init_from"]
+    assert config.objective.pooling == "cls"  # type: ignore[attr-defined]

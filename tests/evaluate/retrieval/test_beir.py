@@ -1,0 +1,233 @@
+"""BEIR folders and files of pairs: what is broken is told with its file and line before anything heavy is imported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modernbert_train.__main__ import main
+from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalConfig, retrieval_problems
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.evaluate.retrieval.beir import joined, read_beir
+from modernbert_train.evaluate.retrieval.pairs import read_pairs
+from tests.docs.pages import ROOT
+from tests.evaluate.retrieval.conftest import WriteBeir, write_lines
+
+HEAD = "query-id\tcorpus-id\tscore\n"
+CORPUS, QUERIES = {"d1": "one", "d2": "two"}, {"q1": "which", "q2": "what"}
+
+
+def test_a_folder_is_read_and_counted(write_beir: WriteBeir) -> None:
+    test = [("q1", "d1", 2), ("q1", "d2", 0), ("q2", "d2", 0)]
+    folder = write_beir(CORPUS | {"d3": ""}, QUERIES | {"q3": "who"}, test=test)
+    found = read_beir(folder, "test")
+    assert found.qrels == {"q1": {"d1": 2, "d2": 0}, "q2": {"d2": 0}} and found.queries == QUERIES
+    assert list(found.texts(2)) == [["one", "two"], [""]]
+    assert found.counts == {
+        "documents": 3, "documents_without_text": 1, "queries": 2, "queries_without_judgement": 1,
+        "queries_without_relevant_document": 1, "judgements": 3, "relevant": 1,
+    }  # fmt: skip
+
+
+def test_a_document_is_its_title_and_its_text() -> None:
+    assert [joined({"title": title, "text": " b "}) for title in ("a", "", None)] == ["a  b", "b", "b"]
+    assert joined({"text": "b"}) == "b"
+
+
+def append(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text((folder / name).read_text() + text)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no qrels": (lambda folder: (folder / "qrels/test.tsv").unlink(), "has no qrels/test.tsv, so nothing says which"),
+    "other split": (lambda folder: (folder / "qrels/test.tsv").rename(folder / "qrels/dev.tsv"), "its splits are dev"),
+    "no corpus": (lambda folder: (folder / "corpus.jsonl").unlink(), "has no corpus.jsonl"),
+    "no queries": (lambda folder: (folder / "queries.jsonl").unlink(), "has no queries.jsonl"),
+    "empty corpus": (lambda folder: (folder / "corpus.jsonl").write_text(""), "corpus.jsonl: is empty"),
+    "empty queries": (lambda folder: (folder / "queries.jsonl").write_text("\n"), "queries.jsonl: is empty"),
+    "empty qrels": (lambda f: (f / "qrels/test.tsv").write_text(HEAD), "no judgement"),
+    "no head": (lambda folder: (folder / "qrels/test.tsv").write_text("q1\td1\t1\n"), "Begin with the names of"),
+    "not JSON": (append("corpus.jsonl", "{\n"), "corpus.jsonl: line 3 is not JSON"),
+    "no object": (append("queries.jsonl", "[1]\n"), "queries.jsonl: line 3 is no object"),
+    "no id": (append("corpus.jsonl", '{"text": "a"}\n'), "corpus.jsonl: line 3 has no _id"),
+    "no text": (append("corpus.jsonl", '{"_id": "d3"}\n'), "corpus.jsonl: line 3 has no text"),
+    "title": (append("corpus.jsonl", '{"_id": "d3", "text": "", "title": 3}\n'), "line 3: title is no text"),
+    "document twice": (append("corpus.jsonl", '{"_id": "d1", "text": ""}\n'), "3: the _id d1 is that of line 1 too"),
+    "query twice": (append("queries.jsonl", '{"_id": "q2", "text": ""}\n'), "line 3: the _id q2 is that of line 2 too"),
+    "unknown document": (append("qrels/test.tsv", "q1\td9\t1\n"), "test.tsv: line 3: d9 is not in corpus.jsonl; of 2"),
+    "unknown query": (append("qrels/test.tsv", "q9\td1\t1\n"), "test.tsv: line 3: q9 is not in queries.jsonl"),
+    "score": (append("qrels/test.tsv", "q1\td2\tyes\n"), "line 3: the score 'yes' is no whole number"),
+    "half a score": (append("qrels/test.tsv", "q1\td2\t0.5\n"), "line 3: the score '0.5' is no whole number"),
+    "no number": (append("qrels/test.tsv", "q1\td2\tnan\n"), "line 3: the score 'nan' is no whole number"),
+    "two columns": (append("qrels/test.tsv", "q1\td2\n"), "line 3 has 2 values"),
+    "two scores": (append("qrels/test.tsv", "q1\td1\t0\n"), "line 3: d1 has the score 0 for q1, and 1 above"),
+    "none relevant": (lambda f: (f / "qrels/test.tsv").write_text(f"{HEAD}q1\td1\t0\n"), "is relevant"),
+    "not UTF-8": (lambda folder: (folder / "corpus.jsonl").write_bytes(b'{"_id": "\xff"}'), "is not UTF-8"),
+    "link": (lambda folder: (folder / "qrels/a.tsv").symlink_to("/etc/passwd"), "a link to /etc/passwd"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_folder_is_refused_with_its_place(name: str, write_beir: WriteBeir) -> None:
+    folder = write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)])
+    spoil, message = BROKEN[name]
+    spoil(folder)
+    with pytest.raises(DataError) as raised:
+        read_beir(folder, "test")
+    assert message in str(raised.value) and str(folder) in str(raised.value)
+
+
+def test_the_same_judgement_twice_is_one(write_beir: WriteBeir) -> None:
+    assert read_beir(write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)] * 2), "test").counts["judgements"] == 1
+
+
+def test_a_split_is_no_path(write_beir: WriteBeir) -> None:
+    with pytest.raises(DataError, match="split=../x: names a file elsewhere"):
+        read_beir(write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)]), "../x")
+
+
+# --- pairs ---------------------------------------------------------------------------------------------------------
+
+
+def config(*train: Path, **keys: Any) -> RetrievalConfig:
+    return RetrievalConfig(train=[str(each) for each in train], **{"batch_size": 2, **keys})
+
+
+def test_pairs_of_every_kind_of_file_are_read_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    rows = [("a", "b", "c"), ("a", "b", "d"), ("a", "b", "c"), ("", "b", "c"), ("a", "b", " "), ("e", "f", "f")]
+    head = ("query", "positive", "wrong")
+    jsonl = write_lines(tmp_path / "a.jsonl", (dict(zip(head, row, strict=True)) for row in rows))
+    for end, sep in ((".tsv", "\t"), (".csv", ",")):
+        text = "".join(sep.join(row) + "\n" for row in (head, *rows))
+        (tmp_path / f"a{end}").write_text(text)
+    for file in (jsonl, tmp_path / "a.tsv", tmp_path / "a.csv"):
+        found = read_pairs(config(file, negative_columns=["wrong"]))
+        assert found.columns == {"anchor": ["a", "a"], "positive": ["b", "b"], "negative_1": ["c", "d"]}
+        assert found.counts == {"pairs": 2, "skipped_empty": 2, "skipped_duplicates": 1, "skipped_contradictions": 1}
+    both = read_pairs(config(jsonl, tmp_path / "a.csv", batch_size=2)).counts
+    assert both == {"pairs": 2, "skipped_empty": 2, "skipped_duplicates": 8, "skipped_contradictions": 0}
+
+
+def test_a_beir_folder_gives_the_pairs_of_its_training_split(write_beir: WriteBeir) -> None:
+    lines = [("q1", "d2", 1), ("q2", "d1", 1), ("q2", "d2", 0)]
+    found = read_pairs(config(write_beir(CORPUS, QUERIES, train=lines)))
+    assert found.columns == {"anchor": ["which", "what"], "positive": ["two", "one"]}
+
+
+def test_pairs_that_cannot_be_learned_from_are_refused(tmp_path: Path, write_beir: WriteBeir) -> None:
+    (tmp_path / "a.tsv").write_text("query\tanswer\na\tb\n")
+    (tmp_path / "b.jsonl").write_text('{"query": "a", "positive": "b"}\n{"query": 3, "positive": "b"}\n')
+    (tmp_path / "c.csv").write_text("query,positive\na,b\n")
+    (tmp_path / "d.txt").write_text("")
+    beir = write_beir(CORPUS, QUERIES, train=[("q1", "d1", 1)])
+    cases: list[tuple[RetrievalConfig, str]] = [
+        (config(tmp_path / "a.tsv"), r"has no positive; it has query, answer. Set query_column, positive_column and"),
+        (config(tmp_path / "b.jsonl"), r"train\[0\]=.*line 2: query is 3, and not a text"),
+        (config(tmp_path / "c.csv"), "1 pairs are left of 1, which is no whole batch of batch_size=2"),
+        (config(tmp_path / "d.txt"), "of which kind is it"),
+        (config(tmp_path / "none.csv"), "no such file"),
+        (config(beir, negative_columns=["n"]), "a BEIR folder has no hard negatives"),
+    ]
+    for each, message in cases:
+        with pytest.raises(DataError, match=message):
+            read_pairs(each)
+
+
+# --- settings ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"batch_size": 1}, "batch_size=1: must be at least 2, since the negatives of a query are the other texts"),
+        ({"scale": 0.0}, "scale=0.0: must be above 0"),
+        ({"lr": -1.0}, "lr=-1.0: must be above 0"),
+        ({"warmup": 1.0}, "warmup=1.0: must be at least 0 and below 1"),
+        ({"epochs": 0.0}, "epochs=0.0: must be above 0"),
+        ({"max_tokens": 4}, "max_tokens=4: must be at least 8"),
+        ({"max_tokens": 16, "query_max_tokens": 32}, "query_max_tokens=32 is above max_tokens=16"),
+        ({"name": "a/b"}, "name=a/b: it is a folder"),
+        ({"train": []}, "train: nothing to learn from"),
+        ({"negative_columns": ["query"]}, "Name each column once"),
+        ({"evaluate": {"a b": "x"}}, "evaluate.a b: the name is used in results"),
+    ],
+)
+def test_wrong_settings_are_told(keys: dict[str, Any], message: str) -> None:
+    (said,) = retrieval_problems(RetrievalConfig(**{"train": ["a.tsv"], **keys}))
+    assert message in said
+    assert list(retrieval_problems(RetrievalConfig(train=["a.tsv"]))) == []
+    assert list(retrieval_problems(EvaluateConfig())) == []
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(words) in (65, 74, 78)
+    return capsys.readouterr().err
+
+
+def test_the_recipe_is_right_but_for_its_texts_and_mistakes_are_told_before_torch(
+    tmp_path: Path, write_beir: WriteBeir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)  # would be an ImportError
+    monkeypatch.setattr("modernbert_train.evaluate.retrieval.retrieval.require", lambda *_: None)
+    recipe = str(ROOT / "yamls/retrieval/modernbert.yaml")
+    folder = write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)])
+    runs = f"runs_folder={tmp_path}/runs"
+    pairs = tmp_path / "a.tsv"
+    pairs.write_text("query\tpositive\tnegative\na\tb\tc\n")
+    train = ["retrieval", "train", recipe, "--model"]
+    assert "train: missing" in refused([*train, "nothing"], capsys)
+    assert "no whole batch of batch_size=512" in refused([*train, "some/model", f"train=[{pairs}]", runs], capsys)
+    assert "los" in refused([*train, "x", f"train=[{pairs}]", "losss=mnrl"], capsys)
+    assert "KEY=VALUE" in refused([*train, "x", "lr"], capsys)
+    evaluate = ["retrieval", "evaluate", str(folder), "--model"]
+    assert "no such file" in refused([*evaluate, "gone.pt", runs], capsys)
+    assert "split" in refused([*evaluate, "some/model", "split=dev", runs], capsys)
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange/config.json").write_text('{"model_type": "llama"}')
+    assert "llama" in refused([*evaluate, str(tmp_path / "strange"), runs], capsys)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "one process" in refused([*train, "x", f"train=[{pairs}]"], capsys)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_the_library_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, write_beir: WriteBeir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    said = refused(["retrieval", "evaluate", str(folder), "--model", "some/model"], capsys)
+    assert "pip install 'modernbert-train[retrieval]'" in said
+
+
+def test_code_in_a_folder_of_sentence_transformers_is_not_run(
+    tmp_path: Path, write_beir: WriteBeir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("modernbert_train.evaluate.retrieval.retrieval.require", lambda *_: None)
+    folder = write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)])
+    words = ["retrieval", "evaluate", str(folder), "--model", str(tmp_path / "model")]
+    (tmp_path / "model").mkdir()
+    modules: list[dict[str, str]] = [{"type": "own.Model", "path": ""}]
+    cases = [
+        (modules, [], "own.Model is code of the folder, which is not run"),
+        ([{"type": "sentence_transformers.x", "path": "../.."}], [], "lies elsewhere"),
+        ([{"type": "sentence_transformers.x"}], [], "is damaged"),
+        ([{"type": "sentence_transformers.x", "path": ""}], ["pooling=cls"], "pooling=cls: .* has its own"),
+    ]
+    for content, keys, message in cases:
+        (tmp_path / "model/modules.json").write_text(json.dumps(content))
+        with pytest.MonkeyPatch.context():
+            said = refused([*words, *keys], capsys)
+        assert __import__("re").search(message, said), said
+
+
+def test_problems_are_all_told_at_once(tmp_path: Path) -> None:
+    from modernbert_train.evaluate.retrieval.retrieval import train
+
+    file = tmp_path / "a.yaml"
+    file.write_text("train: [a.tsv]\nlr: 0\nepochs: 0\n")
+    with pytest.raises(ConfigError, match=r"(?s)epochs=0.0.*lr=0.0"):
+        train(str(file), "x", [])

@@ -1,0 +1,108 @@
+"""The metrics, on values worked out by hand or taken from the libraries that define them."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from modernbert_train.evaluate.metrics import METRICS, Span, entity_figures, spans
+
+
+def metric(kind: str, name: str, told: list[object], so: list[object]) -> float:
+    return METRICS[kind][name](torch.tensor(told), torch.tensor(so))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "told", "so", "expected"),
+    [
+        ("single-label", "accuracy", [1, 1, 0, 2], [1, 0, 0, 3], 0.5),
+        ("single-label", "f1", [1, 1, 0, 1], [1, 0, 0, 1], 0.8),
+        ("single-label", "f1", [1, 1, 0, 0], [1, 2, 0, 1], 0.5),  # 2: a class that training has not
+        ("single-label", "matthews", [1, 1, 0, 1], [1, 0, 0, 1], 1 / math.sqrt(3)),
+        ("single-label", "matthews", [1, 1, 1, 1], [1, 1, 1, 1], 0.0),  # as scikit-learn
+        ("single-label", "matthews", [0, 1, 2, 2, 1], [0, 1, 2, 1, 0], 0.4375 * 16 / math.sqrt(16 * 16)),
+        ("single-label", "macro_f1", [0, 1, 3], [0, 1, 1], (1 + 2 / 3 + 0) / 3),
+        ("regression", "pearson", [1.0, 2, 3, 4], [1.0, 3, 2, 4], 0.8),
+        ("regression", "spearman", [1.0, 2, 2, 4], [1.0, 3, 2, 4], 4.5 / math.sqrt(4.5 * 5)),  # equal ranks are shared
+        ("multi-label", "accuracy", [[1, 0], [1, 1]], [[1, 0], [1, 0]], 0.5),
+        ("multi-label", "micro_f1", [[1, 0], [1, 1]], [[1, 0], [1, 0]], 0.8),
+        ("multi-label", "macro_f1", [[1, 0], [1, 1]], [[1, 0], [1, 0]], 0.5),
+    ],
+)
+def test_known_values(kind: str, name: str, told: list[object], so: list[object], expected: float) -> None:
+    """A table of these is what a model is chosen by."""
+    if name == "matthews" and len(told) == 5:  # (c s - sum p t) / sqrt((s² - sum p²)(s² - sum t²)), Gorodkin 2004
+        expected = (3 * 5 - (1 * 2 + 2 * 2 + 2 * 1)) / math.sqrt((25 - 9) * (25 - 9))
+    assert metric(kind, name, told, so) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_correlation_with_one_score_is_no_number() -> None:
+    for name in ("pearson", "spearman"):
+        assert math.isnan(metric("regression", name, [1.0, 1.0], [1.0, 2.0]))
+
+
+def test_spans_are_exact_with_their_type() -> None:
+    """seqeval's own example: an entity found one word too early is wrong; and both ways of writing tags."""
+    so = [["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
+    told = [["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
+    assert entity_figures(told, so) == {"entity_f1": 0.5, "entity_precision": 0.5, "entity_recall": 0.5}
+    assert spans(["B-x", "B-x", "I-x", "I-y", "O", "I-y"]) == [
+        Span("x", 0, 1), Span("x", 1, 3), Span("y", 3, 4), Span("y", 5, 6),
+    ]  # fmt: skip
+    assert spans(["B-x", "E-x", "S-x", "S-y", "B-y", "I-y", "E-y", "I-y"]) == [
+        Span("x", 0, 2), Span("x", 2, 3), Span("y", 3, 4), Span("y", 4, 7), Span("y", 7, 8),
+    ]  # fmt: skip
+    assert entity_figures([["O"]], [["O"]])["entity_f1"] == 0.0
+
+
+def test_every_word_of_a_span_is_found_once() -> None:
+    draw = random.Random(2)
+    for _ in range(200):
+        tags = draw.choices(["O", "B-x", "I-x", "B-y", "I-y"], k=12)
+        found = [place for span in spans(tags) for place in range(span.first, span.end)]
+        assert found == [place for place, tag in enumerate(tags) if tag != "O"]
+
+
+def test_seqeval_counts_the_same_entities() -> None:
+    """Published figures of CoNLL and WNUT are its; random tags have every broken order that a model can tell."""
+    judge = pytest.importorskip("seqeval.metrics", reason="seqeval is not installed: pip install seqeval")
+    draw = random.Random(3)
+    for prefixes in ("BI", "BIES"):
+        names = ["O", *(f"{prefix}-{kind}" for prefix in prefixes for kind in ("x", "y"))]
+        for _ in range(100):
+            told, so = ([draw.choices(names, k=9) for _ in range(3)] for _ in range(2))
+            if prefixes == "BI":
+                expected = [judge.f1_score(so, told), judge.precision_score(so, told), judge.recall_score(so, told)]
+                assert list(entity_figures(told, so).values()) == pytest.approx(expected, abs=1e-9)
+            starts = [(span.kind, span.first, span.end - 1) for span in spans(told[0])]
+            assert starts == judge.sequence_labeling.get_entities(told[0])
+
+
+def test_scikit_learn_and_scipy_measure_the_same() -> None:
+    """GLUE's own figures are theirs."""
+    judge = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+    stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
+    theirs = {
+        ("single-label", "accuracy"): judge.accuracy_score,
+        ("single-label", "f1"): judge.f1_score,
+        ("single-label", "macro_f1"): lambda so, told: judge.f1_score(so, told, average="macro"),
+        ("single-label", "matthews"): judge.matthews_corrcoef,
+        ("multi-label", "accuracy"): judge.accuracy_score,
+        ("multi-label", "micro_f1"): lambda so, told: judge.f1_score(so, told, average="micro"),
+        ("multi-label", "macro_f1"): lambda so, told: judge.f1_score(so, told, average="macro", zero_division=0),
+        ("regression", "pearson"): lambda so, told: stats.pearsonr(so, told).statistic,
+        ("regression", "spearman"): lambda so, told: stats.spearmanr(so, told).statistic,
+    }
+    assert {*theirs} == {(kind, name) for kind, names in METRICS.items() for name in names}
+    generator = torch.Generator().manual_seed(1)
+    for (kind, name), judged in theirs.items():
+        for _ in range(20):
+            size = (23, 4) if kind == "multi-label" else (23,)
+            most = 2 if kind == "multi-label" or name == "f1" else 5  # few scores: many are equal
+            told, so = (torch.randint(0, most, size, generator=generator) for _ in range(2))
+            if kind == "regression":
+                told, so = told.double(), so.double()
+            assert METRICS[kind][name](told, so) == pytest.approx(float(judged(so.numpy(), told.numpy())), abs=1e-6)

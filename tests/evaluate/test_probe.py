@@ -1,0 +1,454 @@
+"""The probe of the encoder. If this breaks, a number of a run says something that is not so: of other texts, of one
+rank's share, of what was learned by heart; or a mistake in a file costs a run its night."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.config.schema import BertConfig, ProbeConfig, RunConfig
+from modernbert_train.data.labelled import ONLY_LEARNED, read_labelled
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.errors import DataError
+from modernbert_train.evaluate.classifiers import accuracy, linear, macro_f1, nearest
+from modernbert_train.evaluate.embeddings import embed
+from modernbert_train.evaluate.evaluators import EVALUATORS, build_evaluators
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
+from modernbert_train.vocabulary import read_vocabulary
+from tests.conftest import TinyRun
+from tests.distributed.gloo import run_ranks
+from tests.systems.test_matrix import system
+from tests.train.test_run import records
+
+SHARED = Path(__file__).parents[3] / "shared/data"
+
+
+def write_texts(path: Path, *, shuffled: bool = False, number: int = 120, seed: int = 1) -> Path:
+    """Texts of two vocabularies, the letters a to m and n to z; shuffled: their labels say nothing."""
+    draw = random.Random(seed)
+    rows = []
+    for each in range(number):
+        letters = "abcdefghijklm" if each % 2 else "nopqrstuvwxyz"
+        words = ["".join(draw.choices(letters, k=draw.randint(2, 6))) for _ in range(draw.randint(3, 12))]
+        rows.append({"text": " ".join(words), "label": draw.randint(0, 1) if shuffled else each % 2})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def with_probe(words: list[str], **settings: Any) -> RunConfig:
+    probe = {"name": "probe", **settings}
+    return read_run([*words, f"evals.planted={json.dumps(probe)}"])
+
+
+def fresh_model(config: RunConfig) -> Any:
+    built = build_model(config.model, config.objective, config.compute)
+    initialize(built, config.model, config.seed)
+    return built
+
+
+def measure(config: RunConfig) -> dict[str, float]:
+    (evaluator,) = build_evaluators(config).values()
+    phase = config.phases["short"]
+    return evaluator(fresh_model(config), config.in_phase["short"], phase, Compute.of(config))
+
+
+def as_bert(config: RunConfig) -> RunConfig:
+    model = BertConfig(vocab_size=512, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48)
+    phases = {name: replace(phase, model={}) for name, phase in config.phases.items()}
+    return replace(config, model=model, phases=phases)
+
+
+ENCODERS = {"modernbert": lambda config: config, "bert": as_bert}
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("classifier", ["linear", "nearest"])
+def test_a_planted_signal_is_found_and_chance_is_not_taken_for_one(
+    tiny_run: TinyRun, tmp_path: Path, classifier: str, encoder: str
+) -> None:
+    """Texts of two vocabularies are told apart by any encoder; labels that were thrown by a coin are not."""
+    found = {}
+    for shuffled in (False, True):
+        file = write_texts(tmp_path / "texts.jsonl", shuffled=shuffled)
+        config = ENCODERS[encoder](with_probe(tiny_run(), train=str(file), classifier=classifier))
+        found[shuffled] = measure(config)
+    assert found[False]["accuracy"] > 0.95 and found[False]["macro_f1"] > 0.95
+    assert found[False]["baseline/accuracy"] == 0.5 and found[False]["baseline/macro_f1"] == pytest.approx(1 / 3)
+    assert abs(found[True]["accuracy"] - 0.5) < 0.2
+    assert found[False]["num_texts"] == 120
+
+
+@pytest.mark.parametrize("order", ["all", "causal"])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_an_embedding_is_the_mean_over_the_texts_own_tokens(
+    tiny_run: TinyRun, tmp_path: Path, encoder: str, order: str
+) -> None:
+    """As if each text were alone, whatever it is packed with: [CLS] and [SEP] count, neighbours and pads do not."""
+    words = tiny_run(*(["objective={name: causal}"] if order == "causal" else []))
+    config = ENCODERS[encoder](with_probe(words, train=str(write_texts(tmp_path / "texts.jsonl"))))
+    vocabulary, model = read_vocabulary(config.data.tokenizer), fresh_model(config)
+    draw = np.random.default_rng(1)
+    texts = [draw.choice(vocabulary.ordinary, size=size).astype(np.int32) for size in (1, 0, 5, 62, 80, 30, 31, 7)]
+    arguments = (vocabulary, config.in_phase["short"], config.phases["short"], Compute.of(config))
+    model.train()
+    together = embed(model, texts, *arguments)
+    assert model.training
+    alone = torch.cat([embed(model, [text], *arguments) for text in texts])
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+    cut = embed(model, [texts[4][:62]], *arguments)
+    torch.testing.assert_close(together[4:5], cut, rtol=1e-5, atol=1e-6)
+    assert together.isfinite().all() and together.dtype is torch.float32
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_after_permuted_orders_a_text_is_read_as_it_is(tiny_run: TinyRun, tmp_path: Path, encoder: str) -> None:
+    """Every token sees all of its text, as where masked tokens are learned: the same weights, the same embeddings."""
+    found = []
+    for name in ("mlm", "permutation"):
+        words = tiny_run(f"objective={{name: {name}}}")
+        config = ENCODERS[encoder](with_probe(words, train=str(write_texts(tmp_path / "texts.jsonl"))))
+        vocabulary, model = read_vocabulary(config.data.tokenizer), fresh_model(config)
+        texts = [vocabulary.ordinary[:size].astype(np.int32) for size in (30, 5)]
+        found.append(
+            embed(model, texts, vocabulary, config.in_phase["short"], config.phases["short"], Compute.of(config))
+        )
+    assert torch.equal(*found)
+
+
+def _measured_by_rank(config: RunConfig) -> tuple[dict[str, float], torch.Tensor]:
+    (evaluator,) = build_evaluators(config).values()
+    now, phase, compute = config.in_phase["short"], config.phases["short"], Compute.of(config)
+    model = fresh_model(config)
+    return evaluator(model, now, phase, compute), embed(
+        model, evaluator._ids, evaluator._vocabulary, now, phase, compute
+    )
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("encoder", ["modernbert", pytest.param("bert", marks=pytest.mark.slow)])
+def test_two_ranks_measure_what_one_does(tiny_run: TinyRun, tmp_path: Path, encoder: str) -> None:
+    """To the last bit: microbatches do not depend on the number of ranks."""
+    config = ENCODERS[encoder](with_probe(tiny_run(), train=str(write_texts(tmp_path / "texts.jsonl"))))
+    ((figures, embeddings),) = run_ranks(_measured_by_rank, 1, config)
+    for found, same in run_ranks(_measured_by_rank, 2, config):
+        assert found == figures
+        assert torch.equal(same, embeddings)
+
+
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    return [{key: line[key] for key in line if key != "time"} for line in records(folder, "evaluation")]
+
+
+@pytest.mark.runs
+def test_a_run_records_its_evaluations_and_goes_on_as_if_never_stopped(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Due by the clock alone; a stopped run has the same lines as one that was not, and `eval` prints the last."""
+    probe = {"name": "probe", "train": str(write_texts(tmp_path / "texts.jsonl")), "every_tokens": 1500}
+    words = tiny_run(f"evals={{planted: {json.dumps(probe)}, ends: {json.dumps(probe | {'every_tokens': None})}}}")
+    assert main(["train", *words]) == 0
+    whole = evaluations(tmp_path / "runs/tiny")
+    output = capsys.readouterr().out
+    assert "evals.planted: 120 texts of 2 classes\n" in output
+    assert f"planted at {whole[-1]['tokens']:,} tokens: accuracy " in output
+    assert [line["phase"] for line in whole if line["name"] == "ends"] == ["short", "long"]
+    often = [line["tokens"] for line in whole if line["name"] == "planted"]
+    assert len(often) == 5 and [tokens // 1500 for tokens in often] == [1, 2, 2, 3, 4]
+    assert set(whole[0]["figures"]) == {
+        "accuracy", "macro_f1", "baseline/accuracy", "baseline/macro_f1", "num_texts", "num_cut",
+    }  # fmt: skip
+
+    again = [*words, "name=again"]
+    checkpoints = tmp_path / "runs/again/checkpoints"
+    assert main(["train", *again]) == 0
+    last = max(checkpoints.iterdir(), key=lambda path: path.name)
+    for path in last.iterdir():
+        path.unlink()
+    last.rmdir()
+    assert main(["train", *again]) == 0
+    assert records(tmp_path / "runs/again", "resume")
+    assert evaluations(tmp_path / "runs/again") == whole
+
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "runs/tiny")]) == 0
+    printed = capsys.readouterr().out
+    assert f"planted: accuracy {whole[-1]['figures']['accuracy']:.3f} (baseline 0.500)" in printed
+    assert "held-out text" in printed
+    assert main(["eval", str(tmp_path / "runs/tiny"), "data.validation=null"]) == 0
+    printed = capsys.readouterr().out
+    assert "held-out text" not in printed and "ends: accuracy" in printed
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(290)
+def test_sharded_weights_are_measured_as_whole_ones(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """FSDP2 gathers what an evaluation needs, and training goes on as on one rank."""
+    from tests.distributed.test_train_ranks import assert_same_run, launch
+
+    probe = {"name": "probe", "train": str(write_texts(tmp_path / "texts.jsonl")), "every_tokens": 1500}
+    words = tiny_run(f"evals.planted={json.dumps(probe)}")
+    launch([*words, "name=one"], ranks=1)
+    launch([*words, "name=two", "distributed.strategy=fsdp2"], ranks=2)
+    assert_same_run(tmp_path / "runs/two", tmp_path / "runs/one")
+    one, two = (evaluations(tmp_path / "runs" / name) for name in ("one", "two"))
+    assert len(one) == len(two) == 5
+    for expected, found in zip(one, two, strict=True):
+        assert found["tokens"] == expected["tokens"]
+        assert found["figures"] == pytest.approx(expected["figures"], abs=0.02)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("objective", ["causal", "sop", "permutation"])
+def test_a_run_of_another_encoder_and_objective_is_probed(tiny_run: TinyRun, tmp_path: Path, objective: str) -> None:
+    """BERT, whose pairs have segments and one special token more, and an order in which a token sees what is before."""
+    probe = {"name": "probe", "train": str(write_texts(tmp_path / "texts.jsonl"))}
+    words = system([*tiny_run(), f"evals.planted={json.dumps(probe)}"], "bert", objective)
+    assert main(["train", *words]) == 0
+    assert [line["figures"]["accuracy"] > 0.9 for line in evaluations(tmp_path / "runs/tiny")] == [True, True]
+    assert main(["eval", *words]) == 0
+
+
+# --- classifiers ---------------------------------------------------------------------------------------------------
+
+
+def test_logistic_regression_is_that_of_its_definition() -> None:
+    """Held against plain gradient descent; other scales, and a width that never varies, change nothing."""
+    draw = torch.Generator().manual_seed(1)
+    inputs_LD, told_ND = torch.randn(2, 90, 4, generator=draw, dtype=torch.float64)
+    labels_L = (inputs_LD[:, :3] + torch.randn(90, 3, generator=draw, dtype=torch.float64)).argmax(dim=1)
+    mean_D, deviation_D = inputs_LD.mean(dim=0), inputs_LD.std(dim=0, correction=0)
+    weight_CD, bias_C = torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    standard_LD, one_hot_LC = (inputs_LD - mean_D) / deviation_D, torch.eye(3, dtype=torch.float64)[labels_L]
+    for _ in range(3000):
+        wrong_LC = (standard_LD @ weight_CD.T + bias_C).softmax(dim=1) - one_hot_LC
+        weight_CD = weight_CD - 0.5 * (wrong_LC.T @ standard_LD + weight_CD) / 90
+        bias_C = bias_C - 0.5 * wrong_LC.mean(dim=0)
+    expected_N = ((told_ND - mean_D) / deviation_D @ weight_CD.T + bias_C).argmax(dim=1)
+    assert torch.equal(linear(inputs_LD, labels_L, 3, told_ND), expected_N)
+    assert torch.equal(linear(inputs_LD * 1000 + 7, labels_L, 3, told_ND * 1000 + 7), expected_N)
+    constant = torch.full((90, 1), 0.1, dtype=torch.float64)
+    padded = [torch.cat([each, constant], dim=1) for each in (inputs_LD, told_ND)]
+    assert torch.equal(linear(padded[0], labels_L, 3, padded[1]), expected_N)
+
+
+def test_the_nearest_by_cosine_and_not_by_distance() -> None:
+    learned = torch.tensor([[1.0, 0.0], [0.0, 100.0], [5.0, 5.0]])
+    told = nearest(learned, torch.tensor([0, 1, 2]), 3, torch.tensor([[50.0, 1.0], [0.001, 0.01], [1.0, 1.1]]))
+    assert told.tolist() == [0, 1, 2]
+
+
+def test_macro_f1_by_hand() -> None:
+    """Class 0: precision 2/3, recall 1; class 1: 1 and 1/2; class 2 is nowhere and does not count."""
+    told, labels = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 1])
+    assert macro_f1(told, labels, 3) == pytest.approx((0.8 + 2 / 3) / 2)
+    assert accuracy(told, labels) == 0.75
+
+
+def test_embeddings_that_are_no_numbers_give_figures_that_are_none(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """A model that broke must neither end the run here nor get a figure."""
+    config = with_probe(tiny_run(), train=str(write_texts(tmp_path / "texts.jsonl")))
+    (evaluator,) = build_evaluators(config).values()
+    model = fresh_model(config)
+    with torch.no_grad():
+        next(iter(model.model.layers[-1].parameters())).fill_(float("nan"))
+    found = evaluator(model, config.in_phase["short"], config.phases["short"], Compute.of(config))
+    assert np.isnan(found["accuracy"]) and found["baseline/accuracy"] == 0.5
+
+
+# --- the texts -----------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_what_is_drawn_and_how_it_is_divided_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    """Each class has as many texts in each fold, give or take one; no text is told by what was learned from it."""
+    file = str(write_texts(tmp_path / "texts.jsonl", number=203))
+    settings = ProbeConfig(train=file, max_examples=101, folds=4)
+    found, again = read_labelled("evals.x", settings), read_labelled("evals.x", settings)
+    assert found.texts == again.texts and np.array_equal(found.parts_N, again.parts_N)
+    assert len(found.texts) == 101 and set(found.parts_N) == {0, 1, 2, 3}
+    for label in range(2):
+        sizes = np.bincount(found.parts_N[found.labels_N == label])
+        assert sizes.max() - sizes.min() <= 1
+    other = read_labelled("evals.x", replace(settings, seed=1))
+    assert other.texts != found.texts
+    assert read_labelled("evals.x", replace(settings, max_examples=None)).texts[:3] == tuple(
+        (json.loads(line)["text"],) for line in Path(file).read_text().splitlines()[:3]
+    )
+
+
+def test_tables_are_read_as_those_who_write_them_do(tmp_path: Path) -> None:
+    """A .csv quotes; a .tsv, as GLUE's, takes quotes as they are. A byte order mark is none of the first name."""
+    table = 'index,text,label\n0,"a, ""b""\nc",yes\n1,d,no\n2,"",no\n3,e,yes\n4,f,no\n'
+    found = read_labelled("evals.x", ProbeConfig(train=write(tmp_path / "t.csv", "\ufeff" + table)))
+    assert found.texts == (('a, "b"\nc',), ("d",), ("e",), ("f",)) and found.empty == 1
+    assert [found.classes[label] for label in found.labels_N] == ["yes", "no", "yes", "no"]
+    assert str(found) == "4 texts of 2 classes; 1 empty text left out"
+    pairs = 'a\tb\tlabel\n"x\ty\t1\nz\tw"\t0\n'
+    settings = ProbeConfig(
+        train=write(tmp_path / "t.tsv", pairs), test=write(tmp_path / "u.tsv", pairs), text_columns=["b", "a"]
+    )
+    found = read_labelled("evals.x", settings)
+    assert found.texts[:2] == (("y", '"x'), ('w"', "z")) and found.parts_N.tolist() == [ONLY_LEARNED] * 2 + [0] * 2
+    assert str(found) == "4 texts of 2 classes, 2 of them to be classified"
+
+
+LINE = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n{"text": "c", "label": 0}\n{"text": "d", "label": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.jsonl", None, "cannot be read (No such file or directory). Name a file of labelled texts."),
+        ("t.jsonl", "", "0 texts, all of one class (none)"),
+        ("t.jsonl", LINE.replace("1", "0"), "4 texts, all of one class (0)"),
+        (
+            "t.jsonl",
+            LINE.replace('"text"', '"sentence"'),
+            "line 1 has no text; it has sentence, label. Set text_columns",
+        ),
+        ("t.jsonl", LINE + "{", "line 5 is not JSON"),
+        ("t.jsonl", LINE + "[1]", "line 5 is no object"),
+        ("t.jsonl", LINE + '{"text": "e", "label": NaN}', "line 5 is not JSON (NaN is not a finite number)"),
+        ("t.jsonl", LINE + '{"text": "e", "label": 0.5}', "line 5: label is 0.5, and not a class"),
+        ("t.jsonl", LINE + '{"text": "e", "label": null}', "line 5: label is None, and not a class"),
+        ("t.jsonl", LINE + '{"text": ["e"], "label": 1}', "line 5: text is a list, and not a text"),
+        ("t.jsonl", LINE + '{"text": "e", "label": 2}', "1 of 3 classes have a single text among the 5 taken (2)"),
+        ("t.csv", "", "the first line has no text and no label; it has nothing"),
+        ("t.csv", "text,label\na,nan\n", "line 2: label is 'nan', and not a class"),
+        ("t.csv", "text,label\na\n", "line 2 has 1 value, and the first line names 2"),
+        ("t.csv", 'text,label\n"a,0\n', "unexpected end of data"),
+        ("t.tsv", "text\tlabel\n" + "a" * 200_000 + "\t0\n", "field larger than field limit"),
+        ("t.tsv", "sentence\tgold\n", "has no text and no label; it has sentence, gold"),
+    ],
+    ids=lambda value: str(value)[-20:],
+)
+def test_a_file_that_cannot_serve_is_refused_before_the_start(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str | None, message: str
+) -> None:
+    """By `check`, with file, place and remedy."""
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    probe = json.dumps({"name": "probe", "train": str(tmp_path / name)})
+    assert main(["check", *tiny_run(f"evals.x={probe}")]) == 65
+    error = capsys.readouterr().err
+    assert f"evals.x.train={tmp_path / name}: " in error and message in error
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_bytes(b'{"text": "\xff", "label": 0}\n')
+    with pytest.raises(DataError, match="is not UTF-8"):
+        read_labelled("evals.x", ProbeConfig(train=str(tmp_path / "t.jsonl")))
+    (tmp_path / "u.jsonl").mkdir()
+    with pytest.raises(DataError, match="Is a directory"):
+        read_labelled("evals.x", ProbeConfig(train=str(tmp_path / "u.jsonl")))
+
+
+def test_classes_that_were_never_seen_cannot_be_told(tmp_path: Path) -> None:
+    train = write(tmp_path / "t.jsonl", LINE)
+    test = write(tmp_path / "u.jsonl", LINE.replace("1", '"odd"'))
+    with pytest.raises(DataError, match=r"evals.x.test=.*has classes \(odd\) that none of the 4 texts taken"):
+        read_labelled("evals.x", ProbeConfig(train=train, test=test))
+    test = write(tmp_path / "u.jsonl", LINE.replace("1", "0"))
+    with pytest.raises(DataError, match="evals.x.test=.*all of one class"):
+        read_labelled("evals.x", ProbeConfig(train=train, test=test))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "evals.x={name: prob, train: a.csv}",
+            "evals.x.name='prob' (command line): expected one of probe, scores, text. Did you mean probe?",
+        ),
+        ("evals.x={train: a.csv}", "evals.x.name=None (command line): expected one of probe, scores, text."),
+        (
+            "evals.x=3",
+            "evals.x=3 (command line): expected a section with a name, one of probe, scores, text, and its keys.",
+        ),
+        ("evals=3", "expected a section with one entry for each name"),
+        ("evals.x={name: probe}", "evals.x.train: missing"),
+        (
+            "evals.x={name: probe, train: a.csv, classifier: forest}",
+            "evals.x.classifier='forest' (command line): expected one of linear, nearest.",
+        ),
+        ("evals.x={name: probe, train: a.csv, clasifier: linear}", "Did you mean evals.x.classifier?"),
+        ("evals.x={name: probe, train: a.csv, folds: 1}", "evals.x.folds=1: must be at least 2"),
+        ("evals.x={name: probe, train: a.csv, every_tokens: 0}", "evals.x.every_tokens=0: must be above 0"),
+        ("evals.x={name: probe, train: a.parquet}", "Name a file that ends in .jsonl, .tsv or .csv."),
+        ("evals.x={name: probe, train: a.csv, test: a.csv}", "the probe would be tested on its training texts"),
+        ("evals.x={name: probe, train: a.csv, text_columns: []}", "there would be nothing to read"),
+        ("evals.x={name: probe, train: a.csv, text_columns: [label]}", "the text would hold its class"),
+        ("evals.heldout={name: probe, train: a.csv}", "Choose another"),
+        ("'evals={a/b: {name: probe, train: a.csv}}'", "letters, digits"),
+    ],
+)
+def test_a_mistake_in_the_section_is_told_without_a_file(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], override: str, message: str
+) -> None:
+    assert main(["check", *tiny_run(override.strip("'"))]) == 78
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_an_entry_may_be_taken_out_again_and_comes_back_from_a_saved_configuration(
+    tiny_run: TinyRun, tmp_path: Path
+) -> None:
+    from modernbert_train.config.load import load_run, to_yaml
+
+    words = tiny_run("evals.x={name: probe, train: a.csv, every_tokens: 1e3}", "evals.x.folds=3")
+    config = read_run(words)
+    assert config.evals == {"x": ProbeConfig(train="a.csv", every_tokens=1000, folds=3)}
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(to_yaml(config))
+    assert load_run([saved]) == config
+    assert read_run([*words, "evals.x=null"]).evals == {}
+
+
+def test_every_kind_has_a_row() -> None:
+    from modernbert_train.config.schema import VARIANTS
+
+    assert set(EVALUATORS) == set(VARIANTS["evals"].values())
+
+
+# --- real tasks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("train", "test", "settings", "least"),
+    [
+        pytest.param(
+            *("other_tasks/banking77_train.csv", "other_tasks/banking77_test.csv", {"label_column": "category"}, 0.2),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("glue/QNLI/dev.tsv", None, {"text_columns": ["question", "sentence"]}, 0.45), marks=pytest.mark.slow
+        ),
+        ("glue/WNLI/train.tsv", None, {"text_columns": ["sentence1", "sentence2"]}, 0.3),
+    ],
+)
+def test_real_tasks_are_read_and_told_better_than_by_guessing(
+    tiny_run: TinyRun, train: str, test: str | None, settings: dict[str, Any], least: float
+) -> None:
+    """By an encoder that has learned nothing: its mean of random embeddings is a bag of words, enough for BANKING77."""
+    if not (SHARED / train).exists():
+        pytest.skip(f"{SHARED / train} is not there; see its README for what it is")
+    files = {"train": str(SHARED / train)} | ({} if test is None else {"test": str(SHARED / test)})
+    config = with_probe(tiny_run(), **files, **settings, max_examples=1500)
+    found = measure(config)
+    assert found["accuracy"] > least
+    assert found["num_texts"] > 300

@@ -1,0 +1,369 @@
+"""`check` and `train` see the same mistakes: what one calls good the other does not refuse seconds later.
+
+If this breaks, a job waits in a queue for days, loads torch on sixty-four GPUs, and ends with what a login node knew.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from modernbert_train.__main__ import main
+from modernbert_train.config.load import load_run
+from modernbert_train.config.packages import missing_packages
+from modernbert_train.plan import preflight
+from tests.conftest import TINY_YAML, TinyRun
+from tests.test_cli import call_probed
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
+    """The folder of a finished run."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder / "runs", data=tiny_data), encoding="utf-8")
+    assert main(["train", str(folder / "tiny.yaml")]) == 0
+    return folder / "runs/tiny"
+
+
+@pytest.fixture
+def again(trained: Path, tiny_run: TinyRun, tmp_path: Path) -> TinyRun:
+    """The command line of that run, whose folder may be changed."""
+    shutil.copytree(trained, tmp_path / "runs/tiny")
+    return tiny_run
+
+
+def refusal(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 78) -> str:
+    """What `check` says, which is what `train` says, in the end and before it has loaded torch."""
+    capsys.readouterr()
+    assert main(["check", *words]) == code
+    by_check = capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "modernbert_train.train.session", None)  # importing it would be an error
+        assert main(["train", *words]) == code
+    assert capsys.readouterr().err == by_check
+    return by_check
+
+
+@pytest.mark.runs
+def test_a_folder_of_another_configuration(again: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(again("optim.lr=1e-2", "seed=6"), capsys)
+    assert "holds a run with another configuration:\n  seed: 5 -> 6\n  optim.lr: 0.005 -> 0.01\n" in said
+    assert main(["check", *again("data.num_workers=1")]) == 0
+
+
+@pytest.mark.runs
+def test_a_phase_that_is_trained_and_was_changed(
+    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(again("phases.short.tokens=5000"), capsys)
+    assert "trained to 6," in said and "\n  phases.short.tokens: 4000 -> 5000\n" in said
+    words = again()
+    tree = yaml.safe_load(Path(words[0]).read_text())
+    tree["phases"] = dict(reversed(tree["phases"].items()))
+    (tmp_path / "swapped.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    assert "\n  phase 1: short -> long\n" in refusal([str(tmp_path / "swapped.yaml")], capsys)
+
+
+@pytest.mark.runs
+def test_what_preflight_says_of_the_plan_is_what_training_would(
+    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ways to the same question: by names and JSON here, by verified checkpoints there."""
+    words = again("phases.short.tokens=5000")
+    by_check = refusal(words, capsys)
+    monkeypatch.setattr("modernbert_train.plan.preflight.preflight", lambda *args, **kwargs: None)
+    assert main(["train", *words]) == 78
+    assert capsys.readouterr().err == by_check
+
+
+@pytest.mark.runs
+def test_a_damaged_checkpoint_is_left_to_training(
+    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes on from an older one, so nothing may be concluded from the damaged."""
+    newest = max((tmp_path / "runs/tiny/checkpoints").iterdir())
+    for damage in ("{}", "[1]", "nonsense", '{"tokens": "many", "phase": "long"}'):
+        (newest / "state.json").write_text(damage)
+        assert main(["check", *again("phases.long.tokens=2500")]) == 0, damage
+
+
+@pytest.mark.runs
+def test_an_average_is_not_trained_on(again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = max((tmp_path / "runs/tiny/checkpoints").iterdir())
+    assert main(["average", str(newest), str(newest), "--out", str(tmp_path / "runs/averaged")]) == 0
+    said = refusal(again("name=averaged"), capsys)
+    assert said == (
+        f"error: {tmp_path}/runs/averaged: an average of checkpoints, which has no moments and no position in the data "
+        f"to continue from. Start another run with weights.init_from={tmp_path}/runs/averaged.\n"
+    )
+
+
+@pytest.mark.runs
+def test_fresh_asks_nothing_of_what_is_put_aside(
+    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *again("optim.lr=1e-2"), "--fresh"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["loggers.slack={}"], "loggers.slack: the package slack_sdk is not installed."),
+        (["callbacks.system_metrics_monitor={}"], "callbacks.system_metrics_monitor: the package psutil is not inst"),
+        (["compute.device=auto", "compute.attention=flash"], "compute.attention=flash: no FlashAttention is installed"),
+        (
+            ["compute.device=auto", "compute.global_attention=flex"],
+            "compute.global_attention=flex: Triton",
+        ),
+        (["compute.device=auto", "optim.fused=true"], "optim.fused=true: Triton is not installed"),
+        (["loggers.tensorbord={}"], "loggers.tensorbord (command line): unknown"),
+    ],
+)
+def test_what_is_not_installed(
+    tiny_run: TinyRun,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    real = importlib.util.find_spec
+    absent = ("slack_sdk", "psutil", "flash_attn", "flash_attn_interface", "triton")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in absent else real(name, *rest))
+    assert message in refusal(tiny_run(*words), capsys)
+
+
+@pytest.mark.parametrize(
+    ("device", "there", "missing"),
+    [
+        ("cpu", "", "no-such-compiler"),
+        ("cpu", "gcc", "no-such-compiler"),
+        ("auto", "", "no-such-compiler, gcc, clang"),
+        ("auto", "gcc", None),
+    ],
+)
+def test_a_compiler_that_is_not_installed(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, there: str, missing: str | None
+) -> None:
+    """The first batch would end in two hundred lines of torch's, and be taken for a bug of ours."""
+    config = load_run([tiny_run()[0]], [f"compute.device={device}", "compute.compile=true"])
+    (tmp_path / "bin").mkdir()
+    if there:
+        (tmp_path / "bin" / there).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.delenv("CC", raising=False)
+    said = list(missing_packages(config))
+    if missing is None:
+        assert said == []
+    else:
+        assert len(said) == 1 and f"there is no compiler here ({missing})." in said[0] and "apt install g++" in said[0]
+    assert not list(missing_packages(replace(config, compute=replace(config.compute, compile=None))))
+
+
+@pytest.mark.parametrize(
+    ("key", "on_gpu", "refused"),
+    [
+        ("compute.compile=true", True, True),
+        ("compute.compile=true", False, False),  # a login node, which has g++
+        ("optim.fused=true", False, True),
+        ("compute.attention=flex", False, True),
+        ("compute.global_attention=flex", False, True),
+    ],
+)
+@pytest.mark.parametrize("lack", ["there is no C compiler", "Python's headers are not installed"])
+def test_what_triton_needs_is_asked_for_before_the_first_batch(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, on_gpu: bool, refused: bool, lack: str
+) -> None:
+    """Triton builds what starts a kernel with them; without, a run ends in its first step as a bug of ours."""
+    config = load_run([tiny_run()[0]], ["compute.device=auto", key])
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "triton" or real(name, *rest))
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setenv("CC", "no-such-compiler" if "compiler" in lack else sys.executable)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/Python.h").touch()
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / ("gone" if "headers" in lack else "there")))
+    said = list(missing_packages(config, on_gpu=on_gpu))
+    if refused:
+        name, _, value = key.partition("=")
+        assert len(said) == 1 and said[0].startswith(f"{key}: {lack}")
+        assert said[0].endswith(f"or set {name}={'false' if value == 'true' else 'auto'}.")
+    else:
+        assert said == []
+
+
+def test_a_machine_that_shows_gpus_is_asked_for_what_they_need(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With device=auto a C++ compiler would do for the CPU, which is not what trains there."""
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    words = tiny_run("compute.device=auto", "compute.compile=true")
+    assert "compute.compile=true: there is no C compiler (no-such-compiler;" in refusal(words, capsys)
+
+
+def test_packages_are_not_asked_for_where_nothing_is_trained(
+    tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a login node without torch a configuration for the cluster is good."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
+    assert main(["check", *tiny_run("compute.device=auto", "compute.attention=flash", "loggers.wandb={}")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "message", "code"),
+    [
+        ("weights.init_from", "absent", "absent: no such folder, and not the owner/model of a hub.", 65),
+        ("weights.grow_from", "{runs}/absent", "{runs}/absent: no such run.", 65),
+        ("start.checkpoint", "{runs}/absent", "{runs}/absent: no such run.", 65),
+        ("weights.init_from", "ep0-ba4000-rank0.pt", "ep0-ba4000-rank0.pt: no such file.", 65),
+        ("weights.init_from", "{runs}", "config.json: cannot be read", 65),
+        ("weights.init_from", "{runs}/empty", "{runs}/empty: a run without a checkpoint. Train it first", 74),
+    ],
+)
+def test_first_weights_that_are_not_there(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, name: str, message: str, code: int
+) -> None:
+    runs = tmp_path / "runs"
+    (runs / "empty").mkdir(parents=True)
+    (runs / "empty/config.yaml").write_text("name: empty\n")
+    said = refusal(tiny_run(f"{key}={name.format(runs=runs)}"), capsys, code)
+    assert message.format(runs=runs) in said
+
+
+def test_a_folder_that_cannot_be_written(tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("where the folder of runs should be")
+    said = refusal(tiny_run(f"runs_folder={tmp_path}/file"), capsys, 74)
+    assert said.startswith(f"error: {tmp_path}/file/tiny: cannot be written (Not a directory).")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_may_not_be_written(
+    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modernbert_train.checkpoints.run_folder.os.access", lambda path, mode: False)
+    assert "runs/tiny: cannot be written (Permission denied)" in refusal(tiny_run(), capsys, 74)
+
+
+@pytest.mark.runs
+def test_all_mistakes_are_told_together(again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One a day is how a week is lost; the exit code is of what must be fixed first."""
+    words = again(
+        "model.num_heads=3", f"data.train={tmp_path}/no", f"data.validation={tmp_path}/no2", "loggers.slack={}"
+    )
+    said = refusal(words, capsys).splitlines()
+    assert [line.split(":")[0] for line in said] == [
+        "error", f"{tmp_path}/no", f"{tmp_path}/no2", "loggers.slack"
+    ]  # fmt: skip
+    said = "\n".join(refusal(again("seed=6", "phases.short.tokens=5000"), capsys).splitlines())
+    assert "seed: 5 -> 6" in said and "phases.short.tokens: 4000 -> 5000" in said
+
+
+@pytest.mark.runs
+def test_looking_writes_nothing_and_takes_no_lock(again: TinyRun, tmp_path: Path, tiny_run: TinyRun) -> None:
+    """A run in progress must not notice that somebody checks it."""
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+    assert main(["check", *again()]) == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
+    assert main(["check", *tiny_run("name=other")]) == 0
+    assert not (tmp_path / "runs/other").exists()
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("verb", ["check", "train"])
+def test_none_of_it_loads_torch(again: TinyRun, verb: str) -> None:
+    done = call_probed(verb, *again("seed=6", "loggers.slack={}", "compute.attention=sdpa"))
+    assert done.returncode == 78 and done.stdout.splitlines()[-1] == "loaded:", done.stderr
+    assert "seed: 5 -> 6" in done.stderr or "slack_sdk" in done.stderr
+
+
+@pytest.mark.runs
+def test_the_launcher_refuses_the_same_before_it_starts_ranks(
+    again: TinyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from launch.run import main as launch
+
+    by_check = refusal(again("seed=6"), capsys)
+    assert launch([*again("seed=6"), "--ranks", "2"]) == 78
+    assert capsys.readouterr().err == by_check
+
+
+def test_a_second_home_that_cannot_be(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "checkpoint.copy_to=/mnt/other: not a URL" in refusal(tiny_run("checkpoint.copy_to=/mnt/other"), capsys)
+
+
+def test_check_sees_shards_that_are_missing_or_cut(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else "good" is said of a folder with every shard deleted, and the GPUs of the job find it out."""
+    folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "shards"))
+    shards = sorted(folder.glob("shard.*"))
+    shards[0].unlink()
+    shards[1].write_bytes(shards[1].read_bytes()[:-1])
+    assert main(["check", *tiny_run(f"data.train={folder}")]) == 65
+    said = capsys.readouterr().err
+    assert f"data.train={folder}: 2 shards are not what the index says: {shards[0].name} (No such file" in said
+    assert f"{shards[1].name} ({shards[1].stat().st_size:,} bytes, not {shards[1].stat().st_size + 1:,})" in said
+    for shard in shards[2:]:
+        shard.unlink()
+    assert main(["check", *tiny_run(f"data.validation={folder}")]) == 65
+    assert f"data.validation={folder}: {len(shards):,} shards" in capsys.readouterr().err
+
+
+def test_check_says_what_it_did_not_look_at(
+    tiny_run: TinyRun,
+    tiny_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its "good" is taken for a promise of weights that a compute node without a network will not get."""
+    assert main(["check", *tiny_run()]) == 0
+    said = capsys.readouterr().out.partition("\nnot looked at:\n")[2]
+    assert said == "  data.train, data.validation: what is in the shards, whose hashes are compared as they are read\n"
+    monkeypatch.setattr(preflight, "is_remote", lambda path: path == f"{tiny_data}/train")
+    words = ["weights.init_from=nobody/has-this", f"checkpoint.copy_to=file://{tmp_path}/second"]
+    assert main(["check", *tiny_run(*words)]) == 0
+    said = capsys.readouterr().out.partition("\nnot looked at:\n")[2]
+    assert [line.partition(":")[0].partition("=")[0].strip() for line in said.splitlines()] == [
+        *("data.train", "data.validation", "weights.init_from", "checkpoint.copy_to")
+    ]
+    assert f"data.train={tiny_data}/train: shards in a store\n" in said
+    assert "weights.init_from=nobody/has-this: a model of the hub that is not in this machine's cache" in said
+
+
+@pytest.mark.runs
+def test_what_no_gpu_here_could_hold_is_refused_with_what_would_fit(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job would wait for its GPUs, load torch, and end with an allocator's page of numbers."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'RTX 3070, 8192'\necho 'RTX 4090, 24564'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    rows = ["phases.short.batch_rows=1048576", "phases.short.batch_warmup=null"]
+    large = tiny_run("compute.device=auto", *rows, "phases.short.microbatch_tokens=67108864")
+    said = refusal(large, capsys)
+    found = re.search(
+        r"phases\.short\.microbatch_tokens=67108864: needs [\d.]+ GB of a GPU by `plan`, and RTX 4090 has 25\.8 GB\. "
+        r"Set phases\.short\.microbatch_tokens=(\d+)", said,
+    )  # fmt: skip
+    assert found is not None, "the larger of the two, since which of them trains is not known yet"
+    fitting = [*large[:-1], f"phases.short.microbatch_tokens={found[1]}"]
+    assert main(["check", *fitting]) == 0
+    assert main(["check", *fitting[:-1], "phases.short.microbatch_tokens=null"]) == 0, "it takes what fits"
+    assert main(["check", *large, "--gpu", "b200"]) == 78, "which is named, and still too small"
+    assert main(["check", *large, "compute.device=cpu"]) == 0, "nothing of it is asked of a CPU"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["check", *large]) == 0, "nothing is known of the GPU"
+    assert main(["check", *large, "launch.gpu=H100"]) == 78
+    assert main(["check", *large, "launch.gpu=gpu-of-our-cluster"]) == 0

@@ -1,0 +1,107 @@
+"""`runs`. If this breaks, a run that failed at night looks as if it trained, or one bad folder hides all others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.checkpoints.provenance import STARTS
+from modernbert_train.config.load import to_yaml
+from modernbert_train.core.files import lock_now
+from modernbert_train.report.listing import last_entries, list_runs
+from tests.conftest import TinyRun
+from tests.report.records import step, validation
+
+
+@pytest.fixture
+def runs(tiny_run: TinyRun, tmp_path: Path) -> Path:
+    """Runs of 6,000 tokens; each step is of 100."""
+    text = to_yaml(read_run(tiny_run()))
+    for name, steps, outcome in (
+        ("done", 60, "finished"),
+        ("halted", 5, "stopped"),
+        ("bad", 7, "failed"),
+        ("cut", 3, ""),
+    ):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(text.replace("name: tiny", f"name: {name}", 1))
+        lines = [*map(step, range(1, steps + 1)), validation(steps, loss=2.25)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        ended = {"kind": "end", "time": 2000.0, "outcome": outcome, "error": "UnstableRun: loss is nan"}
+        entries = [{"kind": "start", "time": 1000.0, "version": "0.1.0"}, *([ended] if outcome else [])]
+        (folder / STARTS).write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return tmp_path / "runs"
+
+
+def test_each_run_is_told_with_its_state(runs: Path) -> None:
+    (runs / "new").mkdir()
+    (runs / "new/config.yaml").write_text((runs / "cut/config.yaml").read_text().replace("name: cut", "name: new", 1))
+    (runs / "notes").mkdir()
+    with (runs / "halted/.lock").open("w") as lock:
+        assert lock_now(lock)
+        found = {run.name: run for run in list_runs([runs], now=2000.0)[0]}
+    states = {name: run.state for name, run in found.items()}
+    assert states == {
+        "done": "finished", "halted": "training", "bad": "failed", "cut": "interrupted", "new": "not begun",
+    }  # fmt: skip
+    done = found["done"]
+    assert (done.tokens, done.total_tokens, done.loss, done.held_out_loss) == (6000, 6000, 3.0, 2.25)
+    assert done.tokens_per_second == 50.0 and done.age_seconds == 2000 - 1121
+    assert found["bad"].reason == "UnstableRun: loss is nan" and found["new"].age_seconds is None
+    assert {run.name: run.state for run in list_runs([runs / "halted"])[0]} == {"halted": "stopped"}
+
+
+def test_a_damaged_folder_is_named_and_the_others_are_listed(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (runs / "bad/config.yaml").write_text("model: [")
+    (runs / "cut/metrics.jsonl").write_bytes(b"\xff\n[1]\n" + (runs / "cut/metrics.jsonl").read_bytes()[:-30])
+    monkeypatch.chdir(runs.parent)
+    assert main(["runs"]) == 0
+    told = capsys.readouterr()
+    assert "warning: runs/bad: left out" in told.err
+    assert [line.split()[:2] for line in told.out.splitlines()[1:]] == [
+        ["done", "finished"], ["halted", "stopped"], ["cut", "interrupted"],
+    ]  # fmt: skip
+    assert main(["runs", "runs/done", "--json"]) == 0
+    (only,) = json.loads(capsys.readouterr().out)
+    assert only["name"] == "done" and only["held_out_loss"] == 2.25
+    assert main(["runs", "absent"]) == 78 and "absent: no such folder" in capsys.readouterr().err
+
+
+def test_of_a_long_record_only_the_end_is_read(tmp_path: Path) -> None:
+    """A record of a long run has gigabytes, and a folder a hundred runs."""
+    file = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(validation(1))] + [json.dumps(step(number)) for number in range(1, 3000)]
+    file.write_text("\n".join(lines) + "\n")
+    short = last_entries(file, held_out=False)
+    assert 20 <= len(short) < 1000 and short[-1]["step"] == 2999
+    assert last_entries(file, held_out=True)[0]["kind"] == "validation"
+    assert last_entries(tmp_path / "absent", held_out=True) == []
+
+
+def test_what_a_stranger_wrote_neither_moves_the_cursor_nor_fills_the_screen(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder out of an archive may be named by whoever wants to hide a line of the table, or an error."""
+    folder = runs / "evil\x1b[2J"
+    folder.mkdir()
+    text = next(runs.glob("*/config.yaml")).read_text(encoding="utf-8")
+    name = next(line for line in text.splitlines() if line.startswith("name: "))
+    (folder / "config.yaml").write_text(text.replace(name, 'name: "evil\\e[2J"'), encoding="utf-8")
+    line = {"kind": "step", "step": 1, "tokens": 1e308, "loss": 1e308, "tokens_per_second": 1e308, "time": 0}
+    lines = [json.dumps(line | {"step": step}) for step in (1, 2, 3)]  # whose sum no float holds
+    (folder / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    capsys.readouterr()
+    assert main(["runs", str(runs)]) == 0
+    said = capsys.readouterr().out
+    assert "evil\\x1b[2J" in said and "\x1b" not in said and "1.00e+308" in said
+    assert max(map(len, said.splitlines())) < 160
+    assert main(["report", str(folder)]) == 0
+    assert "evil\\x1b[2J/report.html" in capsys.readouterr().out
+    assert main(["runs", str(folder / "no\x1b[2J")]) == 78
+    assert "\x1b" not in capsys.readouterr().err

@@ -1,0 +1,170 @@
+"""What a step is said to cost: a wrong figure here sends people to optimise what is not slow."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import (
+    BertConfig,
+    CausalLmConfig,
+    MaskedLmConfig,
+    ModernBertConfig,
+    PermutationLmConfig,
+    SentenceOrderConfig,
+)
+from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
+from modernbert_train.data.planner import BatchPlan, StreamCount
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.report import throughput
+from modernbert_train.report.throughput import Meter, peak_flops, training_flops
+from tests.conftest import TinyRun
+
+MODEL = ModernBertConfig(
+    vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16
+)
+MLM = MaskedLmConfig()
+ROWS = ((Chunk(0, 0, 0, 5), Chunk(0, 1, 0, 40)), (Chunk(0, 2, 0, 61),))
+
+
+def test_flops_are_those_of_the_pairs_of_tokens_that_see_each_other() -> None:
+    """Counted pair by pair and product by product: padding, and tokens beyond a window, must not count."""
+    width, hidden, predicted = 32, 48, 30
+    lengths = [chunk.length + SPECIAL_TOKENS for row in ROWS for chunk in row]
+    pairs = {
+        window: sum(
+            1
+            for n in lengths
+            for i, j in itertools.product(range(n), repeat=2)
+            if window is None or abs(i - j) <= window
+        )
+        for window in (None, 8)
+    }
+    weights = width * 3 * width + width * width + width * 2 * hidden + hidden * width
+    forward = 0
+    for layer in range(4):
+        forward += 2 * sum(lengths) * weights
+        forward += 2 * 2 * width * pairs[None if layer in (0, 3) else 8]
+    forward += 2 * predicted * (width * width + width * 512)
+    assert training_flops(ROWS, {"mlm": predicted}, MODEL, MLM) == pytest.approx(3 * forward, rel=1e-12)
+
+
+def test_flops_of_another_encoder_in_causal_order() -> None:
+    """BERT has one matrix into its feed-forward and no window; a token sees itself and what stands before it."""
+    model = BertConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48)
+    lengths = [chunk.length + SPECIAL_TOKENS for row in ROWS for chunk in row]
+    predicted = sum(lengths) - len(lengths)
+    forward = 3 * 2 * sum(lengths) * (4 * 32 * 32 + 2 * 32 * 48)
+    forward += 3 * 4 * 32 * sum(n * (n + 1) // 2 for n in lengths)
+    forward += 2 * predicted * (32 * 32 + 32 * 512)
+    counts = {"causal": predicted}
+    assert training_flops(ROWS, counts, model, CausalLmConfig()) == pytest.approx(3 * forward, rel=1e-12)
+
+
+def test_flops_of_permuted_orders() -> None:
+    """Query tokens are computed and are no tokens of the clock; what a token sees is counted at the mean."""
+    model = BertConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48)
+    objective = PermutationLmConfig()
+    lengths = [chunk.length + SPECIAL_TOKENS for row in ROWS for chunk in row]
+    queries = sum(n - 2 for n in lengths) / 6
+    forward = 3 * 2 * (sum(lengths) + queries) * (4 * 32 * 32 + 2 * 32 * 48) + 2 * 20 * (32 * 32 + 32 * 512)
+    for n in lengths:
+        asked, plain = (n - 2) / 6, (n - 2) * 5 / 6
+        seen = plain * n + sum_to(asked + 2) + asked * (plain + (asked + 1) / 2)
+        forward += 3 * 4 * 32 * seen
+    assert training_flops(ROWS, {"permutation": 20}, model, objective) == pytest.approx(3 * forward, rel=1e-12)
+
+
+def sum_to(count: float) -> float:
+    """Of 1, 2, ... count."""
+    return count * (count + 1) / 2
+
+
+def test_flops_of_pairs() -> None:
+    """A pair has one special token more, and its head reads [CLS] alone; a batch without a pair is no special case."""
+    objective = SentenceOrderConfig()
+    with_pairs, without = (training_flops(ROWS, {"mlm": 30, "sop": n}, MODEL, objective) for n in (3, 0))
+    assert with_pairs - without == pytest.approx(3 * 3 * 2 * (32 * 32 + 2 * 32), rel=1e-6)
+    longer = tuple(tuple(chunk._replace(length=chunk.length + 1) for chunk in row) for row in ROWS)
+    assert without == pytest.approx(training_flops(longer, {"mlm": 30}, MODEL, MLM), rel=1e-12)
+
+
+def test_the_peak_is_known_only_where_the_datasheet_is() -> None:
+    """An MFU against another card's peak is worse than none: H100 NVL and H200 NVL are slower than their namesakes."""
+    assert peak_flops("NVIDIA H100 80GB HBM3", "amp_bf16") == 989e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "amp_bf16") == 312e12
+    assert peak_flops("NVIDIA H100 NVL", "amp_bf16") is None
+    assert peak_flops("NVIDIA H100 80GB HBM3", "fp32") is None
+    assert peak_flops("cpu", "fp32") is None
+
+
+@pytest.fixture
+def a_meter(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> Meter:
+    """Of a run of 6,000 tokens, on a GPU that makes 1e9 FLOP/s; its clock is ticked by `steps`."""
+    monkeypatch.setattr(throughput, "peak_flops", lambda name, precision: 1e9)
+    file, *_ = tiny_run()
+    return Meter(load_run([file]), Compute(torch.device("cpu"), "fp32"))
+
+
+def steps(
+    a_meter: Meter, monkeypatch: pytest.MonkeyPatch, seconds: list[float], between: dict[int, float] | None = None
+) -> list[dict[str, Any]]:
+    """Steps of 10 tokens each that take so long; before those of some numbers something else happens for a while."""
+    found, now = [], 100.0
+    for number, each in enumerate(seconds):
+        now += each + (between or {}).get(number, 0.0)
+        monkeypatch.setattr(throughput.time, "monotonic", lambda now=now: now)
+        plan = BatchPlan("short", 10 * number, 10, (), 20, 64, 2, MLM, (StreamCount("train", 0, 9, 9),))
+        found.append(a_meter.measure(plan, ROWS, {"mlm": 30}, seconds=each, wait_seconds=each / 4))
+    return found
+
+
+def test_shares_and_rates_of_a_step(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+    (entry,) = steps(a_meter, monkeypatch, [2.0])
+    assert entry["rank_flops_per_second"] == training_flops(ROWS, {"mlm": 30}, MODEL, MLM) / 2
+    assert entry["mfu"] == pytest.approx(entry["rank_flops_per_second"] / 1e9)
+    assert entry["tokens_per_second"] == 5
+    assert entry["data_wait_share"] == 0.25
+    assert entry["packing_efficiency"] == pytest.approx(10 / (20 * 64))
+    assert entry["epoch"] == 0 and 1e7 < entry["peak_memory_bytes"] < 1e12
+
+
+def left(found: list[dict[str, Any]]) -> list[float]:
+    """Seconds a step that the time left assumes, from the 6,000 tokens of the run and the 10 of a step."""
+    return [entry["seconds_left"] / (600 - number) for number, entry in enumerate(found, 1)]
+
+
+def test_time_left_follows_the_present_speed(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that slows down, or recovers, must show in minutes and not after 500 steps."""
+    found = left(steps(a_meter, monkeypatch, [1.0] * 300 + [3.0] * 60))
+    assert found[299] == pytest.approx(1.0) and found[-1] == pytest.approx(3.0)
+
+
+def test_time_left_forgets_what_compiles(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step of a process and one at a change of phase compile; a time that counts them is hours off."""
+    found = left(steps(a_meter, monkeypatch, [90.0, *[1.0] * 30, 60.0, *[1.0] * 30]))
+    assert found[0] == 90.0 and found[1:] == [pytest.approx(1.0)] * 61
+
+
+def test_time_left_counts_waits_that_come_again_and_again(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that are too slow make every fourth step wait, as there are four of them; that is the run's speed."""
+    found = left(steps(a_meter, monkeypatch, [1.0, 1.0, 1.0, 5.0] * 40))
+    assert 1.6 < found[-1] < 2.1
+
+
+def test_validations_and_checkpoints_count_by_their_share_and_not_at_once(
+    a_meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = left(steps(a_meter, monkeypatch, [10.0] * 100, {5: 60.0} | dict.fromkeys(range(10, 100, 10), 60.0)))
+    assert found[4] == pytest.approx(10.0)
+    assert 10.0 < found[5] < 11.5  # the first validation: a minute of the first two, and nobody panics
+    assert found[-1] == pytest.approx(10.0 * (990 + 600) / 990, rel=0.01)
+
+
+def test_no_time_is_left_at_the_end_nor_beyond_it(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = steps(a_meter, monkeypatch, [1.0] * 602)
+    assert [entry["seconds_left"] for entry in found[-3:]] == [0.0, 0.0, 0.0]
