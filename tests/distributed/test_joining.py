@@ -55,12 +55,9 @@ def test_nccl_is_told_before_it_connects_and_is_given_this_ranks_gpu(
     assert seen["timeout"].total_seconds() == 315, "a hang gets its name first"
 
 
-def test_compiled_layers_are_launched_without_the_gil_and_not_cut_at_ddps_buckets(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compiled_layers_are_launched_without_the_gil_and_not_cut_at_ddps_buckets() -> None:
     """Inductor's static launcher holds it: in a full queue a rank then hears of no error, for half an hour."""
-    monkeypatch.setattr(torch._inductor.config, "use_static_cuda_launcher", True)
-    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
-    set_up_compiler()
-    assert torch._inductor.config.use_static_cuda_launcher is False
-    assert torch._dynamo.config.optimize_ddp is False
+    with torch._inductor.config.patch(use_static_cuda_launcher=True), torch._dynamo.config.patch(optimize_ddp=True):
+        set_up_compiler()
+        assert torch._inductor.config.use_static_cuda_launcher is False
+        assert torch._dynamo.config.optimize_ddp is False
