@@ -34,8 +34,8 @@ test-commands: venv ## every command of the README and the pages that make test 
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m slow tests/test_readme.py tests/docs -n logical --maxprocesses 8 --dist loadfile
 
 # the files whose default cases stand for others; `make test-slow` has these and all longer forms
-CASES := curves plan/test_communication.py evals/test_probe.py packaging/test_import_hook.py weights/test_push.py \
-	finetune/test_many.py finetune/test_watch.py train/test_pending_saves.py benchmarks/test_drill.py systems
+CASES := curves plan/test_communication.py evaluate/test_probe.py packaging/test_import_hook.py weights/test_push.py \
+	evaluate/finetune/test_many.py evaluate/finetune/test_watch.py train/test_pending_saves.py benchmarks/test_drill.py systems
 
 test-cases: venv ## the pairs, optimizers, kills and injuries of which make test runs one of a kind; minutes
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m slow -k 'not two_ranks_are and not two_ranks_leave' $(CASES:%=tests/%) -n logical --maxprocesses 8 --dist loadfile

@@ -46,7 +46,7 @@ from modernbert_train.checkpoints.verified import (
     verify_files,
 )
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.core.files import publish
+from modernbert_train.core.files import os_errors_as, publish
 from modernbert_train.core.tensor_files import StoredTensors, read_shapes, write_hashed
 from modernbert_train.errors import StorageError
 from modernbert_train.models.build import shapes_of
@@ -165,13 +165,12 @@ def folder_of(checkpoints: Path, step: int) -> Path:
 @contextmanager
 def refusals_told(final: Path) -> Iterator[None]:
     """Within, the disk's refusal is a StorageError of the checkpoint."""
-    try:
+    with os_errors_as(
+        StorageError,
+        f"{final}: cannot write the checkpoint",
+        "Earlier checkpoints are untouched; fix the disk and run the same command again.",
+    ):
         yield
-    except OSError as error:
-        raise StorageError(
-            f"{final}: cannot write the checkpoint ({error.strerror or error}). Earlier checkpoints are untouched; "
-            "fix the disk and run the same command again."
-        ) from error
 
 
 def begin(final: Path, needed: int) -> Path:

@@ -23,6 +23,7 @@ import os
 import re
 import socket
 import time
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +33,7 @@ from modernbert_train.config.auto import filled, recorded
 from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.core.files import append_line, lock_now, write_whole
+from modernbert_train.core.files import append_line, lock_now, os_errors_as, write_whole
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import Count, as_type, is_count, read_lines
 from modernbert_train.core.redact import redact, redacted
@@ -75,24 +76,18 @@ class RunFolder:
             StorageError: it cannot be written.
         """
         require_own_files(self.path)  # a link would be written through
-        try:
+        with self._opening(), ExitStack() as on_error:
             self._take_lock()
             if fresh:
                 self.path.rename(self.path.with_name(f"{self.path.name}.until-{time.strftime('%Y%m%d-%H%M%S')}"))
                 self.close()
                 self._take_lock()
-        except OSError as error:
-            raise self._unwritable(error) from error
-        try:
+            on_error.callback(self.close)
             if complete(self.checkpoints):
                 print(f"{self.path}: completed a `checkpoints restore` that was interrupted", flush=True)
-            return self.compare()
-        except (ConfigError, StorageError):
-            self.close()
-            raise
-        except OSError as error:
-            self.close()
-            raise self._unwritable(error) from error
+            changed = self.compare()
+            on_error.pop_all()
+        return changed
 
     def check_writable(self) -> None:
         """Find out whether `open` could write here, without writing.
@@ -109,7 +104,8 @@ class RunFolder:
         elif not os.access(there, os.W_OK | os.X_OK):
             wrong = errno.EACCES
         if wrong is not None:
-            raise self._unwritable(OSError(wrong, os.strerror(wrong)))
+            with self._opening():
+                raise OSError(wrong, os.strerror(wrong))
 
     def has_checkpoints(self) -> bool:
         """Whether there are any, whole or damaged; only names are looked at."""
@@ -121,16 +117,12 @@ class RunFolder:
         Raises:
             StorageError: it cannot be written.
         """
-        try:
+        with self._opening():
             write_whole(self.path / "config.yaml", to_yaml(self.config))
-        except OSError as error:
-            raise self._unwritable(error) from error
 
-    def _unwritable(self, error: OSError) -> StorageError:
-        return StorageError(
-            f"{self.path}: cannot be written ({error.strerror}). Fix the permissions or the disk, or choose another "
-            "runs_folder."
-        )
+    def _opening(self) -> AbstractContextManager[None]:
+        remedy = "Fix the permissions or the disk, or choose another runs_folder."
+        return os_errors_as(StorageError, f"{self.path}: cannot be written", remedy)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -181,11 +173,8 @@ class RunFolder:
         Raises:
             StorageError: the disk refuses it.
         """
-        try:
-            with self.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry | {"time": round(time.time(), 3)}) + "\n")
-        except OSError as error:
-            raise self._refused(self.metrics, error) from error
+        with _writing(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry | {"time": round(time.time(), 3)}) + "\n")
 
     def record_samples(self, entry: dict[str, Any]) -> None:
         """Add one line to samples.jsonl.
@@ -194,10 +183,8 @@ class RunFolder:
             StorageError: the disk refuses it.
         """
         path = self.path / SAMPLES
-        try:
+        with _writing(path):
             append_line(path, json.dumps(entry | {"time": round(time.time(), 3)}, ensure_ascii=False))
-        except OSError as error:
-            raise self._refused(path, error) from error
 
     def record_start(self, entry: dict[str, Any]) -> None:
         """Add one line to starts.jsonl, of a start or of its end; secrets in it are hidden.
@@ -206,10 +193,8 @@ class RunFolder:
             StorageError: the disk refuses it.
         """
         path = self.path / STARTS
-        try:
+        with _writing(path):
             append_line(path, json.dumps(redacted(entry) | {"time": round(time.time(), 3)}))
-        except OSError as error:
-            raise self._refused(path, error) from error
 
     def save_data(self, statistics: dict[str, Any]) -> None:
         """Write data.json: what the data of this start are.
@@ -218,10 +203,8 @@ class RunFolder:
             StorageError: the disk refuses it.
         """
         path = self.path / DATA
-        try:
+        with _writing(path):
             write_whole(path, json.dumps(statistics, indent=1, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise self._refused(path, error) from error
 
     def record_fault(self, entry: dict[str, Any]) -> None:
         """Add one line to faults.jsonl; it is whole and on the disk itself when this returns.
@@ -230,16 +213,8 @@ class RunFolder:
             StorageError: the disk refuses it.
         """
         entries = [*self.read_faults(), entry | {"time": round(time.time(), 3)}]
-        try:
+        with _writing(self.faults):
             write_whole(self.faults, "".join(json.dumps(each) + "\n" for each in entries))
-        except OSError as error:
-            raise self._refused(self.faults, error) from error
-
-    def _refused(self, path: Path, error: OSError) -> StorageError:
-        return StorageError(
-            f"{path}: cannot be written ({error.strerror}). Free some space or fix the permissions; the same command "
-            "resumes from the newest checkpoint."
-        )
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Every line of metrics.jsonl that tells of a step; what a crash or a disk has damaged is left out.
@@ -278,10 +253,8 @@ class RunFolder:
                 "writing leaves one"
             )
         kept = [entry for entry in entries if entry["step"] <= step]
-        try:
+        with _writing(self.metrics):
             write_whole(self.metrics, "".join(json.dumps(entry) + "\n" for entry in kept))
-        except OSError as error:
-            raise self._refused(self.metrics, error) from error
 
 
 def take_lock(folder: Path, instead: str) -> IO[str]:
@@ -333,12 +306,15 @@ def _free_by_now(lock: IO[str]) -> bool:
     return lock_now(lock)
 
 
+def _writing(path: Path) -> AbstractContextManager[None]:
+    remedy = "Free some space or fix the permissions; the same command resumes from the newest checkpoint."
+    return os_errors_as(StorageError, f"{path}: cannot be written", remedy)
+
+
 def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The lines of a record that tell of a step, and the number of all others."""
-    try:
+    with os_errors_as(StorageError, f"{path}: cannot be read", "Fix the disk or the permission."):
         entries, wrong = read_lines(path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read ({error.strerror}). Fix the disk or the permission.") from None
     found = [entry for entry in entries if is_count(entry.get("step"))]
     return found, len(wrong) + len(entries) - len(found)
 

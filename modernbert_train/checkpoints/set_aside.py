@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from modernbert_train.checkpoints.verified import step_folders
-from modernbert_train.core.files import sync, write_whole
+from modernbert_train.core.files import os_errors_as, sync, write_whole
 from modernbert_train.core.read_json import as_type, read_json
 from modernbert_train.errors import StorageError
 
@@ -71,14 +71,13 @@ def move(checkpoints: Path, wanted: Move) -> None:
     Raises:
         StorageError: the disk refuses it.
     """
-    try:
+    with os_errors_as(
+        StorageError,
+        f"{checkpoints}: checkpoints cannot be moved",
+        "Fix the disk or the permission and run the same command again, which completes what was begun.",
+    ):
         write_whole(checkpoints / JOURNAL, json.dumps(asdict(wanted)))
         complete(checkpoints)
-    except OSError as error:
-        raise StorageError(
-            f"{checkpoints}: checkpoints cannot be moved ({error.strerror or error}). Fix the disk or the permission "
-            "and run the same command again, which completes what was begun."
-        ) from error
 
 
 def complete(checkpoints: Path) -> bool:

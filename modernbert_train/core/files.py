@@ -12,8 +12,30 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from modernbert_train.errors import RunError
+
+
+@contextmanager
+def os_errors_as(kind: type[RunError], what: str, remedy: str) -> Iterator[None]:
+    """Turn an OSError of the block into an error for the user: `WHAT (reason). REMEDY`.
+
+    Args:
+        kind: StorageError for files that we write, DataError for the user's.
+        what: the file or folder, and what cannot be done with it.
+        remedy: what the user can do.
+
+    Raises:
+        RunError: of this kind.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what} ({error.strerror or error}). {remedy}") from error
 
 
 def lock(file: IO[str] | IO[bytes] | int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from modernbert_train.config.evals import of_kind
 from modernbert_train.config.schema import DataConfig, OtherTextConfig, RunConfig
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_once import read_once
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, DatasetCard, file_sha256, read_card
 from modernbert_train.data.remote import is_remote, local_folder
@@ -47,10 +48,8 @@ class FolderFacts:
             DataError: they cannot be read.
         """
         counts = self.local / TOKEN_COUNTS
-        try:
+        with os_errors_as(DataError, f"{counts}: cannot be read", "Fix the disk or the permission."):
             return read_once(counts, file_sha256) if counts.exists() else None
-        except OSError as error:
-            raise DataError(f"{counts}: cannot be read ({error.strerror}). Fix the disk or the permission.") from None
 
 
 @dataclass(frozen=True)

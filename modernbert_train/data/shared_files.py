@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from modernbert_train.core.files import lock_now, unlock
+from modernbert_train.core.files import lock_now, os_errors_as, unlock
 from modernbert_train.data.download import Patience
 from modernbert_train.errors import StorageError
 
@@ -38,42 +37,25 @@ def locked(path: Path, patience: Patience, growing: Path | None = None) -> Itera
 @contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
     """Take a lock if it is free. It is the process's own: the kernel drops it when the process ends."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    with file:
-        try:
+    with ExitStack() as held:
+        with writing(path):  # a file system without locks refuses too
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(path.open("ab"))
             mine = lock_now(file)
-        except OSError as error:  # a file system without locks
-            raise cannot_write(path, error) from error
-        try:
-            yield mine
-        finally:
-            if mine:
-                unlock(file)
+        if mine:
+            held.callback(unlock, file)
+        yield mine
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing(path: Path) -> AbstractContextManager[None]:
     """Around writing into the cache: what the disk refuses is a StorageError."""
-    try:
-        yield
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-
-
-def cannot_write(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"{path}: the cache of remote shards cannot be written ({error.strerror}). Free some space, fix the "
-        "permissions, or point data.cache_folder at a local disk."
-    )
+    remedy = "Free some space, fix the permissions, or point data.cache_folder at a local disk."
+    return os_errors_as(StorageError, f"{path}: the cache of remote shards cannot be written", remedy)
 
 
 def touch(path: Path) -> bool:
     """Mark a file as just read; says whether it is there."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.utime(path)
         return True
     return False
@@ -81,13 +63,13 @@ def touch(path: Path) -> bool:
 
 def size_of(path: Path) -> int:
     """Bytes of a file; 0 if another process has removed it."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return path.stat().st_size
     return 0
 
 
 def mtime(path: Path) -> int:
     """When a file was last touched; long ago if another process has removed it."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return path.stat().st_mtime_ns
     return 0

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import lines_of, number, open_file, parse_object, read_lines
 from modernbert_train.core.text import shorten
 from modernbert_train.errors import DataError
@@ -198,7 +199,9 @@ class Following:
             DataError: a file cannot be read. Damaged lines are counted, not raised.
         """
         until, changed, more = time.monotonic() + seconds, False, True
-        try:
+        with os_errors_as(
+            DataError, f"{self._path}: cannot be read", "Give the folder of a run that has begun training."
+        ):
             while more and (time.monotonic() < until or not changed):
                 lines, anew, more = self._tail.read()
                 dropped = self._own.steps.dropped + 1
@@ -208,10 +211,6 @@ class Following:
                 for line in filter(str.strip, lines):
                     _add_line(self._own, line)
                 changed = changed or anew or bool(lines)
-        except OSError as error:
-            raise DataError(
-                f"{self._path}: cannot be read ({error.strerror}). Give the folder of a run that has begun training."
-            ) from error
         return self._read_beside() or changed, more
 
     def finish(self) -> None:
@@ -233,10 +232,8 @@ class Following:
         if beside == self._beside:
             return False
         self._beside = beside
-        try:
+        with os_errors_as(DataError, f"{stops}: cannot be read", "Fix the disk or the permission."):
             entries = read_lines(stops)[0] if stops.is_file() else []
-        except OSError as error:
-            raise DataError(f"{stops}: cannot be read ({error.strerror}). Fix the disk or the permission.") from error
         self._stops = [_fault(entry) for entry in entries if entry.get("action") == "stop"]
         found = History()
         if watched.is_file():

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.core.files import write_whole
+from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.errors import StorageError
 from modernbert_train.report.document import read_runs
 from modernbert_train.report.summary import Newest
@@ -115,10 +115,6 @@ def write(path: Path, text: str) -> Path:
     Raises:
         StorageError: it cannot be written; what was there before is untouched.
     """
-    try:
+    with os_errors_as(StorageError, f"{path}: cannot be written", "Free space or fix the permission, then repeat."):
         write_whole(path, text)
-    except OSError as error:
-        raise StorageError(
-            f"{path}: cannot be written ({error.strerror}). Free space or fix the permission, then repeat."
-        ) from error
     return path

@@ -213,6 +213,7 @@ def test_no_registry_is_written_into_the_files_that_install() -> None:
         ("venv", "requirements/install.sh"),
         ("test-quick", "not gpu and not slow and not runs"),
         ("test-slow", "slow and not gpu"),
+        ("test-cases", "tests/curves"),
         ("format", "ruff format"),
         ("coverage", "--cov"),
         ("test-cuda", "tests/cuda_build/run.sh"),
@@ -224,6 +225,7 @@ def test_the_targets_that_pages_name_do_what_they_say(target: str, said: str) ->
     """Typed by newcomers first; `venv`, `test-quick`, `test-cuda` and the others are shown without being run."""
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0 and said in done.stdout, done.stderr
+    assert all((ROOT / path).exists() for path in re.findall(r"\btests/\S+", done.stdout))
 
 
 @pytest.mark.runs

@@ -19,6 +19,7 @@ from modernbert_train.checkpoints.tools.listing import bytes_in, one_line
 from modernbert_train.checkpoints.tools.places import Place
 from modernbert_train.checkpoints.tools.restore import BUSY
 from modernbert_train.checkpoints.verified import NAME, PARTIAL, partial_folders, step_folders, step_of
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.text import plural
 from modernbert_train.errors import ConfigError, StorageError
@@ -115,10 +116,8 @@ def prune(
     if place.run is None:
         raise ConfigError(f"{place.checkpoints}: not in the folder of a run, whose rules say what is kept.")
     require_own_files(place.run)
-    try:
+    with os_errors_as(StorageError, f"{place.run}: cannot be written", "Fix the permission."):
         lock = take_lock(place.run, BUSY)
-    except OSError as error:
-        raise StorageError(f"{place.run}: cannot be written ({error.strerror}). Fix the permission.") from None
     with lock:
         try:
             complete(place.checkpoints)

@@ -29,6 +29,7 @@ from modernbert_train.checkpoints.store import Store
 from modernbert_train.checkpoints.tools.places import Place
 from modernbert_train.checkpoints.trained_phases import refuse_average
 from modernbert_train.checkpoints.verified import step_folders, step_of
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.text import plural
 from modernbert_train.errors import ConfigError, RunError, StorageError
@@ -65,16 +66,12 @@ def restore(
     if run is None:
         raise ConfigError(f"{place.checkpoints}: not in the folder of a run, so there is nothing to restore.")
     require_own_files(run)  # a link would be written through
-    try:
+    with os_errors_as(StorageError, f"{run}: cannot be written", "Fix the permission or the disk."):
         lock = take_lock(run, BUSY)
-    except OSError as error:
-        raise StorageError(f"{run}: cannot be written ({error.strerror}). Fix the permission or the disk.") from None
     with lock:
-        try:
+        with os_errors_as(StorageError, f"{place.checkpoints}: cannot be written", "Fix the disk."):
             if complete(place.checkpoints):
                 say("completed a restore that was interrupted")
-        except OSError as error:
-            raise StorageError(f"{place.checkpoints}: cannot be written ({error.strerror}). Fix the disk.") from None
         target = _find(place, step, of_set, store, say)
         if target.checkpoint.is_average:
             refuse_average(run)
@@ -138,7 +135,7 @@ def _move(
 ) -> None:
     step = target.checkpoint.step
     pairs: list[tuple[str, str]] = []
-    try:
+    with os_errors_as(StorageError, f"{checkpoints}: cannot be written", "Fix the disk."):
         if newer:
             keep_record(run / METRICS, checkpoints / into)
             pairs += [(folder.name, f"{into}/{folder.name}") for folder in newer]
@@ -150,8 +147,6 @@ def _move(
                 rest = new_set(checkpoints, step)
                 keep_record(target.aside / METRICS, checkpoints / rest)
                 pairs += [(str(each.relative_to(checkpoints)), f"{rest}/{each.name}") for each in inside[len(back) :]]
-    except OSError as error:
-        raise StorageError(f"{checkpoints}: cannot be written ({error.strerror}). Fix the disk.") from None
     record = None if target.aside is None else str((target.aside / METRICS).relative_to(checkpoints))
     move(checkpoints, Move(pairs, record))
     if newer:

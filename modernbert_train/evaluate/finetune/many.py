@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.core.files import lock_now
+from modernbert_train.core.files import lock_now, os_errors_as
 from modernbert_train.core.installed import PACKAGE
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import duration, plural
@@ -313,11 +313,9 @@ def held(folder: Path) -> Iterator[None]:
         ConfigError: another has it.
         StorageError: it cannot be written.
     """
-    try:
+    with os_errors_as(StorageError, f"{folder}: cannot be written", "Fix the disk, or name another."):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("a+", encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be written ({error.strerror}). Fix the disk, or name another.") from None
     with file:
         if not lock_now(file):
             file.seek(0)

@@ -18,7 +18,7 @@ from torch import Tensor
 from modernbert_train.checkpoints.checkpoint import Checkpoint
 from modernbert_train.config.schema import LabelledConfig, RunConfig, ScoresConfig
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.core.files import write_whole
+from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import parse_json
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import DataError, StorageError
@@ -59,12 +59,8 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
             json.dumps({"split": split, **said}, ensure_ascii=False)
             for said in predicted(texts, logits.double(), objective)
         ]
-    try:
+    with os_errors_as(StorageError, f"{file}: cannot be written", "Free some space; the same command resumes."):
         write_whole(file, "".join(f"{line}\n" for line in lines))
-    except OSError as error:
-        raise StorageError(
-            f"{file}: cannot be written ({error.strerror}). Free some space; the same command resumes."
-        ) from None
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.core.files import lock, publish
+from modernbert_train.core.files import lock, os_errors_as, publish
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
@@ -105,16 +105,12 @@ def prepare(task: TaskConfig, tokenizer: Path, max_tokens: int, folder: Path) ->
     """
     require_own_files(tokenizer)
     asked = _asked(task, read_vocabulary(tokenizer), max_tokens)
-    try:
+    with os_errors_as(StorageError, f"{folder}: cannot be written", "Free the disk, or name another runs_folder."):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (folder.parent / ".task.lock").open("w") as file:
             lock(file)
             if not folder.exists():
                 _write(task, asked, tokenizer, max_tokens, folder)
-    except OSError as error:
-        raise StorageError(
-            f"{folder}: cannot be written ({error}). Free the disk, or name another runs_folder."
-        ) from None
     return _read(folder, asked)
 
 

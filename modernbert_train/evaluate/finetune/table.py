@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.config.evals import METRICS_OF
-from modernbert_train.core.files import write_whole
+from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import number, read_json
 from modernbert_train.core.text import markdown_table
 from modernbert_train.errors import StorageError
@@ -127,14 +127,13 @@ def write_table(folder: Path, table: Table) -> None:
     Raises:
         StorageError: the disk refuses it.
     """
-    try:
+    with os_errors_as(
+        StorageError,
+        f"{folder}: cannot be written",
+        "Free some space or fix the permissions; the same command resumes.",
+    ):
         write_whole(folder / TABLE, json.dumps(table, indent=2) + "\n")
         write_whole(folder / MARKDOWN, as_markdown(table) + "\n")
-    except OSError as error:
-        raise StorageError(
-            f"{folder}: cannot be written ({error.strerror}). Free some space or fix the permissions; the same command "
-            "resumes."
-        ) from None
 
 
 def as_markdown(table: Table) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE
 from modernbert_train.config.load import load_run
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.core.files import write_whole
+from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import number, read_json, read_lines
 from modernbert_train.core.text import tokens_text
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
@@ -127,10 +127,8 @@ class Watched:
         return {**asked(config, str(self.run), rest), "seeds": self._seeds}
 
     def _entries(self) -> list[dict[str, Any]]:
-        try:
+        with os_errors_as(StorageError, f"{self.record}: cannot be read", "Fix the disk."):
             return read_lines(self.record)[0]
-        except OSError as error:
-            raise StorageError(f"{self.record}: cannot be read ({error.strerror}). Fix the disk.") from None
 
     def link(self) -> None:
         """Have every checkpoint that is not measured here too, by links; one that vanishes meanwhile is let go."""
@@ -250,12 +248,10 @@ class Watched:
                     "time": round(time.time(), 3),
                 }
             )
-        try:
+        with os_errors_as(
+            StorageError, f"{self.record}: cannot be written", "Free some space; the same command resumes."
+        ):
             write_whole(self.record, "".join(json.dumps(entry) + "\n" for entry in entries))
-        except OSError as error:
-            raise StorageError(
-                f"{self.record}: cannot be written ({error.strerror}). Free some space; the same command resumes."
-            ) from None
         with suppress(DataError, StorageError):  # before its first line there is nothing to draw
             write_report(self.run)
 

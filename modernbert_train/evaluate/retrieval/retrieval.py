@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalConfig, retrieval_problems
-from modernbert_train.core.files import lock_now, write_whole
+from modernbert_train.core.files import lock_now, os_errors_as, write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.distributed.gpus import in_bf16
 from modernbert_train.errors import ConfigError, StoppedEarly, StorageError
@@ -178,7 +178,7 @@ def _naming(model: str) -> str:
 @contextmanager
 def _in_use(folder: Path) -> Iterator[None]:
     """Keep others out of a run's folder, which is made."""
-    try:
+    with os_errors_as(StorageError, f"{folder}: cannot be written", "Free the disk, or set runs_folder."):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK).open("a") as file:
             if not lock_now(file):
@@ -186,8 +186,6 @@ def _in_use(folder: Path) -> Iterator[None]:
                     f"{folder}: another process is at work there. Wait for it, or name another with name=."
                 )
             yield
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be written ({error}). Free the disk, or set runs_folder.") from None
 
 
 def _same_run(folder: Path, model: str, config: RetrievalConfig, pairs: Pairs) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from modernbert_train.core.files import write_whole
+from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.text import markdown_table
 from modernbert_train.errors import StorageError
 from modernbert_train.plan.tuned import SETTINGS, Tuned
@@ -108,11 +108,7 @@ def write_findings(folder: Path, report: Report, tuned: Tuned) -> None:
         StorageError: the disk refuses it.
     """
     as_json: dict[str, Any] = asdict(report) | {"settings": dict(tuned.settings), "date": tuned.date}
-    try:
+    with os_errors_as(StorageError, f"{folder}: cannot be written", "Free some space; the same command resumes."):
         write_whole(folder / MARKDOWN, as_markdown(report) + "\n")
         write_whole(folder / TABLE, json.dumps(as_json, indent=2) + "\n")
         write_whole(folder / SETTINGS, tuned.write())
-    except OSError as error:
-        raise StorageError(
-            f"{folder}: cannot be written ({error.strerror}). Free some space; the same command resumes."
-        ) from error

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.core.files import append_line
+from modernbert_train.core.files import append_line, os_errors_as
 from modernbert_train.core.read_json import read_lines
 from modernbert_train.errors import StorageError
 
@@ -58,12 +58,10 @@ class Journal:
         return self._known[name]
 
     def _append(self, entry: dict[str, Any]) -> None:
-        try:
+        with os_errors_as(
+            StorageError, f"{self.path}: cannot be written", "Free some space; the same command resumes."
+        ):
             append_line(self.path, json.dumps(entry))
-        except OSError as error:
-            raise StorageError(
-                f"{self.path}: cannot be written ({error.strerror}). Free some space; the same command resumes."
-            ) from error
 
 
 def _key(key: list[Any]) -> str:

@@ -16,6 +16,7 @@ from modernbert_train.config.auto import MICROBATCH, OPEN
 from modernbert_train.config.check import check
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import as_type
 from modernbert_train.core.text import plural
 from modernbert_train.data.check import check_data
@@ -73,13 +74,11 @@ def tune(
     fit: Fit = as_type(Fit, facts["fit"], "fit")
     folder = parent / fit.case
     print(f"tuning phase {name} of {config.name} on {fit.device}, into {folder}", flush=True)
-    try:
+    with os_errors_as(
+        StorageError, f"{folder}: cannot be written", "Fix the permissions, or set compute.tuned to a folder."
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         lock = take_lock(folder, "Two tunes would disturb each other: wait for it, or stop it.")
-    except OSError as error:
-        raise StorageError(
-            f"{folder}: cannot be written ({error.strerror}). Fix the permissions, or set compute.tuned to a folder."
-        ) from error
     with closing(lock):
         if fresh:
             Journal.put_aside(folder)
