@@ -2,9 +2,11 @@
 VENV ?= .venv
 CUDA_VENV ?= .venv-cuda
 PYTHON_IN_VENV := $(VENV)/bin/python
+unexport PYTHONDONTWRITEBYTECODE # pytest takes 8 seconds to rewrite the tests, in each of its processes, and keeps what it wrote
+PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n logical --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart format lint test test-quick test-commands test-cases test-slow test-pythons test-wheel test-gpu test-cuda first-gpu-hour drill coverage docs clean
+.PHONY: help venv quickstart format style lint test test-quick test-commands test-cases test-slow test-pythons test-wheel test-gpu test-cuda first-gpu-hour drill coverage docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,29 +21,32 @@ format: venv ## put the code into its style
 	$(PYTHON_IN_VENV) -m ruff check --fix .
 	$(PYTHON_IN_VENV) -m ruff format .
 
-lint: venv ## style and types
+style: venv
 	$(PYTHON_IN_VENV) -m ruff check .
 	$(PYTHON_IN_VENV) -m ruff format --check .
+
+lint: style ## style and types
 	$(PYTHON_IN_VENV) -m mypy
 
-test: lint ## style, types and the tests that need no GPU, on all cores
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+test: style ## style, types and the tests that need no GPU, on all cores
+	$(PYTEST) --dist loadfile --no-loadscope-reorder
 
 test-quick: venv ## the tests that start nothing, train nothing and take no time
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m 'not gpu and not slow and not runs' -n logical --maxprocesses 8 -q
+	$(PYTEST) -m 'not gpu and not slow and not runs' -q
 
 test-commands: venv ## every command of the README and the pages that make test only checks; minutes
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m slow tests/test_readme.py tests/docs -n logical --maxprocesses 8 --dist loadfile
+	$(PYTEST) -m slow tests/test_readme.py tests/docs --dist loadfile
 
 # the files whose default cases stand for others; `make test-slow` has these and all longer forms
 CASES := curves plan/test_communication.py evaluate/test_probe.py packaging/test_import_hook.py weights/test_push.py \
-	evaluate/finetune/test_many.py evaluate/finetune/test_watch.py train/test_pending_saves.py benchmarks/test_drill.py systems
+	evaluate/finetune/test_many.py evaluate/finetune/test_watch.py train/test_pending_saves.py benchmarks/test_drill.py systems \
+	security examples models/test_real_sizes.py
 
 test-cases: venv ## the pairs, optimizers, kills and injuries of which make test runs one of a kind; minutes
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m slow -k 'not two_ranks_are and not two_ranks_leave' $(CASES:%=tests/%) -n logical --maxprocesses 8 --dist loadfile
+	$(PYTEST) -m slow -k 'not two_ranks_are and not two_ranks_leave and not by_every_verb' $(CASES:%=tests/%) --dist loadfile
 
 test-slow: venv ## the tests that are slow by nature, the wheel in a fresh environment among them; needs a package index
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m 'slow and not gpu' -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m 'slow and not gpu' --dist loadfile --no-loadscope-reorder
 
 test-pythons: venv ## test-quick under the other Pythons that are here, with the CUDA build of torch; 8 GB each
 	@sh tests/other_pythons.sh $(VENV)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing.process
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -72,9 +73,15 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_
 
 # by far the longest; where several processes share the tests by file, these must not be left for the end
 LONGEST = (
-    *("test_readme.py", "test_commands.py", "test_hostile_files.py", "test_drill.py", "test_communication.py"),
-    *("test_curves.py", "test_probe.py", "test_import_hook.py", "test_run.py", "test_recipes.py", "test_secrets.py"),
+    *("test_types.py", "test_commands.py", "test_drill.py", "test_communication.py", "test_lost_ranks.py"),
+    *("test_recipes.py", "test_launch.py", "test_push.py", "test_tasks.py", "test_hostile_files.py", "test_faults.py"),
+    *("test_training.py", "test_silent_faults.py", "test_copier_process.py", "test_curves.py", "test_probe.py"),
 )
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For `-n logical`: tests that start processes wait a third of their time, so a core has two of them."""
+    return (os.cpu_count() or 1) * (1 if "not runs" in config.option.markexpr else 2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

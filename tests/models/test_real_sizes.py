@@ -90,7 +90,7 @@ def quickly_drawn(config: ModernBertConfig) -> ModernBertForMaskedLM:
     return model.eval()
 
 
-@pytest.mark.runs
+@pytest.mark.slow
 def test_base_equals_transformers(sequences: Make, pack: Make, reference: Make) -> None:
     """The released architecture itself: what we train at this size is what users load."""
     model = quickly_drawn(BASE)
