@@ -73,7 +73,7 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_
 
 # by far the longest; where several processes share the tests by file, these must not be left for the end
 LONGEST = (
-    *("test_types.py", "test_commands.py", "test_drill.py", "test_communication.py", "test_lost_ranks.py"),
+    *("test_types.py", "test_commands.py", "test_communication.py", "test_lost_ranks.py"),
     *("test_recipes.py", "test_launch.py", "test_push.py", "test_tasks.py", "test_hostile_files.py", "test_faults.py"),
     *("test_training.py", "test_silent_faults.py", "test_copier_process.py", "test_curves.py", "test_probe.py"),
 )
