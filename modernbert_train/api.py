@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from modernbert_train.config.schema import ModelConfig, ObjectiveConfig, PhaseConfig, RunConfig
 
 if TYPE_CHECKING:
+    from composer import Callback
     from tokenizers import Tokenizer
     from torch import Tensor
 
@@ -193,12 +194,14 @@ def load_model(name: str | Path) -> LoadedEncoder:
     return LoadedEncoder(model.eval(), source.model, tokenizer, source.max_tokens, vocabulary, objective)
 
 
-def train_run(config: RunConfig, *, fresh: bool = False) -> Path:
+def train_run(config: RunConfig, *, fresh: bool = False, callbacks: Sequence[Callback | type[Callback]] = ()) -> Path:
     """Train a run to its end, from its newest checkpoint where it has one: calling it again resumes.
 
     Args:
         config: the run.
         fresh: put what the run's folder holds aside and start from scratch.
+        callbacks: of your own, subclasses of `composer.Callback` or instances of them; they hear Composer's events
+            beside the callbacks that the run names. Their state is not saved: on resume they begin anew.
 
     Returns:
         The run's folder.
@@ -208,7 +211,7 @@ def train_run(config: RunConfig, *, fresh: bool = False) -> Path:
     """
     from modernbert_train.train.session import train
 
-    train(config, fresh=fresh)
+    train(config, fresh=fresh, callbacks=callbacks)
     return Path(config.folder)
 
 

@@ -142,7 +142,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.evaluate.retrieval.sentence_model": ("sentence_transformers", "transformers"),
     "modernbert_train.train": ("composer", "numpy", "torch"),
     "modernbert_train.train.composer_internals": ("composer", "torch", "wandb"),
-    "modernbert_train.api": ("numpy", "tokenizers", "torch"),
+    "modernbert_train.api": ("composer", "numpy", "tokenizers", "torch"),
     "modernbert_train.plan.trials": ("torch",),
     "modernbert_train.train.tune": (),
     "modernbert_train.train.tune.loop": ("torch",),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -59,7 +59,7 @@ from modernbert_train.report.training_loss import losses_of, training_loss
 from modernbert_train.train import composer_internals
 from modernbert_train.train.build import build
 from modernbert_train.train.out_of_memory import out_of_memory
-from modernbert_train.train.plugins import build_callbacks, check_loggers
+from modernbert_train.train.plugins import build_callbacks, check_loggers, own_callbacks
 from modernbert_train.train.start import (
     Start,
     any_checkpoint,
@@ -74,12 +74,13 @@ from modernbert_train.weights.source import Origin, find_origin
 from modernbert_train.weights.token_effect import describe_effects, effects
 
 
-def train(config: RunConfig, *, fresh: bool = False) -> None:
+def train(config: RunConfig, *, fresh: bool = False, callbacks: Sequence[Callback | type[Callback]] = ()) -> None:
     """Train a run to its end, from wherever it stands.
 
     Args:
         config: the run; its rules are checked again with the true number of ranks.
         fresh: put what the run's folder holds aside and start from scratch.
+        callbacks: of the calling program, beside those that the run names.
 
     Raises:
         RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint; Halved
@@ -87,7 +88,7 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
     """
     while True:
         try:
-            _start(config, fresh=fresh)
+            _start(config, callbacks, fresh=fresh)
             return
         except Halved as halved:
             if num_ranks() > 1:
@@ -98,7 +99,7 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         torch.cuda.empty_cache()
 
 
-def _start(given: RunConfig, *, fresh: bool) -> None:
+def _start(given: RunConfig, callbacks: Sequence[Callback | type[Callback]], *, fresh: bool) -> None:
     composer_internals.install()
     compute = Compute.of(given)
     requests = Requests(given.checkpoint.interval_seconds)
@@ -108,7 +109,7 @@ def _start(given: RunConfig, *, fresh: bool) -> None:
         joined(compute.device, given.distributed.timeout_seconds),
     ):
         _agree(given, compute, fresh=fresh)
-        plugins = build_callbacks(given, compute.device)
+        plugins = build_callbacks(given, compute.device) + own_callbacks(callbacks)
         check_loggers(given)
         # before the folder is made, so that a mistake in it can be fixed under the same name
         on_rank_zero_slowly(lambda: refuse_fresh(given) if fresh else bring_back(given, _say))
