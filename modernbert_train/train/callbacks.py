@@ -1,6 +1,6 @@
 """Composer's own callbacks and loggers, made from the run's `callbacks:` and `loggers:` sections.
 
-What may stand there is told by config/plugins.py, long before Composer is imported; here are the classes, and the
+What may stand there is told by config/callbacks.py, long before Composer is imported; here are the classes, and the
 values that fit this trainer where Composer's defaults write beside the run's folder or ask for an account.
 """
 
@@ -19,8 +19,8 @@ from composer.core import Callback
 from composer.loggers import LoggerDestination
 from composer.utils import dist
 
-from modernbert_train.config.packages import missing_plugins
-from modernbert_train.config.plugins import GPU_ONLY, REFUSED
+from modernbert_train.config.callbacks import GPU_ONLY, REFUSED
+from modernbert_train.config.packages import missing_for
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.train.composer_internals import CurrentWandB
@@ -109,7 +109,7 @@ def check_loggers(config: RunConfig) -> None:
 
 
 def _require_packages(config: RunConfig, section: str) -> None:
-    if missing := list(missing_plugins(config, section)):
+    if missing := list(missing_for(config, section)):
         raise ConfigError("\n".join(missing))
 
 
