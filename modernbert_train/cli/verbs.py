@@ -56,7 +56,7 @@ VERBS = (
          "adopt their/train --tokenizer data/tokenizer --out data/theirs"),
     Verb("stats", PREPARE, "what a dataset holds: documents, tokens, lengths, duplicates", "data_prep.stats",
          "stats data/quickstart"),
-    Verb("init", BEFORE, "print a commented YAML file to start from: of a run, of data, of a task",
+    Verb("init", BEFORE, "print a YAML file to start from, of a run, data or a task; or write a package that extends",
          f"{_CLI}.before:init", "init recipe modernbert-base"),
     Verb("import-config", BEFORE, "a run file of AnswerDotAI/ModernBERT, or a config.json, as a YAML of this project",
          f"{_CLI}.before:import_config", "import-config their.yaml --out mine.yaml"),
