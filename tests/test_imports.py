@@ -128,6 +128,8 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.weights.token_effect": ("numpy",),
     "modernbert_train.weights.token_rows": ("numpy", "tokenizers", "torch"),
     "modernbert_train.evaluate": ("numpy", "torch"),
+    "modernbert_train.evaluate.embed_file": ("numpy", "pyarrow"),
+    "modernbert_train.evaluate.loaded": ("numpy", "tokenizers", "torch"),
     "modernbert_train.evaluate.retrieval": (),
     "modernbert_train.evaluate.metrics": ("torch", "torchmetrics"),
     "modernbert_train.evaluate.probe": ("numpy", "tokenizers", "torch"),

@@ -85,6 +85,8 @@ VERBS = (
          f"{_CLI}.trained:evaluate", "eval runs/quickstart", True),
     Verb("fill", EVALUATE, "print the five most probable tokens for each [MASK]", f"{_CLI}.trained:fill",
          'fill runs/quickstart/hf "def __init__([MASK], name):"'),
+    Verb("embed", EVALUATE, "a vector for each text of a file, as an array or a Parquet file", f"{_CLI}.trained:embed",
+         "embed runs/quickstart texts.jsonl --out vectors.npy"),
     Verb("average", PUBLISH, "the mean of several checkpoints, for eval, export and weights.init_from",
          f"{_CLI}.trained:average", "average runs/quickstart --last 4 --out runs/averaged"),
     Verb("export", PUBLISH, "write a run's newest checkpoint, a named one, or FILE.pt for Hugging Face",
