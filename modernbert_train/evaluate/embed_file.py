@@ -10,14 +10,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.core.files import sync
+from modernbert_train.core.files import os_errors_as, sync
 from modernbert_train.core.read_json import parse_json
 from modernbert_train.core.text import plural
 from modernbert_train.errors import ConfigError, DataError, StorageError
@@ -96,16 +96,9 @@ def embed_file(
     return f"{out}: {plural(total, 'text')}{words}, {width} x {dtype} each; {tokens:,} tokens in {seconds:.1f} s"
 
 
-@contextmanager
-def _to_disk(out: Path) -> Iterator[None]:
-    """Within it the disk is written to, and what it refuses is a StorageError."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"--out={out}: cannot be written ({error.strerror or error}). Free some space, fix the permissions, or "
-            "name a file elsewhere."
-        ) from error
+def _to_disk(out: Path) -> AbstractContextManager[None]:
+    remedy = "Free some space, fix the permissions, or name a file elsewhere."
+    return os_errors_as(StorageError, f"--out={out}: cannot be written", remedy)
 
 
 def _parts(texts: Iterator[str]) -> Iterator[list[str]]:
@@ -132,19 +125,18 @@ def _texts_of(path: Path, column: str) -> Iterator[str]:
     """
     word = "row" if path.suffix == ".parquet" else "line"
     try:
-        for number, text in _READERS[path.suffix](path, column):
-            if not isinstance(text, str):
-                kind = type(text).__name__
-                raise ValueError(f"{word} {number}: {column} is no text, but {kind}. Correct it, or remove it.")
-            if not text.strip():
-                raise ValueError(f"{word} {number}: is empty. Correct it, or remove it: each text becomes one vector.")
-            yield text
+        with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of texts."):
+            for number, text in _READERS[path.suffix](path, column):
+                if not isinstance(text, str):
+                    kind = type(text).__name__
+                    raise ValueError(f"{word} {number}: {column} is no text, but {kind}. Correct it, or remove it.")
+                if not text.strip():
+                    raise ValueError(f"{word} {number}: is empty. Correct it, or remove it: a text is a vector.")
+                yield text
     except UnicodeDecodeError:
         raise DataError(f"{path}: is not UTF-8. Convert it.") from None
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}). Name a file of texts.") from None
 
 
 def _lines(path: Path, _column: str) -> Iterator[tuple[int, str]]:

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from modernbert_train.config.schema import VARIANTS
-from modernbert_train.core.files import publish
+from modernbert_train.core.files import os_errors_as, publish
 from modernbert_train.errors import ConfigError, StorageError
 
 _TEMPLATES = Path(__file__).parent / "skeletons"
@@ -43,7 +43,7 @@ def write_skeleton(kind: str, name: str, out: Path) -> str:
         raise ConfigError(f"--out={out}: exists already. Name a folder that does not.")
     title = "".join(part.capitalize() for part in name.split("_"))
     places = {"pyproject.toml.txt": "pyproject.toml", "test.py.txt": f"test_{name}.py"}
-    try:
+    with os_errors_as(StorageError, f"--out={out}: cannot be written", "Choose another folder."):
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as aside:
             staging = Path(aside) / out.name
@@ -53,8 +53,6 @@ def write_skeleton(kind: str, name: str, out: Path) -> str:
                 place = places.get(file.name, f"{name}/{file.name.removesuffix('.txt')}")
                 (staging / place).write_text(text, encoding="utf-8")
             publish(staging, out)
-    except OSError as error:
-        raise StorageError(f"--out={out}: cannot be written ({error.strerror}). Choose another folder.") from error
     section = (
         f"evals: {{{name}: {{name: {name}}}}}" if kind == "evaluation" else f"{KINDS[kind]}: {{name: {name}, ...}}"
     )
