@@ -2,30 +2,26 @@
 
 Most functions are what a verb of the command does; nothing ends the process, and mistakes are
 `RunError`s that say what is wrong, where, and what to do.
-
-Shape legend: N texts, D model width.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modernbert_train.config.schema import ModelConfig, ObjectiveConfig, PhaseConfig, RunConfig
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.evaluate.loaded import LoadedEncoder as LoadedEncoder
+from modernbert_train.evaluate.loaded import load_model as load_model
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-    from torch import Tensor
+    from composer import Callback
 
     from modernbert_train.data.loader import StepBatch
     from modernbert_train.models.encoder import OnEncoder
     from modernbert_train.plan.make import Plan
-    from modernbert_train.vocabulary import Vocabulary
-
-_MICROBATCH_TOKENS = 16_384
 
 
 def load_config(*words: str | Path) -> RunConfig:
@@ -106,99 +102,14 @@ def build_model(config: RunConfig) -> OnEncoder:
     return model
 
 
-@dataclass(frozen=True)
-class LoadedEncoder:
-    """An encoder with its weights and its tokenizer.
-
-    Attributes:
-        module: torch's module; `module.encode(packed)` gives hidden states of packed sequences.
-        config: the architecture, with the RoPE bases that the weights were last trained with.
-        tokenizer: of the library tokenizers.
-        max_tokens: longest sequence that it was trained on.
-    """
-
-    module: OnEncoder
-    config: ModelConfig
-    tokenizer: Tokenizer
-    max_tokens: int
-    _vocabulary: Vocabulary
-    _objective: ObjectiveConfig
-
-    def embed(self, texts: str | Sequence[str]) -> Tensor:
-        """The mean of the last hidden states over the tokens of each text, [CLS] and [SEP] included.
-
-        That is sentence-transformers' mean pooling of the exported model. Texts longer than `max_tokens` are cut.
-
-        Args:
-            texts: one text, which is one row, or several.
-
-        Returns:
-            embeddings_ND: fp32, on the CPU.
-
-        Raises:
-            TypeError: one of them is no text; names its place.
-        """
-        import numpy as np
-
-        from modernbert_train.distributed.compute import Compute
-        from modernbert_train.evaluate.embeddings import embed, most_tokens
-
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        for number, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise TypeError(f"texts[{number}]={text!r:.60}: is no text. Give a text, or a list of texts.")
-        config = RunConfig(name="embed", model=self.config, objective=self._objective)
-        rows = max(1, _MICROBATCH_TOKENS // self.max_tokens)
-        phase = PhaseConfig(
-            tokens=1, row_tokens=self.max_tokens, batch_rows=rows, microbatch_tokens=rows * self.max_tokens
-        )
-        ids = [
-            np.asarray(each.ids[: most_tokens(phase)], dtype=np.int32)
-            for each in self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        ]
-        compute = Compute.of(config)
-        return embed(self.module.to(compute.device), ids, self._vocabulary, config, phase, compute)
-
-
-def load_model(name: str | Path) -> LoadedEncoder:
-    """An encoder to embed texts with, or to build on.
-
-    Args:
-        name: a run's folder (its newest whole checkpoint counts), a checkpoint, a folder for Hugging Face or an id of
-            the hub, or a checkpoint file of Composer; of any architecture that this package knows.
-
-    Raises:
-        DataError, StorageError: there is no such model, it is damaged, or no tokenizer comes with it.
-    """
-    import torch
-    from tokenizers import Tokenizer
-
-    from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig
-    from modernbert_train.models.build import ENCODERS
-    from modernbert_train.models.encoder import OnEncoder
-    from modernbert_train.vocabulary import read_vocabulary
-    from modernbert_train.weights.source import open_source, phase_objective
-
-    source = open_source(name)
-    model = OnEncoder(ENCODERS[type(source.model)](source.model, ComputeConfig()))
-    weights = source.weights()
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            parameter.copy_(weights[key])
-    objective = MaskedLmConfig() if source.checkpoint is None else phase_objective(source.checkpoint)
-    with source.tokenizer_folder() as folder:
-        tokenizer, vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")), read_vocabulary(folder)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return LoadedEncoder(model.eval(), source.model, tokenizer, source.max_tokens, vocabulary, objective)
-
-
-def train_run(config: RunConfig, *, fresh: bool = False) -> Path:
+def train_run(config: RunConfig, *, fresh: bool = False, callbacks: Sequence[Callback | type[Callback]] = ()) -> Path:
     """Train a run to its end, from its newest checkpoint where it has one: calling it again resumes.
 
     Args:
         config: the run.
         fresh: put what the run's folder holds aside and start from scratch.
+        callbacks: of your own, subclasses of `composer.Callback` or instances of them; they hear Composer's events
+            beside the callbacks that the run names. Their state is not saved: on resume they begin anew.
 
     Returns:
         The run's folder.
@@ -208,7 +119,7 @@ def train_run(config: RunConfig, *, fresh: bool = False) -> Path:
     """
     from modernbert_train.train.session import train
 
-    train(config, fresh=fresh)
+    train(config, fresh=fresh, callbacks=callbacks)
     return Path(config.folder)
 
 

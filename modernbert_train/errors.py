@@ -30,6 +30,10 @@ class ConfigError(RunError):
     exit_code = 78
 
 
+class PluginError(ConfigError):
+    """A module of `plugins` cannot be imported; nothing can be said of a configuration that needs it."""
+
+
 class DataError(RunError):
     """Text, tokenizer or shards are damaged, missing, or do not belong together."""
 

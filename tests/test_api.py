@@ -7,9 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from composer import Callback
+from composer.callbacks import EarlyStopper, LRMonitor
+from composer.core import State
+from composer.loggers import InMemoryLogger, Logger
 
 import modernbert_train
 from modernbert_train import (
@@ -91,6 +96,59 @@ def test_embeddings_are_those_of_the_exported_model(tiny_run: TinyRun, tmp_path:
         dict(model_.model.named_parameters()) for model_ in (build_model(config), load_model(folder).module)
     )
     assert any(not torch.equal(fresh[name], trained[name]) for name in fresh)
+
+
+class Heard(Callback):
+    """Counts batches, and stops the run by an error where it is told to."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.fail_at = fail_at
+        self.events: list[str] = []
+        self.losses: dict[int, float] = {}
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self.events.append("fit_start")
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        assert isinstance(state.total_loss_dict, dict)
+        self.losses[state.timestamp.batch.value] = state.total_loss_dict["loss/train/total"]
+        if state.timestamp.batch.value == self.fail_at:
+            raise RuntimeError("the callback's own")
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self.events.append("fit_end")
+
+
+@pytest.mark.runs
+def test_a_callback_of_the_program_hears_a_run_and_its_resumption(tiny_run: TinyRun, tmp_path: Path) -> None:
+    config = load_config(*tiny_run("checkpoint.interval_steps=3", "phases.long=null"))
+    first, second = Heard(fail_at=5), Heard()
+    with pytest.raises(RuntimeError, match="the callback's own"):
+        train_run(config, callbacks=[first])
+    train_run(config, callbacks=[second, LRMonitor])
+    assert first.events == ["fit_start"] and second.events == ["fit_start", "fit_end"]
+    assert [*first.losses] == [1, 2, 3, 4, 5] and [*second.losses][:2] == [4, 5]
+    assert first.losses[4] == second.losses[4]
+    lines = (tmp_path / "runs/tiny/metrics.jsonl").read_text().splitlines()
+    steps = {line["step"]: line["loss"] for line in map(json.loads, lines) if line["kind"] == "step"}
+    assert steps == pytest.approx(first.losses | second.losses)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (print, "is no callback. Give subclasses of composer.Callback"),
+        (type("Needy", (Callback,), {"__init__": lambda self, path: None}), "Give an instance instead"),
+        (EarlyStopper("loss", "eval"), "cannot work here, it reads Composer's metrics"),
+        (InMemoryLogger(), r"Name it in loggers:"),
+    ],
+)
+def test_a_callback_that_would_do_nothing_is_refused_before_the_run(
+    tiny_run: TinyRun, tmp_path: Path, wrong: Any, message: str
+) -> None:
+    with pytest.raises(RunError, match=rf"callbacks\[0\]=.*{message}"):
+        train_run(load_config(*tiny_run()), callbacks=[wrong])
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.runs

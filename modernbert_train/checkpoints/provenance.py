@@ -73,6 +73,7 @@ class Start:
     Attributes:
         version, commit, changes: of this program, and whether the checkout differed from its commit.
         python, libraries: their versions.
+        plugins: versions of the user's own packages, with a hash of each one's source.
         command: words of the command line.
         host, device, ranks: on how many of what it ran; the host is that of rank 0.
         tokens: where the run stood.
@@ -86,6 +87,7 @@ class Start:
     changes: bool = False
     python: str = ""
     libraries: Mapping[str, str] | None = None
+    plugins: Mapping[str, str] | None = None
     command: tuple[str, ...] = ()
     host: str = ""
     device: str = ""
@@ -104,6 +106,7 @@ class Start:
             text += f", commit {self.commit[:_COMMIT]}{' with changes' if self.changes else ''}"
         torch = (self.libraries or {}).get("torch")
         text += "" if torch is None else f", torch {torch}"
+        text += "".join(f", {name} {version}" for name, version in (self.plugins or {}).items())
         return text + (f", on {self.ranks} x {self.device}" if self.ranks and self.device else "")
 
 
@@ -130,7 +133,7 @@ def read_starts(run_folder: Path) -> list[Start]:
 
 def _start(entry: Mapping[str, Any]) -> Start:
     """Each value as it should be; the file may hold anything."""
-    libraries, command = entry.get("libraries"), entry.get("command")
+    command = entry.get("command")
     values: dict[str, Any] = {}
     for each in fields(Start):
         value = entry.get(each.name)
@@ -140,8 +143,9 @@ def _start(entry: Mapping[str, Any]) -> Start:
             values[each.name] = value
         elif each.type in ("float", "float | None") and math.isfinite(found := _finite(value)):
             values[each.name] = found
-    if isinstance(libraries, dict):
-        values["libraries"] = {shorten(str(key), 60): shorten(str(value), 60) for key, value in libraries.items()}
+    for key in ("libraries", "plugins"):
+        if isinstance(named := entry.get(key), dict):
+            values[key] = {shorten(str(name), 60): shorten(str(version), 60) for name, version in named.items()}
     if isinstance(command, list):
         values["command"] = tuple(map(str, command))
     return Start(**values)

@@ -27,11 +27,12 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from modernbert_train.checkpoints.provenance import STARTS
+from modernbert_train.checkpoints.provenance import STARTS, read_starts
 from modernbert_train.checkpoints.set_aside import complete
 from modernbert_train.config.auto import filled, recorded
 from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
+from modernbert_train.config.plugins import versions
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import append_line, lock_now, os_errors_as, write_whole
 from modernbert_train.core.own_files import require_own_files
@@ -165,7 +166,14 @@ class RunFolder:
                 + "\nGive this run another name=, restore the values, or start over with --fresh (the old run is kept "
                 "beside it)."
             )
-        return [_change(*change) for change in changed]
+        return [_change(*change) for change in (*changed, *self._other_plugins())]
+
+    def _other_plugins(self) -> list[tuple[str, str, str]]:
+        """Plugins whose version or source is another than at the last start: name and both."""
+        starts = read_starts(self.path)
+        last = (starts[-1].plugins if starts else None) or {}
+        here = versions([name for name in self.config.plugins if name in last])
+        return [(f"plugin {name}", last[name], version) for name, version in here.items() if version != last[name]]
 
     def record(self, entry: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl.

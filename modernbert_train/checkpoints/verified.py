@@ -19,7 +19,7 @@ from modernbert_train.config.read import INCLUDE
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import content_of
-from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.errors import ConfigError, DataError, PluginError, StorageError
 
 T = TypeVar("T")
 NAME = re.compile(r"step-(\d{8,})")
@@ -97,9 +97,12 @@ def checked(path: Path, read: Callable[[Path], T]) -> T:
 
     Raises:
         StorageError: it is.
+        PluginError: it needs a plugin that is not here.
     """
     try:
         return read(path)
+    except PluginError:  # the checkpoint may be as good as it was
+        raise
     except (OSError, ValueError, ConfigError) as error:
         raise StorageError(f"{path}: damaged, though its hash is right; {error}") from None
 

@@ -33,12 +33,19 @@ def starting_points(kind: str) -> dict[str, Path]:
 
 def init(parser: argparse.ArgumentParser) -> Call:
     """Arguments and call of `init`."""
-    parser.add_argument("kind", choices=STARTING_POINTS, help="what for")
+    parser.add_argument("kind", choices=[*STARTING_POINTS, "extension"], help="what for")
     parser.add_argument("name", nargs="?", help="which; without it the names there are")
+    parser.add_argument("package", nargs="?", help="of an extension: the name of the package that is written")
+    parser.add_argument("--out", type=Path, help="of an extension: the folder; default: its name, here")
     return _init
 
 
 def _init(options: argparse.Namespace) -> None:
+    if options.kind == "extension":
+        _init_extension(options)
+        return
+    if options.package is not None or options.out is not None:
+        raise ConfigError(f"init {options.kind}: a third name and --out are of `init extension`. Leave them out.")
     files = starting_points(options.kind)
     if options.name is None:
         print(*files, sep="\n")
@@ -48,6 +55,19 @@ def _init(options: argparse.Namespace) -> None:
         print(starting_point(files[options.name]), end="")
     else:
         raise ConfigError(f"init {options.kind} {options.name}: there is none. Known: {', '.join(files)}.")
+
+
+def _init_extension(options: argparse.Namespace) -> None:
+    from modernbert_train.config.tools.skeleton import KINDS, write_skeleton
+
+    if options.name is None:
+        print(*sorted(KINDS), sep="\n")
+    elif options.name not in KINDS:
+        raise ConfigError(f"init extension {options.name}: there is none. Known: {', '.join(KINDS)}.")
+    elif options.package is None:
+        raise ConfigError(f"init extension {options.name}: add the name of your package, such as my_{options.name}.")
+    else:
+        print(write_skeleton(options.name, options.package, options.out or Path(options.package)))
 
 
 def doctor(parser: argparse.ArgumentParser) -> Call:

@@ -6,10 +6,11 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from modernbert_train.cli.arguments import named_checkpoint, read_run, with_licence, with_run
+from modernbert_train.cli.arguments import MODEL, named_checkpoint, read_run, with_licence, with_run
 from modernbert_train.cli.parser import Call, positive
 from modernbert_train.config.check import check
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.text import printable
 from modernbert_train.errors import ConfigError
 
 
@@ -45,6 +46,37 @@ def _fill(options: argparse.Namespace) -> None:
     from modernbert_train.weights.fill import fill
 
     print(fill(options.model, options.text))
+
+
+def embed(parser: argparse.ArgumentParser) -> Call:
+    """Arguments and call of `embed`."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("texts", type=Path, metavar="TEXTS", help=".txt with a text a line, .jsonl or .parquet")
+    words = ".npy, an array; or .parquet, a column `embedding`; a row for each text"
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=words)
+    parser.add_argument("--column", default="text", help="of .jsonl and .parquet; default: text")
+    words = "mean of all tokens, or the state of [CLS]; default: mean"
+    parser.add_argument("--pooling", choices=("mean", "cls"), default="mean", help=words)
+    words = "tokens in one forward pass; default: 16384"
+    parser.add_argument("--batch-tokens", type=positive, default=16_384, metavar="N", help=words)
+    words = "of the numbers that are written; default: float32"
+    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=words)
+    return _embed
+
+
+def _embed(options: argparse.Namespace) -> None:
+    from modernbert_train.evaluate.embed_file import embed_file
+
+    line = embed_file(
+        options.model,
+        options.texts,
+        options.out,
+        column=options.column,
+        pooling=options.pooling,
+        batch_tokens=options.batch_tokens,
+        dtype=options.dtype,
+    )
+    print(printable(line))
 
 
 def average(parser: argparse.ArgumentParser) -> Call:

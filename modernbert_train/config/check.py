@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 
+from modernbert_train.config.callbacks import GPU_ONLY
 from modernbert_train.config.evals import METRICS_OF
 from modernbert_train.config.knob import facts_of, knobs, refuse_too_many
 from modernbert_train.config.launch import launch_mistakes
 from modernbert_train.config.objective import Order
-from modernbert_train.config.plugins import GPU_ONLY
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
     BertConfig,

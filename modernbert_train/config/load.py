@@ -22,9 +22,10 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from modernbert_train.config.callbacks import ARGUMENTS, REFUSED
 from modernbert_train.config.interpolations import interpolation_mistake
 from modernbert_train.config.knob import facts_of, phased_keys, refuse_too_many
-from modernbert_train.config.plugins import PLUGINS, REFUSED
+from modernbert_train.config.plugins import import_plugins
 from modernbert_train.config.read import Origins, merge, read_override, read_yaml, shown
 from modernbert_train.config.renamed import new_name, own_word
 from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig, RunConfig
@@ -90,6 +91,7 @@ def load_typed(schema: type[T], files: Sequence[str | Path], overrides: Sequence
     Raises:
         ConfigError: lists every unknown key and bad value with its file, line and remedy; every missing value when
             nothing else is wrong, since a misspelt key is missing too.
+        PluginError: a plugin of the run cannot be imported.
     """
     return _load(schema, files, overrides, {})
 
@@ -101,6 +103,9 @@ def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str]
         merge(tree, read_yaml(Path(file), origins, errors))
     for override in overrides:
         merge(tree, read_override(override, origins, errors))
+    plugins = tree.get("plugins") if schema is RunConfig else None
+    if isinstance(plugins, list) and _fits(plugins, list[str]):
+        import_plugins(plugins, origins["plugins",])
     config = _build(schema, tree, origins, errors)
     if errors:
         more = [f"and {len(errors) - _MAX_ERRORS:,} more mistakes. Fix these first."] * (len(errors) > _MAX_ERRORS)
@@ -197,8 +202,8 @@ def _fill(config: Any, schema: type, tree: Any, path: tuple[str, ...], origins: 
         inner: type | None = _dataclass_in_dict(hint)
         if facts[key].overrides:
             _fill_overrides(config, key, value, here, origins, errors)
-        elif not path and key in PLUGINS:
-            _fill_plugins(config, key, value, origins, errors)
+        elif not path and key in ARGUMENTS:
+            _fill_callbacks(config, key, value, origins, errors)
         elif inner is not None:
             if not isinstance(value, Mapping):
                 errors.append(_bad(here, value, "a section with one entry for each name", origins))
@@ -277,12 +282,12 @@ def _unphased(here: tuple[str, ...], section: str, allowed: list[str], origins: 
     return f"{'.'.join(here)} ({_origin(here, origins)}): the same in all phases. A phase may change {may}.{instead}"
 
 
-def _fill_plugins(config: Any, section: str, value: Any, origins: Origins, errors: list[str]) -> None:
-    """`callbacks:` and `loggers:`, whose entries are what Composer's constructors take; see config/plugins.py."""
+def _fill_callbacks(config: Any, section: str, value: Any, origins: Origins, errors: list[str]) -> None:
+    """`callbacks:` and `loggers:`, whose entries are what Composer's constructors take; see config/callbacks.py."""
     if not isinstance(value, Mapping):
         errors.append(_bad((section,), value, "a section with one entry for each name", origins))
         return
-    known = PLUGINS[section]
+    known = ARGUMENTS[section]
     for name, arguments in value.items():
         here = (section, name)
         if _refused(here, origins, errors):

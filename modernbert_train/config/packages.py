@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from modernbert_train.config.plugins import PACKAGES
+from modernbert_train.config.callbacks import PACKAGES
 from modernbert_train.config.schema import ComputeConfig, OptimConfig, RunConfig, StableAdamWConfig
 
 _FLASH = ("flash_attn", "flash_attn_interface")
@@ -24,13 +24,13 @@ def missing_packages(config: RunConfig, *, on_gpu: bool = False) -> Iterator[str
         on_gpu: whether it computes on a GPU where compute.device=auto.
     """
     for section in ("callbacks", "loggers"):
-        yield from missing_plugins(config, section)
+        yield from missing_for(config, section)
     yield from missing_kernels(config)
     yield from missing_compiler(config.compute, on_gpu=on_gpu)
     yield from missing_fused(config.optim)
 
 
-def missing_plugins(config: RunConfig, section: str) -> Iterator[str]:
+def missing_for(config: RunConfig, section: str) -> Iterator[str]:
     """Packages of the callbacks or the loggers."""
     for name in getattr(config, section):
         package = PACKAGES.get(name)

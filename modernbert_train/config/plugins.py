@@ -1,102 +1,188 @@
-"""Which of Composer's callbacks and loggers a run may name, with which arguments: data, so `check` needs no Composer.
+"""Packages of users that add encoders, objectives, optimizers and evaluations: `plugins:` in a run's YAML.
 
-The names are Composer's own, as in YAML files of its users; train/plugins.py has the classes, and a test holds
-the arguments against their constructors. What cannot work in this trainer is refused with the reason, not left silent.
+Importing a plugin calls `add` with the dataclass of each. The code behind it is named as text, "package.module:name",
+and imported when a run builds it, so that `check` needs no torch where the plugin's first module needs none.
+
+A configuration may come from a stranger. It can name a package that is installed here, not bring one, and a package
+that does not mention modernbert_train in the named module is refused before any of it runs.
 """
 
 from __future__ import annotations
 
-# section -> name -> arguments of the constructor
-PLUGINS: dict[str, dict[str, tuple[str, ...]]] = {
-    "callbacks": {
-        "free_outputs": (),
-        "lr_monitor": (),
-        "memory_monitor": ("memory_keys", "dist_aggregate_batch_interval"),
-        "memory_snapshot": ("skip_batches", "interval", "max_entries", "folder", "filename", "overwrite"),
-        "oom_observer": ("max_entries", "folder", "filename", "overwrite"),
-        "optimizer_monitor": ("log_optimizer_metrics", "batch_log_interval"),
-        "runtime_estimator": ("skip_batches", "time_unit"),
-        "speed_monitor": ("window_size", "gpu_flops_available", "time_unit"),
-        "system_metrics_monitor": ("log_all_data",),
-    },
-    "loggers": {
-        "cometml": ("workspace", "project_name", "log_code", "log_graph", "name", "exp_kwargs"),
-        "console": ("log_interval", "stream", "log_traces"),
-        "file": ("capture_stdout", "capture_stderr", "buffer_size", "log_traces", "flush_interval"),
-        "in_memory": (),
-        "mlflow": (
-            "experiment_name",
-            "run_name",
-            "tags",
-            "tracking_uri",
-            "flush_interval",
-            "synchronous",
-            "log_system_metrics",
-            "rename_metrics",
-            "ignore_metrics",
-            "ignore_hyperparameters",
-            "run_group",
-            "resume",
-            "logging_buffer_seconds",
-            "log_duplicated_metric_every_n_steps",
-        ),
-        "neptune": ("project", "base_namespace", "mode"),
-        "slack": ("include_keys", "log_interval", "max_logs_per_message", "channel_id"),
-        "tensorboard": ("log_dir", "flush_interval"),
-        "wandb": ("project", "group", "name", "entity", "tags", "init_kwargs"),
-    },
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any, TypeVar
+
+from modernbert_train.config.schema import VARIANTS, EvaluatorConfig, ModelConfig, ObjectiveConfig, OptimConfig
+from modernbert_train.errors import ConfigError, PluginError
+
+_BASES: dict[str, type] = {
+    "model": ModelConfig,
+    "objective": ObjectiveConfig,
+    "optim": OptimConfig,
+    "evals": EvaluatorConfig,
 }
-
-# plugin -> the package it needs besides Composer
-PACKAGES = {
-    "cometml": "comet_ml",
-    "mlflow": "mlflow",
-    "neptune": "neptune",
-    "slack": "slack_sdk",
-    "system_metrics_monitor": "psutil",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
+# section -> what is imported later, by the table that it is a row of
+_PLACES = {
+    "model": {"encoder", "count"},
+    "objective": {"objective"},
+    "optim": {"optimizer"},
+    "evals": {"evaluator"},
 }
+_added: dict[tuple[str, type], str] = {}  # table and dataclass -> "package.module:name"
 
-GPU_ONLY = ("memory_monitor", "memory_snapshot", "oom_observer")  # callbacks that measure nothing on a CPU
+V = TypeVar("V")
 
-_OUR_CHECKPOINTS = "checkpoints here are written and found by the checkpoint: section, not by Composer"
-_OUR_VALIDATION = "it reads Composer's metrics, and validation here is measured by the eval: section"
-_RANK_ZERO = "loggers run on rank 0 alone here, so that one that fails cannot leave the others waiting"
-_ONE_FILE = "every start writes a file of its own into the run's folder, named by its time"
-_NO_UPLOADS = "nothing here uploads files through loggers; copy them yourself"
-_SECRET = "it would be saved with the run's configuration; set the environment variable {} instead"
 
-# path below the root -> why it cannot work here
-REFUSED: dict[str, str] = {
-    "callbacks.activation_monitor": "it logs every first index of a tensor by itself, and that is a token here",
-    "callbacks.checkpoint_saver": _OUR_CHECKPOINTS,
-    "callbacks.early_stopper": _OUR_VALIDATION,
-    "callbacks.export_for_inference": "`python -m modernbert_train export` writes a Hugging Face model",
-    "callbacks.generate": "an encoder generates no text",
-    "callbacks.image_visualizer": "there are no images",
-    "callbacks.load_checkpoint": f"{_OUR_CHECKPOINTS}; first weights from elsewhere are weights.init_from",
-    "callbacks.memory_snapshot.remote_file_name": _NO_UPLOADS,
-    "callbacks.mlperf": "it writes the log of another benchmark",
-    "callbacks.nan_monitor": "the stability: section sees NaN and infinity on every rank; this sees NaN on one",
-    "callbacks.oom_observer.remote_file_name": _NO_UPLOADS,
-    "callbacks.threshold_stopper": _OUR_VALIDATION,
-    "loggers.cometml.rank_zero_only": _RANK_ZERO,
-    "loggers.file.filename": _ONE_FILE,
-    "loggers.file.overwrite": _ONE_FILE,
-    "loggers.file.remote_file_name": _NO_UPLOADS,
-    "loggers.mlflow.model_registry_prefix": _NO_UPLOADS,
-    "loggers.mlflow.model_registry_uri": _NO_UPLOADS,
-    "loggers.mlflow.rank_zero_only": _RANK_ZERO,
-    "loggers.mosaicml": "it reports to a platform that this trainer is not started by",
-    "loggers.neptune.api_token": _SECRET.format("NEPTUNE_API_TOKEN"),
-    "loggers.neptune.rank_zero_only": _RANK_ZERO,
-    "loggers.neptune.upload_checkpoints": _OUR_CHECKPOINTS,
-    "loggers.progress_bar": "the bar on a terminal is logging.progress_bar",
-    "loggers.remote_uploader_downloader": _NO_UPLOADS,
-    "loggers.slack.formatter_func": "a function cannot be written in YAML",
-    "loggers.slack.slack_logging_api_key": _SECRET.format("SLACK_LOGGING_API_KEY"),
-    "loggers.tensorboard.rank_zero_only": _RANK_ZERO,
-    "loggers.wandb.log_artifacts": _OUR_CHECKPOINTS,
-    "loggers.wandb.rank_zero_only": _RANK_ZERO,
-}
+class Rows(dict[type[Any], V]):
+    """A table by dataclasses; a row that `add` has named is imported when it is first looked up.
+
+    Args:
+        table: the word by which `add` names a row of it.
+        rows: those of this package.
+    """
+
+    def __init__(self, table: str, rows: Mapping[type[Any], V]) -> None:
+        super().__init__(rows)
+        self._table = table
+
+    def __missing__(self, config: type[Any]) -> V:
+        """Import the row.
+
+        Raises:
+            KeyError: there is none.
+            PluginError: it cannot be imported.
+        """
+        place = _added[self._table, config]
+        module, _, name = place.partition(":")
+        try:
+            row: V = getattr(importlib.import_module(module), name)
+        except Exception as error:  # whatever the code of a user raises
+            raise PluginError(
+                f"{config.__module__}: {self._table}={place}: cannot be imported: {_described(error)}. Mend the plugin."
+            ) from error
+        self[config] = row
+        return row
+
+
+def add(config: type[Any], **places: str) -> None:
+    """Add an encoder, objective, optimizer or evaluation, as the import of a plugin does.
+
+    Args:
+        config: its frozen dataclass, a ModelConfig, ObjectiveConfig, OptimConfig or EvaluatorConfig with a `name`.
+        places: "package.module:name" of what a run builds: `encoder` and `count` of a model, `objective`, `optimizer`,
+            or `evaluator`; see docs/extending.md.
+
+    Raises:
+        ConfigError: another has the name, or something is missing.
+    """
+    where = _path(config)
+    section = next((name for name, base in _BASES.items() if issubclass(config, base)), None)
+    if section is None:
+        raise ConfigError(
+            f"{where}: is of no known kind. Derive it from {', '.join(b.__name__ for b in _BASES.values())}."
+        )
+    name = config.__dataclass_fields__["name"].default
+    if not isinstance(name, str) or name == "???" or "__dataclass_params__" not in vars(config):
+        raise ConfigError(
+            f'{where}: has no name. Begin it with @dataclass(frozen=True, kw_only=True) and name: str = "...".'
+        )
+    if places.keys() != _PLACES[section] or not all(re.fullmatch(r"[\w.]+:\w+", place) for place in places.values()):
+        needed = ", ".join(f'{each}="package.module:name"' for each in sorted(_PLACES[section]))
+        raise ConfigError(f"{where}: add() is called with {places}. Call it with {needed}.")
+    if (there := VARIANTS[section].get(name)) is not None and _path(there) != where:
+        raise ConfigError(f"{where}: {section}.name={name} exists already, {_path(there)}. Choose another name.")
+    VARIANTS[section][name] = config
+    _added.update({(table, config): place for table, place in places.items()})
+
+
+def _path(config: type[Any]) -> str:
+    return f"{config.__module__}.{config.__qualname__}"
+
+
+def import_plugins(names: Sequence[str], place: str) -> None:
+    """Import the plugins of a run, each once in a process.
+
+    Args:
+        names: of modules.
+        place: file and line that name them, for messages.
+
+    Raises:
+        PluginError: one is not there, is no plugin, or fails.
+    """
+    for number, name in enumerate(names):
+        where = f"plugins[{number}]={name} ({place})"
+        spec = _find(name) if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) else None
+        if spec is None or spec.origin is None or not spec.has_location:
+            raise PluginError(
+                f"{where}: cannot be imported: no such module. Install its package (pip install -e FOLDER), or start "
+                "with PYTHONPATH=FOLDER, the folder that it is in."
+            )
+        try:
+            if b"modernbert_train" not in Path(spec.origin).read_bytes():
+                raise PluginError(
+                    f"{where}: {spec.origin} does not use modernbert_train, so it adds nothing. Name the module that "
+                    "calls modernbert_train.config.plugins.add."
+                )
+            importlib.import_module(name)
+        except PluginError:
+            raise
+        except Exception as error:  # whatever the code of a user raises
+            raise PluginError(
+                f"{where}: cannot be imported: {_described(error)}. Mend the plugin, or install what it needs."
+            ) from error
+
+
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Version of each plugin's package and a hash of its source, which changes with the version or without."""
+    return {name: f"{_version(name)} ({_hash(name)})" for name in names}
+
+
+def _version(name: str) -> str:
+    package = name.partition(".")[0]
+    try:
+        return importlib.metadata.version(importlib.metadata.packages_distributions().get(package, [package])[0])
+    except importlib.metadata.PackageNotFoundError:
+        return "no version"
+
+
+def _hash(name: str) -> str:
+    """Of all modules of the package."""
+    spec, found = _find(name.partition(".")[0]), hashlib.sha256()
+    for place in [] if spec is None else spec.submodule_search_locations or [str(spec.origin)]:
+        top = Path(place)
+        for path in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
+            found.update(f"{path.relative_to(top.parent)}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def _find(name: str) -> ModuleSpec | None:
+    """Where a module is, without importing it or the packages that it is in."""
+    package, *inner = name.split(".")
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    for part in inner:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+    return spec
+
+
+def _described(error: Exception) -> str:
+    """An error and the line that raised it; a syntax error and a mistake that `add` reports have theirs."""
+    if isinstance(error, ConfigError):
+        return str(error).rstrip(".")
+    at = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename != __file__ and "importlib" not in frame.filename and not isinstance(error, SyntaxError):
+            at = f" ({frame.filename}:{frame.lineno})"
+    return f"{type(error).__name__}: {error}{at}"

@@ -419,6 +419,9 @@ class RunConfig:
 
     name: str = knob(restart=True)  # letters, digits, '.', '_' and '-'
     runs_folder: str = knob("runs", restart=True)  # the run lives in <runs_folder>/<name>
+    # packages of your own that are imported first and add encoders, objectives, optimizers or evaluations; see
+    # docs/extending.md
+    plugins: list[str] = knob(factory=list, restart=True)
     seed: int = knob(17, low=0, below=1 << 31, why="which Composer asks for")
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModernBertConfig)

@@ -11,6 +11,7 @@ import platform
 import socket
 from collections.abc import Mapping, Sequence
 
+from modernbert_train.config import plugins
 from modernbert_train.config.knob import may
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import RunConfig
@@ -48,6 +49,7 @@ def identity(config: RunConfig, fingerprint: Mapping[str, str]) -> dict[str, str
     """All that must be equal on every rank, by name."""
     keys = {key: str(value) for key, value in flat(config).items() if not may("local", RunConfig, key)}
     versions = {name: library_version(name) for name in _PACKAGES}
+    versions |= {f"plugin {name}": version for name, version in plugins.versions(config.plugins).items()}
     data = {f"hash of {name}": text[:12] for name, text in fingerprint.items()}
     python = ".".join(platform.python_version_tuple()[:2])
     return {"code": code_hash()[:12], "python": python, **versions, **data, **keys}

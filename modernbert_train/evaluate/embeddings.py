@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
-from modernbert_train.batch import Inputs, PackedText
+from modernbert_train.batch import Inputs, Packed, PackedText
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.core.keyed_random import Keys
@@ -76,6 +76,74 @@ def embed(
     model.train(was_training)
     sum_over_ranks(embeddings_ND)  # of the other ranks' texts each has zeros: nothing is rounded
     return embeddings_ND.cpu()
+
+
+@torch.no_grad()
+def embed_packed(
+    model: OnEncoder,
+    texts: Sequence[NDArray[np.int32]],
+    vocabulary: Vocabulary,
+    compute: Compute,
+    *,
+    order: Order,
+    max_tokens: int,
+    pooling: Literal["mean", "cls"],
+    batch_tokens: int,
+) -> Tensor:
+    """Embed texts in this process alone, end to end without rows: nothing pads them.
+
+    Args:
+        model: not sharded, in evaluation mode.
+        texts: token ids without special tokens.
+        vocabulary: of the tokenizer.
+        compute: where the model is.
+        order: what a token sees.
+        max_tokens: special tokens included; what is longer is cut.
+        pooling: over all tokens, or [CLS] alone.
+        batch_tokens: of one forward pass, at most, but for one text that has more.
+
+    Returns:
+        embeddings_ND: fp32, on the CPU, in the order of the texts.
+    """
+    parts = [torch.zeros(0, model.config.hidden_size)]
+    for group in _groups([ids[: max_tokens - SPECIAL_TOKENS] for ids in texts], batch_tokens):
+        lengths = [len(ids) + SPECIAL_TOKENS for ids in group]
+        pieces = [piece for ids in group for piece in ([vocabulary.cls_id], ids, [vocabulary.sep_id])]
+        if compute.device.type == "cuda":  # one shape, so that a compiled kernel serves all
+            room = -sum(lengths) % batch_tokens
+            pieces.append([vocabulary.pad_id] * room)
+            lengths += [min(max_tokens, room - done) for done in range(0, room, max_tokens)]
+        packed = Packed(
+            torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
+            torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])),
+            torch.tensor([0, *lengths]).cumsum(0).int(),
+            max_seqlen=max(lengths),
+            order=order,
+        )
+        with compute.autocast():
+            hidden_TD = model.encode(packed.to(compute.device)).float()
+        sizes = torch.tensor(lengths[: len(group)], device=hidden_TD.device)
+        if pooling == "mean":
+            pooled_ND = torch.segment_reduce(hidden_TD[: int(sizes.sum())], "mean", lengths=sizes)
+        else:
+            pooled_ND = hidden_TD[sizes.cumsum(0) - sizes]
+        parts.append(pooled_ND.cpu())
+    return torch.cat(parts)
+
+
+def _groups(texts: Sequence[NDArray[np.int32]], batch_tokens: int) -> Iterator[list[NDArray[np.int32]]]:
+    """Neighbours of at most so many tokens together, special ones included."""
+    group: list[NDArray[np.int32]] = []
+    tokens = 0
+    for ids in texts:
+        size = len(ids) + SPECIAL_TOKENS
+        if group and tokens + size > batch_tokens:
+            yield group
+            group, tokens = [], 0
+        group.append(ids)
+        tokens += size
+    if group:
+        yield group
 
 
 def plan_rows(lengths: Iterable[int], phase: PhaseConfig, objective: ObjectiveConfig) -> BatchPlan:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from modernbert_train.config.evals import BASELINE, COUNT
+from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
-    EvaluatorConfig,
     OtherTextConfig,
     PhaseConfig,
     ProbeConfig,
@@ -47,11 +47,9 @@ class Evaluator(Protocol):
         """
 
 
-EVALUATORS: dict[type[EvaluatorConfig], type[Evaluator]] = {
-    ProbeConfig: Probe,
-    ScoresConfig: Scores,
-    OtherTextConfig: OtherText,
-}
+EVALUATORS: Rows[type[Evaluator]] = Rows(
+    "evaluator", {ProbeConfig: Probe, ScoresConfig: Scores, OtherTextConfig: OtherText}
+)
 
 
 def build_evaluators(config: RunConfig) -> Mapping[str, Evaluator]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
@@ -29,12 +30,9 @@ from modernbert_train.models.pairs import WithOrder
 from modernbert_train.models.replaced import ForReplacedAndMasked, ForReplacedTokens
 from modernbert_train.models.xlnet import XLNet
 
-ENCODERS: dict[type[ModelConfig], Callable[[Any, ComputeConfig], Encoder]] = {
-    ModernBertConfig: ModernBert,
-    BertConfig: Bert,
-    AlbertConfig: Albert,
-    XLNetConfig: XLNet,
-}
+ENCODERS: Rows[Callable[[Any, ComputeConfig], Encoder]] = Rows(
+    "encoder", {ModernBertConfig: ModernBert, BertConfig: Bert, AlbertConfig: Albert, XLNetConfig: XLNet}
+)
 
 # by `ObjectiveConfig.heads`, with its `idle_heads` after them
 HEADS: dict[tuple[str, ...], type[OnEncoder]] = {

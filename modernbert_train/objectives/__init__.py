@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from modernbert_train.batch import Inputs, PackedText
+from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
     CausalLmConfig,
     ClassifyConfig,
@@ -46,15 +47,18 @@ class Objective(Protocol):
         """
 
 
-OBJECTIVES: dict[type[ObjectiveConfig], type[Objective]] = {
-    MaskedLmConfig: MaskedLM,
-    CausalLmConfig: CausalLM,
-    SentenceOrderConfig: SentenceOrder,
-    ReplacedTokensConfig: ReplacedTokens,
-    PermutationLmConfig: PermutationLM,
-    ClassifyConfig: Classify,
-    TagConfig: Tag,
-}
+OBJECTIVES: Rows[type[Objective]] = Rows(
+    "objective",
+    {
+        MaskedLmConfig: MaskedLM,
+        CausalLmConfig: CausalLM,
+        SentenceOrderConfig: SentenceOrder,
+        ReplacedTokensConfig: ReplacedTokens,
+        PermutationLmConfig: PermutationLM,
+        ClassifyConfig: Classify,
+        TagConfig: Tag,
+    },
+)
 
 
 def build_objective(config: ObjectiveConfig, vocabulary: Vocabulary) -> Objective:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from modernbert_train.config.packages import missing_fused
+from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
     AdamWConfig,
     MuonConfig,
@@ -64,12 +65,15 @@ def _fused(config: OptimConfig) -> bool:
 
 
 # type of the configuration -> what makes the optimizer of the weights
-OPTIMIZERS: dict[type[OptimConfig], Callable[[Any, Sequence[Weight]], Optimizer]] = {
-    StableAdamWConfig: _build_stable_adamw,
-    AdamWConfig: _build_adamw,
-    MuonConfig: _build_muon,
-    NorMuonConfig: _build_muon,
-}
+OPTIMIZERS: Rows[Callable[[Any, Sequence[Weight]], Optimizer]] = Rows(
+    "optimizer",
+    {
+        StableAdamWConfig: _build_stable_adamw,
+        AdamWConfig: _build_adamw,
+        MuonConfig: _build_muon,
+        NorMuonConfig: _build_muon,
+    },
+)
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> Optimizer:

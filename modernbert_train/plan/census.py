@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
@@ -288,12 +289,9 @@ def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, 
     return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
 
 
-ENCODER_COUNTS: dict[type[ModelConfig], Callable[[Any], Counted]] = {
-    ModernBertConfig: _modernbert,
-    BertConfig: _bert,
-    AlbertConfig: _albert,
-    XLNetConfig: _xlnet,
-}
+ENCODER_COUNTS: Rows[Callable[[Any], Counted]] = Rows(
+    "count", {ModernBertConfig: _modernbert, BertConfig: _bert, AlbertConfig: _albert, XLNetConfig: _xlnet}
+)
 
 # heads of an objective besides that of the tokens, which is the encoder's own
 HEAD_COUNTS: dict[str, Callable[[ModelConfig], tuple[Matrix, ...]]] = {"pair": _pair, "replaced": _replaced}

@@ -28,10 +28,10 @@ from modernbert_train.optim.build import build_optimizer
 from modernbert_train.report.progress import Progress, stage
 from modernbert_train.report.record import Record
 from modernbert_train.train.adapters import ComposerObjective, assert_sharded, is_sharded, parallelism
+from modernbert_train.train.callbacks import build_loggers
 from modernbert_train.train.checkpointing import Checkpoints
 from modernbert_train.train.composer_internals import LoopTrainer, composer_device
 from modernbert_train.train.measurements import Measurements
-from modernbert_train.train.plugins import build_loggers
 from modernbert_train.train.profiling import Profile
 from modernbert_train.train.recorder import Recorder
 from modernbert_train.train.silent_faults import SilentFaults
@@ -46,7 +46,7 @@ def build(
     folder: RunFolder,
     fingerprint: dict[str, str],
     requests: Requests,
-    plugins: list[Callback],
+    callbacks: list[Callback],
     *,
     last_phase: str | None,
 ) -> Loop:
@@ -59,7 +59,7 @@ def build(
         folder: open, on rank 0.
         fingerprint: of the data, for checkpoints.
         requests: to save and to stop.
-        plugins: Composer's own callbacks.
+        callbacks: Composer's and the user's own.
         last_phase: of the step before the first; None where the clock begins at 0.
     """
     rank, ranks = this_rank(), num_ranks()
@@ -83,7 +83,7 @@ def build(
         dist_timeout=config.distributed.timeout_seconds,
         seed=config.seed,
         run_name=config.name,
-        callbacks=plugins,
+        callbacks=callbacks,
         loggers=build_loggers(config),
         progress_bar=False,
         python_log_level="error",

@@ -130,6 +130,7 @@ def _run(
     tokens = math.ceil(task.epochs * prepared.tokens)
     warmup = math.ceil(task.warmup * tokens)
     tree: dict[str, Any] = {
+        "plugins": [] if source.checkpoint is None else source.checkpoint.config.plugins,
         "data": {
             "train": str(prepared.folder / "train"),
             "tokenizer": str(prepared.tokenizer),

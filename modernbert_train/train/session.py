@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -58,8 +58,8 @@ from modernbert_train.report.progress import stage
 from modernbert_train.report.training_loss import losses_of, training_loss
 from modernbert_train.train import composer_internals
 from modernbert_train.train.build import build
+from modernbert_train.train.callbacks import build_callbacks, check_loggers, own_callbacks
 from modernbert_train.train.out_of_memory import out_of_memory
-from modernbert_train.train.plugins import build_callbacks, check_loggers
 from modernbert_train.train.start import (
     Start,
     any_checkpoint,
@@ -74,12 +74,13 @@ from modernbert_train.weights.source import Origin, find_origin
 from modernbert_train.weights.token_effect import describe_effects, effects
 
 
-def train(config: RunConfig, *, fresh: bool = False) -> None:
+def train(config: RunConfig, *, fresh: bool = False, callbacks: Sequence[Callback | type[Callback]] = ()) -> None:
     """Train a run to its end, from wherever it stands.
 
     Args:
         config: the run; its rules are checked again with the true number of ranks.
         fresh: put what the run's folder holds aside and start from scratch.
+        callbacks: of the calling program, beside those that the run names.
 
     Raises:
         RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint; Halved
@@ -87,7 +88,7 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
     """
     while True:
         try:
-            _start(config, fresh=fresh)
+            _start(config, callbacks, fresh=fresh)
             return
         except Halved as halved:
             if num_ranks() > 1:
@@ -98,7 +99,7 @@ def train(config: RunConfig, *, fresh: bool = False) -> None:
         torch.cuda.empty_cache()
 
 
-def _start(given: RunConfig, *, fresh: bool) -> None:
+def _start(given: RunConfig, callbacks: Sequence[Callback | type[Callback]], *, fresh: bool) -> None:
     composer_internals.install()
     compute = Compute.of(given)
     requests = Requests(given.checkpoint.interval_seconds)
@@ -108,7 +109,7 @@ def _start(given: RunConfig, *, fresh: bool) -> None:
         joined(compute.device, given.distributed.timeout_seconds),
     ):
         _agree(given, compute, fresh=fresh)
-        plugins = build_callbacks(given, compute.device)
+        guests = build_callbacks(given, compute.device) + own_callbacks(callbacks)
         check_loggers(given)
         # before the folder is made, so that a mistake in it can be fixed under the same name
         on_rank_zero_slowly(lambda: refuse_fresh(given) if fresh else bring_back(given, _say))
@@ -124,7 +125,7 @@ def _start(given: RunConfig, *, fresh: bool) -> None:
             if this_rank() == 0:
                 second_home.start()
             if start.tokens < config.total_tokens:
-                _train(given, config, folder, compute, origin, start, plugins, requests, tuned, speed)
+                _train(given, config, folder, compute, origin, start, guests, requests, tuned, speed)
             else:
                 _say_trained(config, folder, start)
         finally:
@@ -186,7 +187,7 @@ def _train(
     compute: Compute,
     origin: Origin | None,
     start: Start,
-    plugins: list[Callback],
+    callbacks: list[Callback],
     requests: Requests,
     tuned: str,
     speed: list[str],
@@ -195,7 +196,7 @@ def _train(
     fingerprint = check_same_data(start, config, data_fingerprint(facts))
     on_rank_zero(folder.save_config)
     on_rank_zero(lambda: folder.save_data(asdict(run_statistics(facts))))
-    loop = build(config, facts, compute, folder, fingerprint, requests, plugins, last_phase=start.phase)
+    loop = build(config, facts, compute, folder, fingerprint, requests, callbacks, last_phase=start.phase)
     words = on_rank_zero(lambda: {} if start.checkpoint or origin is None else effects(config, facts, origin))
     if this_rank() == 0:
         lines = banner(

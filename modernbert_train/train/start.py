@@ -22,6 +22,7 @@ from modernbert_train.checkpoints.manifest import STATE
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.trained_phases import check_same_past, refuse_average
 from modernbert_train.checkpoints.verified import tell_choice
+from modernbert_train.config.plugins import versions
 from modernbert_train.config.schema import RunConfig, StartConfig
 from modernbert_train.core.read_json import number
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
@@ -250,7 +251,8 @@ def record_start(
     entry: dict[str, Any] = {"kind": "start", "step": step, "tokens": start.tokens}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     machine = {"device": name, "ranks": num_ranks(), "nodes": -(-num_ranks() // ranks_per_node())}
-    here = provenance.here() | {"code": code_hash(), **machine}
+    own = {"plugins": versions(folder.config.plugins)} if folder.config.plugins else {}
+    here = provenance.here() | {"code": code_hash(), **own, **machine}
     last = max((number(each.get("time")) or 0.0 for each in folder.read_metrics()), default=0.0)
     folder.record_start(entry | here | ({LAST_SIGN: last} if last else {}))
     entry["program"] = provenance.program(here)

@@ -1,6 +1,6 @@
 """The loop of a run, and one optimizer step from top to bottom. Read this first.
 
-Composer's trainer calls `Loop.run` in place of its own loop. It keeps the device, DDP or FSDP2, plugins and loggers,
+Composer's trainer calls `Loop.run` in place of its own loop. It keeps the device, DDP or FSDP2, callbacks and loggers,
 which hear all of its events where it fires them itself. Nothing of this program's own work hangs on an event: it stands
 here, in the order in which it is done. Forward and backward passes are in gradients.py.
 """
@@ -202,7 +202,7 @@ class Loop:
             allow(0.0, self.config.distributed.timeout_seconds)
 
     def fire(self, event: Event) -> None:
-        """Let plugins and loggers hear an event; and the other ranks where this one is, if they wait for it."""
+        """Let callbacks and loggers hear an event; and the other ranks where this one is, if they wait for it."""
         passed(f"{event.value} of step {self.state.timestamp.batch.value}")
         self.trainer.engine.run_event(event)
 

@@ -129,6 +129,8 @@ def test_the_wheel_holds_all_that_is_needed_and_nothing_else(tmp_path: Path, pro
     licences = {f"modernbert_train/bundled/{folder}/LICENSE" for folder in ("composer", "streaming")}
     assert licences | {"launch/templates/slurm.sh"} <= names
     assert {f"modernbert_train/{p.relative_to(ROOT)}" for p in (ROOT / "yamls").rglob("*.yaml")} <= names
+    skeletons = [*(ROOT / "modernbert_train/config/tools/skeletons").rglob("*.txt")]
+    assert len(skeletons) > 10 and {str(path.relative_to(ROOT)) for path in skeletons} <= names
     assert "mosaicml" not in metadata
     assert {"modernbert_train/py.typed", "modernbert_train/report/page.css", "modernbert_train/report/page.js"} <= names
     vendored = ("uplot.js", "uplot.css", "LICENSE.txt")

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.config.plugins import GPU_ONLY, PLUGINS, REFUSED
+from modernbert_train.config.callbacks import ARGUMENTS, GPU_ONLY, REFUSED
 from modernbert_train.errors import ConfigError
-from modernbert_train.train.plugins import CALLBACKS, LOGGERS, build_callbacks, check_loggers
+from modernbert_train.train.callbacks import CALLBACKS, LOGGERS, build_callbacks, check_loggers
 from tests.conftest import TinyRun
 
 CLASSES = {"callbacks": CALLBACKS, "loggers": LOGGERS}
@@ -56,21 +56,21 @@ def test_every_plugin_of_composer_is_accepted_or_refused_with_a_reason(
     module = importlib.import_module(f"composer.{section}")
     names = {snake(name).removesuffix(ending) for name in module.__all__ if snake(name) not in bases}
     refused = {key.split(".")[1] for key in REFUSED if key.startswith(f"{section}.") and key.count(".") == 1}
-    assert names == set(PLUGINS[section]) | refused
-    assert not set(PLUGINS[section]) & refused
+    assert names == set(ARGUMENTS[section]) | refused
+    assert not set(ARGUMENTS[section]) & refused
 
 
 @pytest.mark.parametrize("section", ["callbacks", "loggers"])
 def test_the_arguments_that_check_knows_are_those_of_composers_constructors(section: str) -> None:
     """`check` sees the table only; if it lags behind Composer, a run is refused, or dies after `check`."""
-    assert CLASSES[section].keys() == PLUGINS[section].keys()
+    assert CLASSES[section].keys() == ARGUMENTS[section].keys()
     for name, made in CLASSES[section].items():
         parameters = inspect.signature(made).parameters.values()
         kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         real = {each.name for each in parameters if each.kind not in kinds}
         refused = {key.split(".")[2] for key in REFUSED if key.startswith(f"{section}.{name}.")}
-        assert real == {*PLUGINS[section][name], *refused}, name
-        assert not set(PLUGINS[section][name]) & refused
+        assert real == {*ARGUMENTS[section][name], *refused}, name
+        assert not set(ARGUMENTS[section][name]) & refused
 
 
 @pytest.mark.runs

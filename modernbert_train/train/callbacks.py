@@ -1,6 +1,6 @@
 """Composer's own callbacks and loggers, made from the run's `callbacks:` and `loggers:` sections.
 
-What may stand there is told by config/plugins.py, long before Composer is imported; here are the classes, and the
+What may stand there is told by config/callbacks.py, long before Composer is imported; here are the classes, and the
 values that fit this trainer where Composer's defaults write beside the run's folder or ask for an account.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from composer.core import Callback
 from composer.loggers import LoggerDestination
 from composer.utils import dist
 
-from modernbert_train.config.packages import missing_plugins
-from modernbert_train.config.plugins import GPU_ONLY
+from modernbert_train.config.callbacks import GPU_ONLY, REFUSED
+from modernbert_train.config.packages import missing_for
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.train.composer_internals import CurrentWandB
@@ -74,6 +74,31 @@ def build_callbacks(config: RunConfig, device: torch.device) -> list[Callback]:
     return built
 
 
+def own_callbacks(given: Sequence[Callback | type[Callback]]) -> list[Callback]:
+    """The callbacks that a program hands to its run; a class is made anew for each start, without arguments.
+
+    Raises:
+        ConfigError: one is no callback, cannot be made, or is one of Composer's that cannot work here.
+    """
+    built = []
+    for number, each in enumerate(given):
+        where = f"callbacks[{number}]={each!r:.80}"
+        if isinstance(each, type) and issubclass(each, Callback):
+            try:
+                each = each()
+            except TypeError as error:
+                raise ConfigError(f"{where}: cannot be made ({error}). Give an instance instead.") from error
+        if not isinstance(each, Callback):
+            raise ConfigError(f"{where}: is no callback. Give subclasses of composer.Callback, or instances of them.")
+        if isinstance(each, LoggerDestination):
+            raise ConfigError(f"{where}: is a logger, which would hear no figures here. Name it in loggers:.")
+        for module in (base.__module__ for base in type(each).__mro__):
+            if (reason := REFUSED.get(module.removeprefix("composer."))) is not None:
+                raise ConfigError(f"{where}: cannot work here, {reason}. Remove it.")
+        built.append(each)
+    return built
+
+
 def check_loggers(config: RunConfig) -> None:
     """Make sure that every logger's package is there.
 
@@ -84,7 +109,7 @@ def check_loggers(config: RunConfig) -> None:
 
 
 def _require_packages(config: RunConfig, section: str) -> None:
-    if missing := list(missing_plugins(config, section)):
+    if missing := list(missing_for(config, section)):
         raise ConfigError("\n".join(missing))
 
 

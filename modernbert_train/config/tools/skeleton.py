@@ -1,0 +1,63 @@
+"""A package to begin an extension with, from the files of skeletons/: what `init extension` writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import tempfile
+from pathlib import Path
+
+from modernbert_train.config.schema import VARIANTS
+from modernbert_train.core.files import os_errors_as, publish
+from modernbert_train.errors import ConfigError, StorageError
+
+_TEMPLATES = Path(__file__).parent / "skeletons"
+# kind -> the section of a run's YAML
+KINDS = {"encoder": "model", "objective": "objective", "optimizer": "optim", "evaluation": "evals"}
+
+
+def write_skeleton(kind: str, name: str, out: Path) -> str:
+    """Write a package with one extension, its test and its pyproject.toml.
+
+    Args:
+        kind: of KINDS.
+        name: of the package, and of what a run's YAML names.
+        out: a folder that is not there yet; whole or not there.
+
+    Returns:
+        What to do next.
+
+    Raises:
+        ConfigError: the name cannot be one, or is taken; or the folder is there.
+        StorageError: the disk refuses it.
+    """
+    where = f"init extension {kind} {name}"
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ConfigError(
+            f"{where}: cannot be a module's name. Use small letters, digits and '_', and begin with a letter."
+        )
+    if name in VARIANTS[KINDS[kind]] or importlib.util.find_spec(name) is not None:
+        raise ConfigError(f"{where}: there is a module, or a {KINDS[kind]}.name, of that name. Choose another.")
+    if out.exists():
+        raise ConfigError(f"--out={out}: exists already. Name a folder that does not.")
+    title = "".join(part.capitalize() for part in name.split("_"))
+    places = {"pyproject.toml.txt": "pyproject.toml", "test.py.txt": f"test_{name}.py"}
+    with os_errors_as(StorageError, f"--out={out}: cannot be written", "Choose another folder."):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as aside:
+            staging = Path(aside) / out.name
+            (staging / name).mkdir(parents=True)
+            for file in (_TEMPLATES / "pyproject.toml.txt", *sorted((_TEMPLATES / kind).iterdir())):
+                text = file.read_text(encoding="utf-8").replace("my_plugin", name).replace("MyPlugin", title)
+                place = places.get(file.name, f"{name}/{file.name.removesuffix('.txt')}")
+                (staging / place).write_text(text, encoding="utf-8")
+            publish(staging, out)
+    section = (
+        f"evals: {{{name}: {{name: {name}}}}}" if kind == "evaluation" else f"{KINDS[kind]}: {{name: {name}, ...}}"
+    )
+    return (
+        f"{out}: written. Its test: python -m pytest {out}\n"
+        f"To train with it: pip install -e {out}, or PYTHONPATH={out}; and in a run's YAML:\n"
+        f"  plugins: [{name}]\n  {section}"
+    )

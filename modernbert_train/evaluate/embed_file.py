@@ -1,0 +1,217 @@
+"""A file of texts -> a file of their vectors, one row each in the order of the file, a part in memory at a time.
+
+The texts are read twice: first all of them are looked at, before anything is computed. The file of vectors gets its
+name when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.core.files import os_errors_as, sync
+from modernbert_train.core.read_json import parse_json
+from modernbert_train.core.text import plural
+from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.evaluate.loaded import load_model
+
+_MOST_TEXTS, _MOST_CHARACTERS = 8192, 1 << 20  # in memory at a time, about
+_LONGEST_LINE = 1 << 24  # in characters
+_LINE_SECONDS = 10.0  # between lines on the screen
+Write = Callable[[NDArray[Any]], object]
+
+
+def embed_file(
+    model: str | Path,
+    texts: Path,
+    out: Path,
+    *,
+    column: str,
+    pooling: Literal["mean", "cls"],
+    batch_tokens: int,
+    dtype: Literal["float32", "float16"],
+) -> str:
+    """Embed the texts of a file.
+
+    Args:
+        model: see `load_model`.
+        texts: .txt with one a line, .jsonl or .parquet.
+        out: .npy, an array [texts, width]; or .parquet, a column `embedding`.
+        column: of the texts, unless they are lines.
+        pooling, batch_tokens: see `LoadedEncoder.embed`.
+        dtype: of the numbers that are written.
+
+    Returns:
+        What was done, in a line.
+
+    Raises:
+        ConfigError: `out` cannot be written, or a file has another ending.
+        DataError: a text is empty or none; names its line. Or there is no such model.
+        StorageError: the disk refuses the vectors; nothing is left of them.
+    """
+    if texts.suffix not in _READERS:
+        raise ConfigError(f"{texts}: its end names no format of texts. Give a file that ends in {_ends(_READERS)}.")
+    if out.suffix not in _WRITERS:
+        raise ConfigError(f"--out={out}: its end names no format of vectors. Let it end in {_ends(_WRITERS)}.")
+    if out.exists():
+        raise ConfigError(f"--out={out}: exists already. Name a file that does not.")
+    aside = out.with_name(f".{out.name}.{os.uname().nodename}-{os.getpid()}.partial")
+    with _to_disk(out):
+        aside.touch()
+    try:
+        total = sum(1 for _ in _texts_of(texts, column))
+        if not total:
+            raise DataError(f"{texts}: holds no text. Give one with at least one.")
+        encoder = load_model(model)
+        width, room = encoder.config.hidden_size, encoder.max_tokens - 2
+        done = tokens = cut = 0
+        began = said = time.monotonic()
+        with _to_disk(out):
+            with aside.open("wb") as file, _WRITERS[out.suffix](file, total, width, dtype) as write:
+                for part in _parts(_texts_of(texts, column)):
+                    ids = encoder.token_ids(part)
+                    write(encoder.embed_ids(ids, pooling=pooling, batch_tokens=batch_tokens).numpy().astype(dtype))
+                    done += len(part)
+                    tokens += sum(min(len(each), room) + 2 for each in ids)
+                    cut += sum(len(each) > room for each in ids)
+                    if (now := time.monotonic()) - said > _LINE_SECONDS:
+                        print(f"{done:,} of {total:,} texts, {tokens / (now - began):,.0f} tokens/s", flush=True)
+                        said = now
+            if done != total:
+                raise DataError(f"{texts}: was changed while it was read. Start again.")
+            sync(aside)
+            aside.rename(out)
+    finally:
+        aside.unlink(missing_ok=True)
+    words = f", {cut:,} of them cut at {encoder.max_tokens:,} tokens" if cut else ""
+    seconds = time.monotonic() - began
+    return f"{out}: {plural(total, 'text')}{words}, {width} x {dtype} each; {tokens:,} tokens in {seconds:.1f} s"
+
+
+def _to_disk(out: Path) -> AbstractContextManager[None]:
+    remedy = "Free some space, fix the permissions, or name a file elsewhere."
+    return os_errors_as(StorageError, f"--out={out}: cannot be written", remedy)
+
+
+def _parts(texts: Iterator[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    characters = 0
+    for text in texts:
+        part.append(text)
+        characters += len(text)
+        if len(part) >= _MOST_TEXTS or characters >= _MOST_CHARACTERS:
+            yield part
+            part, characters = [], 0
+    if part:
+        yield part
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def _texts_of(path: Path, column: str) -> Iterator[str]:
+    """Every text of a file.
+
+    Raises:
+        DataError: one is empty or no text, or the file is damaged; names the line.
+    """
+    word = "row" if path.suffix == ".parquet" else "line"
+    try:
+        with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of texts."):
+            for number, text in _READERS[path.suffix](path, column):
+                if not isinstance(text, str):
+                    kind = type(text).__name__
+                    raise ValueError(f"{word} {number}: {column} is no text, but {kind}. Correct it, or remove it.")
+                if not text.strip():
+                    raise ValueError(f"{word} {number}: is empty. Correct it, or remove it: a text is a vector.")
+                yield text
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: is not UTF-8. Convert it.") from None
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _lines(path: Path, _column: str) -> Iterator[tuple[int, str]]:
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), start=1):
+            if len(line) == _LONGEST_LINE:
+                raise ValueError(f"line {number}: has {_LONGEST_LINE:,} characters or more. Divide it.")
+            yield number, line.rstrip("\r\n")
+
+
+def _objects(path: Path, column: str) -> Iterator[tuple[int, Any]]:
+    for number, line in _lines(path, column):
+        if not line.strip():
+            continue
+        try:
+            entry = parse_json(line)
+        except ValueError as error:
+            raise ValueError(f"line {number}: is not JSON ({error}). Correct it, or remove it.") from None
+        if not isinstance(entry, dict) or column not in entry:
+            example = json.dumps({column: "..."})
+            raise ValueError(f"line {number}: no object with {column}. Write one a line, {example}, or set --column.")
+        yield number, entry[column]
+
+
+def _rows(path: Path, column: str) -> Iterator[tuple[int, Any]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            if column not in (names := file.schema_arrow.names):
+                raise ValueError(f"no column {column}; there are {', '.join(names)}. Set --column to one of them.")
+            number = 0
+            for batch in file.iter_batches(1024, columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    number += 1
+                    yield number, value
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"no whole Parquet file ({str(error).splitlines()[0]}). Restore it.") from None
+
+
+_READERS: dict[str, Callable[[Path, str], Iterator[tuple[int, Any]]]] = {
+    ".txt": _lines,
+    ".jsonl": _objects,
+    ".parquet": _rows,
+}
+
+# --- vectors ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _npy(file: IO[bytes], total: int, width: int, dtype: str) -> Iterator[Write]:
+    head = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (total, width)}
+    np.lib.format.write_array_header_1_0(file, head)
+    yield lambda vectors_ND: file.write(vectors_ND.tobytes())
+
+
+@contextmanager
+def _parquet(file: IO[bytes], total: int, width: int, dtype: str) -> Iterator[Write]:
+    import pyarrow
+    from pyarrow import parquet
+
+    numbers = pyarrow.float16() if dtype == "float16" else pyarrow.float32()
+    schema = pyarrow.schema([("embedding", pyarrow.list_(numbers, width))])
+
+    def write(vectors_ND: NDArray[Any]) -> None:
+        values = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors_ND.ravel(), numbers), width)
+        writer.write_table(pyarrow.Table.from_arrays([values], schema=schema))
+
+    with parquet.ParquetWriter(file, schema) as writer:
+        yield write
+
+
+_WRITERS: dict[str, Callable[[IO[bytes], int, int, str], Any]] = {".npy": _npy, ".parquet": _parquet}
+
+
+def _ends(table: dict[str, Any]) -> str:
+    return " or ".join(table)

@@ -1,0 +1,130 @@
+"""An encoder with its weights and its tokenizer, ready to embed texts. Torch is imported when it is used.
+
+Shape legend: N texts, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from modernbert_train.config.schema import ModelConfig, ObjectiveConfig, RunConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+    from modernbert_train.models.encoder import OnEncoder
+    from modernbert_train.vocabulary import Vocabulary
+
+BATCH_TOKENS = 16_384
+
+
+@dataclass(frozen=True)
+class LoadedEncoder:
+    """An encoder with its weights and its tokenizer.
+
+    Attributes:
+        module: torch's module; `module.encode(packed)` gives hidden states of packed sequences.
+        config: the architecture, with the RoPE bases that the weights were last trained with.
+        tokenizer: of the library tokenizers.
+        max_tokens: longest sequence that it was trained on.
+    """
+
+    module: OnEncoder
+    config: ModelConfig
+    tokenizer: Tokenizer
+    max_tokens: int
+    _vocabulary: Vocabulary
+    _objective: ObjectiveConfig
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: Literal["mean", "cls"] = "mean",
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> Tensor:
+        """The mean of the last hidden states over the tokens of each text, [CLS] and [SEP] included.
+
+        That is sentence-transformers' mean pooling of the exported model. Texts longer than `max_tokens` are cut.
+
+        Args:
+            texts: one text, which is one row, or several.
+            pooling: mean; or cls, the state of [CLS] alone.
+            batch_tokens: in one forward pass; of a longer text all.
+
+        Returns:
+            embeddings_ND: fp32, on the CPU.
+
+        Raises:
+            TypeError: one of them is no text; names its place.
+        """
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"texts[{number}]={text!r:.60}: is no text. Give a text, or a list of texts.")
+        return self.embed_ids(self.token_ids(texts), pooling=pooling, batch_tokens=batch_tokens)
+
+    def token_ids(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """The ids of each text, without special tokens and whole."""
+        import numpy as np
+
+        found = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [np.asarray(each.ids, dtype=np.int32) for each in found]
+
+    def embed_ids(
+        self, ids: Sequence[NDArray[np.int32]], *, pooling: Literal["mean", "cls"], batch_tokens: int
+    ) -> Tensor:
+        """See `embed`, of `token_ids`."""
+        from modernbert_train.distributed.compute import Compute
+        from modernbert_train.evaluate.embeddings import embed_packed
+
+        compute = Compute.of(RunConfig(name="embed", model=self.config, objective=self._objective))
+        return embed_packed(
+            self.module.to(compute.device),
+            ids,
+            self._vocabulary,
+            compute,
+            order=self._objective.plain_order,
+            max_tokens=self.max_tokens,
+            pooling=pooling,
+            batch_tokens=batch_tokens,
+        )
+
+
+def load_model(name: str | Path) -> LoadedEncoder:
+    """An encoder to embed texts with, or to build on.
+
+    Args:
+        name: a run's folder (its newest whole checkpoint counts), a checkpoint, a folder for Hugging Face or an id of
+            the hub, or a checkpoint file of Composer; of any architecture that this package knows.
+
+    Raises:
+        DataError, StorageError: there is no such model, it is damaged, or no tokenizer comes with it.
+    """
+    import torch
+    from tokenizers import Tokenizer
+
+    from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig
+    from modernbert_train.models.build import ENCODERS
+    from modernbert_train.models.encoder import OnEncoder
+    from modernbert_train.vocabulary import read_vocabulary
+    from modernbert_train.weights.source import open_source, phase_objective
+
+    source = open_source(name)
+    model = OnEncoder(ENCODERS[type(source.model)](source.model, ComputeConfig()))
+    weights = source.weights()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.copy_(weights[key])
+    objective = MaskedLmConfig() if source.checkpoint is None else phase_objective(source.checkpoint)
+    with source.tokenizer_folder() as folder:
+        tokenizer, vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")), read_vocabulary(folder)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return LoadedEncoder(model.eval(), source.model, tokenizer, source.max_tokens, vocabulary, objective)

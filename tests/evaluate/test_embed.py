@@ -1,0 +1,120 @@
+"""`embed`: the vectors of a file are those of `load_model(...).embed`, in order, whole or not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from modernbert_train import load_model
+from modernbert_train.__main__ import main
+from modernbert_train.evaluate import embed_file
+from tests.conftest import TinyRun
+
+pyarrow = pytest.importorskip("pyarrow")
+from pyarrow import parquet  # noqa: E402
+
+TEXTS = [" ".join(f"w{(3 * number + place) % 300}" for place in range(1 + number * 7 % 23)) for number in range(30)]
+TEXTS[4] = " ".join(["w7 w8"] * 200)  # of more tokens than fit
+
+
+@pytest.fixture
+def trained(tiny_run: TinyRun, tmp_path: Path) -> Path:
+    assert main(["train", *tiny_run("phases.long=null", "phases.short.tokens=1600", "data.validation=null")]) == 0
+    assert main(["export", str(tmp_path / "runs/tiny"), "--out", str(tmp_path / "hf")]) == 0
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    (tmp_path / "texts.jsonl").write_text("".join(f"{json.dumps({'id': 1, 'body': text})}\n" for text in TEXTS))
+    parquet.write_table(pyarrow.table({"text": TEXTS, "id": range(30)}), tmp_path / "texts.parquet")
+    return tmp_path / "runs/tiny"
+
+
+@pytest.mark.runs
+def test_vectors_of_a_file_are_those_of_the_exported_model(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever indexes texts with one and asks with the other would find nothing."""
+    from transformers import AutoModel, AutoTokenizer
+
+    def embed(texts: str, out: str, *options: str) -> Path:
+        assert main(["embed", str(trained), str(tmp_path / texts), "--out", str(tmp_path / out), *options]) == 0
+        return tmp_path / out
+
+    encoder = load_model(trained)
+    expected = encoder.embed(TEXTS).numpy()
+    capsys.readouterr()
+    found = np.load(embed("texts.txt", "lines.npy"))
+    assert found.dtype == np.float32 and np.array_equal(found, expected)
+    cut = sum(len(ids) > 62 for ids in encoder.token_ids(TEXTS))
+    assert f"lines.npy: 30 texts, {cut} of them cut at 64 tokens, 32 x float32 each" in capsys.readouterr().out
+    with monkeypatch.context() as patched:
+        patched.setattr(embed_file, "_MOST_TEXTS", 7)  # parts of the file
+        many = parquet.read_table(embed("texts.jsonl", "objects.parquet", "--column", "body", "--batch-tokens", "50"))
+    np.testing.assert_allclose(np.array(many["embedding"].to_pylist(), np.float32), expected, atol=1e-6)
+    halves = np.load(embed("texts.parquet", "rows.npy", "--dtype", "float16"))
+    assert halves.dtype == np.float16
+    np.testing.assert_allclose(halves, expected, atol=2e-3)
+    table = parquet.read_table(embed("texts.txt", "halves.parquet", "--dtype", "float16"))
+    assert np.array_equal(np.array(table["embedding"].to_pylist(), np.float16), halves)
+    firsts = np.load(embed("texts.txt", "firsts.npy", "--pooling", "cls"))
+    assert np.array_equal(firsts, encoder.embed(TEXTS, pooling="cls").numpy())
+
+    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path / "hf"), AutoModel.from_pretrained(tmp_path / "hf").eval()
+    for text, mean_D, first_D in zip(TEXTS, expected, firsts, strict=True):
+        with torch.no_grad():
+            inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=64)
+            hidden_TD = model(**inputs).last_hidden_state[0].numpy()
+        np.testing.assert_allclose(mean_D, hidden_TD.mean(0), atol=1e-5)
+        np.testing.assert_allclose(first_D, hidden_TD[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("texts.txt", b"one\n  \ntwo", "texts.txt: line 2: is empty. Correct it, or remove it"),
+        ("texts.txt", b"", "texts.txt: holds no text"),
+        ("texts.txt", b"one\n\xff\xfe", "texts.txt: is not UTF-8"),
+        ("texts.jsonl", b'{"text": "a"}\n\n{"text": }\n', "texts.jsonl: line 3: is not JSON"),
+        ("texts.jsonl", b'{"text": "a"}\n{"text": 7}\n', "texts.jsonl: line 2: text is no text, but int"),
+        ("texts.jsonl", b'{"body": "a"}\n', 'line 1: no object with text. Write one a line, {"text": "..."}, or set'),
+        ("texts.parquet", b"no", "texts.parquet: no whole Parquet file"),
+    ],
+)
+def test_a_text_that_is_none_is_named_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert main(["embed", "no/model", str(tmp_path / name), "--out", str(tmp_path / "vectors.npy")]) == 65
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_texts_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there.npy").write_text("mine")
+    for out, code, message in (
+        ("there.npy", 78, "exists already"),
+        ("vectors.csv", 78, "Let it end in .npy or .parquet"),
+        ("no/folder/vectors.npy", 74, "cannot be written (No such file or directory)"),
+    ):
+        assert main(["embed", "no/model", str(tmp_path / "no.txt"), "--out", str(tmp_path / out)]) == code
+        assert f"--out={tmp_path / out}: " in (said := capsys.readouterr().err) and message in said
+    assert main(["embed", "no/model", str(tmp_path / "no.pdf"), "--out", str(tmp_path / "vectors.npy")]) == 78
+    assert "Give a file that ends in .txt or .jsonl or .parquet" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+def test_a_full_disk_leaves_nothing(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(embed_file, "sync", full)
+    assert main(["embed", str(trained), str(tmp_path / "texts.txt"), "--out", str(tmp_path / "vectors.npy")]) == 74
+    assert "vectors.npy: cannot be written (No space left on device). Free some space" in capsys.readouterr().err
+    assert not [*tmp_path.glob("*vectors.npy*"), *tmp_path.glob(".vectors*")]

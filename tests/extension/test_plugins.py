@@ -1,0 +1,175 @@
+"""`plugins:` in a run's YAML: a package of the user's own is a part of every verb of the run, and of its record."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modernbert_train.__main__ import main
+from modernbert_train.config.schema import VARIANTS
+from modernbert_train.errors import PluginError
+from modernbert_train.weights.source import open_source
+from tests.conftest import TinyRun
+from tests.train.faulty import Killed, at_fault
+from tests.train.test_run import records
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """\
+from dataclasses import dataclass
+
+from modernbert_train.config.knob import knob
+from modernbert_train.config.plugins import add
+from modernbert_train.config.schema import OptimConfig
+
+@dataclass(frozen=True, kw_only=True)
+class HeavyConfig(OptimConfig):
+    name: str = "heavy"
+    momentum: float = knob(0.9, low=0, below=1)
+
+add(HeavyConfig, optimizer="heavy_ball.build:build")
+"""
+BUILD = """\
+from torch.optim import SGD
+from modernbert_train.optim.groups import decay_groups
+
+def build(config, weights):
+    return SGD(decay_groups(weights, config.weight_decay), config.lr, momentum=config.momentum)
+"""
+HEAVY = ("plugins=[heavy_ball]", "optim={name: heavy, lr: 0.5}", "phases.long=null", "checkpoint.interval_steps=3")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on Python's path; whatever was imported from it is forgotten afterwards."""
+    (tmp_path / "lib").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    tables = {section: dict(table) for section, table in VARIANTS.items()}
+    yield tmp_path / "lib"
+    forget(tmp_path / "lib")
+    for section, table in VARIANTS.items():
+        table.clear()
+        table.update(tables[section])
+
+
+def forget(lib: Path) -> None:
+    """What a new process has not imported."""
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", "")).startswith(str(lib)):
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def heavy_ball(lib: Path) -> None:
+    (lib / "heavy_ball").mkdir()
+    (lib / "heavy_ball/__init__.py").write_text(CONFIG)
+    (lib / "heavy_ball/build.py").write_text(BUILD)
+
+
+@pytest.mark.runs
+def test_a_plugin_is_trained_with_recorded_and_its_change_is_said(
+    tiny_run: TinyRun, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heavy_ball(folder)
+    with at_fault(kill_at=5), pytest.raises(Killed):
+        main(["train", *tiny_run(*HEAVY)])
+    (folder / "heavy_ball/build.py").write_text(BUILD + "\n# another\n")
+    capsys.readouterr()
+    assert main(["train", *tiny_run(*HEAVY)]) == 0
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "plugin heavy_ball: no version (" in line]
+    assert "changed since the last start" not in said and " -> no version (" in said
+    steps = records(tmp_path / "runs/tiny")
+    assert [step["step"] for step in steps] == [*range(1, len(steps) + 1)] and steps[-1]["loss"] < steps[0]["loss"]
+    starts = [json.loads(line) for line in (tmp_path / "runs/tiny/starts.jsonl").read_text().splitlines()]
+    versions = [line["plugins"]["heavy_ball"] for line in starts if line["kind"] == "start"]
+    assert len({*versions}) == len(versions) == 2
+    forget(folder)
+    for verb in ("eval", "plan", "export", "check"):
+        assert main([verb, str(tmp_path / "runs/tiny")]) == 0
+    assert main(["train", *tiny_run(*HEAVY)]) == 0
+    assert "changed since" not in capsys.readouterr().out
+
+
+@pytest.mark.runs
+def test_a_plugin_that_is_gone_is_named_and_no_checkpoint_is_called_damaged(
+    tiny_run: TinyRun, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heavy_ball(folder)
+    assert main(["train", *tiny_run(*HEAVY)]) == 0
+    shutil.rmtree(folder / "heavy_ball")
+    forget(folder)
+    capsys.readouterr()
+    for words in (["train", *tiny_run(*HEAVY)], ["eval", str(tmp_path / "runs/tiny")]):
+        assert main(words) == 78
+        said = capsys.readouterr().err
+        assert (
+            "plugins[0]=heavy_ball (" in said and "): cannot be imported: no such module. Install its package" in said
+        )
+    del VARIANTS["optim"]["heavy"]
+    with pytest.raises(PluginError, match="heavy_ball"):
+        open_source(tmp_path / "runs/tiny")
+
+
+@pytest.mark.runs
+def test_check_imports_no_torch_for_a_plugin_that_does_not(tiny_run: TinyRun, folder: Path) -> None:
+    """On a login node there is none."""
+    heavy_ball(folder)
+    code = (
+        "import sys; from modernbert_train.__main__ import main; "
+        f"assert main(['check', *{tiny_run(*HEAVY)!r}]) == 0 and 'torch' not in sys.modules"
+    )
+    path = os.pathsep.join((str(ROOT), str(folder)))
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": path})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CONFIG.replace('"heavy"', '"muon"'), r"optim\.name=muon exists already, .*MuonConfig\. Choose another name"),
+        (CONFIG.replace("optimizer=", "encoder="), r'Call it with optimizer="package\.module:name"'),
+        (CONFIG.replace('    name: str = "heavy"\n', ""), r"mine\.HeavyConfig: has no name\. Begin it with @dataclass"),
+        (f"{CONFIG}\nimport no_such_library", r"ModuleNotFoundError: .*no_such_library.*lib/mine\.py:14\)\. Mend"),
+        (CONFIG + "\n1 / 0", r"ZeroDivisionError: division by zero \(.*lib/mine\.py:14\)"),
+        (CONFIG + "\ndef", r"SyntaxError: .*mine\.py, line 14"),
+        ("raise SystemExit('ran')", r"lib/mine\.py does not use modernbert_train, so it adds nothing"),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_is_told_with_its_place(
+    tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    (folder / "mine.py").write_text(text)
+    (file,) = tiny_run()
+    Path(file).write_text(f"plugins: [mine]\n{Path(file).read_text()}")
+    assert main(["check", file]) == 78
+    said = capsys.readouterr().err
+    assert re.search(message, said), said
+    assert f"plugins[0]=mine ({file}:1): " in said
+
+
+@pytest.mark.parametrize("name", ["this", "antigravity.door", "sys", "no_such_package", "..mine", "mine.deeper"])
+def test_a_name_in_a_strangers_file_runs_nothing(
+    tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Only a package that is made for this program is imported, and not even those that a module would be in."""
+    (folder / "mine.py").write_text("raise SystemExit('ran')")
+    assert main(["check", *tiny_run(f"plugins=[{name}]")]) == 78
+    assert f"plugins[0]={name} (command line): " in (said := capsys.readouterr()).err and "Zen" not in said.out
+
+
+def test_a_row_whose_code_is_missing_names_the_plugin(
+    tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heavy_ball(folder)
+    (folder / "heavy_ball/build.py").unlink()
+    assert main(["train", *tiny_run(*HEAVY)]) == 78
+    assert (
+        "heavy_ball: optimizer=heavy_ball.build:build: cannot be imported: ModuleNotFoundErr" in capsys.readouterr().err
+    )
