@@ -16,10 +16,11 @@ from modernbert_train.__main__ import read_run
 from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.facts import read_facts
+from modernbert_train.data.unigram import TokenCounts, Unigram
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import DataError, RunError
 from modernbert_train.evaluate import heldout as evaluating
-from modernbert_train.evaluate.heldout import Evaluation, TokenCounts, Unigram, open_validation
+from modernbert_train.evaluate.heldout import Evaluation, open_validation
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective, assert_sharded
 from modernbert_train.train.loggers import Harmless
