@@ -6,6 +6,7 @@ steps, runs and numbers of ranks compare.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from modernbert_train.batch import IGNORED_LABEL, Sums
+from modernbert_train.config.evals import BITS_PER_BYTE
 from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.microbatches import MicrobatchMaker
@@ -67,6 +69,7 @@ class Validation:
         lengths: tokens of each validation document.
         unigram: the baseline.
         key: of the configuration that names the text.
+        bytes_per_token: of the text; None where nobody counted the bytes.
 
     Attributes:
         tokens: of the held-out text that each measurement reads.
@@ -80,9 +83,11 @@ class Validation:
         lengths: Sequence[int] | NDArray[Any],
         unigram: Unigram,
         key: str = "data.validation",
+        bytes_per_token: float | None = None,
     ) -> None:
         self._config = config
         self._key = key
+        self._bytes_per_token = bytes_per_token
         self._maker = maker
         self._lengths = lengths
         self._unigram = unigram
@@ -175,8 +180,11 @@ class Validation:
         means = {name: each / max(1, counts.get(name.partition("/")[0], 0)) for name, each in found_sums.items()}
         if not (predicted := counts[first_term]):
             raise DataError(f"{self._key}: not one token to predict. Hold out more text, or raise eval.max_tokens.")
+        loss = means.pop(f"{first_term}/loss")
+        if self._bytes_per_token is not None and not plan.objective.is_labelled:
+            means[BITS_PER_BYTE] = loss / math.log(2) / self._bytes_per_token
         return Evaluation(
-            loss=means.pop(f"{first_term}/loss"),
+            loss=loss,
             accuracy=means.pop(f"{first_term}/hits"),
             unigram_loss=found_sums["unigram/loss"] / predicted,
             unigram_accuracy=found_sums["unigram/hits"] / predicted,
@@ -201,4 +209,6 @@ def open_folder(config: RunConfig, facts: DataFacts, folder: FolderFacts) -> Val
     shards = open_shards(folder, config.data, vocabulary)
     streams = TokenStreams([Stream("validation", MASK_SEED, shards)])
     maker = MicrobatchMaker(streams, partial(build_objective, vocabulary=vocabulary), vocabulary)
-    return Validation(config, maker, shards.lengths, unigram_of(config, facts), folder.key)
+    card = folder.card
+    bytes_per_token = card.text_bytes / card.tokens if card.text_bytes else None
+    return Validation(config, maker, shards.lengths, unigram_of(config, facts), folder.key, bytes_per_token)
