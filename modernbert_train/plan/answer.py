@@ -39,7 +39,7 @@ def answer(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float])
     ]
     if (line := _cheaper(plan, bill, bills)) is not None:
         rows.insert(3, ("cheapest", line))
-    if plan.unigram_loss is not None:
+    if plan.expected is not None:
         rows.append(("loss", f"held out {plan.expected}; unigram {plan.unigram_loss:.2f}"))
     found = list(_notes(plan, gpu, bill))
     rows += [("note", line) for line in found[:MOST_NOTES]]

@@ -110,7 +110,7 @@ class Plan:
     @property
     def expected(self) -> Expected | None:
         """Held-out loss at the end; None where there is no `unigram_loss`."""
-        if self.unigram_loss is None:
+        if self.unigram_loss is None or self.validation_tokens is None:
             return None
         largest = max(phase.config.batch_rows * phase.config.row_tokens for phase in self.phases)
         return expect(
@@ -119,6 +119,7 @@ class Plan:
             unigram_loss=self.unigram_loss,
             unique_tokens=sum(stream.tokens for stream in self.documents.streams.values()),
             batch_tokens=largest,
+            held_out_tokens=self.validation_tokens,
         )
 
     def on(self, gpu: str) -> Plan:

@@ -110,6 +110,7 @@ class HeldOut(Measurement):
             entry["step"],
             unigram_loss=found["unigram_loss"],
             unique_tokens=self._unique_tokens,
+            held_out_tokens=self._validation.tokens,
         )
         if said is not None:
             self._is_ruled = False

@@ -49,7 +49,11 @@ def test_nine_of_ten_runs_lie_in_their_range() -> None:
     inside = []
     for run in RUNS:
         found = expect(
-            run["parameters"], run["tokens"], unigram_loss=run["unigram_loss"], unique_tokens=run["unique_tokens"]
+            run["parameters"],
+            run["tokens"],
+            unigram_loss=run["unigram_loss"],
+            unique_tokens=run["unique_tokens"],
+            held_out_tokens=1e9,
         )
         assert found.low < found.loss < found.high
         inside.append(found.low <= run["loss"] <= found.high)
@@ -60,20 +64,27 @@ def test_no_run_of_the_table_is_called_behind() -> None:
     for run in RUNS:
         for tokens, steps, loss, unigram in run["validations"]:
             said = behind(
-                loss, run["parameters"], tokens, steps, unigram_loss=unigram, unique_tokens=run["unique_tokens"]
+                loss,
+                run["parameters"],
+                tokens,
+                steps,
+                unigram_loss=unigram,
+                unique_tokens=run["unique_tokens"],
+                held_out_tokens=50_000,
             )
             assert said is None, f"{run['text']} {run['width']}: {said}"
 
 
 def test_a_run_that_learns_no_more_than_frequencies_is_called_behind() -> None:
     """The quickstart with weights that begin too small: 6.9 for as long as one waits."""
-    said = behind(6.8, 2_240_000, 800_000, 420, unigram_loss=6.9, unique_tokens=3e6)
+    said = behind(6.8, 2_240_000, 800_000, 420, unigram_loss=6.9, unique_tokens=3e6, held_out_tokens=20_000)
     assert said is not None and said.startswith("held-out loss 6.80 is ") and "docs/stability.md" in said
     # where nothing is known nothing is said: base, few steps of a large batch, a long run, a text read to pieces
     for parameters, tokens, steps, unique in (
         (110e6, 800_000, 420, 3e6), (2e6, 2_000_000, 10, 3e6), (2e6, 1e9, 500_000, 1e9), (2e6, 1e6, 500, 1e4),
     ):  # fmt: skip
-        assert behind(6.8, parameters, int(tokens), steps, unigram_loss=6.9, unique_tokens=unique) is None
+        given = {"unigram_loss": 6.9, "unique_tokens": unique, "held_out_tokens": 20_000}
+        assert behind(6.8, parameters, int(tokens), steps, **given) is None
 
 
 def test_more_parameters_or_text_are_never_worse() -> None:
@@ -95,6 +106,8 @@ def test_an_extrapolation_is_said_and_its_range_grows() -> None:
     far = expect(8 * most, 1_000_000, unigram_loss=UNIGRAM)
     assert far.extrapolates == "8 times more parameters than any measured run"
     assert far.high - far.low > near.high - near.low
+    few = expect(500_000, 1_000_000, unigram_loss=UNIGRAM, held_out_tokens=20_000)
+    assert few.high > near.high and few.low < near.low
     least = expect(500_000, 40_000, unigram_loss=UNIGRAM)
     assert least.extrapolates == "10 times fewer tokens than any measured run"
     batches = expect(500_000, 1_000_000, unigram_loss=UNIGRAM, batch_tokens=1 << 19)
