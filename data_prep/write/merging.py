@@ -73,19 +73,21 @@ class Merge(Step):
             for split in splits_of(self._config):
                 parts = [self._work.shards(rank) / split for rank in range(self._work.tasks)]
                 fields = {name: counts.listed() for name, counts in tally.fields.get(split, {}).items()}
-                merge_split(parts, folder / split, fields or None)
+                merge_split(parts, folder / split, fields or None, tally.total().text_bytes[split])
             evaluations = evaluations_of(self._config)
             looked_for = {} if evaluations is None else evaluations.looked_for
             write_report(folder, self._asked, tally, self._work.tasks, passed_over(self._config), looked_for)
 
 
-def merge_split(parts: list[Path], folder: Path, fields: dict[str, FieldCounts] | None = None) -> None:
+def merge_split(
+    parts: list[Path], folder: Path, fields: dict[str, FieldCounts] | None = None, text_bytes: int | None = None
+) -> None:
     """Join folders of shards, in order, those that exist; writes nothing when there is none.
 
     Args:
         parts: as modernbert_train.data.shard_writer.ShardWriter writes them, all with one tokenizer.
         folder: made here.
-        fields: of all the documents, for the card.
+        fields, text_bytes: of all the documents, for the card.
 
     Raises:
         StorageError: a shard does not have the size that its index says.
@@ -108,6 +110,7 @@ def merge_split(parts: list[Path], folder: Path, fields: dict[str, FieldCounts] 
         lengths_sha256=file_sha256(folder / LENGTHS),
         lengths_xxh3=file_xxh3(folder / LENGTHS),
         fields=fields,
+        text_bytes=text_bytes,
     )
     write_card(folder, card)
 

@@ -30,7 +30,7 @@ SCHEMA = 1
 _MOST_BYTES = 1 << 20
 _READ_BYTES = 1 << 18  # at a time: what fits into the cache of a core
 _KINDS: dict[str, type] = {"int": int, "str": str, "str | None": str, "list[int] | None": list}
-_KINDS["dict[str, FieldCounts] | None"] = dict
+_KINDS |= {"dict[str, FieldCounts] | None": dict, "int | None": int}
 _REMEDY = "Run `prepare` again, or copy the whole folder again."
 
 
@@ -59,6 +59,7 @@ class DatasetCard:
         fields: how many documents and tokens have which value of a field, such as the licence; by the field's name.
         lengths_xxh3: of the bytes of lengths.npy, a hash of 128 bits that costs an eighth of a SHA-256 to compute; see
             `other_sha256`.
+        text_bytes: of the documents in UTF-8, before they became tokens; None where nobody counted them.
     """
 
     column: str
@@ -78,6 +79,7 @@ class DatasetCard:
     stripped: list[int] | None = None
     fields: dict[str, FieldCounts] | None = None
     lengths_xxh3: str | None = None
+    text_bytes: int | None = None
 
     @property
     def is_adopted(self) -> bool:

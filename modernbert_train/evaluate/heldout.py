@@ -6,11 +6,11 @@ steps, runs and numbers of ranks compare.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from modernbert_train.batch import IGNORED_LABEL, Sums
+from modernbert_train.config.evals import BITS_PER_BYTE
 from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
-from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.microbatches import MicrobatchMaker
-from modernbert_train.data.mixing import token_shares
 from modernbert_train.data.mixture import Stream, TokenStreams
 from modernbert_train.data.open_shards import open_shards
 from modernbert_train.data.packing import GreedyPacker
 from modernbert_train.data.planner import BatchPlan, Row
+from modernbert_train.data.unigram import Unigram, unigram_of
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import num_ranks, sums_over_ranks, this_rank
 from modernbert_train.errors import DataError
@@ -37,66 +37,6 @@ from modernbert_train.models.masked_lm import LABELS
 from modernbert_train.objectives import build_objective
 
 MASK_SEED = 0  # masks of validation never change, whatever the run's seed
-
-
-@dataclass(frozen=True)
-class TokenCounts:
-    """How often each token stands in a folder of shards.
-
-    Attributes:
-        path: of token_counts.npy.
-        tokens: that it must count, by the card of the shards.
-        weight: what each of its counts counts.
-    """
-
-    path: Path
-    tokens: int
-    weight: float
-
-    def read(self, vocab_size: int) -> NDArray[np.float64]:
-        """The counts; raises DataError if the file is missing, damaged, or another folder's."""
-        try:
-            counts = np.load(self.path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{self.path}: cannot be read ({error}). Prepare the data again.") from None
-        sound = isinstance(counts, np.ndarray) and counts.ndim == 1 and counts.dtype.kind in "iu"
-        if not sound or len(counts) > vocab_size or (counts.min(initial=0) < 0) or int(counts.sum()) != self.tokens:
-            found = f"{int(counts.sum()):,} tokens over {len(counts):,} ids" if sound else "no line of whole numbers"
-            raise DataError(
-                f"{self.path}: holds {found}; the card beside it says {self.tokens:,} tokens, model.vocab_size is "
-                f"{vocab_size:,}. Restore it from a copy, or prepare the data again."
-            )
-        return counts.astype(np.float64)
-
-
-@dataclass(frozen=True)
-class Unigram:
-    """The guess that knows only how frequent each token is in the training data.
-
-    Attributes:
-        log_probability_V: natural logarithms, every count raised by one.
-        most_frequent: the token it would always name.
-    """
-
-    log_probability_V: NDArray[np.float64]
-    most_frequent: int
-
-    @classmethod
-    def from_counts(cls, files: Iterable[TokenCounts], vocab_size: int) -> Unigram:
-        """Read token_counts.npy of the training shards.
-
-        Args:
-            files: of each folder.
-            vocab_size: rows of the embedding.
-
-        Raises:
-            DataError: a file is missing or damaged, or another folder's.
-        """
-        counts_V = np.ones(vocab_size)
-        for file in files:
-            counts = file.read(vocab_size)
-            counts_V[: len(counts)] += file.weight * counts
-        return cls(np.log(counts_V / counts_V.sum()), int(counts_V.argmax()))
 
 
 @dataclass(frozen=True)
@@ -129,6 +69,7 @@ class Validation:
         lengths: tokens of each validation document.
         unigram: the baseline.
         key: of the configuration that names the text.
+        bytes_per_token: of the text; None where nobody counted the bytes.
 
     Attributes:
         tokens: of the held-out text that each measurement reads.
@@ -142,9 +83,11 @@ class Validation:
         lengths: Sequence[int] | NDArray[Any],
         unigram: Unigram,
         key: str = "data.validation",
+        bytes_per_token: float | None = None,
     ) -> None:
         self._config = config
         self._key = key
+        self._bytes_per_token = bytes_per_token
         self._maker = maker
         self._lengths = lengths
         self._unigram = unigram
@@ -237,8 +180,11 @@ class Validation:
         means = {name: each / max(1, counts.get(name.partition("/")[0], 0)) for name, each in found_sums.items()}
         if not (predicted := counts[first_term]):
             raise DataError(f"{self._key}: not one token to predict. Hold out more text, or raise eval.max_tokens.")
+        loss = means.pop(f"{first_term}/loss")
+        if self._bytes_per_token is not None and not plan.objective.is_labelled:
+            means[BITS_PER_BYTE] = loss / math.log(2) / self._bytes_per_token
         return Evaluation(
-            loss=means.pop(f"{first_term}/loss"),
+            loss=loss,
             accuracy=means.pop(f"{first_term}/hits"),
             unigram_loss=found_sums["unigram/loss"] / predicted,
             unigram_accuracy=found_sums["unigram/hits"] / predicted,
@@ -263,16 +209,6 @@ def open_folder(config: RunConfig, facts: DataFacts, folder: FolderFacts) -> Val
     shards = open_shards(folder, config.data, vocabulary)
     streams = TokenStreams([Stream("validation", MASK_SEED, shards)])
     maker = MicrobatchMaker(streams, partial(build_objective, vocabulary=vocabulary), vocabulary)
-    return Validation(config, maker, shards.lengths, unigram_of(config, facts), folder.key)
-
-
-def unigram_of(config: RunConfig, facts: DataFacts) -> Unigram:
-    """The baseline of the training text; streams count by their shares of the whole run, whatever the phase."""
-    tokens = {name: folder.card.tokens for name, folder in facts.streams.items()}
-    shares = token_shares(config, tokens, {name: folder.card.documents for name, folder in facts.streams.items()})
-    total = sum(tokens.values())
-    counts = [
-        TokenCounts(folder.local / TOKEN_COUNTS, tokens[name], shares[name] * total / tokens[name])
-        for name, folder in facts.streams.items()
-    ]
-    return Unigram.from_counts(counts, config.model.vocab_size)
+    card = folder.card
+    bytes_per_token = card.text_bytes / card.tokens if card.text_bytes else None
+    return Validation(config, maker, shards.lengths, unigram_of(config, facts), folder.key, bytes_per_token)

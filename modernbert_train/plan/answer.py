@@ -39,6 +39,8 @@ def answer(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float])
     ]
     if (line := _cheaper(plan, bill, bills)) is not None:
         rows.insert(3, ("cheapest", line))
+    if plan.expected is not None:
+        rows.append(("loss", f"held out {plan.expected}; unigram {plan.unigram_loss:.2f}"))
     found = list(_notes(plan, gpu, bill))
     rows += [("note", line) for line in found[:MOST_NOTES]]
     return Section(f"{plan.config.name} on {plan.ranks} x {GPUS[gpu].label}", rows, flush_left=True)

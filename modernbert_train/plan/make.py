@@ -9,9 +9,11 @@ from pathlib import Path
 from modernbert_train.clock import is_pythia
 from modernbert_train.config.schema import ObjectiveConfig, PhaseConfig, RunConfig
 from modernbert_train.data.dataset_card import read_card
-from modernbert_train.data.facts import DataFacts
+from modernbert_train.data.facts import DataFacts, read_facts
+from modernbert_train.data.unigram import held_out_unigram_loss
 from modernbert_train.plan.census import Census, census
 from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
+from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
 from modernbert_train.plan.flops import Flops, flops_per_token
 from modernbert_train.plan.gpus import GPUS, Publication, find_published, longer_by
 from modernbert_train.plan.parameters import Parameters, count_parameters
@@ -70,6 +72,7 @@ class Plan:
         validations: passes over the held-out text.
         validation_tokens: of one such pass; None if nothing bounds them and the data is not there.
         milestones: checkpoints that checkpoint.interval_tokens and milestones ask for, kept for good.
+        unigram_loss: of the whole held-out text; None where the data is not there, or no loss is expected of such runs.
     """
 
     config: RunConfig
@@ -81,6 +84,7 @@ class Plan:
     validations: int
     validation_tokens: int | None
     milestones: int
+    unigram_loss: float | None = None
 
     @property
     def bf16(self) -> bool:
@@ -102,6 +106,21 @@ class Plan:
     @property
     def tokens(self) -> int:
         return sum(phase.tokens for phase in self.phases)
+
+    @property
+    def expected(self) -> Expected | None:
+        """Held-out loss at the end; None where there is no `unigram_loss`."""
+        if self.unigram_loss is None or self.validation_tokens is None:
+            return None
+        largest = max(phase.config.batch_rows * phase.config.row_tokens for phase in self.phases)
+        return expect(
+            self.parameters.active,
+            self.config.total_tokens,
+            unigram_loss=self.unigram_loss,
+            unique_tokens=sum(stream.tokens for stream in self.documents.streams.values()),
+            batch_tokens=largest,
+            held_out_tokens=self.validation_tokens,
+        )
 
     def on(self, gpu: str) -> Plan:
         """The plan with what the run leaves open as a GPU of this kind takes it."""
@@ -184,6 +203,7 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
         _phase(config, name, phase, texts[index], [s for s in ranges if s.phase == index])
         for index, (name, phase) in enumerate(config.phases.items())
     )
+    ruled = bool(documents.streams) and is_ruled(config)
     held_out, held_out_tokens = config.data.validation is not None, _validation_tokens(config, facts)
     return Plan(
         config=config,
@@ -195,6 +215,7 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
         validations=validations(config, ranges, held_out_tokens) if held_out else 0,
         milestones=_milestones(config, ranges),
         validation_tokens=held_out_tokens,
+        unigram_loss=held_out_unigram_loss(config, facts or read_facts(config)) if ruled else None,
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from modernbert_train.checkpoints.provenance import STARTS, Start, read_starts
 from modernbert_train.checkpoints.results import read_results
-from modernbert_train.config.evals import BASELINE
+from modernbert_train.config.evals import BASELINE, BITS_PER_BYTE
 from modernbert_train.config.read import read_yaml
 from modernbert_train.core.files import lock_now
 from modernbert_train.core.read_json import read_lines
@@ -244,7 +244,8 @@ def _curves(history: History) -> list[dict[str, Any]]:
     ]  # fmt: skip
     for name in list(dict.fromkeys(name for v in validations for name in v.figures))[:MOST]:
         values = [v.figures.get(name, NAN) for v in validations]
-        curves.append(_curve(f"Held out: {name}", "number", False, validations, values, ()))
+        title = "Held-out loss, bits per byte" if name == BITS_PER_BYTE else f"Held out: {name}"
+        curves.append(_curve(title, "number", False, validations, values, ()))
     for (name, figure), records in list(by_figure(history).items())[:MOST]:
         values = [record.figures[figure] for record in records]
         guesses = [record.figures.get(f"{BASELINE}{figure}", NAN) for record in records]

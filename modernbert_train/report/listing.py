@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.checkpoints.provenance import read_starts
+from modernbert_train.config.evals import BITS_PER_BYTE
 from modernbert_train.config.load import load_run
 from modernbert_train.core.files import lock_now
 from modernbert_train.core.read_json import number, open_file, parse_object
@@ -39,6 +40,7 @@ class RunState:
         reason: why it failed.
         tokens, total_tokens: seen, of those planned.
         loss, held_out_loss: mean of the last steps, and as measured last.
+        bits_per_byte: the latter over the bytes of the text, for runs with other tokenizers.
         tokens_per_second: over the last steps.
         age_seconds: since the last line of its record.
     """
@@ -51,6 +53,7 @@ class RunState:
     total_tokens: int
     loss: float | None
     held_out_loss: float | None
+    bits_per_byte: float | None
     tokens_per_second: float | None
     age_seconds: float | None
 
@@ -111,6 +114,7 @@ def read_run_state(folder: Path, now: float) -> RunState:
         total_tokens=config.total_tokens,
         loss=training_loss(losses_of(entries)),
         held_out_loss=_mean(held_out[-1:], "loss"),
+        bits_per_byte=_mean(held_out[-1:], BITS_PER_BYTE),
         tokens_per_second=_mean(steps, "tokens_per_second"),
         age_seconds=None if last is None else max(0.0, now - last),
     )
@@ -171,7 +175,7 @@ def as_text(runs: Sequence[RunState]) -> str:
     """A table."""
     if not runs:
         return "no runs there"
-    rows = [("run", "state", "tokens", "of", "done", "loss", "held-out", "tok/s", "age")]
+    rows = [("run", "state", "tokens", "of", "done", "loss", "held-out", "bits/byte", "tok/s", "age")]
     for run in runs:
         rows.append(
             (
@@ -182,6 +186,7 @@ def as_text(runs: Sequence[RunState]) -> str:
                 percent(1)(min(1.0, run.tokens / run.total_tokens)) if run.total_tokens else "-",
                 _shown(run.loss, fixed(3)),
                 _shown(run.held_out_loss, fixed(3)),
+                _shown(run.bits_per_byte, fixed(3)),
                 _shown(run.tokens_per_second, whole),
                 _shown(run.age_seconds, duration),
             )

@@ -18,6 +18,8 @@ from modernbert_train.evaluate.evaluators import Evaluator, build_evaluators, fi
 from modernbert_train.evaluate.heldout import Evaluation, open_validation
 from modernbert_train.evaluate.samples import Samples
 from modernbert_train.models.encoder import OnEncoder
+from modernbert_train.plan.expected_loss import behind, is_ruled
+from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.report.before_after import measures_before
 from modernbert_train.report.progress import Progress
 from modernbert_train.report.record import Record
@@ -75,6 +77,9 @@ class HeldOut(Measurement):
             ids = token_ids(self.config.data.tokenizer)
             self._samples = Samples(self.config.eval.samples, ids, facts.vocabulary.pad_id)
         self.last: Evaluation | None = None
+        self._is_ruled = is_ruled(self.config)
+        self._parameters = count_parameters(self.config.model, self.config.objective).active
+        self._unique_tokens = sum(folder.card.tokens for folder in facts.streams.values())
 
     def is_due(self, before: int, after: int) -> bool:
         return validates(self.config, self._validation.tokens, before, after)
@@ -90,7 +95,26 @@ class HeldOut(Measurement):
             f"validation at {entry['tokens']:,} tokens: loss {found['loss']:.3f} (unigram "
             f"{found['unigram_loss']:.3f}), accuracy {found['accuracy']:.1%}"
         )
+        self._warn_once(found, entry)
         return {f"validation/{key}": value for key, value in found.items()}
+
+    def _warn_once(self, found: Entry, entry: Entry) -> None:
+        """Say where a run lies far behind others; it goes on."""
+        warmup = next(iter(self.config.phases.values())).schedule.warmup_tokens
+        if not self._is_ruled or entry["tokens"] < 10 * warmup:
+            return
+        said = behind(
+            found["loss"],
+            self._parameters,
+            entry["tokens"],
+            entry["step"],
+            unigram_loss=found["unigram_loss"],
+            unique_tokens=self._unique_tokens,
+            held_out_tokens=self._validation.tokens,
+        )
+        if said is not None:
+            self._is_ruled = False
+            self.progress.line(f"warning: {said}")
 
 
 class Evaluated(Measurement):

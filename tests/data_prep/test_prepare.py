@@ -58,6 +58,7 @@ def test_shards_hold_every_text_once_and_the_splits_share_none(
         decoded[split] = [tokenizer.decode(ids) for ids in documents]
         card = read_card(out / split)
         assert (card.documents, card.tokens) == (len(documents), sum(map(len, documents)))
+        assert card.text_bytes == sum(len(text.encode()) for text in decoded[split])
         assert card.tokenizer_sha256 == file_sha256(out / "tokenizer" / "tokenizer.json")
         assert (card.vocab_size, card.dtype, card.column, card.special_tokens) == (384, "uint16", "tokens", "loader")
         assert np.load(out / split / "lengths.npy").tolist() == [len(ids) for ids in documents]

@@ -96,7 +96,7 @@ def test_the_first_lines_are_the_answer(tiny_run: TinyRun, capsys: pytest.Captur
     )
     title, found = answered(out)
     assert title == "tiny on 2 x L40S" and 5 <= len(out.split("\n\n")[0].splitlines()) - 1 <= 8
-    assert list(found) == ["model", "training", "takes", "memory", "disk"]
+    assert list(found) == ["model", "training", "takes", "memory", "disk", "loss"]
     table = re.search(r"2 x L40S +[\d,]+ +\S+ % +(\S+ to \S+ s) +\S+ to \S+ +9000000.00 +(\S+ to \S+)", out)
     price = "9000000.00 dollars an hour for one GPU"
     assert table is not None and found["takes"] == [f"{table[1]}, predicted, and {table[2]} dollars at {price}"]

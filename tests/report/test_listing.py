@@ -29,7 +29,7 @@ def runs(tiny_run: TinyRun, tmp_path: Path) -> Path:
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(text.replace("name: tiny", f"name: {name}", 1))
-        lines = [*map(step, range(1, steps + 1)), validation(steps, loss=2.25)]
+        lines = [*map(step, range(1, steps + 1)), validation(steps, loss=2.25) | {"bits_per_byte": 0.875}]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         ended = {"kind": "end", "time": 2000.0, "outcome": outcome, "error": "UnstableRun: loss is nan"}
         entries = [{"kind": "start", "time": 1000.0, "version": "0.1.0"}, *([ended] if outcome else [])]
@@ -69,7 +69,7 @@ def test_a_damaged_folder_is_named_and_the_others_are_listed(
     ]  # fmt: skip
     assert main(["runs", "runs/done", "--json"]) == 0
     (only,) = json.loads(capsys.readouterr().out)
-    assert only["name"] == "done" and only["held_out_loss"] == 2.25
+    assert only["name"] == "done" and (only["held_out_loss"], only["bits_per_byte"]) == (2.25, 0.875)
     assert main(["runs", "absent"]) == 78 and "absent: no such folder" in capsys.readouterr().err
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ from torch import nn
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
-from modernbert_train.data.dataset_card import TOKEN_COUNTS
+from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card, write_card
 from modernbert_train.data.facts import read_facts
+from modernbert_train.data.unigram import TokenCounts, Unigram
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import DataError, RunError
 from modernbert_train.evaluate import heldout as evaluating
-from modernbert_train.evaluate.heldout import Evaluation, TokenCounts, Unigram, open_validation
+from modernbert_train.evaluate.heldout import Evaluation, open_validation
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective, assert_sharded
 from modernbert_train.train.loggers import Harmless
@@ -62,6 +65,16 @@ def test_validation_is_the_mean_over_predicted_tokens_beside_the_unigram_guess(
     assert found.accuracy == pytest.approx((labels == 7).mean())
     assert found.unigram_loss == pytest.approx(-np.log(counts / counts.sum())[labels].mean(), rel=1e-5)
     assert found.unigram_accuracy == pytest.approx((labels == counts.argmax()).mean())
+
+
+def test_bits_per_byte_are_there_where_the_bytes_are_known(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
+    """Losses of two tokenizers do not compare: the one with longer tokens has the higher loss of each."""
+    assert "bits_per_byte" not in evaluate(tiny_run(), Flat()).figures
+    shutil.copytree(tiny_data / "validation", tmp_path / "held_out")
+    card = read_card(tmp_path / "held_out")
+    write_card(tmp_path / "held_out", replace(card, text_bytes=3 * card.tokens))
+    found = evaluate(tiny_run(f"data.validation={tmp_path}/held_out"), Flat())
+    assert found.figures["bits_per_byte"] == pytest.approx(9 / 3)  # 512 entries that are equally likely: 9 bits a token
 
 
 def test_validation_asks_the_same_questions_of_every_run(tiny_run: TinyRun) -> None:

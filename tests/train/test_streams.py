@@ -18,8 +18,8 @@ from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
+from modernbert_train.data.unigram import TokenCounts, Unigram, unigram_of
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.evaluate.heldout import TokenCounts, Unigram, unigram_of
 from tests.conftest import TIMES, TinyRun
 from tests.data.make_shards import make_documents, make_shards
 

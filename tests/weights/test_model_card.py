@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from modernbert_train import __version__
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.results import keep_result
+from modernbert_train.data.dataset_card import read_card, write_card
 from tests.conftest import TINY_YAML
 
 
@@ -23,6 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
     """A folder with a finished run, its data beside it."""
     folder = tmp_path_factory.mktemp("card")
     shutil.copytree(tiny_data, folder / "data")
+    held_out = folder / "data/validation"
+    write_card(held_out, replace(read_card(held_out), text_bytes=50_000))
     (folder / "tiny.yaml").write_text(TINY_YAML.format(runs=folder, data=folder / "data"), encoding="utf-8")
     assert main(["train", str(folder / "tiny.yaml")]) == 0
     return folder
@@ -63,6 +68,9 @@ def test_every_section_has_the_numbers_of_the_run(folder: Path) -> None:
     last = [line for line in lines if line["kind"] == "validation"][-1]
     evaluation = section(text, "Evaluation")
     assert f"| this model | {last['loss']:.3f} | {last['accuracy']:.1%} |" in evaluation
+    tokens = json.loads((folder / "data/validation/dataset.json").read_text())["tokens"]
+    bits = last["loss"] / math.log(2) * tokens / 50_000
+    assert f"Over the bytes of the text that is {bits:.3f} bits a byte." in evaluation
     assert f"{last['predicted']} predictions" in evaluation and "15% of the tokens predicted" in evaluation
 
 

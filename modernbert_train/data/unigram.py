@@ -1,0 +1,101 @@
+"""The guess that knows only how frequent each token is in the training text: the baseline of every held-out loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.data.dataset_card import TOKEN_COUNTS
+from modernbert_train.data.facts import DataFacts
+from modernbert_train.data.mixing import token_shares
+from modernbert_train.errors import DataError
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """How often each token stands in a folder of shards.
+
+    Attributes:
+        path: of token_counts.npy.
+        tokens: that it must count, by the card of the shards.
+        weight: what each of its counts counts.
+    """
+
+    path: Path
+    tokens: int
+    weight: float
+
+    def read(self, vocab_size: int) -> NDArray[np.float64]:
+        """The counts; raises DataError if the file is missing, damaged, or another folder's."""
+        try:
+            counts = np.load(self.path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{self.path}: cannot be read ({error}). Prepare the data again.") from None
+        sound = isinstance(counts, np.ndarray) and counts.ndim == 1 and counts.dtype.kind in "iu"
+        if not sound or len(counts) > vocab_size or (counts.min(initial=0) < 0) or int(counts.sum()) != self.tokens:
+            found = f"{int(counts.sum()):,} tokens over {len(counts):,} ids" if sound else "no line of whole numbers"
+            raise DataError(
+                f"{self.path}: holds {found}; the card beside it says {self.tokens:,} tokens, model.vocab_size is "
+                f"{vocab_size:,}. Restore it from a copy, or prepare the data again."
+            )
+        return counts.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Unigram:
+    """The guess that knows only how frequent each token is in the training data.
+
+    Attributes:
+        log_probability_V: natural logarithms, every count raised by one.
+        most_frequent: the token it would always name.
+    """
+
+    log_probability_V: NDArray[np.float64]
+    most_frequent: int
+
+    @classmethod
+    def from_counts(cls, files: Iterable[TokenCounts], vocab_size: int) -> Unigram:
+        """Read token_counts.npy of the training shards.
+
+        Args:
+            files: of each folder.
+            vocab_size: rows of the embedding.
+
+        Raises:
+            DataError: a file is missing or damaged, or another folder's.
+        """
+        counts_V = np.ones(vocab_size)
+        for file in files:
+            counts = file.read(vocab_size)
+            counts_V[: len(counts)] += file.weight * counts
+        return cls(np.log(counts_V / counts_V.sum()), int(counts_V.argmax()))
+
+    def loss(self, file: TokenCounts) -> float:
+        """Of naming every token of a folder, in nats per token. Raises DataError as `from_counts`."""
+        counts = file.read(len(self.log_probability_V))
+        return float(-(counts @ self.log_probability_V[: len(counts)]) / counts.sum())
+
+
+def unigram_of(config: RunConfig, facts: DataFacts) -> Unigram:
+    """The baseline of the training text; streams count by their shares of the whole run, whatever the phase."""
+    tokens = {name: folder.card.tokens for name, folder in facts.streams.items()}
+    shares = token_shares(config, tokens, {name: folder.card.documents for name, folder in facts.streams.items()})
+    total = sum(tokens.values())
+    counts = [
+        TokenCounts(folder.local / TOKEN_COUNTS, tokens[name], shares[name] * total / tokens[name])
+        for name, folder in facts.streams.items()
+    ]
+    return Unigram.from_counts(counts, config.model.vocab_size)
+
+
+def held_out_unigram_loss(config: RunConfig, facts: DataFacts) -> float | None:
+    """Of the whole held-out text, without reading it; None where there is none, or its tokens were not counted."""
+    folder = facts.validation
+    if folder is None or not (folder.local / TOKEN_COUNTS).exists():
+        return None
+    return unigram_of(config, facts).loss(TokenCounts(folder.local / TOKEN_COUNTS, folder.card.tokens, 1.0))

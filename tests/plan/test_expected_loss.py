@@ -1,0 +1,153 @@
+"""The expected held-out loss: a rule that cannot be trusted beyond its runs, and a warning that must not cry wolf."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.corpus import write_corpus
+from modernbert_train.__main__ import main, read_run
+from modernbert_train.data.facts import read_facts
+from modernbert_train.distributed.compute import Compute
+from modernbert_train.models.build import build_model
+from modernbert_train.plan import expected_loss
+from modernbert_train.plan.expected_loss import behind, effective_tokens, expect
+from modernbert_train.report.progress import Progress
+from modernbert_train.report.record import Record
+from modernbert_train.train.measurements import HeldOut
+from tests.conftest import TinyRun
+
+ROOT = Path(__file__).parents[2]
+RUNS: list[dict[str, Any]] = json.loads((ROOT / "benchmarks/expected_loss.json").read_text("utf-8"))["runs"]
+UNIGRAM = 7.0
+
+
+def test_the_table_is_what_was_asked_for() -> None:
+    for text in ("stdlib", "books"):
+        fitted = [run for run in RUNS if run["text"] == text and not run["held_out"]]
+        assert len({run["parameters"] for run in fitted}) >= 3 and len({run["tokens"] // 1000 for run in fitted}) >= 3
+    for key, span in (("parameters", expected_loss.PARAMETERS), ("tokens", expected_loss.TOKENS)):
+        assert min(run[key] for run in RUNS) == pytest.approx(span[0], rel=0.01)
+        assert max(run[key] for run in RUNS) == pytest.approx(span[1], rel=0.01)
+
+
+@pytest.mark.runs
+def test_the_constants_are_a_fit_of_the_table() -> None:
+    """A table or a constant that was changed alone would predict nothing that anybody measured."""
+    pytest.importorskip("scipy")
+    from benchmarks.expected_loss import fit
+
+    constants = expected_loss.SIZE, expected_loss.DATA, expected_loss.BETA
+    assert fit([run for run in RUNS if not run["held_out"]]).values == pytest.approx(constants, rel=0.01)
+
+
+def test_nine_of_ten_runs_lie_in_their_range() -> None:
+    inside = []
+    for run in RUNS:
+        found = expect(
+            run["parameters"],
+            run["tokens"],
+            unigram_loss=run["unigram_loss"],
+            unique_tokens=run["unique_tokens"],
+            held_out_tokens=1e9,
+        )
+        assert found.low < found.loss < found.high
+        inside.append(found.low <= run["loss"] <= found.high)
+    assert sum(inside) >= 0.9 * len(inside)
+
+
+def test_no_run_of_the_table_is_called_behind() -> None:
+    for run in RUNS:
+        for tokens, steps, loss, unigram in run["validations"]:
+            said = behind(
+                loss,
+                run["parameters"],
+                tokens,
+                steps,
+                unigram_loss=unigram,
+                unique_tokens=run["unique_tokens"],
+                held_out_tokens=50_000,
+            )
+            assert said is None, f"{run['text']} {run['width']}: {said}"
+
+
+def test_a_run_that_learns_no_more_than_frequencies_is_called_behind() -> None:
+    """The quickstart with weights that begin too small: 6.9 for as long as one waits."""
+    said = behind(6.8, 2_240_000, 800_000, 420, unigram_loss=6.9, unique_tokens=3e6, held_out_tokens=20_000)
+    assert said is not None and said.startswith("held-out loss 6.80 is ") and "docs/stability.md" in said
+    # where nothing is known nothing is said: base, few steps of a large batch, a long run, a text read to pieces
+    for parameters, tokens, steps, unique in (
+        (110e6, 800_000, 420, 3e6), (2e6, 2_000_000, 10, 3e6), (2e6, 1e9, 500_000, 1e9), (2e6, 1e6, 500, 1e4),
+    ):  # fmt: skip
+        given = {"unigram_loss": 6.9, "unique_tokens": unique, "held_out_tokens": 20_000}
+        assert behind(6.8, parameters, int(tokens), steps, **given) is None
+
+
+def test_more_parameters_or_text_are_never_worse() -> None:
+    sizes, tokens = [10**k for k in range(4, 10)], [10**k for k in range(5, 13)]
+    for losses in (
+        [expect(size, 1e6, unigram_loss=UNIGRAM).loss for size in sizes],
+        [expect(1e6, count, unigram_loss=UNIGRAM).loss for count in tokens],
+        [expect(1e6, 1e9, unigram_loss=UNIGRAM, unique_tokens=count).loss for count in tokens],
+        [expect(1e6, count, unigram_loss=UNIGRAM, unique_tokens=1e6).loss for count in tokens],
+    ):
+        assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
+    assert expect(10, 10, unigram_loss=UNIGRAM).high == UNIGRAM
+
+
+def test_an_extrapolation_is_said_and_its_range_grows() -> None:
+    near = expect(500_000, 1_000_000, unigram_loss=UNIGRAM)
+    assert near.extrapolates is None and near.is_known
+    most = expected_loss.PARAMETERS[1]
+    far = expect(8 * most, 1_000_000, unigram_loss=UNIGRAM)
+    assert far.extrapolates == "8 times more parameters than any measured run"
+    assert far.high - far.low > near.high - near.low
+    few = expect(500_000, 1_000_000, unigram_loss=UNIGRAM, held_out_tokens=20_000)
+    assert few.high > near.high and few.low < near.low
+    least = expect(500_000, 40_000, unigram_loss=UNIGRAM)
+    assert least.extrapolates == "10 times fewer tokens than any measured run"
+    batches = expect(500_000, 1_000_000, unigram_loss=UNIGRAM, batch_tokens=1 << 19)
+    assert batches.extrapolates == "256 times larger batches than any measured run" and batches.high > near.high
+    base = expect(110e6, 2e12, unigram_loss=UNIGRAM)
+    assert not base.is_known and str(base).startswith("unknown (")
+
+
+def test_text_read_again_counts_less() -> None:
+    assert effective_tokens(1e6, 2e6) == effective_tokens(1e6, 1e6) == 1e6
+    assert effective_tokens(4e6, 1e6) == pytest.approx(3.73e6, rel=0.01)  # four passes: nearly as good as new
+    assert effective_tokens(1e12, 1e6) == pytest.approx(16.39e6)
+
+
+@pytest.mark.runs
+def test_plan_of_the_quickstart_says_the_loss(
+    tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(tmp_path, 512, tokens=500_000, median_tokens=200, longest=1000)
+    data = [f"data.train={tmp_path}/train", f"data.validation={tmp_path}/train", f"data.tokenizer={tmp_path}/tokenizer"]
+    assert main(["plan", str(ROOT / "yamls/quickstart.yaml"), *data]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  loss ")]
+    assert line.startswith("  loss      held out ") and " expected, " in line
+
+
+@pytest.mark.runs
+def test_a_run_that_lies_behind_is_told_once_and_goes_on(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(tmp_path / "data", 512, tokens=500_000, median_tokens=200, longest=1000)
+    folders = {"train": "train", "validation": "train", "tokenizer": "tokenizer"}
+    data = [f"data.{key}={tmp_path}/data/{folder}" for key, folder in folders.items()]
+    config = read_run(tiny_run(*data, "model.hidden_size=64", "eval.max_tokens=2000", "eval.samples=0"))
+    progress = Progress(config, visible=True)
+    measured = HeldOut(read_facts(config), config, Compute.of(config), Record(None, progress), progress)
+    model = build_model(config.model, config.objective, config.compute)
+    with torch.no_grad():
+        for step in (10, 500, 600):
+            entry = {"kind": "validation", "step": step, "phase": "short", "tokens": 2000 * step}
+            found = measured.take(model, 0, entry)
+            assert found["validation/loss"] > 5
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: held-out loss")]
+    assert len(said) == 1 and "above what runs of this size and tokens had" in said[0]
