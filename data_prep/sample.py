@@ -24,7 +24,7 @@ from data_prep.read.encodings import AUTO, guess
 from data_prep.read.items import Document, LeftOut, Span
 from data_prep.read.lines import PACKED, can_be_cut, open_unpacked, sample_lines
 from data_prep.read.sources import read_span
-from data_prep.read.tables import parquet_groups
+from data_prep.read.tables import parquet_columns, parquet_groups
 from modernbert_train.config.tools.prepare import FIELDS, PrepareConfig, SourceConfig
 from modernbert_train.errors import DataError
 
@@ -310,9 +310,7 @@ def _text_column(kind: str, file: Path) -> str | None:
     names: list[str] = []
     with suppress(OSError, EOFError, ValueError, csv.Error):  # reading will report it
         if kind == "parquet":
-            import pyarrow.parquet
-
-            names = pyarrow.parquet.read_schema(file).names
+            names = parquet_columns(file)
         elif kind in ("jsonl", "csv"):
             with open_unpacked(file) as content:
                 line = content.readline(_BLOCK_BYTES).decode("utf-8", "replace")

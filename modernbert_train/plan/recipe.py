@@ -24,7 +24,7 @@ LEAST_STEPS = 800  # as many as yamls/quickstart.yaml takes
 LEAST_BATCH_TOKENS = 2048  # of yamls/quickstart.yaml
 WARMUP_STEPS = 100  # 2 / (1 - beta2): Ma and Yarats 2021, arXiv 1910.04209
 MOST_WARMUP = 0.04  # of the first phase, as in yamls/quickstart.yaml
-BYTES_PER_ENTRY = 1500  # of text for each entry of a vocabulary, as in yamls/data/quickstart.yaml
+ENTRIES, ENTRIES_BYTES = 8192, 12.5e6  # of yamls/data/quickstart.yaml, and the bytes of its text
 LONG_BASE = 160_000  # RoPE base of long rows: ModernBERT, arXiv 2412.13663, table 3
 _CPU_ROWS = (512, 1024)  # as in yamls/quickstart.yaml: attention over longer rows is what a CPU is slowest at
 _ROUND = 1000  # tokens of a phase are a multiple of it
@@ -246,8 +246,12 @@ class Asked:
 
 
 def entries_for(size: Size, text_bytes: float) -> int:
-    """Entries of a tokenizer that is trained on so much text: a power of two, or the size's own."""
-    fitting = max(SMALLEST_VOCABULARY, text_bytes / BYTES_PER_ENTRY)
+    """Entries of a tokenizer that is trained on so much text: a power of two, or the size's own.
+
+    They grow as the root of the text, as the number of different words does: Heaps' law, with the exponent 0.5 that is
+    usual for English (Manning, Raghavan and Schuetze 2008, section 5.1.1).
+    """
+    fitting = max(SMALLEST_VOCABULARY, ENTRIES * math.sqrt(text_bytes / ENTRIES_BYTES))
     return size.entries if fitting >= size.entries else max(512, 1 << int(math.log2(fitting)))
 
 
@@ -446,7 +450,7 @@ def _warmup_lines(asked: Asked, batches: Batches, tokens: int) -> Iterator[str]:
 def _why_entries(asked: Asked) -> str:
     if asked.entries == asked.size.entries:
         return asked.size.source
-    return f"a power of two, with at least {BYTES_PER_ENTRY:,} bytes of text an entry, as in the quickstart"
+    return "a power of two; it grows from the quickstart's as the root of the text (Heaps' law)"
 
 
 def _why_init(size: Size) -> str:

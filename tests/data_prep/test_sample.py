@@ -13,28 +13,8 @@ import pytest
 from data_prep.sample import LEAST_BYTES, look_at_text, scripts_of, size_text, token_facts
 from modernbert_train.errors import DataError
 
-WORDS = [
-    "the",
-    "model",
-    "reads",
-    "a",
-    "line",
-    "of",
-    "text",
-    "and",
-    "learns",
-    "which",
-    "words",
-    "stand",
-    "near",
-    "others",
-    "in",
-    "it",
-    "while",
-    "time",
-    "goes",
-    "by",
-]
+_LINE = "the model reads a line of text and learns which words stand near others in it while time goes by"
+WORDS = _LINE.split()
 
 
 def prose(letters: int, seed: int = 0) -> str:

@@ -99,7 +99,7 @@ def test_the_context_is_as_long_as_documents_are(tmp_path: Path) -> None:
 
 def test_vocabulary_and_tokens_follow_the_text() -> None:
     assert entries_for(SIZES["68m"], 1e12) == 50_368 and entries_for(SIZES["quickstart"], 1e12) == 8192
-    assert entries_for(SIZES["68m"], 30e6) == 16_384  # 20,000 entries of 1,500 bytes
+    assert entries_for(SIZES["68m"], 60e6) == 16_384  # 8,192 times the root of 60 / 12.5 are 17,948
     assert entries_for(SIZES["tiny"], 1000) == 512
     assert tokens_for(SIZES["17m"], 17_000_000, 1e12) == 340_000_000  # 20 a parameter
     assert tokens_for(SIZES["17m"], 17_000_000, 1e7) == 40_000_000  # four passes
