@@ -34,6 +34,7 @@ LEAST_BYTES = 100_000  # of text: less has no held-out part that says anything
 _DOCUMENT_BYTES = 1 << 18  # kept of one document
 _BLOCK_BYTES = 1 << 18  # of a JSONL file that is read in one place
 _MOST_FILES = 400  # of a source that are looked at
+_SHOWN = 4  # kinds of files
 _SNIFFED = 5  # files of an ending that say whether it is text
 _SNIFF_BYTES = 1 << 16
 _PACKED_RATIO = 3  # bytes of text in one of a compressed file
@@ -214,8 +215,8 @@ def _ended(files: Sequence[tuple[Path, int]]) -> dict[str, Endings]:
 def shown(endings: Mapping[str, Endings]) -> str:
     """Counts of files for a person, the most first."""
     most = sorted(endings.items(), key=lambda item: -item[1].bytes)
-    texts = [f"{each.files:,} {name} of {size_text(each.bytes)}" for name, each in most[:6]]
-    return ", ".join(texts + [f"{len(most) - 6} other kinds"] * (len(most) > 6))
+    texts = [f"{each.files:,} {name} of {size_text(each.bytes)}" for name, each in most[:_SHOWN]]
+    return ", ".join(texts + [f"{len(most) - _SHOWN} other kinds"] * (len(most) > _SHOWN))
 
 
 def size_text(size: float) -> str:

@@ -40,7 +40,8 @@ from modernbert_train.plan.recipe import (
 )
 from modernbert_train.plan.room import on_gpu, too_large
 
-MOST_HELD_OUT = 10e6  # bytes of text that are held out, of less a twentieth
+MOST_HELD_OUT = 10e6  # bytes of text that are held out, of less a twentieth, ...
+LEAST_HELD_OUT = 6  # ... and so many documents at least
 _LEAST_TOKENS = 100 * LEAST_BATCH_TOKENS  # with fewer steps than a hundred nothing is learnt
 _START_SECONDS = {False: 90.0, True: 300.0}  # of preparing, starting, measuring and exporting; on GPUs compiling
 _TRAINING = 0.9  # of the time after that; validation may cost a twentieth, see EvalConfig
@@ -102,9 +103,10 @@ def device_of(gpus: int | None) -> Device:
     return Device(gpus or len(there), kind, here=len(there) >= (gpus or 1))
 
 
-def held_out_share(text_bytes: float) -> float:
-    """Share of the documents that are held out: a twentieth, of much text less."""
-    return float(f"{min(0.05, MOST_HELD_OUT / text_bytes):.1g}")
+def held_out_share(sample: TextSample) -> float:
+    """Share of the documents that are held out: a twentieth, of much text less, of few documents more."""
+    share = max(min(0.05, MOST_HELD_OUT / sample.text_bytes), min(0.2, LEAST_HELD_OUT / sample.documents))
+    return float(f"{share:.2g}")
 
 
 class Chooser:
@@ -128,7 +130,7 @@ class Chooser:
     def text_tokens(self, entries: int) -> float:
         """Of the training text, without exact duplicates."""
         whole = self._sample.text_bytes / self.facts(entries).bytes_per_token
-        return whole * (1 - held_out_share(self._sample.text_bytes)) * (1 - self._sample.duplicates)
+        return whole * (1 - held_out_share(self._sample)) * (1 - self._sample.duplicates)
 
     def asked(self, size: Size, tokens: float, folder: str = "data/mine") -> Asked:
         """A run of a size, as it would be written."""

@@ -25,7 +25,7 @@ if str(ROOT) not in sys.path:
 
 from data_prep.report import fingerprint  # noqa: E402
 from data_prep.sample import TextSample, look_at_text, shown, size_text  # noqa: E402
-from launch.budget import MOST_HELD_OUT, Chosen, Device, choose, device_of, held_out_share  # noqa: E402
+from launch.budget import LEAST_HELD_OUT, MOST_HELD_OUT, Chosen, Device, choose, device_of, held_out_share  # noqa: E402
 from launch.stages import TYPED, run_stages, text_to_model  # noqa: E402
 from modernbert_train.cli.parser import Parser, positive, token_count  # noqa: E402
 from modernbert_train.config.load import load_run, load_typed  # noqa: E402
@@ -161,7 +161,13 @@ def _pretrain(options: argparse.Namespace) -> int:
 
 def _place(options: argparse.Namespace) -> Place:
     first = Path(options.text[0])
-    name = options.name or re.sub(r"[^A-Za-z0-9._-]+", "-", first.absolute().stem).strip("-.") or "mine"
+    name = (
+        options.name
+        or re.sub(r"[^A-Za-z0-9._-]+", "-", first.absolute().stem if first.is_file() else first.absolute().name).strip(
+            "-."
+        )
+        or "mine"
+    )
     out = options.out or Path("pretrained") / name
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: is a file. Name a folder.")
@@ -176,8 +182,8 @@ def _refuse_damaged(sample: TextSample, texts: Sequence[str]) -> None:
     if sample.documents < LEAST_DOCUMENTS:
         raise DataError(
             f"{', '.join(texts)}: {plural(round(sample.documents), 'document')} in {shown(sample.taken)}, and some "
-            f"must be held out: {LEAST_DOCUMENTS} are needed. A file of plain text is one document; cut it: mkdir parts && "
-            "split -C 100k --additional-suffix=.txt FILE parts/, then name parts."
+            f"must be held out: {LEAST_DOCUMENTS} are needed. A file of plain text is one document; cut it: "
+            "mkdir parts && split -C 100k --additional-suffix=.txt FILE parts/, then name parts."
         )
     if sample.damaged_share > _MOST_DAMAGED:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sample.damaged.items())
@@ -215,7 +221,7 @@ def _spec(place: Place, sample: TextSample, entries: int) -> PrepareConfig:
         out=str(place.dataset),
         sources=dict(sample.sources),
         tokenizer=TokenizerConfig(vocab_size=entries, training_share=_training_share(sample)),
-        validation_share=held_out_share(sample.text_bytes),
+        validation_share=held_out_share(sample),
         max_left_out=PrepareConfig.max_left_out if not damaged else float(f"{0.01 + 2 * damaged:.2g}"),
     )
 
@@ -241,10 +247,13 @@ def _data_yaml(spec: PrepareConfig) -> str:
     ]
     if spec.tokenizer.training_share < 1:
         lines.append(f"  training_share: {spec.tokenizer.training_share} # about {size_text(TOKENIZER_BYTES)} of text")
-    lines += ["", f"validation_share: {spec.validation_share} # a twentieth, or about {size_text(MOST_HELD_OUT)}"]
+    lines += ["", f"validation_share: {spec.validation_share} # {_HELD_OUT}"]
     if spec.max_left_out != PrepareConfig.max_left_out:
         lines.append(f"max_left_out: {spec.max_left_out} # a sample of the text has damaged documents")
     return "\n".join(lines) + "\n"
+
+
+_HELD_OUT = f"a twentieth; of much text about {size_text(MOST_HELD_OUT)}, and {LEAST_HELD_OUT} documents at least"
 
 
 def _value(value: Any) -> str:
@@ -331,13 +340,18 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     found, text = count_parameters(config.model, config.objective), record.get("text_tokens")
     yield "model", f"{found.total:,} parameters, {config.model.vocab_size:,} entries in the vocabulary"
     passes = f", {config.total_tokens / text:.2g} passes over about {tokens_text(text, 2)}" if text else ""
+    hours = (record.get("question") or {}).get("hours")
     steps = sum(phase.tokens / (phase.batch_rows * phase.row_tokens) for phase in config.phases.values())
     yield "training", f"{tokens_text(config.total_tokens)} tokens{passes}; about {_two_digits(steps)} steps"
     if text and config.total_tokens > 1.05 * MOST_PASSES * text:
         yield "", f"more than {MOST_PASSES} passes: repeats teach less and less. More text would serve better"
+    if hours and (speed := record.get("speed")) and config.total_tokens < 0.7 * 3600 * hours * speed:
+        most = duration(config.total_tokens / speed)
+        yield "", f"the text is enough for {most} of the {hours:g} hours; more of it would make a better model"
     if device.gpus:
         plan = make_plan(config, device.gpus)
-        yield from [row for row in answer(plan, device.kind, [device.kind], {}).rows if row[0] in _OF_PLAN]
+        rows = answer(plan, device.kind, [device.kind], {}).rows
+        yield from [(row[0], row[1]) for row in rows if row[0] in _OF_PLAN]
     elif record.get("speed"):
         speed = record["speed"]
         took = f"{duration(config.total_tokens / speed)} of training at {speed:,.0f} tokens/s"

@@ -19,6 +19,7 @@ from modernbert_train.plan.parameters import count_parameters
 
 TOKENS_PER_PARAMETER = 20  # where the loss for a given compute is lowest: Hoffmann et al. 2022, arXiv 2203.15556
 MOST_PASSES = 4  # repeated so often, text is worth about as much as new text: Muennighoff et al. 2023, arXiv 2305.16264
+LEAST_PER_PARAMETER = 0.4  # tokens a parameter, as yamls/quickstart.yaml has: a larger model would learn text by heart
 BATCH_EXPONENT = 0.327  # of the best batch over compute: DeepSeek LLM, arXiv 2401.02954, equation 1
 LEAST_STEPS = 800  # as many as yamls/quickstart.yaml takes
 LEAST_BATCH_TOKENS = 2048  # of yamls/quickstart.yaml
@@ -284,7 +285,8 @@ def sizes_for_hours(
     text_bytes: float,
     text_tokens: float,
 ) -> Iterator[Affordable]:
-    """What these hours are enough for with each size, the smallest first, until the loss that is expected rises.
+    """What these hours are enough for with each size, the smallest first, until the loss that is expected rises
+    or there are less than LEAST_PER_PARAMETER tokens.
 
     Args:
         hours: of training.
@@ -299,7 +301,10 @@ def sizes_for_hours(
         if speed is None:
             return
         tokens = min(hours * 3600 * speed, MOST_PASSES * text_tokens)
-        loss = expected_loss(size.parameters(entries), max(1.0, tokens))
+        parameters = size.parameters(entries)
+        if math.isfinite(best) and tokens < LEAST_PER_PARAMETER * parameters:
+            return
+        loss = expected_loss(parameters, max(1.0, tokens))
         yield Affordable(size, entries, _whole(tokens), loss)
         if loss > best:
             return
