@@ -67,11 +67,13 @@ class TokenFacts(NamedTuple):
         bytes_per_token: of text.
         unigram_loss: nats a token, under the frequencies of the other text.
         entries: that the sample was enough for.
+        text_bytes: of the sample that the tokenizer was trained on.
     """
 
     bytes_per_token: float
     unigram_loss: float
     entries: int
+    text_bytes: int
 
 
 @dataclass(frozen=True)
@@ -428,7 +430,8 @@ def token_facts(texts: Sequence[str], entries: int) -> TokenFacts:
     total = frequencies.total() + tokenizer.get_vocab_size()  # each id once more than it occurs
     loss = sum(n * math.log(total / (frequencies[id] + 1)) for id, n in counts.items()) / max(1, counts.total())
     size = sum(len(text.encode("utf-8", "replace")) for text in held_out)
-    return TokenFacts(size / max(1, counts.total()), loss, tokenizer.get_vocab_size())
+    read = sum(len(text.encode("utf-8", "replace")) for text in seen)
+    return TokenFacts(size / max(1, counts.total()), loss, tokenizer.get_vocab_size(), read)
 
 
 def scripts_of(texts: Sequence[str]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from pathlib import Path
 from data_prep.sample import TextSample, TokenFacts, token_facts
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
 from modernbert_train.core.text import tokens_text
 from modernbert_train.distributed.gpus import shown_gpus
 from modernbert_train.errors import ConfigError
@@ -34,6 +36,7 @@ from modernbert_train.plan.recipe import (
     Asked,
     Size,
     entries_for,
+    power_of_two,
     run_yaml,
     sizes_for_hours,
     tokens_for,
@@ -45,6 +48,7 @@ LEAST_HELD_OUT = 6  # ... and so many documents at least
 _LEAST_TOKENS = 100 * LEAST_BATCH_TOKENS  # with fewer steps than a hundred nothing is learnt
 _START_SECONDS = {False: 90.0, True: 300.0}  # of preparing, starting, measuring and exporting; on GPUs compiling
 _TRAINING = 0.9  # of the time after that; validation may cost a twentieth, see EvalConfig
+_SAFE = 0.8  # of the entries that a sample lets expect; nine tenths of it were read
 _MEASURED_SECONDS = 1.5
 _MOST_SECONDS = 120.0  # for one size to be measured, torch's import included
 _NOMINAL_TOKENS = 10_000_000  # of the run that is measured
@@ -127,6 +131,15 @@ class Chooser:
             self._facts[entries] = token_facts(self._sample.texts, entries)
         return self._facts[entries]
 
+    def entries(self, size: Size) -> int:
+        """Of the vocabulary of a size: as the rule says, or what this text is enough for."""
+        wanted = entries_for(size, self._sample.text_bytes)
+        facts = self.facts(wanted)
+        if facts.entries >= wanted:
+            return wanted
+        reached = _SAFE * facts.entries * math.sqrt(max(1.0, self._sample.text_bytes / facts.text_bytes))
+        return wanted if reached >= wanted else max(SMALLEST_VOCABULARY, power_of_two(reached))
+
     def text_tokens(self, entries: int) -> float:
         """Of the training text, without exact duplicates."""
         whole = self._sample.text_bytes / self.facts(entries).bytes_per_token
@@ -134,7 +147,7 @@ class Chooser:
 
     def asked(self, size: Size, tokens: float, folder: str = "data/mine") -> Asked:
         """A run of a size, as it would be written."""
-        entries = entries_for(size, self._sample.text_bytes)
+        entries = self.entries(size)
         longest = int(self._sample.length(0.99) / self.facts(entries).bytes_per_token)
         return Asked("measured", size, round(tokens), entries, self._device.gpus, folder, longest=max(1, longest))
 
@@ -176,27 +189,25 @@ def choose(sample: TextSample, device: Device, hours: float | None, size: str | 
     chooser = Chooser(sample, device)
     with _speeds(chooser, device, [size] if size else list(BY_PARAMETERS)) as speed:
         if size is not None:
-            return _of_size(chooser, sample, device, SIZES[size], tokens, speed)
+            return _of_size(chooser, device, SIZES[size], tokens, speed)
         assert hours is not None
-        return _of_hours(chooser, sample, device, hours, speed)
+        return _of_hours(chooser, device, hours, speed)
 
 
 Speed = Callable[[Size], float | None]
 
 
-def _of_size(
-    chooser: Chooser, sample: TextSample, device: Device, size: Size, tokens: int | None, speed: Speed
-) -> Chosen:
+def _of_size(chooser: Chooser, device: Device, size: Size, tokens: int | None, speed: Speed) -> Chosen:
     if not chooser.fits(size):
         largest = chooser.largest()
         fits = f"The largest that fits is --size {largest}." if largest else "No size fits."
         raise ConfigError(f"--size {size.name}: does not fit the memory of {device.label}. {fits}")
-    entries = entries_for(size, sample.text_bytes)
+    entries = chooser.entries(size)
     text = chooser.text_tokens(entries)
     return _chosen(chooser, size, tokens or tokens_for(size, size.parameters(entries), text), speed(size))
 
 
-def _of_hours(chooser: Chooser, sample: TextSample, device: Device, hours: float, speed: Speed) -> Chosen:
+def _of_hours(chooser: Chooser, device: Device, hours: float, speed: Speed) -> Chosen:
     seconds = (hours * 3600 - _START_SECONDS[bool(device.gpus)]) * _TRAINING
     speeds: dict[str, float] = {}
 
@@ -206,8 +217,8 @@ def _of_hours(chooser: Chooser, sample: TextSample, device: Device, hours: float
             speeds[size.name] = found
         return found
 
-    text = chooser.text_tokens(entries_for(SIZES["tiny"], sample.text_bytes))
-    found = list(sizes_for_hours(max(0.0, seconds) / 3600, known, sample.text_bytes, text))
+    text = chooser.text_tokens(chooser.entries(SIZES["tiny"]))
+    found = list(sizes_for_hours(max(0.0, seconds) / 3600, known, chooser.entries, text))
     if not found:
         raise ConfigError(f"--hours {hours:g}: the speed of {device.label} could not be measured. Give --size instead.")
     best = min(found, key=lambda each: each.loss)
@@ -255,13 +266,14 @@ def _speeds(chooser: Chooser, device: Device, names: list[str]) -> Iterator[Spee
             file = Path(folder) / f"{name}.yaml"
             file.write_text(run_yaml(chooser.asked(SIZES[name], _NOMINAL_TOKENS)), encoding="utf-8")
             files.append(str(file))
-        median = chooser.median(entries_for(SIZES[names[0]], 1e12))
+        median = chooser.median(chooser.entries(SIZES[names[0]]))
         module = "modernbert_train.train.tune.rate"
         command = [sys.executable, "-m", module, str(_MEASURED_SECONDS), str(median), *files]
         print(f"measuring this machine: $ python {' '.join(command[1:5])} ...", flush=True)
         path = os.pathsep.join([str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
             command,
+            bufsize=0,  # a line that waits in a buffer would not be seen by `select`
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
@@ -275,8 +287,6 @@ def _speeds(chooser: Chooser, device: Device, names: list[str]) -> Iterator[Spee
 
 def _next_speed(process: subprocess.Popen[bytes]) -> float | None:
     """What the process says of the next size; None where it ends or takes too long."""
-    import select
-
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], _MOST_SECONDS)
     line = process.stdout.readline() if ready else b""

@@ -28,6 +28,7 @@ from data_prep.sample import TextSample, look_at_text, shown, size_text  # noqa:
 from launch.budget import LEAST_HELD_OUT, MOST_HELD_OUT, Chosen, Device, choose, device_of, held_out_share  # noqa: E402
 from launch.stages import TYPED, run_stages, text_to_model  # noqa: E402
 from modernbert_train.cli.parser import Parser, positive, token_count  # noqa: E402
+from modernbert_train.config.check import check  # noqa: E402
 from modernbert_train.config.load import load_run, load_typed  # noqa: E402
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig  # noqa: E402
 from modernbert_train.core.files import write_whole  # noqa: E402
@@ -145,6 +146,7 @@ def _pretrain(options: argparse.Namespace) -> int:
     if not _keeps(place, question, digest):
         chosen = choose(sample, device, options.hours, options.size, options.tokens)
         _write(place, question, digest, sample, device, chosen)
+    check(load_run([place.run_yaml]), max(1, device.gpus))
     print(f"\n{table(list(_plan_rows(place, device)), indent=2)}", flush=True)
     if options.dry_run:
         print(f"\nNothing was run. The same command without --dry-run continues with {place.run_yaml}.")
@@ -171,6 +173,9 @@ def _place(options: argparse.Namespace) -> Place:
     out = options.out or Path("pretrained") / name
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: is a file. Name a folder.")
+    inside = next((text for text in options.text if out.resolve().is_relative_to(Path(text).resolve())), None)
+    if inside is not None:
+        raise ConfigError(f"--out {out}: lies in {inside}, and would become text itself. Name a folder outside of it.")
     return Place(out, name)
 
 

@@ -7,7 +7,9 @@ Nothing is looked at here, neither text nor device: the same question has the sa
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -253,7 +255,12 @@ def entries_for(size: Size, text_bytes: float) -> int:
     usual for English (Manning, Raghavan and Schuetze 2008, section 5.1.1).
     """
     fitting = max(SMALLEST_VOCABULARY, ENTRIES * math.sqrt(text_bytes / ENTRIES_BYTES))
-    return size.entries if fitting >= size.entries else max(512, 1 << int(math.log2(fitting)))
+    return size.entries if fitting >= size.entries else max(512, power_of_two(fitting))
+
+
+def power_of_two(number: float) -> int:
+    """The largest that is not above a number."""
+    return 1 << int(math.log2(number))
 
 
 def tokens_for(size: Size, parameters: int, text_tokens: float) -> int:
@@ -282,7 +289,7 @@ class Affordable(NamedTuple):
 def sizes_for_hours(
     hours: float,
     tokens_per_second: Callable[[Size, int], float | None],
-    text_bytes: float,
+    entries_of: Callable[[Size], int],
     text_tokens: float,
 ) -> Iterator[Affordable]:
     """What these hours are enough for with each size, the smallest first, until the loss that is expected rises
@@ -291,12 +298,13 @@ def sizes_for_hours(
     Args:
         hours: of training.
         tokens_per_second: of a size with so many entries, on all devices together; None where it does not fit.
-        text_bytes, text_tokens: of the text.
+        entries_of: vocabulary of a size on this text.
+        text_tokens: of the text.
     """
     best = math.inf
     for name in BY_PARAMETERS:
         size = SIZES[name]
-        entries = entries_for(size, text_bytes)
+        entries = entries_of(size)
         speed = tokens_per_second(size, entries)
         if speed is None:
             return
@@ -370,14 +378,14 @@ def run_yaml(asked: Asked) -> str:
     size, family = asked.size, asked.size.family
     lines = [f"# {line}".rstrip() for line in (*asked.head, *_sources(asked))] + [""]
     lines += [
-        f"name: {asked.name}",
-        f"runs_folder: {asked.runs_folder}",
+        f"name: {_text(asked.name)}",
+        f"runs_folder: {_text(asked.runs_folder)}",
         "seed: 17",
         "",
         "data:",
-        f"  train: {asked.folder}/train",
-        f"  validation: {asked.folder}/validation",
-        f"  tokenizer: {asked.folder}/tokenizer",
+        f"  train: {_text(f'{asked.folder}/train')}",
+        f"  validation: {_text(f'{asked.folder}/validation')}",
+        f"  tokenizer: {_text(f'{asked.folder}/tokenizer')}",
         "",
         f"model: # {size.parameters(asked.entries):,} parameters in the shape of {size.source}",
         f"  vocab_size: {asked.entries} # {_why_entries(asked)}",
@@ -404,6 +412,15 @@ def run_yaml(asked: Asked) -> str:
         "phases:",
     ]
     return "\n".join([*lines, *_phase_lines(asked)]) + "\n"
+
+
+def _text(value: str) -> str:
+    """A name or path as YAML; in quotes where it could be read as anything else."""
+    plain = re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./-]*", value) and value.lower() not in _WORDS_OF_YAML
+    return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+_WORDS_OF_YAML = ("true", "false", "yes", "no", "on", "off", "null", "y", "n", ".inf", ".nan")
 
 
 def _sources(asked: Asked) -> Iterator[str]:

@@ -67,6 +67,15 @@ def test_a_dry_run_writes_yamls_that_the_verbs_accept(folder: Path, capsys: pyte
     assert run.data.train == f"{spec.out}/train" and run.folder == "pretrained/texts/runs/texts"
 
 
+def test_names_that_yaml_would_misread_are_quoted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "texts").rename(folder / "2024: texts")
+    pretrain(capsys, "2024: texts", "--size", "tiny", "--dry-run")
+    pretrain(capsys, "2024: texts", "--size", "tiny", "--dry-run", "--name", "2024", "--out", "my #1")
+    run, spec = load_run(["my #1/run.yaml"]), load_typed(PrepareConfig, ["my #1/data.yaml"])
+    assert run.name == "2024" and run.data.train == "my #1/dataset/train"
+    assert [source.path for source in spec.sources.values()] == ["2024: texts"]
+
+
 def test_hours_say_how_many_tokens_there_are_time_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """20,000 tokens/s for 0.03 hours less 90 s, nine tenths of it: 324,000 tokens."""
     pretrain(capsys, "texts", "--hours", "0.03", "--dry-run")
@@ -74,8 +83,8 @@ def test_hours_say_how_many_tokens_there_are_time_for(folder: Path, capsys: pyte
     said = pretrain(capsys, "texts", "--hours", "50", "--dry-run")  # nothing was run yet, so it is planned anew
     assert "the text is enough for" in said and "4 passes" in said
     said = pretrain(capsys, "texts", "--hours", "0.001", "--dry-run", code=78)
-    assert "Give at least --hours 0.04" in said
-    pretrain(capsys, "texts", "--hours", "0.04", "--dry-run")
+    assert "Give at least --hours 0.03" in said
+    pretrain(capsys, "texts", "--hours", "0.03", "--dry-run")
 
 
 def test_nobody_is_asked_where_nobody_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +118,7 @@ def test_yamls_are_kept_once_they_were_changed_or_work_was_done(
 def test_what_is_wrong_with_text_is_said_with_its_remedy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder, "empty/a.png", bytes(range(256)))
     assert "no text; not read: 1 .png" in pretrain(capsys, "empty", "--size", "tiny", code=65)
+    assert "lies in ." in pretrain(capsys, ".", "--size", "tiny", code=78)
     write(folder, "little/a.txt", prose(2_000))
     assert "2 kB of text" in pretrain(capsys, "little", "--size", "tiny", code=65)
     write(folder, "one/a.txt", prose(200_000))

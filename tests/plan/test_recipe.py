@@ -111,7 +111,9 @@ def test_more_hours_choose_a_larger_size() -> None:
 
     def chosen(hours: float) -> str:
         speed = lambda size, entries: 3e11 / size.parameters(entries)  # noqa: E731
-        return min(sizes_for_hours(hours, speed, 1e12, 1e12), key=lambda found: found.loss).size.name
+        return min(
+            sizes_for_hours(hours, speed, lambda size: size.entries, 1e12), key=lambda found: found.loss
+        ).size.name
 
     names = [chosen(hours) for hours in (0.01, 8, 1000, 100_000)]
     assert names == sorted(names, key=BY_PARAMETERS.index) and names[0] == "tiny" and len(set(names)) >= 3
