@@ -30,7 +30,7 @@ from modernbert_train.errors import DataError
 
 SAMPLE_BYTES = 4 << 20
 _TOKENISED = 1 << 20  # characters of the sample that a tokenizer is tried on
-LEAST_BYTES = 100_000  # of text: less has no held-out part that says anything
+LEAST_BYTES = 30_000  # of text: less has no held-out part that says anything
 _DOCUMENT_BYTES = 1 << 18  # kept of one document
 _BLOCK_BYTES = 1 << 18  # of a JSONL file that is read in one place
 _MOST_FILES = 400  # of a source that are looked at

@@ -282,7 +282,7 @@ def _speeds(chooser: Chooser, device: Device, names: list[str]) -> Iterator[Spee
             yield lambda size: _next_speed(process)
         finally:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 def _next_speed(process: subprocess.Popen[bytes]) -> float | None:

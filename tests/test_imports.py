@@ -147,6 +147,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.train.tune": (),
     "modernbert_train.train.tune.loop": ("torch",),
     "modernbert_train.train.tune.parity": ("torch",),
+    "modernbert_train.train.tune.rate": ("numpy",),
     "modernbert_train.train.tune.timing": ("torch",),
     "modernbert_train.train.tune.worker": ("torch",),
     "modernbert_train.plan.doctor": ("torch",),

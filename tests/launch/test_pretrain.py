@@ -170,8 +170,7 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.mark.runs
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(280)
 def test_from_a_folder_of_text_to_a_model_through_a_kill(tmp_path: Path) -> None:
     """The command as it is typed, ended by SIGTERM while it trains, and typed again."""
     for number, text in enumerate(make_texts(300)):
