@@ -7,10 +7,7 @@ Ctrl-C or a crash resumes where it stopped.
 
 from __future__ import annotations
 
-import shlex
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,13 +16,14 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from launch.stages import PROGRAM, Stage, run_stages, text_to_model  # noqa: E402
 from modernbert_train.cli.arguments import read_run  # noqa: E402
 from modernbert_train.cli.parser import Parser  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.core.installed import CHECKOUT, YAMLS  # noqa: E402
 from modernbert_train.core.read_json import read_lines  # noqa: E402
 from modernbert_train.core.text import table  # noqa: E402
-from modernbert_train.errors import RunError, StoppedEarly  # noqa: E402
+from modernbert_train.errors import RunError  # noqa: E402
 
 HOME = CHECKOUT or Path.cwd()  # where data and runs go
 SPECS = Path("yamls") if CHECKOUT else YAMLS  # as the commands name them
@@ -45,25 +43,14 @@ def main(overrides: list[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    run = ["-m", "modernbert_train"]
-    prepare = ["data_prep/prepare.py"] if CHECKOUT else [*run, "prepare"]
     model = f"{config.folder}/hf"
     started = time.monotonic()
-    steps = (
-        ("text to tokens: some 10 seconds", [*prepare, DATA]),
-        ("training: five to seven minutes on 2 cores, less on more", [*run, "train", RUN, *overrides]),
-        ("measuring on held-out text", [*run, "eval", RUN, *overrides]),
-        ("exporting for transformers", [*run, "export", RUN, *overrides]),
-        ("drawing the report", [*run, "report", RUN, *overrides]),
-        ("asking the model", [*run, "fill", model, *TEXTS]),
-    )
-    for number, (what, command) in enumerate(steps, 1):
-        print(f"\n[{number}/{len(steps)}] {what}\n$ python {shlex.join(command)}", flush=True)
-        code = _call([sys.executable, *command])
-        if code == StoppedEarly.exit_code:
-            print("stopped; the same command resumes from the checkpoint.")
-        if code != 0:
-            return code
+    takes = "five to seven minutes on 2 cores, less on more"
+    stages = text_to_model(DATA, [RUN, *overrides], HOME, takes=takes)
+    stages.append(Stage("asking the model", [*PROGRAM, "fill", model, *TEXTS]))
+    code = run_stages(stages, HOME)
+    if code != 0:
+        return code
     print(_summary(config, model, time.monotonic() - started))
     return 0
 
@@ -73,21 +60,6 @@ def make_parser() -> Parser:
     parser = Parser(prog="modernbert-train quickstart", description=__doc__)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="keys of yamls/quickstart.yaml")
     return parser
-
-
-def _call(command: list[str]) -> int:
-    """Run a step and wait for it; it gets Ctrl-C from the terminal and SIGTERM from here, and decides how to end."""
-    process = subprocess.Popen(command, cwd=HOME)
-    handlers = {
-        signal.SIGINT: lambda number, frame: None,
-        signal.SIGTERM: lambda number, frame: process.send_signal(number),
-    }
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        return process.wait()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _summary(config: RunConfig, model: str, seconds: float) -> str:

@@ -59,6 +59,27 @@ def read_jsonl(span: Span, source: SourceConfig, max_characters: int) -> Iterato
             offset += size
 
 
+def sample_lines(file: Path, begin: int, size: int, source: SourceConfig) -> tuple[list[Document | LeftOut], int]:
+    """What the whole lines of a plain file's bytes hold, and the bytes of those lines; no other byte is read.
+
+    A line that is longer is left out, as is the one that the first byte lies in.
+    """
+    with file.open("rb") as content:
+        content.seek(begin)
+        block = content.read(size)
+    first = block.find(b"\n") + 1 if begin else 0
+    end = block.rfind(b"\n") + 1 if len(block) == size else len(block)
+    items: list[Document | LeftOut] = []
+    offset = begin + first
+    if end <= first or (begin and not first):
+        return [LeftOut(f"{file} at byte {begin}", "too_long", f"no line ends within {size} bytes")], len(block)
+    for line in block[first:end].splitlines(keepends=True):
+        if line.strip():
+            items.append(_parse_line(f"{file} at byte {offset}", line, offset, source, None))
+        offset += len(line)
+    return items, end - first
+
+
 def _first_line(lines: BinaryIO, begin: int) -> int:
     """Go to the first line that begins at or after `begin`; returns where that is."""
     lines.seek(begin - 1)

@@ -29,6 +29,13 @@ def parquet_groups(file: Path) -> list[int]:
     return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
 
 
+def parquet_columns(file: Path) -> list[str]:
+    """Names of a file's columns; raises OSError or ValueError where it is damaged."""
+    import pyarrow.parquet
+
+    return list(pyarrow.parquet.read_schema(file).names)
+
+
 def read_parquet(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
     """Yield the rows of the row groups of a span."""
     import pyarrow.parquet

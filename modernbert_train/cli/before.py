@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modernbert_train.cli.arguments import read_run, with_run
-from modernbert_train.cli.parser import Call, positive
+from modernbert_train.cli.parser import Call, positive, token_count
 from modernbert_train.config.check import check as check_config
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError
+from modernbert_train.plan.recipe import SIZES, Asked, run_yaml, tokens_for
 
 if TYPE_CHECKING:
     from modernbert_train.data.facts import DataFacts
@@ -37,15 +38,25 @@ def init(parser: argparse.ArgumentParser) -> Call:
     parser.add_argument("name", nargs="?", help="which; without it the names there are")
     parser.add_argument("package", nargs="?", help="of an extension: the name of the package that is written")
     parser.add_argument("--out", type=Path, help="of an extension: the folder; default: its name, here")
+    parser.add_argument("--size", choices=SIZES, help="of `run`: a run of this size, with the source of each value")
+    words = "of --size: such as 300M or 2B; default: 20 a parameter, and as published for base and large"
+    parser.add_argument("--tokens", type=token_count, metavar="N", help=words)
+    words = "of --size: GPUs that would train; default: 1, and a CPU for tiny and quickstart"
+    parser.add_argument("--gpus", type=positive, metavar="N", help=words)
     return _init
 
 
 def _init(options: argparse.Namespace) -> None:
+    if options.kind != "extension" and (options.package is not None or options.out is not None):
+        raise ConfigError(f"init {options.kind}: a third name and --out are of `init extension`. Leave them out.")
+    if options.size is not None:
+        _init_size(options)
+        return
+    if options.tokens or options.gpus:
+        raise ConfigError("init: --tokens and --gpus are of --size, which is not given. Add it, such as --size 68m.")
     if options.kind == "extension":
         _init_extension(options)
         return
-    if options.package is not None or options.out is not None:
-        raise ConfigError(f"init {options.kind}: a third name and --out are of `init extension`. Leave them out.")
     files = starting_points(options.kind)
     if options.name is None:
         print(*files, sep="\n")
@@ -68,6 +79,20 @@ def _init_extension(options: argparse.Namespace) -> None:
         raise ConfigError(f"init extension {options.name}: add the name of your package, such as my_{options.name}.")
     else:
         print(write_skeleton(options.name, options.package, options.out or Path(options.package)))
+
+
+def _init_size(options: argparse.Namespace) -> None:
+    """Print the run of a size alone; `pretrain` writes the same, and the spec of its data."""
+    if options.kind != "run" or options.name is not None:
+        raise ConfigError(
+            f"init {options.kind} {options.name or ''}: --size is of `init run --size {options.size}` alone."
+        )
+    size = SIZES[options.size]
+    tokens = options.tokens or tokens_for(size, size.parameters(size.entries), math.inf)
+    gpus = options.gpus or (0 if size.name in ("tiny", "quickstart") else 1)
+    words = " ".join(f"--{key} {value}" for key in ("tokens", "gpus") if (value := getattr(options, key)))
+    head = (f"Written by `init run --size {size.name} {words}`".rstrip() + ".",)
+    print(run_yaml(Asked(f"mine-{size.name}", size, tokens, size.entries, gpus, "data/mine", head=head)), end="")
 
 
 def doctor(parser: argparse.ArgumentParser) -> Call:

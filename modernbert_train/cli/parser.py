@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 EXIT_CODE = 64
+_LETTERS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 Call = Callable[[argparse.Namespace], None]
 # actions and options of earlier versions, with their verb -> what replaces them
 REMOVED = {
@@ -60,3 +62,11 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text}: a whole number above 0 is expected")
     return int(text)
+
+
+def token_count(text: str) -> int:
+    """A number of tokens such as 2B, 300M or 1.5T, for `type=`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgbt]?)", text.replace("_", "").lower())
+    if found is None or not (count := round(float(found[1]) * _LETTERS[found[2]])):
+        raise argparse.ArgumentTypeError(f"{text}: a number of tokens is expected, such as 300M, 2B or 1.5T")
+    return count

@@ -68,6 +68,8 @@ VERBS = (
          f"{_CLI}.before:plan", "plan yamls/quickstart.yaml --gpu h100 rtx4090", True),
     Verb("tune", BEFORE, "find the fastest settings on this device that compute the same, and keep them for runs",
          f"{_CLI}.training:tune", "tune yamls/quickstart.yaml", True),
+    Verb("pretrain", TRAIN, "text to a trained, measured and exported model: size or hours are all that it asks",
+         "launch.pretrain", "pretrain my/texts --hours 8"),
     Verb("quickstart", TRAIN, "text to a trained small model on this machine, every step printed",
          "launch.quickstart", "quickstart", True),
     Verb("train", TRAIN, "train a run, or resume it from its newest checkpoint", f"{_CLI}.training:train",

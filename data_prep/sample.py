@@ -1,0 +1,451 @@
+"""Look at text before anything is prepared: which files hold it, and a bounded sample of what they say.
+
+At most SAMPLE_BYTES are kept and about four times as many read, however large the text is: files are taken evenly from
+the sorted list, and of a large JSONL file blocks from several places. `pretrain` writes its data spec from this.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from data_prep.make_tokenizer import encode_documents, train_tokenizer
+from data_prep.read.encodings import AUTO, guess
+from data_prep.read.items import Document, LeftOut, Span
+from data_prep.read.lines import PACKED, can_be_cut, open_unpacked, sample_lines
+from data_prep.read.sources import read_span
+from data_prep.read.tables import parquet_columns, parquet_groups
+from modernbert_train.config.tools.prepare import FIELDS, PrepareConfig, SourceConfig
+from modernbert_train.errors import DataError
+
+SAMPLE_BYTES = 4 << 20
+_TOKENISED = 1 << 20  # characters of the sample that a tokenizer is tried on
+LEAST_BYTES = 30_000  # of text: less has no held-out part that says anything
+_DOCUMENT_BYTES = 1 << 18  # kept of one document
+_BLOCK_BYTES = 1 << 18  # of a JSONL file that is read in one place
+_MOST_FILES = 400  # of a source that are looked at
+_SHOWN = 4  # kinds of files
+_SNIFFED = 5  # files of an ending that say whether it is text
+_SNIFF_BYTES = 1 << 16
+_PACKED_RATIO = 3  # bytes of text in one of a compressed file
+_SCRIPT_CHARACTERS = 1_000_000
+_TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv"}
+_TEXT_FIELDS = ("text", "content", "body", "document", "article", "passage", "sentence")
+TOO_LONG = 4 * PrepareConfig.max_characters  # bytes of a text file that `prepare` leaves out unread
+
+
+@dataclass(frozen=True)
+class Endings:
+    """Files of one kind of name.
+
+    Attributes:
+        files: how many.
+        bytes: of all.
+    """
+
+    files: int = 0
+    bytes: int = 0
+
+    def plus(self, size: int) -> Endings:
+        return Endings(self.files + 1, self.bytes + size)
+
+
+class TokenFacts(NamedTuple):
+    """What a tokenizer would make of text.
+
+    Attributes:
+        bytes_per_token: of text.
+        unigram_loss: nats a token, under the frequencies of the other text.
+        entries: that the sample was enough for.
+        text_bytes: of the sample that the tokenizer was trained on.
+    """
+
+    bytes_per_token: float
+    unigram_loss: float
+    entries: int
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """What the text is.
+
+    Attributes:
+        sources: for a data spec, by name.
+        taken: files of the sources by the end of their names.
+        passed_over: other files: binaries, and text whose ending cannot be told.
+        too_long: text files that are longer than a document may be, by the end of their names.
+        text_bytes: of all text, estimated.
+        documents: of all, estimated.
+        texts: the sample.
+        sampled: documents that were read for it.
+        damaged: of those, by reason.
+        duplicates: share of the sampled documents that equal an earlier one.
+        lengths: bytes of each sampled document, ascending.
+        scripts: share of the letters of the sample by script, the commonest first.
+    """
+
+    sources: Mapping[str, SourceConfig]
+    taken: Mapping[str, Endings]
+    passed_over: Mapping[str, Endings]
+    too_long: Mapping[str, Endings]
+    text_bytes: float
+    documents: float
+    texts: Sequence[str]
+    sampled: int
+    damaged: Mapping[str, int]
+    duplicates: float
+    lengths: Sequence[int]
+    scripts: Mapping[str, float]
+
+    @property
+    def damaged_share(self) -> float:
+        """Of the sampled documents."""
+        return sum(self.damaged.values()) / max(1, self.sampled)
+
+    def length(self, share: float) -> int:
+        """Bytes that this share of the sampled documents does not exceed; 0 of none."""
+        return self.lengths[min(len(self.lengths) - 1, int(share * len(self.lengths)))] if self.lengths else 0
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Files of one source."""
+
+    config: SourceConfig
+    files: Sequence[tuple[Path, int]]
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in self.files)
+
+    @property
+    def too_long(self) -> list[tuple[Path, int]]:
+        """Text files that are longer than a document may be."""
+        if self.config.kind != "text":
+            return []
+        return [(file, size) for file, size in self.files if size > TOO_LONG and file.suffix not in PACKED]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A sample of one source.
+
+    Attributes:
+        documents: that were read.
+        left_out: what should have been some.
+        text_bytes: of all its text, estimated.
+    """
+
+    documents: Sequence[Document]
+    left_out: Sequence[LeftOut]
+    text_bytes: float
+
+
+def look_at_text(paths: Sequence[str]) -> TextSample:
+    """Find the text of files and folders, and sample it.
+
+    Raises:
+        DataError: a path is not there or cannot be read; there is no text, too little of it, or most of it is in files
+            too long for one document; says what there is.
+    """
+    passed_over: dict[str, Endings] = {}
+    found: dict[str, _Files] = {}
+    for path in paths:
+        for name, each in _sources_of(Path(path), passed_over).items():
+            found[_free_name(name, found)] = each
+    every = sum(each.bytes for each in found.values())
+    parts = {name: _sample_of(each, int(SAMPLE_BYTES * each.bytes / every)) for name, each in found.items()}
+    long = [each for source in found.values() for each in source.too_long]
+    _refuse_long(long, sum(part.text_bytes for part in parts.values()))
+    left_out = [item for part in parts.values() for item in part.left_out]
+    for name, part in parts.items():
+        if not part.documents:  # such as the .json files of a program among its text
+            for file, size in found.pop(name).files:
+                _count(passed_over, file, size)
+    sample = _joined(found, {name: parts[name] for name in found}, passed_over, _ended(long))
+    if sample.text_bytes < LEAST_BYTES:
+        seen = f"{size_text(sample.text_bytes)} of text in {shown(sample.taken)}" if found else "no text"
+        others = f"; not read: {shown(passed_over)}" if passed_over else ""
+        why = f" ({left_out[0].id}: {left_out[0].detail})" if left_out and not found else ""
+        raise DataError(
+            f"{', '.join(paths)}: {seen}{others}{why}. A model needs {size_text(LEAST_BYTES)} at least, and learns "
+            f"little from less than some megabytes. {_READ}"
+        )
+    return sample
+
+
+_READ = (
+    "Name files or folders of text: plain files such as .txt or .md, one document each, or .jsonl, .parquet and .csv "
+    "with a column of text."
+)
+
+
+def _refuse_long(long: Sequence[tuple[Path, int]], text_bytes: float) -> None:
+    """Raises DataError where most of the text would be left out as too long for a document."""
+    if sum(size for _, size in long) <= text_bytes:
+        return
+    file, size = max(long, key=lambda each: each[1])
+    raise DataError(
+        f"{file}: {size_text(size)} in one file of plain text, which is one document, and the longest may have "
+        f"{size_text(TOO_LONG)}. Cut it into documents, one a file or one a line of .jsonl; if it has no documents: "
+        f"mkdir parts && split -C 100k --additional-suffix=.txt {file} parts/, then name parts."
+    )
+
+
+def _count(endings: dict[str, Endings], file: Path, size: int) -> None:
+    endings[_ending(file)] = endings.get(_ending(file), Endings()).plus(size)
+
+
+def _ended(files: Sequence[tuple[Path, int]]) -> dict[str, Endings]:
+    found: dict[str, Endings] = {}
+    for file, size in files:
+        _count(found, file, size)
+    return found
+
+
+def shown(endings: Mapping[str, Endings]) -> str:
+    """Counts of files for a person, the most first."""
+    most = sorted(endings.items(), key=lambda item: -item[1].bytes)
+    texts = [f"{each.files:,} {name} of {size_text(each.bytes)}" for name, each in most[:_SHOWN]]
+    return ", ".join(texts + [f"{len(most) - _SHOWN} other kinds"] * (len(most) > _SHOWN))
+
+
+def size_text(size: float) -> str:
+    """Bytes with a unit: 1_300_000 -> '1.3 MB'."""
+    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} bytes"
+
+
+def _ending(file: Path) -> str:
+    ends = file.suffixes[-2:] if file.suffix in PACKED else file.suffixes[-1:]
+    return "".join(ends) or "without ending"
+
+
+def _sources_of(path: Path, passed_over: dict[str, Endings]) -> dict[str, _Files]:
+    """The sources of one path; what none of them takes is added to `passed_over`."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder. Correct the path; it is relative to {Path.cwd()}.")
+    if path.is_file():
+        kind = _kind(path)
+        if kind is None and not _is_text([path]):
+            _count(passed_over, path, path.stat().st_size)
+            return {}
+        config = _config(kind or "text", str(path), None, path)
+        return {_word(path.stem): _Files(config, [(path, path.stat().st_size)])}
+    by_ending: dict[str, list[tuple[Path, int]]] = {}
+    for file, size in _files(path):
+        by_ending.setdefault(_ending(file), []).append((file, size))
+    found: dict[str, _Files] = {}
+    plain: list[str] = []
+    for ending, files in sorted(by_ending.items()):
+        kind = _kind(files[0][0])
+        if kind is not None:
+            config = _config(kind, str(path), f"**/*{ending}", max(files, key=lambda each: each[1])[0])
+            found[f"{_word(path.name)}_{_word(ending)}"] = _Files(config, sorted(files))
+        elif ending.startswith(".") and _is_text([file for file, _ in _even(files, _SNIFFED)]):
+            plain.append(ending)
+        else:
+            for file, size in files:
+                _count(passed_over, file, size)
+    if plain:
+        names = f"{{{','.join(each[1:] for each in plain)}}}" if len(plain) > 1 else plain[0][1:]
+        config = _config("text", str(path), f"**/*.{names}", None)
+        files = sorted(each for ending in plain for each in by_ending[ending])
+        found = {_word(path.name): _Files(config, files), **found}
+    return found
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Files below a folder that `prepare` would find, without hidden ones."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: {error.strerror}. Make the folder readable, or name others.") from None
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        for name in sorted(names):
+            file = Path(place, name)
+            with suppress(OSError):  # a dangling link
+                if not name.startswith(".") and (size := file.stat().st_size):
+                    yield file, size
+
+
+def _kind(file: Path) -> str | None:
+    """The kind that the name of a file says; None: text or nothing."""
+    inner = file.with_suffix("") if file.suffix in PACKED else file
+    return _TABLES.get(inner.suffix)
+
+
+def _is_text(files: Sequence[Path]) -> bool:
+    """Whether most of some files hold text, by their first bytes."""
+    good = 0
+    for file in files:
+        with suppress(OSError, EOFError, ValueError), open_unpacked(file) as content:
+            raw = content.read(_SNIFF_BYTES)
+            good += bool(raw.strip()) and any(guess(raw[: len(raw) - cut]) for cut in range(min(4, len(raw))))
+    return 2 * good > len(files)
+
+
+def _config(kind: str, path: str, pattern: str | None, example: Path | None) -> SourceConfig:
+    config = SourceConfig(kind=kind, path=path, glob=pattern)  # type: ignore[arg-type]
+    if "encoding" in FIELDS[kind]:
+        config = replace(config, encoding=AUTO)
+    if example is not None and (column := _text_column(kind, example)) not in (None, "text"):
+        config = replace(config, text_field=column)
+    return config
+
+
+def _text_column(kind: str, file: Path) -> str | None:
+    """The column that is probably the text; None where none has a usual name: the reader then says which there are."""
+    names: list[str] = []
+    with suppress(OSError, EOFError, ValueError, csv.Error):  # reading will report it
+        if kind == "parquet":
+            names = parquet_columns(file)
+        elif kind in ("jsonl", "csv"):
+            with open_unpacked(file) as content:
+                line = content.readline(_BLOCK_BYTES).decode("utf-8", "replace")
+            names = list(json.loads(line)) if kind == "jsonl" else next(csv.reader([line]))
+    return next((name for name in _TEXT_FIELDS if name in names), None)
+
+
+def _word(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "text"
+
+
+def _free_name(name: str, taken: Mapping[str, object]) -> str:
+    number = 2
+    free = name
+    while free in taken:
+        free, number = f"{name}_{number}", number + 1
+    return free
+
+
+def _even(files: Sequence[tuple[Path, int]], most: int) -> list[tuple[Path, int]]:
+    """At most so many of them, evenly spread."""
+    if len(files) <= most:
+        return list(files)
+    return [files[int((number + 0.5) * len(files) / most)] for number in range(most)]
+
+
+def _sample_of(source: _Files, budget: int) -> _Part:
+    """Read documents of a source until they have `budget` bytes of text, from files that are evenly spread."""
+    documents: list[Document] = []
+    left_out: list[LeftOut] = []
+    chosen = _even(source.files, _MOST_FILES)
+    left, read, text = max(_BLOCK_BYTES, budget), 0, 0
+    for number, (file, size) in enumerate(chosen):
+        if left <= 0:
+            break
+        items, seen = _of_file(file, size, source.config, max(1 << 12, left // (len(chosen) - number)))
+        kept = [item for item in items if isinstance(item, Document) and item.text.strip()]
+        documents += kept
+        left_out += [item for item in items if isinstance(item, LeftOut)]
+        sizes = [_bytes(item) for item in kept]
+        read, text = read + seen, text + sum(sizes)
+        left -= sum(min(size, _DOCUMENT_BYTES) for size in sizes)
+    unpacked: float = sum(size * (_PACKED_RATIO if file.suffix in PACKED else 1) for file, size in source.files)
+    if source.config.kind == "parquet":
+        unpacked *= sum(sum(parquet_groups(file)) for file, _ in chosen) / max(1, sum(size for _, size in chosen))
+    return _Part(documents, left_out, unpacked * min(1.0, text / max(1, read)))
+
+
+def _joined(
+    found: Mapping[str, _Files],
+    parts: Mapping[str, _Part],
+    passed_over: Mapping[str, Endings],
+    too_long: Mapping[str, Endings],
+) -> TextSample:
+    documents = [each for part in parts.values() for each in part.documents]
+    texts = [each.text[:_DOCUMENT_BYTES] for each in documents]
+    damaged = Counter(item.reason for part in parts.values() for item in part.left_out)
+    number = sum(
+        part.text_bytes * len(part.documents) / max(1, sum(map(_bytes, part.documents))) for part in parts.values()
+    )
+    return TextSample(
+        sources={name: each.config for name, each in found.items()},
+        taken=_ended([file for each in found.values() for file in each.files]),
+        passed_over=passed_over,
+        too_long=too_long,
+        text_bytes=sum(part.text_bytes for part in parts.values()),
+        documents=number,
+        texts=texts,
+        sampled=len(documents) + damaged.total(),
+        damaged=dict(damaged.most_common()),
+        duplicates=1 - len(set(texts)) / max(1, len(texts)),
+        lengths=sorted(map(_bytes, documents)),
+        scripts=scripts_of(texts),
+    )
+
+
+def _bytes(document: Document) -> int:
+    return len(document.text.encode("utf-8", "replace"))
+
+
+def _of_file(file: Path, size: int, source: SourceConfig, budget: int) -> tuple[list[Document | LeftOut], int]:
+    """Items of a file until the budget is spent, and the bytes that were read of it, unpacked."""
+    if source.kind == "jsonl" and can_be_cut(file, source.encoding):
+        blocks = max(1, min(16, budget // _BLOCK_BYTES)) if size > 2 * _BLOCK_BYTES else 1
+        length = min(size, _BLOCK_BYTES)
+        begins = [number * (size - length) // max(1, blocks - 1) for number in range(blocks)]
+        found = [sample_lines(file, begin, length, source) for begin in begins]
+        return [item for items, _ in found for item in items], sum(read for _, read in found)
+    items: list[Document | LeftOut] = []
+    seen = 0
+    for item in read_span(Span("sample", str(file), size=size), source, PrepareConfig.max_characters):
+        items.append(item)
+        seen += _bytes(item) if isinstance(item, Document) else 0
+        if seen >= budget:
+            break
+    return items, seen or size
+
+
+def token_facts(texts: Sequence[str], entries: int) -> TokenFacts:
+    """Train a tokenizer on nine tenths of each text, and measure it on the last.
+
+    Args:
+        texts: a sample.
+        entries: of the vocabulary; a small sample gives fewer.
+    """
+    step = max(1, -(-sum(map(len, texts)) // _TOKENISED))
+    texts = texts[::step]
+    cuts = [max(1, len(text) * 9 // 10) for text in texts]
+    seen = [text[:cut] for text, cut in zip(texts, cuts, strict=True)]
+    held_out = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
+    tokenizer = train_tokenizer(iter(seen), entries)
+    frequencies = Counter(id for ids in encode_documents(tokenizer, seen) for id in ids)
+    counts = Counter(id for ids in encode_documents(tokenizer, held_out) for id in ids)
+    total = frequencies.total() + tokenizer.get_vocab_size()  # each id once more than it occurs
+    loss = sum(n * math.log(total / (frequencies[id] + 1)) for id, n in counts.items()) / max(1, counts.total())
+    size = sum(len(text.encode("utf-8", "replace")) for text in held_out)
+    read = sum(len(text.encode("utf-8", "replace")) for text in seen)
+    return TokenFacts(size / max(1, counts.total()), loss, tokenizer.get_vocab_size(), read)
+
+
+def scripts_of(texts: Sequence[str]) -> dict[str, float]:
+    """Share of the letters by script, as Unicode names them: {'Latin': 0.97, 'Cyrillic': 0.03}."""
+    counts: Counter[str] = Counter()
+    each = max(1000, _SCRIPT_CHARACTERS // max(1, len(texts)))
+    for text in texts:
+        counts.update(text[:each])
+    scripts: Counter[str] = Counter()
+    for char, count in counts.items():
+        if char.isalpha():
+            word = unicodedata.name(char, "OTHER").split()[0].split("-")[0]
+            scripts[_SCRIPTS.get(word, word.capitalize())] += count
+    return {name: count / scripts.total() for name, count in scripts.most_common()}
+
+
+_SCRIPTS = {"CJK": "Chinese", "HIRAGANA": "Japanese", "KATAKANA": "Japanese", "HANGUL": "Korean"}

@@ -1,0 +1,293 @@
+"""Choose size and tokens of a run: from hours, by the speed of the device that is here, or as they are asked for.
+
+Speed on GPUs is what `plan` predicts, as slow as the slowest published run of such a size; on a CPU it is measured for
+a few seconds in a process of its own, on random tokens. Neither needs the data to be prepared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.sample import TextSample, TokenFacts, token_facts
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
+from modernbert_train.core.text import tokens_text
+from modernbert_train.distributed.gpus import shown_gpus
+from modernbert_train.errors import ConfigError
+from modernbert_train.plan.cost import bill_of
+from modernbert_train.plan.gpus import GPUS
+from modernbert_train.plan.make import make_plan
+from modernbert_train.plan.recipe import (
+    BY_PARAMETERS,
+    LEAST_BATCH_TOKENS,
+    MOST_PASSES,
+    SIZES,
+    Asked,
+    Size,
+    entries_for,
+    power_of_two,
+    run_yaml,
+    sizes_for_hours,
+    tokens_for,
+)
+from modernbert_train.plan.room import on_gpu, too_large
+
+MOST_HELD_OUT = 10e6  # bytes of text that are held out, of less a twentieth, ...
+LEAST_HELD_OUT = 6  # ... and so many documents at least
+_LEAST_TOKENS = 100 * LEAST_BATCH_TOKENS  # with fewer steps than a hundred nothing is learnt
+_START_SECONDS = {False: 90.0, True: 300.0}  # of preparing, starting, measuring and exporting; on GPUs compiling
+_TRAINING = 0.9  # of the time after that; validation may cost a twentieth, see EvalConfig
+_SAFE = 0.8  # of the entries that a sample lets expect; nine tenths of it were read
+_MEASURED_SECONDS = 1.5
+_MOST_SECONDS = 120.0  # for one size to be measured, torch's import included
+_NOMINAL_TOKENS = 10_000_000  # of the run that is measured
+_MEMORY_PER_PARAMETER = 20  # bytes of fp32 weights, gradients, moments and what an update needs
+
+
+@dataclass(frozen=True)
+class Device:
+    """What would train.
+
+    Attributes:
+        gpus: how many; 0: the CPU.
+        kind: of GPU, key of GPUS.
+        here: whether this machine has them.
+    """
+
+    gpus: int
+    kind: str = "h100"
+    here: bool = True
+
+    @property
+    def label(self) -> str:
+        return f"{self.gpus} x {GPUS[self.kind].label}" if self.gpus else f"{len(os.sched_getaffinity(0))} CPU cores"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A run that was chosen.
+
+    Attributes:
+        size: of the model.
+        entries: of its vocabulary.
+        tokens: to train on.
+        text_tokens: of the training text, estimated.
+        unigram_loss: of the text, nats a token.
+        longest: tokens of the longest documents but one in a hundred.
+        speed: tokens a second of all devices; None: it could not be measured.
+    """
+
+    size: Size
+    entries: int
+    tokens: int
+    text_tokens: float
+    unigram_loss: float
+    longest: int
+    speed: float | None
+
+
+def device_of(gpus: int | None) -> Device:
+    """The GPUs that are asked for, or those of this machine, or its CPU."""
+    there = shown_gpus()
+    if gpus is None and not there:
+        return Device(0)
+    name = there[0][0].lower().replace(" ", "") if there else ""
+    kind = next((key for key in ("h100-pcie", *GPUS) if all(part in name for part in key.split("-"))), "h100")
+    return Device(gpus or len(there), kind, here=len(there) >= (gpus or 1))
+
+
+def held_out_share(sample: TextSample) -> float:
+    """Share of the documents that are held out: a twentieth, of much text less, of few documents more."""
+    share = max(min(0.05, MOST_HELD_OUT / sample.text_bytes), min(0.2, LEAST_HELD_OUT / sample.documents))
+    return float(f"{share:.2g}")
+
+
+class Chooser:
+    """What is known of a text and a device while sizes are compared.
+
+    Args:
+        sample: of the text.
+        device: that would train.
+    """
+
+    def __init__(self, sample: TextSample, device: Device) -> None:
+        self._sample, self._device = sample, device
+        self._facts: dict[int, TokenFacts] = {}
+
+    def facts(self, entries: int) -> TokenFacts:
+        """Of a tokenizer with so many entries, tried once."""
+        if entries not in self._facts:
+            self._facts[entries] = token_facts(self._sample.texts, entries)
+        return self._facts[entries]
+
+    def entries(self, size: Size) -> int:
+        """Of the vocabulary of a size: as the rule says, or what this text is enough for."""
+        wanted = entries_for(size, self._sample.text_bytes)
+        facts = self.facts(wanted)
+        if facts.entries >= wanted:
+            return wanted
+        reached = _SAFE * facts.entries * math.sqrt(max(1.0, self._sample.text_bytes / facts.text_bytes))
+        return wanted if reached >= wanted else max(SMALLEST_VOCABULARY, power_of_two(reached))
+
+    def text_tokens(self, entries: int) -> float:
+        """Of the training text, without exact duplicates."""
+        whole = self._sample.text_bytes / self.facts(entries).bytes_per_token
+        return whole * (1 - held_out_share(self._sample)) * (1 - self._sample.duplicates)
+
+    def asked(self, size: Size, tokens: float, folder: str = "data/mine") -> Asked:
+        """A run of a size, as it would be written."""
+        entries = self.entries(size)
+        longest = int(self._sample.length(0.99) / self.facts(entries).bytes_per_token)
+        return Asked("measured", size, round(tokens), entries, self._device.gpus, folder, longest=max(1, longest))
+
+    def median(self, entries: int) -> int:
+        """Tokens of a document."""
+        return max(1, int(self._sample.length(0.5) / self.facts(entries).bytes_per_token))
+
+    def fits(self, size: Size) -> bool:
+        """Whether the memory suffices: of a GPU by `plan`, of this machine for the weights and what belongs to them."""
+        device, asked = self._device, self.asked(size, _NOMINAL_TOKENS)
+        if not device.gpus:
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            return _MEMORY_PER_PARAMETER * size.parameters(asked.entries) < memory
+        gpu = GPUS[device.kind]
+        with _loaded(asked) as config:
+            return not list(too_large(on_gpu(config, gpu, device.gpus), gpu, device.gpus))
+
+    def predicted(self, size: Size) -> float | None:
+        """Tokens a second on GPUs; None where the model does not fit."""
+        if not self.fits(size):
+            return None
+        asked, device = self.asked(size, 1000 * size.batch_tokens), self._device
+        with _loaded(asked) as config:
+            plan = make_plan(config, device.gpus, self.median(asked.entries))
+            bill = bill_of(plan.on(device.kind), device.kind, {})
+        return plan.tokens / (bill.seconds * bill.longer_by[1])
+
+    def largest(self) -> str | None:
+        """Name of the largest size that fits."""
+        return next((name for name in reversed(BY_PARAMETERS) if self.fits(SIZES[name])), None)
+
+
+def choose(sample: TextSample, device: Device, hours: float | None, size: str | None, tokens: int | None) -> Chosen:
+    """The run for these hours, or of this size.
+
+    Raises:
+        ConfigError: the hours are too few, with the least; or the size does not fit, with the largest that does.
+    """
+    chooser = Chooser(sample, device)
+    with _speeds(chooser, device, [size] if size else list(BY_PARAMETERS)) as speed:
+        if size is not None:
+            return _of_size(chooser, device, SIZES[size], tokens, speed)
+        assert hours is not None
+        return _of_hours(chooser, device, hours, speed)
+
+
+Speed = Callable[[Size], float | None]
+
+
+def _of_size(chooser: Chooser, device: Device, size: Size, tokens: int | None, speed: Speed) -> Chosen:
+    if not chooser.fits(size):
+        largest = chooser.largest()
+        fits = f"The largest that fits is --size {largest}." if largest else "No size fits."
+        raise ConfigError(f"--size {size.name}: does not fit the memory of {device.label}. {fits}")
+    entries = chooser.entries(size)
+    text = chooser.text_tokens(entries)
+    return _chosen(chooser, size, tokens or tokens_for(size, size.parameters(entries), text), speed(size))
+
+
+def _of_hours(chooser: Chooser, device: Device, hours: float, speed: Speed) -> Chosen:
+    seconds = (hours * 3600 - _START_SECONDS[bool(device.gpus)]) * _TRAINING
+    speeds: dict[str, float] = {}
+
+    def known(size: Size, entries: int) -> float | None:
+        found = speed(size)
+        if found is not None:
+            speeds[size.name] = found
+        return found
+
+    text = chooser.text_tokens(chooser.entries(SIZES["tiny"]))
+    found = list(sizes_for_hours(max(0.0, seconds) / 3600, known, chooser.entries, text))
+    if not found:
+        raise ConfigError(f"--hours {hours:g}: the speed of {device.label} could not be measured. Give --size instead.")
+    best = min(found, key=lambda each: each.loss)
+    least = min(_LEAST_TOKENS, MOST_PASSES * text)
+    if best.tokens < 0.9 * least:
+        needed = least / max(speeds.values()) / _TRAINING + _START_SECONDS[bool(device.gpus)]
+        raise ConfigError(
+            f"--hours {hours:g}: too few on {device.label}: {tokens_text(least)} tokens of the smallest size are the "
+            f"least that teaches anything. Give at least --hours {math.ceil(needed / 36) / 100:g}."
+        )
+    return _chosen(chooser, best.size, best.tokens, speeds[best.size.name])
+
+
+def _chosen(chooser: Chooser, size: Size, tokens: int, speed: float | None) -> Chosen:
+    asked = chooser.asked(size, tokens)
+    assert asked.longest is not None
+    return Chosen(
+        size=size,
+        entries=asked.entries,
+        tokens=tokens,
+        text_tokens=chooser.text_tokens(asked.entries),
+        unigram_loss=chooser.facts(asked.entries).unigram_loss,
+        longest=asked.longest,
+        speed=speed,
+    )
+
+
+@contextmanager
+def _loaded(asked: Asked) -> Iterator[RunConfig]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "run.yaml"
+        file.write_text(run_yaml(asked), encoding="utf-8")
+        yield load_run([file])
+
+
+@contextmanager
+def _speeds(chooser: Chooser, device: Device, names: list[str]) -> Iterator[Speed]:
+    """Within it, tokens a second by size: predicted, or on a CPU measured when they are asked for, in order."""
+    if device.gpus:
+        yield chooser.predicted
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for name in names:
+            file = Path(folder) / f"{name}.yaml"
+            file.write_text(run_yaml(chooser.asked(SIZES[name], _NOMINAL_TOKENS)), encoding="utf-8")
+            files.append(str(file))
+        median = chooser.median(chooser.entries(SIZES[names[0]]))
+        module = "modernbert_train.train.tune.rate"
+        command = [sys.executable, "-m", module, str(_MEASURED_SECONDS), str(median), *files]
+        print(f"measuring this machine: $ python {' '.join(command[1:5])} ...", flush=True)
+        path = os.pathsep.join([str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")])
+        process = subprocess.Popen(
+            command,
+            bufsize=0,  # a line that waits in a buffer would not be seen by `select`
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        try:
+            yield lambda size: _next_speed(process)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def _next_speed(process: subprocess.Popen[bytes]) -> float | None:
+    """What the process says of the next size; None where it ends or takes too long."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], _MOST_SECONDS)
+    line = process.stdout.readline() if ready else b""
+    return float(json.loads(line)["tokens_per_second"]) if line.startswith(b"{") else None

@@ -1,0 +1,402 @@
+"""`modernbert-train pretrain TEXT... --hours 8`: from text to a model that is measured, exported and reported.
+
+It looks at the text, chooses a recipe by published rules, writes it as OUT/data.yaml and OUT/run.yaml, and then runs
+the verbs that a person would run by hand, each printed first. Its state is in those files and in what the verbs leave:
+killed anywhere, the same command continues. The YAMLs may be changed; a changed one is used as it is, and never
+overwritten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from data_prep.report import fingerprint  # noqa: E402
+from data_prep.sample import TextSample, look_at_text, shown, size_text  # noqa: E402
+from launch.budget import LEAST_HELD_OUT, MOST_HELD_OUT, Chosen, Device, choose, device_of, held_out_share  # noqa: E402
+from launch.stages import TYPED, run_stages, text_to_model  # noqa: E402
+from modernbert_train.cli.parser import Parser, positive, token_count  # noqa: E402
+from modernbert_train.config.check import check  # noqa: E402
+from modernbert_train.config.load import load_run, load_typed  # noqa: E402
+from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig  # noqa: E402
+from modernbert_train.core.files import write_whole  # noqa: E402
+from modernbert_train.core.lasting_output import lasting_output  # noqa: E402
+from modernbert_train.core.read_json import read_lines  # noqa: E402
+from modernbert_train.core.text import duration, plural, table, tokens_text  # noqa: E402
+from modernbert_train.distributed.gpus import shown_gpus  # noqa: E402
+from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError  # noqa: E402
+from modernbert_train.plan.answer import answer  # noqa: E402
+from modernbert_train.plan.make import make_plan  # noqa: E402
+from modernbert_train.plan.parameters import count_parameters  # noqa: E402
+from modernbert_train.plan.recipe import MOST_PASSES, SIZES, Asked, run_yaml  # noqa: E402
+
+LEAST_DOCUMENTS = 20
+TOKENIZER_BYTES = 2e9  # of text that a tokenizer is trained on, at most
+_LINE = "# pretrain: "
+_MOST_DAMAGED = 0.2  # of the sampled documents: beyond it the text is not what its user thinks
+_SCRIPT_SHARE = 0.05  # of a script that is named
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where everything of a run is.
+
+    Attributes:
+        out: the folder.
+        name: of the run.
+    """
+
+    out: Path
+    name: str
+
+    @property
+    def data_yaml(self) -> Path:
+        return self.out / "data.yaml"
+
+    @property
+    def run_yaml(self) -> Path:
+        return self.out / "run.yaml"
+
+    @property
+    def dataset(self) -> Path:
+        return self.out / "dataset"
+
+    @property
+    def runs(self) -> Path:
+        return self.out / "runs"
+
+    @property
+    def run(self) -> Path:
+        return self.runs / self.name
+
+    @property
+    def begun(self) -> bool:
+        """Whether work was done that other YAMLs would contradict."""
+        work = self.dataset.with_name(f"{self.dataset.name}.work")
+        return any(path.exists() for path in (self.dataset, work, self.run))
+
+
+def make_parser() -> Parser:
+    """The arguments of the command."""
+    parser = Parser(prog="modernbert-train pretrain", description=__doc__)
+    parser.add_argument("text", nargs="+", metavar="TEXT", help="files or folders of text")
+    much = parser.add_mutually_exclusive_group(required=True)
+    much.add_argument("--hours", type=_hours, metavar="H", help="train about so long; the size follows")
+    much.add_argument("--size", choices=SIZES, help="of the model; base and large are the published recipes")
+    words = "to train on, such as 300M or 2B, with --size; default: 20 a parameter, at most 4 passes over the text"
+    parser.add_argument("--tokens", type=token_count, metavar="N", help=words)
+    parser.add_argument("--gpus", type=positive, metavar="N", help="that train; default: those of this machine")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of everything; default: pretrained/NAME")
+    parser.add_argument("--name", help="of the run; default: that of the first TEXT")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--dry-run", action="store_true", help="write the YAMLs, print the plan, and end")
+    return parser
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: a number of hours is expected, such as 8 or 0.5")
+    return hours
+
+
+@lasting_output()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code (see docs/faults.md)."""
+    options = make_parser().parse_args(arguments)
+    if options.tokens is not None and options.size is None:
+        make_parser().error("--tokens is of --size: hours say how many there are time for.")
+    try:
+        return _pretrain(options)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped; nothing has been trained yet.", file=sys.stderr)
+        return 75
+
+
+def _pretrain(options: argparse.Namespace) -> int:
+    place, question = _place(options), _question(options)
+    sample = look_at_text(options.text)
+    _refuse_damaged(sample, options.text)
+    print(table(list(_text_rows(sample)), indent=2), flush=True)
+    device = device_of(options.gpus)
+    if options.gpus and not (device.here or options.dry_run):
+        raise ConfigError(
+            f"--gpus {options.gpus}: this machine shows {len(shown_gpus())}. --dry-run writes the YAMLs and prints the "
+            f"plan; then `launch {place.run_yaml}` trains on a machine that has them."
+        )
+    digest = _digest(place, sample)
+    if not _keeps(place, question, digest):
+        chosen = choose(sample, device, options.hours, options.size, options.tokens)
+        _write(place, question, digest, sample, device, chosen)
+    check(load_run([place.run_yaml]), max(1, device.gpus))
+    print(f"\n{table(list(_plan_rows(place, device)), indent=2)}", flush=True)
+    if options.dry_run:
+        print(f"\nNothing was run. The same command without --dry-run continues with {place.run_yaml}.")
+        return 0
+    if not options.yes:
+        _ask()
+    began = time.monotonic()
+    stages = text_to_model(str(place.data_yaml), [str(place.run_yaml)], Path.cwd(), ranks=max(1, device.gpus))
+    code = run_stages(stages, Path.cwd())
+    if code == 0:
+        print(_summary(place, time.monotonic() - began))
+    return code
+
+
+def _place(options: argparse.Namespace) -> Place:
+    first = Path(options.text[0])
+    name = (
+        options.name
+        or re.sub(r"[^A-Za-z0-9._-]+", "-", first.absolute().stem if first.is_file() else first.absolute().name).strip(
+            "-."
+        )
+        or "mine"
+    )
+    out = options.out or Path("pretrained") / name
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: is a file. Name a folder.")
+    inside = next((text for text in options.text if out.resolve().is_relative_to(Path(text).resolve())), None)
+    if inside is not None:
+        raise ConfigError(f"--out {out}: lies in {inside}, and would become text itself. Name a folder outside of it.")
+    return Place(out, name)
+
+
+def _question(options: argparse.Namespace) -> dict[str, Any]:
+    return {key: getattr(options, key) for key in ("text", "hours", "size", "tokens", "gpus", "name")}
+
+
+def _refuse_damaged(sample: TextSample, texts: Sequence[str]) -> None:
+    if sample.documents < LEAST_DOCUMENTS:
+        raise DataError(
+            f"{', '.join(texts)}: {plural(round(sample.documents), 'document')} in {shown(sample.taken)}, and some "
+            f"must be held out: {LEAST_DOCUMENTS} are needed. A file of plain text is one document; cut it: "
+            "mkdir parts && split -C 100k --additional-suffix=.txt FILE parts/, then name parts."
+        )
+    if sample.damaged_share > _MOST_DAMAGED:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sample.damaged.items())
+        raise DataError(
+            f"{', '.join(texts)}: of {sample.sampled:,} documents that were looked at, {reasons} (docs/data.md has the "
+            "reasons). Move these files away, or name what is text."
+        )
+
+
+def _text_rows(sample: TextSample) -> Iterator[tuple[str, str]]:
+    """What was seen of the text."""
+    documents = f"about {_two_digits(sample.documents)} documents, half of them above {size_text(sample.length(0.5))}"
+    yield "text", f"{size_text(sample.text_bytes)} in {shown(sample.taken)}; {documents}"
+    if sample.passed_over:
+        yield "not read", f"{shown(sample.passed_over)}: no text, or nothing that is known to hold it"
+    if sample.too_long or sample.damaged:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in sample.damaged.items())
+        yield "left out", f"of {sample.sampled:,} documents looked at: {reasons}"
+    if sample.duplicates >= 0.005:
+        yield "duplicates", f"{sample.duplicates:.0%} of the documents looked at; each text is trained on once"
+    scripts = [f"{name} {share:.0%}" for name, share in sample.scripts.items() if share >= 0.005]
+    yield "scripts", ", ".join(scripts) or "no letters"
+    if sum(share >= _SCRIPT_SHARE for share in sample.scripts.values()) > 1:
+        yield "", "one tokenizer and one model for all of them; name the folder of one language to train on it alone"
+
+
+def _digest(place: Place, sample: TextSample) -> str:
+    """Of the names, sizes and times of the files."""
+    return str(fingerprint(_spec(place, sample, 8192))["inputs"]["digest"])
+
+
+def _spec(place: Place, sample: TextSample, entries: int) -> PrepareConfig:
+    damaged = sample.damaged_share
+    return PrepareConfig(
+        out=str(place.dataset),
+        sources=dict(sample.sources),
+        tokenizer=TokenizerConfig(vocab_size=entries, training_share=_training_share(sample)),
+        validation_share=held_out_share(sample),
+        max_left_out=PrepareConfig.max_left_out if not damaged else float(f"{0.01 + 2 * damaged:.2g}"),
+    )
+
+
+def _training_share(sample: TextSample) -> float:
+    return float(f"{min(1.0, TOKENIZER_BYTES / sample.text_bytes):.1g}")
+
+
+def _data_yaml(spec: PrepareConfig) -> str:
+    """The spec as YAML, with a word on what is not usual."""
+    usual = SourceConfig(kind="text")
+    lines = [f"out: {_value(spec.out)}", "", "sources:"]
+    for name, source in spec.sources.items():
+        lines.append(f"  {name}:")
+        for key in ("kind", "path", "glob", "text_field", "encoding"):
+            value = getattr(source, key)
+            if key == "kind" or value != getattr(usual, key):
+                lines.append(f"    {key}: {_value(value)}")
+    lines += [
+        "",
+        "tokenizer:",
+        f"  vocab_size: {spec.tokenizer.vocab_size} # run.yaml has the same, and why",
+    ]
+    if spec.tokenizer.training_share < 1:
+        lines.append(f"  training_share: {spec.tokenizer.training_share} # about {size_text(TOKENIZER_BYTES)} of text")
+    lines += ["", f"validation_share: {spec.validation_share} # {_HELD_OUT}"]
+    if spec.max_left_out != PrepareConfig.max_left_out:
+        lines.append(f"max_left_out: {spec.max_left_out} # a sample of the text has damaged documents")
+    return "\n".join(lines) + "\n"
+
+
+_HELD_OUT = f"a twentieth; of much text about {size_text(MOST_HELD_OUT)}, and {LEAST_HELD_OUT} documents at least"
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+
+
+def _keeps(place: Place, question: dict[str, Any], digest: str) -> bool:
+    """Whether the YAMLs that are there serve; otherwise they may be written.
+
+    Raises:
+        ConfigError: they are of other text or another question, and work was done with them, or they were changed.
+    """
+    there = _record(place.run_yaml)
+    if there is None:
+        if place.run_yaml.exists() or place.data_yaml.exists():
+            raise ConfigError(
+                f"{place.out}: has a run.yaml or data.yaml that `pretrain` did not write. Give another --out."
+            )
+        return False
+    if there["digest"] == digest and there["question"] == question and place.data_yaml.exists():
+        return True
+    another = "Give another --name, or another --out." if place.out.name == place.name else "Give another --out."
+    if there["digest"] != digest:
+        was = f"{place.run_yaml}: made of other text ({' '.join(there['question']['text'])} as it was then)"
+    else:
+        changed = [key for key in question if there["question"].get(key) != question[key]]
+        words = ", ".join(f"--{key} {there['question'].get(key)}" for key in changed)
+        was = f"{place.run_yaml}: made with {words}"
+    if place.begun:
+        raise ConfigError(f"{was}, and {place.out} has work of it. {another}")
+    if there["body"] != _body(place.run_yaml):
+        raise ConfigError(f"{was}, and changed by hand since. {another}")
+    return False
+
+
+def _record(file: Path) -> dict[str, Any] | None:
+    """What `pretrain` wrote about a run.yaml; None where there is none."""
+    try:
+        first = file.read_text(encoding="utf-8").partition("\n")[0]
+        found = json.loads(first.removeprefix(_LINE)) if first.startswith(_LINE) else None
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and {"question", "digest", "body"} <= found.keys() else None
+
+
+def _body(file: Path) -> str:
+    return _sha(file.read_text(encoding="utf-8").partition("\n")[2])
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _write(
+    place: Place, question: dict[str, Any], digest: str, sample: TextSample, device: Device, chosen: Chosen
+) -> None:
+    """Write both YAMLs, the run last."""
+    words = [json.dumps(text) if " " in text else text for text in question["text"]]
+    words += [f"--{key} {value:g}" if key == "hours" else f"--{key} {value}"
+              for key, value in question.items() if key != "text" and value is not None]  # fmt: skip
+    asked = Asked(
+        place.name, chosen.size, chosen.tokens, chosen.entries, device.gpus, str(place.dataset), str(place.runs),
+        chosen.text_tokens, chosen.longest,
+        head=(f"Written by `{TYPED} pretrain {' '.join(words)}`; change it as you like.",),
+    )  # fmt: skip
+    body = run_yaml(asked)
+    record = {
+        "question": question, "digest": digest, "body": _sha(body), "speed": chosen.speed,
+        "text_tokens": chosen.text_tokens, "unigram_loss": chosen.unigram_loss,
+    }  # fmt: skip
+    head = f"# The text of {place.run_yaml}. Every key is in docs/config.md.\n\n"
+    try:
+        place.out.mkdir(parents=True, exist_ok=True)
+        write_whole(place.data_yaml, head + _data_yaml(_spec(place, sample, chosen.entries)))
+        write_whole(place.run_yaml, f"{_LINE}{json.dumps(record)}\n{body}")
+    except OSError as error:
+        raise StorageError(f"{place.out}: cannot be written ({error.strerror}). Give another --out.") from None
+
+
+def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
+    """What the YAMLs would do."""
+    config, record = load_run([place.run_yaml]), _record(place.run_yaml) or {}
+    load_typed(PrepareConfig, [place.data_yaml])
+    found, text = count_parameters(config.model, config.objective), record.get("text_tokens")
+    yield "model", f"{found.total:,} parameters, {config.model.vocab_size:,} entries in the vocabulary"
+    passes = f", {config.total_tokens / text:.2g} passes over about {tokens_text(text, 2)}" if text else ""
+    hours = (record.get("question") or {}).get("hours")
+    steps = sum(phase.tokens / (phase.batch_rows * phase.row_tokens) for phase in config.phases.values())
+    yield "training", f"{tokens_text(config.total_tokens)} tokens{passes}; about {_two_digits(steps)} steps"
+    if text and config.total_tokens > 1.05 * MOST_PASSES * text:
+        yield "", f"more than {MOST_PASSES} passes: repeats teach less and less. More text would serve better"
+    if hours and (speed := record.get("speed")) and config.total_tokens < 0.7 * 3600 * hours * speed:
+        most = duration(config.total_tokens / speed)
+        yield "", f"the text is enough for {most} of the {hours:g} hours; more of it would make a better model"
+    if device.gpus:
+        plan = make_plan(config, device.gpus)
+        rows = answer(plan, device.kind, [device.kind], {}).rows
+        yield from [(row[0], row[1]) for row in rows if row[0] in _OF_PLAN]
+    elif record.get("speed"):
+        speed = record["speed"]
+        took = f"{duration(config.total_tokens / speed)} of training at {speed:,.0f} tokens/s"
+        yield "takes", f"{took}, measured on these {device.label}; a minute or two besides"
+    else:
+        yield "takes", "unknown: the speed of this machine could not be measured"
+    yield "writes", f"{place.data_yaml}, {place.run_yaml}, {place.dataset}, {place.run}"
+
+
+_OF_PLAN = ("takes", "memory", "disk", "note")
+
+
+def _two_digits(number: float) -> str:
+    digits = 2 - len(str(int(number)))
+    return f"{round(number, min(0, digits)):,.0f}"
+
+
+def _ask() -> None:
+    """Raises ConfigError unless somebody at a terminal says yes."""
+    if not sys.stdin.isatty():
+        raise ConfigError("pretrain: nobody is at a terminal to say yes. Add --yes, or --dry-run for the plan alone.")
+    if input("\ncontinue? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise StoppedEarly("nothing was run; the same command asks again.")
+
+
+def _summary(place: Place, seconds: float) -> str:
+    entries, _ = read_lines(place.run / "metrics.jsonl")
+    validations = [entry for entry in entries if entry.get("kind") == "validation"]
+    rows = [("this call took", duration(seconds))]
+    if validations:
+        last = validations[-1]
+        rows.insert(0, ("held-out loss", f"{last['loss']:.2f} nats, unigram {last['unigram_loss']:.2f}"))
+        rows.insert(1, ("held-out accuracy", f"{last['accuracy']:.1%}, unigram {last['unigram_accuracy']:.1%}"))
+    model = place.run / "hf"
+    rows += [("model", f"{model}  (AutoModelForMaskedLM.from_pretrained)"), ("report", f"{place.run}/report.html")]
+    return (
+        f'\nDone.\n{table(rows, indent=2)}\n\nNext:\n  {TYPED} fill {model} "some text with a [MASK]"\n'
+        f"  {TYPED} train {place.run_yaml} name=slower optim.lr=1e-3"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

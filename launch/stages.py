@@ -1,0 +1,126 @@
+"""Commands one after the other, each printed before it runs, so that a person can repeat them by hand.
+
+A stage whose result is there is left out. What a command does with Ctrl-C and SIGTERM is its own affair: both reach it,
+and its exit code ends the whole. So the same words continue what was interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from modernbert_train.checkpoints.results import read_results
+from modernbert_train.cli.arguments import read_run
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.installed import CHECKOUT, PACKAGE
+from modernbert_train.errors import StoppedEarly
+from modernbert_train.report.listing import read_run_state
+
+PROGRAM = ["-m", "modernbert_train"]  # arguments of Python
+TYPED = "python -m modernbert_train" if CHECKOUT else "modernbert-train"
+
+
+class Stage(NamedTuple):
+    """A command.
+
+    Attributes:
+        what: it does, for a person.
+        command: arguments of Python.
+        done: whether its result is there, asked when its turn comes.
+    """
+
+    what: str
+    command: Sequence[str]
+    done: Callable[[], bool] = lambda: False
+
+
+def run_stages(stages: Sequence[Stage], folder: Path) -> int:
+    """Run what is not done, in a folder; returns the exit code of a command that failed or was stopped, or 0."""
+    for number, stage in enumerate(stages, 1):
+        head = f"[{number}/{len(stages)}] {stage.what}"
+        if stage.done():
+            print(f"\n{head}: done before", flush=True)
+            continue
+        print(f"\n{head}\n$ python {shlex.join(stage.command)}", flush=True)
+        code = _call([sys.executable, *stage.command], folder)
+        if code == StoppedEarly.exit_code:
+            print("stopped; the same command resumes from the checkpoint.", flush=True)
+        if code != 0:
+            return code
+    return 0
+
+
+def _call(command: Sequence[str], folder: Path) -> int:
+    """Run a command and wait for it; it gets Ctrl-C from the terminal and SIGTERM from here, and decides how to end."""
+    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(command, cwd=folder, env=os.environ | {"PYTHONPATH": path})
+    handlers = {
+        signal.SIGINT: lambda number, frame: None,
+        signal.SIGTERM: lambda number, frame: process.send_signal(number),
+    }
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        return process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def text_to_model(spec: str, run: Sequence[str], home: Path, *, ranks: int = 1, takes: str = "") -> list[Stage]:
+    """The verbs from text on disk to a model that is measured and exported, with its report.
+
+    Args:
+        spec: YAML of the data.
+        run: YAML files and overrides of the run.
+        home: folder in which they run.
+        ranks: GPUs that train.
+        takes: how long training takes, in words.
+    """
+    several = ["--ranks", str(ranks)] if ranks > 1 else []
+    train = [*PROGRAM, "launch" if several else "train", *run, *several]
+    return [
+        Stage("text to tokens", [*PROGRAM, "prepare", spec]),
+        Stage("checking the run", [*PROGRAM, "check", *run, *several]),
+        Stage(f"training{takes and f': {takes}'}", train, lambda: _is_trained(run, home)),
+        Stage("measuring on held-out text", [*PROGRAM, "eval", *run], lambda: _is_measured(run, home)),
+        Stage("exporting for transformers", [*PROGRAM, "export", *run], lambda: _is_exported(run, home)),
+        Stage("drawing the report", [*PROGRAM, "report", *run]),
+    ]
+
+
+def _folder(run: Sequence[str], home: Path) -> tuple[RunConfig, Path]:
+    config = read_run([str(home / word) if "=" not in word else word for word in run])
+    return config, home / config.folder
+
+
+def _is_trained(run: Sequence[str], home: Path) -> bool:
+    """Whether the run has seen all of its tokens, also those that its YAML asks for by now."""
+    config, folder = _folder(run, home)
+    if not (folder / "config.yaml").is_file() or not (folder / "metrics.jsonl").is_file():
+        return False
+    state = read_run_state(folder, time.time())
+    return state.state == "finished" and state.tokens >= config.total_tokens
+
+
+def _newest(folder: Path) -> Path | None:
+    return max((folder / "checkpoints").glob("step-????????"), default=None)
+
+
+def _is_measured(run: Sequence[str], home: Path) -> bool:
+    _, folder = _folder(run, home)
+    newest = _newest(folder)
+    return newest is not None and any(result.checkpoint == newest.name for result in read_results(folder))
+
+
+def _is_exported(run: Sequence[str], home: Path) -> bool:
+    """Whether there is a model that is newer than the newest checkpoint; an export is whole or not there."""
+    _, folder = _folder(run, home)
+    newest, model = _newest(folder), folder / "hf" / "model.safetensors"
+    return newest is not None and model.is_file() and model.stat().st_mtime >= newest.stat().st_mtime

@@ -1,0 +1,208 @@
+"""`pretrain`: whoever has a folder of text and types one command gets a model, or is told what to do instead.
+
+Bad input is refused within a second, before torch is imported; what was interrupted continues with the same words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import launch.budget
+import launch.pretrain
+from data_prep.sample import look_at_text
+from launch.budget import Chooser, Device, Speed, choose
+from modernbert_train.config.check import check
+from modernbert_train.config.load import load_run, load_typed
+from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
+from modernbert_train.core.read_json import read_lines
+from modernbert_train.errors import ConfigError
+from modernbert_train.plan.recipe import SIZES
+from tests.data.make_shards import make_texts
+from tests.data_prep.test_sample import prose, write
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with 60 texts of 10 kB in texts/, where each size of model trains 20,000 tokens a second."""
+    for number in range(60):
+        write(tmp_path, f"texts/{number}.txt", prose(10_000, number))
+    monkeypatch.chdir(tmp_path)
+    predicted = launch.budget._speeds
+
+    def speeds(chooser: Chooser, device: Device, names: list[str]) -> AbstractContextManager[Speed]:
+        return predicted(chooser, device, names) if device.gpus else nullcontext(lambda size: 20_000.0)
+
+    monkeypatch.setattr(launch.budget, "_speeds", speeds)
+    monkeypatch.setattr(launch.pretrain, "run_stages", lambda stages, home: 0)
+    return tmp_path
+
+
+def pretrain(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    found = launch.pretrain.main(words)
+    said = capsys.readouterr()
+    assert found == code, said.err or said.out
+    return said.err if code else said.out
+
+
+def test_a_dry_run_writes_yamls_that_the_verbs_accept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = pretrain(capsys, "texts", "--size", "tiny", "--dry-run")
+    assert "60 .txt" in said and "20,000 tokens/s" in said and "Nothing was run" in said
+    spec = load_typed(PrepareConfig, ["pretrained/texts/data.yaml"])
+    run = load_run(["pretrained/texts/run.yaml"])
+    assert not prepare_problems(spec) and spec.tokenizer.vocab_size == run.model.vocab_size
+    assert spec.validation_share == 0.1  # 6 of 60 documents: 3 would say little
+    check(run)
+    assert run.data.train == f"{spec.out}/train" and run.folder == "pretrained/texts/runs/texts"
+
+
+def test_names_that_yaml_would_misread_are_quoted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "texts").rename(folder / "2024: texts")
+    pretrain(capsys, "2024: texts", "--size", "tiny", "--dry-run")
+    pretrain(capsys, "2024: texts", "--size", "tiny", "--dry-run", "--name", "2024", "--out", "my #1")
+    run, spec = load_run(["my #1/run.yaml"]), load_typed(PrepareConfig, ["my #1/data.yaml"])
+    assert run.name == "2024" and run.data.train == "my #1/dataset/train"
+    assert [source.path for source in spec.sources.values()] == ["2024: texts"]
+
+
+def test_hours_say_how_many_tokens_there_are_time_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """20,000 tokens/s for 0.03 hours less 90 s, nine tenths of it: 324,000 tokens."""
+    pretrain(capsys, "texts", "--hours", "0.03", "--dry-run")
+    assert load_run(["pretrained/texts/run.yaml"]).total_tokens == pytest.approx(324_000, abs=2_000)
+    said = pretrain(capsys, "texts", "--hours", "50", "--dry-run")  # nothing was run yet, so it is planned anew
+    assert "the text is enough for" in said and "4 passes" in said
+    said = pretrain(capsys, "texts", "--hours", "0.001", "--dry-run", code=78)
+    assert "Give at least --hours 0.03" in said
+    pretrain(capsys, "texts", "--hours", "0.03", "--dry-run")
+
+
+def test_nobody_is_asked_where_nobody_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Add --yes" in pretrain(capsys, "texts", "--size", "tiny", code=78)
+    with pytest.raises(SystemExit) as caught:
+        launch.pretrain.main(["texts", "--hours", "1", "--tokens", "1M"])
+    assert caught.value.code == 64
+
+
+def test_yamls_are_kept_once_they_were_changed_or_work_was_done(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = ("texts", "--size", "tiny", "--dry-run")
+    pretrain(capsys, *tiny)
+    run = Path("pretrained/texts/run.yaml")
+    run.write_text(run.read_text().replace("lr: 2e-3", "lr: 1e-3"))
+    pretrain(capsys, *tiny)
+    assert load_run([run]).optim.lr == 1e-3
+    assert "changed by hand" in pretrain(capsys, "texts", "--size", "quickstart", "--dry-run", code=78)
+    Path("pretrained/texts/dataset").mkdir()
+    said = pretrain(capsys, "texts", "--size", "quickstart", "--dry-run", code=78)
+    assert "made with --size tiny" in said and "another --out" in said
+    write(folder, "texts/new.txt", prose(5_000))
+    said = pretrain(capsys, *tiny, code=78)
+    assert "made of other text" in said and "another --name" in said
+    pretrain(capsys, *tiny, "--name", "second")
+    write(folder, "mine/run.yaml", "name: mine\n")
+    assert "did not write" in pretrain(capsys, *tiny, "--out", "mine", code=78)
+
+
+def test_what_is_wrong_with_text_is_said_with_its_remedy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder, "empty/a.png", bytes(range(256)))
+    assert "no text; not read: 1 .png" in pretrain(capsys, "empty", "--size", "tiny", code=65)
+    assert "lies in ." in pretrain(capsys, ".", "--size", "tiny", code=78)
+    write(folder, "little/a.txt", prose(2_000))
+    assert "2 kB of text" in pretrain(capsys, "little", "--size", "tiny", code=65)
+    write(folder, "one/a.txt", prose(200_000))
+    assert "1 document in 1 .txt" in pretrain(capsys, "one", "--size", "tiny", code=65)
+    for number in range(40):
+        write(folder, f"mixed/{number}.txt", prose(10_000, number) if number < 24 else bytes(range(1, 256)) * 40)
+    assert "not_utf8" in pretrain(capsys, "mixed", "--size", "tiny", code=65)
+
+
+def test_a_few_damaged_files_and_several_languages_are_said_and_trained_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, "texts/broken.txt", bytes(range(1, 256)) * 40)
+    for number in range(15):
+        write(folder, f"texts/ru{number}.txt", "Модель читает строки и учится. " * 200 + str(number))
+        write(folder, f"texts/el{number}.txt", "Το μοντέλο διαβάζει. " * 200 + str(number))  # noqa: RUF001
+    said = pretrain(capsys, "texts", "--size", "tiny", "--dry-run")
+    assert "not_utf8 1" in said and "Cyrillic" in said and "Greek" in said and "one tokenizer and one model" in said
+    assert load_typed(PrepareConfig, ["pretrained/texts/data.yaml"]).max_left_out > 1 / 91
+
+
+def test_a_size_that_does_not_fit_names_the_largest_that_does(folder: Path) -> None:
+    """What fits the GPU is `plan`'s memory; a 4090 has 25 GB."""
+    sample = look_at_text(["texts"])
+    large = replace(SIZES["1b"], width=8192, heads=128, intermediate=16_384)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SIZES, "1b", large)
+        with pytest.raises(ConfigError, match=r"--size 1b: does not fit the memory of 1 x RTX 4090.*--size \w+"):
+            choose(sample, Device(1, "rtx4090"), None, "1b", None)
+    chosen = choose(sample, Device(8, "h100"), 1.0, None, None)
+    assert chosen.speed is not None and chosen.speed > 1e5 and chosen.tokens <= 4.1 * chosen.text_tokens
+    assert chosen.tokens >= 0.4 * chosen.size.parameters(chosen.entries)  # no billion parameters for 100 k tokens
+
+
+def test_bad_input_is_refused_without_torch(tmp_path: Path) -> None:
+    write(tmp_path, "little/a.txt", prose(2_000))
+    code = (
+        "import sys, launch.pretrain; code = launch.pretrain.main(['little', '--size', 'tiny']);"
+        "assert 'torch' not in sys.modules, 'torch'; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 65 and "torch" not in done.stderr, done.stderr
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(280)
+def test_from_a_folder_of_text_to_a_model_through_a_kill(tmp_path: Path) -> None:
+    """The command as it is typed, ended by SIGTERM while it trains, and typed again."""
+    for number, text in enumerate(make_texts(300)):
+        write(tmp_path, f"texts/{number:03}.txt", text)
+    command = [sys.executable, "-m", "modernbert_train", "pretrain", "texts"]
+    command += ["--size", "tiny", "--tokens", "60k", "--yes"]
+    run = tmp_path / "pretrained/texts/runs/texts"
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, env=_environment(), stdout=log, stderr=subprocess.STDOUT)
+        while len(_steps(run)) < 3:
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(300) == 75, (tmp_path / "log").read_text()
+    before = len(_steps(run))
+    done = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "already complete" in done.stdout and "Done." in done.stdout
+    steps = _steps(run)
+    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1)) and len(steps) > before
+    assert (run / "report.html").is_file() and (run / "hf/README.md").is_file()
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(run / "hf")
+    model = AutoModelForMaskedLM.from_pretrained(run / "hf")
+    logits = model(**tokenizer("return [MASK]", return_tensors="pt")).logits
+    assert logits.shape[-1] == len(tokenizer) == load_run([run.parents[1] / "run.yaml"]).model.vocab_size
+    record = json.loads((run.parents[1] / "run.yaml").read_text().splitlines()[0].removeprefix("# pretrain: "))
+    assert record["question"]["tokens"] == 60_000
+
+
+def _steps(run: Path) -> list[dict[str, int]]:
+    if not (run / "metrics.jsonl").exists():
+        return []
+    return [entry for entry in read_lines(run / "metrics.jsonl")[0] if entry.get("kind") == "step"]
