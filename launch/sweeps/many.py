@@ -13,11 +13,12 @@ from types import FrameType
 from launch.topology import usable_gpus
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.sweep import SweepConfig
+from modernbert_train.distributed import follow
 from modernbert_train.distributed.gpus import count_gpus
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly
 
 SWEEP = Path(__file__).resolve().parents[1] / "sweep.py"
-FOLLOW = Path(__file__).parent / "follow.py"
+FOLLOW = Path(follow.__file__)
 
 
 def ranks_of(sweep: SweepConfig, config: RunConfig) -> int:
@@ -68,7 +69,8 @@ def run_many(sweep: SweepConfig, arguments: Sequence[str]) -> None:
         StoppedEarly: a signal came, and the workers have saved.
         RunError: a worker failed; what it said is above.
     """
-    command = [sys.executable, "-S", str(FOLLOW), str(os.getpid()), sys.executable, str(SWEEP), *arguments, "--worker"]
+    dies = [str(os.getpid()), str(int(signal.SIGTERM))]
+    command = [sys.executable, "-S", str(FOLLOW), *dies, sys.executable, str(SWEEP), *arguments, "--worker"]
     environments = shares(sweep, os.environ, count_gpus(), os.cpu_count() or 1)
     stopping = False
     workers: list[subprocess.Popen[bytes]] = []

@@ -22,10 +22,11 @@ from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import lock_now, write_whole
 from modernbert_train.core.read_json import is_count, number, read_lines
+from modernbert_train.distributed import follow
 
 TRIAL_YAML = "trial.yaml"
 OUTPUT = "output.txt"
-FOLLOW = Path(__file__).parent / "follow.py"
+FOLLOW = Path(follow.__file__)
 _OWN_LOCK = ".sweep.lock"  # held by the worker and, after its death, by the launcher it started
 _RUN_LOCK = ".lock"  # held by the run itself, see checkpoints/run_folder.py
 _POLL_SECONDS = 1.0
@@ -52,7 +53,7 @@ class Child:
             output.write(f"$ {shlex.join(words)}\n")
             output.flush()
             self._process = subprocess.Popen(
-                [sys.executable, "-S", str(FOLLOW), str(os.getpid()), *words],
+                [sys.executable, "-S", str(FOLLOW), str(os.getpid()), str(int(signal.SIGTERM)), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
