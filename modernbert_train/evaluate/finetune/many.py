@@ -8,7 +8,6 @@ killed at any moment.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections import Counter
@@ -18,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.core.files import lock_now, os_errors_as
+from modernbert_train.checkpoints.run_folder import take_lock
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.installed import PACKAGE
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import duration, plural
@@ -296,13 +296,6 @@ def held(folder: Path) -> Iterator[None]:
     """
     with os_errors_as(StorageError, f"{folder}: cannot be written", "Fix the disk, or name another."):
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("a+", encoding="utf-8")
-    with file:
-        if not lock_now(file):
-            file.seek(0)
-            owner = file.read().strip() or "another process"
-            raise ConfigError(f"{folder}: in use by {owner}. Wait for it, stop it, or name another folder.")
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        lock = take_lock(folder, "Wait for it, stop it, or name another folder.")
+    with lock:
         yield
