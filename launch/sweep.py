@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
             print(show_results(make_space(sweep)))
         else:
-            run_sweep(sweep, options.sweep, show=not options.worker)
+            run_sweep(sweep, show=not options.worker)
     except RunError as error:
         print(error if isinstance(error, StoppedEarly) else f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -75,27 +75,22 @@ def read_sweep(words: list[str]) -> SweepConfig:
     return sweep
 
 
-def run_sweep(sweep: SweepConfig, words: list[str], *, show: bool) -> None:
+def run_sweep(sweep: SweepConfig, *, show: bool) -> None:
     """Work on the sweep until it is over.
 
     Args:
         sweep: the spec.
-        words: of the command line, for further workers.
-        show: run as many workers as the spec says and show the results; otherwise be one of them.
+        show: run as many trials at a time as the spec says and show the results; otherwise one, and show nothing.
 
     Raises:
-        RunError: see `Worker`, and what ended a worker.
+        RunError: see `Worker`.
     """
-    from launch.sweeps.many import run_many
     from launch.sweeps.results import show_results
     from launch.sweeps.space import make_space
     from launch.sweeps.worker import Worker
 
     space = make_space(sweep)
-    if show and sweep.workers > 1:
-        run_many(sweep, words)
-    else:
-        Worker(space).run()
+    Worker(space, workers=sweep.workers if show else 1).run()
     if show:
         print(show_results(space))
 

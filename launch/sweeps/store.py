@@ -16,7 +16,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from launch.sweeps.heart import Heart
+from launch.sweeps.heart import beating
 from launch.sweeps.optuna_internals import draw, id_of
 from launch.sweeps.space import Space
 from modernbert_train.config.load import flat
@@ -129,9 +129,9 @@ class Store:
         """Figures told on the way, by tokens."""
         return self._storage.get_trial(id_of(trial)).intermediate_values
 
-    def alive(self, trial: Trial) -> Heart:
+    def alive(self, trial: Trial) -> AbstractContextManager[None]:
         """Say that the worker lives as long as the context lasts."""
-        return Heart(self._storage, id_of(trial), self._sweep.heartbeat_seconds)
+        return beating(self._storage, id_of(trial), self._sweep.heartbeat_seconds)
 
     def reachable(self) -> Any:
         """A context in which faults of the database become a StorageError."""

@@ -1,4 +1,4 @@
-"""One trial as an ordinary launch: its folder, its YAML, its process, and what its metrics.jsonl says.
+"""One trial as an ordinary launch: its folder, its lock, its YAML, and what its metrics.jsonl says.
 
 runs/SWEEP/trial-0003/trial.yaml      the whole configuration; launch/run.py with it goes on with this trial alone
 runs/SWEEP/trial-0003/output.txt      what its processes print
@@ -8,13 +8,8 @@ runs/SWEEP/trial-0003/...             as in the folder of any run
 from __future__ import annotations
 
 import math
-import os
-import shlex
-import signal
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,53 +20,10 @@ from modernbert_train.core.read_json import is_count, number, read_lines
 
 TRIAL_YAML = "trial.yaml"
 OUTPUT = "output.txt"
-FOLLOW = Path(__file__).parent / "follow.py"
 _OWN_LOCK = ".sweep.lock"  # held by the worker and, after its death, by the launcher it started
 _RUN_LOCK = ".lock"  # held by the run itself, see checkpoints/run_folder.py
-_POLL_SECONDS = 1.0
 
 Entry = dict[str, Any]
-
-
-class Child:
-    """The process of a trial, in a session of its own: Ctrl-C reaches it through the worker alone, and once.
-
-    Args:
-        command: what launches a run, without the run.
-        folder: the trial's.
-        arguments: what follows the YAML.
-        lock: see `hold`.
-        env: the process's environment.
-    """
-
-    def __init__(
-        self, command: Sequence[str], folder: Path, arguments: Sequence[str], lock: IO[str], env: Mapping[str, str]
-    ) -> None:
-        words = [*command, str(folder / TRIAL_YAML), *arguments]
-        with (folder / OUTPUT).open("a", encoding="utf-8") as output:
-            output.write(f"$ {shlex.join(words)}\n")
-            output.flush()
-            self._process = subprocess.Popen(
-                [sys.executable, "-S", str(FOLLOW), str(os.getpid()), *words],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=[lock.fileno()],
-                env=dict(env),
-            )
-
-    def wait(self, look: Callable[[], None]) -> int:
-        """Wait for the end, calling `look` every second; returns the exit code, negative for a signal."""
-        while True:
-            try:
-                return self._process.wait(timeout=_POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                look()
-
-    def stop(self) -> None:
-        """Ask it to save and end; asked twice, it ends at once."""
-        self._process.send_signal(signal.SIGTERM)
 
 
 def hold(folder: Path) -> IO[str] | None:
@@ -151,13 +103,3 @@ def diverged(folder: Path) -> str | None:
     if not faults or faults[-1].get("action") != "stop":
         return None
     return f"diverged: {faults[-1].get('fault')} at {_tokens(faults[-1]):,} tokens"
-
-
-def last_words(folder: Path) -> str:
-    """The last line that the trial's processes printed, which says what went wrong."""
-    try:
-        lines = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return ""
-    told = [line for line in lines if "error:" in line.lower()] or [line for line in lines if line.strip()]
-    return told[-1].strip()[:300] if told else ""

@@ -32,7 +32,7 @@ def run_fake(sweep: SweepConfig, *plays: str) -> dict[int, list[Any]]:
     """Work on a sweep of the fake run until it is over; returns the attempts at each trial."""
     space = make_space(sweep)
     Path(sweep.runs_folder, "fake.txt").write_text("\n".join(plays))
-    Worker(space, FAKE).run()
+    Worker(space, FAKE, sweep.workers).run()
     return attempts(space)
 
 

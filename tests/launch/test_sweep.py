@@ -15,14 +15,14 @@ import pytest
 from optuna.trial import TrialState, create_trial
 
 from launch.sweep import main
-from launch.sweeps import trial as trial_module
-from launch.sweeps.many import shares
+from launch.sweeps.places import shares
 from launch.sweeps.results import show_results
 from launch.sweeps.rows import TrialRow, best_row, make_rows, ranked
 from launch.sweeps.space import make_space
 from launch.sweeps.store import REASON, Store
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.load import differences
+from modernbert_train.distributed import many
 from modernbert_train.errors import ConfigError, StorageError
 from tests.conftest import TinyRun
 from tests.launch.fake_run import STEPS, loss
@@ -34,7 +34,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake runs take a tenth of a second, and are looked at as often as real ones in relation."""
-    monkeypatch.setattr(trial_module, "_POLL_SECONDS", 0.02)
+    for name in ("_POLL_SECONDS", "_LOOK_SECONDS"):
+        monkeypatch.setattr(many, name, 0.02)
 
 
 @pytest.mark.runs
@@ -89,11 +90,14 @@ def test_a_trial_that_always_crashes_is_given_up(tiny_run: TinyRun, tmp_path: Pa
 
 
 @pytest.mark.runs
-def test_a_full_disk_ends_the_worker_and_not_the_trial(tiny_run: TinyRun, tmp_path: Path) -> None:
-    sweep = spec(tiny_run(), tmp_path, "trials=1")
+def test_a_full_disk_ends_the_worker_and_no_trial(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """The one beside it ends in its time, none is begun, and the next start has all of them."""
+    sweep = spec(tiny_run(), tmp_path, "trials=3", "workers=2")
     with pytest.raises(StorageError, match="as told"):
-        run_fake(sweep, "0 exit 74")
-    assert [each.state for each in run_fake(sweep)[0]] == [TrialState.FAIL, TrialState.COMPLETE]
+        run_fake(sweep, "0 exit 74", "1 slow")
+    assert log(sweep, "start") == ["trial-0000", "trial-0001"] and log(sweep, "end") == ["trial-0001"]
+    states = [[each.state for each in tries] for tries in run_fake(sweep).values()]
+    assert states == [[TrialState.FAIL, TrialState.COMPLETE], [TrialState.COMPLETE], [TrialState.COMPLETE]]
 
 
 @pytest.mark.runs
@@ -168,12 +172,12 @@ def test_the_database_cannot_be_reached(tiny_run: TinyRun, tmp_path: Path) -> No
 def test_workers_share_gpus_and_cores(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Two trials on one GPU would be slower, or run out of memory."""
     run = tiny_run()
-    found = shares(spec(run, tmp_path, "workers=2"), {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, gpus=4, cores=16)
+    found = shares(spec(run, tmp_path), 2, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, gpus=4, cores=16)
     assert found == [{"CUDA_VISIBLE_DEVICES": ids, "OMP_NUM_THREADS": "4"} for ids in ("4,5", "6,7")]
-    found = shares(spec(run, tmp_path, "workers=4", "ranks=2"), {}, gpus=0, cores=16)
+    found = shares(spec(run, tmp_path, "ranks=2"), 4, {}, gpus=0, cores=16)
     assert found == [{"OMP_NUM_THREADS": "2"}] * 4
     with pytest.raises(ConfigError, match="4 GPUs are here"):
-        shares(spec(run, tmp_path, "workers=3", "ranks=2"), {}, gpus=4, cores=16)
+        shares(spec(run, tmp_path, "ranks=2"), 3, {}, gpus=4, cores=16)
 
 
 @pytest.mark.timeout(250)

@@ -37,7 +37,7 @@ def start_worker(space: Space) -> int:
         try:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
-            Worker(space, FAKE).run()
+            Worker(space, FAKE, space.sweep.workers).run()
             code = 0
         except StoppedEarly as error:
             code = error.exit_code
@@ -101,21 +101,22 @@ def test_workers_killed_at_fifty_random_moments(tiny_run: TinyRun, tmp_path: Pat
 
 @pytest.mark.runs
 def test_a_stopped_worker_saves_and_the_next_goes_on_at_once(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Without it, Ctrl-C would cost the grace time of a lost worker, or the trial."""
-    sweep = spec(tiny_run(), tmp_path, "trials=1", "heartbeat_seconds=1000")
+    """Without it, Ctrl-C would cost the grace time of a lost worker, or its trials."""
+    sweep = spec(tiny_run(), tmp_path, "trials=2", "workers=2", "heartbeat_seconds=1000")
     space = make_space(sweep)
-    (tmp_path / "home/fake.txt").write_text("0 slow")
+    (tmp_path / "home/fake.txt").write_text("0 slow\n1 slow")
     worker = start_worker(space)
     deadline = time.monotonic() + 60
-    while not (tmp_path / "home/log.txt").exists() or len(log(sweep, "step")) < 2:
+    while not (tmp_path / "home/log.txt").exists() or len({step.split()[0] for step in log(sweep, "step")}) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.kill(worker, signal.SIGINT)
     _, status = os.waitpid(worker, 0)
     assert os.waitstatus_to_exitcode(status) == 75
-    [stopped] = attempts(space)[0]
-    assert stopped.state == TrialState.FAIL and 2 <= len(log(sweep, "step")) < STEPS
+    assert [[each.state for each in tries] for tries in attempts(space).values()] == [[TrialState.FAIL]] * 2
+    assert 2 <= len(log(sweep, "step")) < 2 * STEPS and log(sweep, "end") == []
     (tmp_path / "home/fake.txt").write_text("")
     Worker(space, FAKE).run()
-    assert [each.state for each in attempts(space)[0]] == [TrialState.FAIL, TrialState.COMPLETE]
-    assert len(log(sweep, "step")) == STEPS
+    for tries in attempts(space).values():
+        assert [each.state for each in tries] == [TrialState.FAIL, TrialState.COMPLETE]
+    assert len(log(sweep, "step")) == 2 * STEPS

@@ -8,8 +8,6 @@ killed at any moment.
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
 import time
 from collections import Counter
@@ -19,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.core.files import lock_now, os_errors_as
+from modernbert_train.checkpoints.run_folder import take_lock
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.installed import PACKAGE
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import duration, plural
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.distributed.gpus import count_gpus
-from modernbert_train.distributed.processes import Job, environments, run_jobs
+from modernbert_train.distributed.many import Job, environments, last_words, run_all
 from modernbert_train.errors import ConfigError, RunError, StoppedEarly, StorageError
 from modernbert_train.evaluate.finetune.result import RESULT
 from modernbert_train.evaluate.finetune.table import as_markdown, make_table, read_result, write_table
@@ -43,8 +42,6 @@ from modernbert_train.report.many import write_table_page
 from modernbert_train.weights.named_source import check_named
 
 LOGS = "logs"
-# saved and ended; or ended by the signal itself, before Python could take it over
-_STOPPED = (StoppedEarly.exit_code, -signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)
 _OWN = ("name", "runs_folder", "seed")  # that each run has its own of
 
 
@@ -106,7 +103,7 @@ def finetune_many(
             write_table(out, make_table(out, models, tasks))
             write_table_page(out)
 
-        outcome = run_cells([cell for cell in cells if cell not in done], out, jobs, overrides, lambda cell: draw())
+        outcome = run_cells([cell for cell in cells if cell not in done], out, jobs, overrides, draw)
         draw()
     print(as_markdown(make_table(out, models, tasks)))
     print(f"table: {out}/table.md, {out}/table.json; page: {out}/report.html")
@@ -206,7 +203,7 @@ def run_cells(
     out: Path,
     jobs: int | None,
     overrides: Sequence[str],
-    finished: Callable[[Cell], None],
+    finished: Callable[[], None] = lambda: None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Run fine-tunings, each a process of its own.
@@ -216,14 +213,16 @@ def run_cells(
         out: folder of their folders.
         jobs: at a time; see `finetune_many`.
         overrides: of all.
-        finished: told of each that has a result.
-        meanwhile: see `run_jobs`.
+        finished: called after each that has a result.
+        meanwhile: called every second, for what is quick.
     """
     outcome, by_name, begun, total = Outcome(), {cell.name: cell for cell in cells}, time.monotonic(), len(cells)
     on_cpu = any(each == "compute.device=cpu" for each in overrides)
     gpus = 0 if on_cpu else count_gpus()
     places = min(jobs or gpus or 1, max(1, total))
-    environment = {**os.environ, "PYTHONPATH": _with_package(os.environ.get("PYTHONPATH"))}
+    # so that a process finds this very package, wherever it starts
+    path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
     own = environments(places, environment, gpus, os.cpu_count() or 1)
     over = 0
 
@@ -234,15 +233,15 @@ def run_cells(
         result = read_result(out / cell.name / RESULT)
         if code == 0 and result is not None:
             print(f"[{over} of {total}, {took}] {cell.name}: {_in_words(result)}", flush=True)
-            finished(cell)
-        elif code in _STOPPED:
+            finished()
+        elif code == StoppedEarly.exit_code:
             outcome.stopped = True
         else:
-            outcome.failed.append((cell, code, _last_words(job.log)))
+            outcome.failed.append((cell, code, last_words(job.log)))
             print(f"[{over} of {total}, {took}] {cell.name}: failed, exit code {code}; {job.log}", flush=True)
 
     words = [Job(cell.name, _command(cell, out, overrides), out / LOGS / f"{cell.name}.log") for cell in cells]
-    stopped = run_jobs(words, own, ended, meanwhile)
+    stopped = run_all(iter(words), own, ended, lambda job: meanwhile())
     outcome.stopped |= stopped
     return outcome
 
@@ -250,11 +249,6 @@ def run_cells(
 def _command(cell: Cell, out: Path, overrides: Sequence[str]) -> list[str]:
     name = [f"runs_folder={out}", f"name={cell.name}", f"seed={cell.seed}"]
     return [sys.executable, "-m", "modernbert_train", "finetune", cell.task, *overrides, *name, "--model", cell.model]
-
-
-def _with_package(path: str | None) -> str:
-    """So that a process finds this very package, wherever it starts."""
-    return os.pathsep.join([str(PACKAGE.parent), *filter(None, [path])])
 
 
 def _in_words(result: dict[str, Any]) -> str:
@@ -270,19 +264,6 @@ def _in_words(result: dict[str, Any]) -> str:
     return ", ".join(shown)
 
 
-def _last_words(log: Path) -> str:
-    """The error of a process, or whatever it said last."""
-    try:
-        lines = [
-            line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
-        ]
-    except OSError:
-        return "it said nothing"
-    return next(
-        (line for line in reversed(lines) if line.startswith("error:")), lines[-1] if lines else "it said nothing"
-    )
-
-
 def tell(outcome: Outcome, out: Path) -> None:
     """Say what failed, with the place of its log, and raise what the program ends with: of a stop 75, whatever else.
 
@@ -290,7 +271,7 @@ def tell(outcome: Outcome, out: Path) -> None:
         StoppedEarly, RunError: see `finetune_many`.
     """
     lines = [
-        f"  {cell.name}: exit code {code}; {out / LOGS / cell.name}.log\n    {said[:400]}"
+        f"  {cell.name}: exit code {code}; {out / LOGS / cell.name}.log\n    {said}"
         for cell, code, said in outcome.failed
     ]
     failed = ""
@@ -315,13 +296,6 @@ def held(folder: Path) -> Iterator[None]:
     """
     with os_errors_as(StorageError, f"{folder}: cannot be written", "Fix the disk, or name another."):
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("a+", encoding="utf-8")
-    with file:
-        if not lock_now(file):
-            file.seek(0)
-            owner = file.read().strip() or "another process"
-            raise ConfigError(f"{folder}: in use by {owner}. Wait for it, stop it, or name another folder.")
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        lock = take_lock(folder, "Wait for it, stop it, or name another folder.")
+    with lock:
         yield

@@ -197,7 +197,7 @@ class Watched:
         print(f"{checkpoint.name}, {tokens_text(at.tokens)} tokens", flush=True)
         refuse_other_settings(everything, out, self._overrides)
         missing = [cell for cell in everything if "asked" not in (read_result(out / cell.name / RESULT) or {})]
-        outcome = run_cells(missing, out, jobs, self._overrides, lambda cell: None, self.link)
+        outcome = run_cells(missing, out, jobs, self._overrides, meanwhile=self.link)
         outcome.failed = [*before.failed, *outcome.failed]
         results = {cell.name: read_result(out / cell.name / RESULT) for cell in everything}
         for name, its in cells.items():

@@ -37,6 +37,9 @@ class Pool:
         launch: starts the process of some settings.
         most: processes at a time.
         limit_bytes: of memory on a GPU that a candidate may take; None: all there is.
+
+    Attributes:
+        first_seconds: of the first step of settings, by their label, when they were first started and not compiled yet.
     """
 
     def __init__(self, launch: Callable[[Settings], Process], most: int = 1, limit_bytes: float | None = None) -> None:
@@ -45,7 +48,7 @@ class Pool:
         self._limit_bytes = limit_bytes
         self._alive: dict[str, Process] = {}
         self._seconds: dict[str, float] = {}  # of a step
-        self._first_seconds: dict[str, float] = {}  # of the first, at the first start, which finds nothing compiled
+        self.first_seconds: dict[str, float] = {}
 
     def start(self, settings: Settings) -> Mapping[str, Any]:
         """Begin to train with some settings; what `start` of worker.py says.
@@ -66,12 +69,8 @@ class Pool:
             self._end(name)
             raise
         self._seconds[name] = found["seconds"]
-        self._first_seconds.setdefault(name, found["first_seconds"])
+        self.first_seconds.setdefault(name, found["first_seconds"])
         return found
-
-    def first_seconds(self, settings: Settings) -> float:
-        """Of the first step with some settings that have been started."""
-        return self._first_seconds[label(settings)]
 
     def steps(self, settings: Settings, number: int) -> list[float]:
         """Take steps with some settings; tokens a second of each.

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.distributed.many import start
+
 MARK = "tune: "  # before an answer, among whatever libraries print
-PARENT = "MODERNBERT_TRAIN_TUNE"  # environment of a worker: the process it ends with
 _END_SECONDS = 5.0  # for a worker to end when its commands do
 
 
@@ -43,28 +43,21 @@ class Process:
     Args:
         command: starts it.
         log: file for what it prints on standard error.
-        environment: of it, besides that of this process.
     """
 
-    def __init__(self, command: list[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, command: list[str], log: Path) -> None:
         self._log = log.open("a", encoding="utf-8")
-        self._process = subprocess.Popen(
-            command,
-            env=os.environ | dict(environment or {}) | {PARENT: str(os.getpid())},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            start_new_session=True,
-        )
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log, "text": True}
+        self._process = start(command, os.environ, **pipes)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            for line in output:
+        with self._output:
+            for line in self._output:
                 self._lines.put(line)
         self._lines.put(None)
 
@@ -78,24 +71,21 @@ class Process:
         Raises:
             Failure: it could not, or there is no answer.
         """
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
+            self._input.write(json.dumps(command) + "\n")
+            self._input.flush()
             while (line := self._lines.get(timeout=seconds)) is not None:
                 if line.startswith(MARK):
-                    return self._answer(json.loads(line.removeprefix(MARK)))
+                    found: dict[str, Any] = json.loads(line.removeprefix(MARK))
+                    if "error" in found:
+                        raise Failure(found["error"], found.get("out_of_memory", False))
+                    return found
         except queue.Empty:
             self.kill()
             raise Failure(f"it gave no answer within {seconds:g} s") from None
         except (BrokenPipeError, ValueError):
             pass
         raise self._ended()
-
-    def _answer(self, found: dict[str, Any]) -> dict[str, Any]:
-        if "error" not in found:
-            return found
-        raise Failure(found["error"], found.get("out_of_memory", False))
 
     def _ended(self) -> Failure:
         try:
@@ -111,20 +101,18 @@ class Process:
 
     def close(self) -> None:
         """Have it end, and end it if it does not."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._input.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         self.kill()
 
     def kill(self) -> None:
         """End it with all that it has started."""
-        assert self._process.stdin is not None
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join(_END_SECONDS)
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._input.close()
         self._log.close()

@@ -137,7 +137,10 @@ class Tuning:
 
     def _steps(self, settings: Settings, steps: int) -> dict[str, Any]:
         try:
-            return {"rates": self.pool.steps(settings, steps), "first_seconds": self.pool.first_seconds(settings)}
+            return {
+                "rates": self.pool.steps(settings, steps),
+                "first_seconds": self.pool.first_seconds[label(settings)],
+            }
         except Failure as failure:
             return {"error": failure.text, "full": failure.full}
 

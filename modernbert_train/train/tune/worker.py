@@ -29,13 +29,12 @@ from modernbert_train.config.packages import missing_fused
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.distributed.compute import Compute, keep_freed_memory, use_threads
-from modernbert_train.distributed.orphans import die_with
 from modernbert_train.errors import RunError
 from modernbert_train.models.attention import KERNELS
 from modernbert_train.plan.card import card_of
 from modernbert_train.plan.tuned import fit_of
 from modernbert_train.train.tune.loop import BareLoop, batches_of, fresh_model
-from modernbert_train.train.tune.process import MARK, PARENT
+from modernbert_train.train.tune.process import MARK
 from modernbert_train.train.tune.timing import wait
 
 WARM_UP = 2  # steps before those that count: compilation, allocation
@@ -146,8 +145,6 @@ def _free_memory() -> int:
 
 def main(file: str) -> None:
     """Serve until the commands end."""
-    if PARENT in os.environ:  # not where somebody calls it by hand
-        die_with(int(os.environ.pop(PARENT)))
     worker = Worker(load_run([Path(file)]))
     for line in sys.stdin:
         command = json.loads(line)

@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from modernbert_train.distributed import orphans
 from modernbert_train.evaluate.finetune import many
 from modernbert_train.evaluate.finetune.task import asked, named_model, read_task
 
@@ -38,7 +37,6 @@ def figure_of(name: str) -> float:
 
 def run(task_name: str, model: str, *words: str) -> int:
     """A run, as far as others see it."""
-    orphans.follow_launcher()
     last = dict(word.split("=", 1) for word in words)
     out = Path(last["runs_folder"])
     folder = out / last["name"]

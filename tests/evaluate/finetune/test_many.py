@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.distributed.processes import environments
+from modernbert_train.distributed.many import environments
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.many import LOGS, finetune_many, plan_cells
 from modernbert_train.evaluate.finetune.table import as_markdown, make_table, write_table

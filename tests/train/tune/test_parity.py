@@ -80,12 +80,16 @@ def test_an_optimizer_that_goes_astray_is_found(candidate: RunConfig, monkeypatc
 
 
 @pytest.mark.runs
-def test_without_a_compiler_the_candidate_is_named_and_nothing_else_ends(candidate: RunConfig, tmp_path: Path) -> None:
+def test_without_a_compiler_the_candidate_is_named_and_nothing_else_ends(
+    candidate: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A machine as many are: torch is there, and g++ is not. The real worker says so, and goes on to serve."""
     file = tmp_path / "candidate.yaml"
     file.write_text(to_yaml(replace(candidate, compute=replace(candidate.compute, compile=True))))
     bare = {"CXX": "no-such-compiler", "PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-    process = Process(command_of(file), tmp_path / "log", bare)
+    for name, value in bare.items():
+        monkeypatch.setenv(name, value)
+    process = Process(command_of(file), tmp_path / "log")
     try:
         with pytest.raises(Failure, match="Compiler") as found:
             process.ask(120, do="parity")

@@ -1,0 +1,169 @@
+"""Many commands as processes of their own, a few at a time, which live and die with this one.
+
+Each has its share of the GPUs and cores, and a file for what it says. A stop signal is passed on, and all save and end
+before this process does; if this one is killed, the kernel signals them (follow.py). None of them gets the terminal's
+own signals.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from modernbert_train.distributed.stop_signals import handled_by
+from modernbert_train.errors import StoppedEarly
+
+_FOLLOW = Path(__file__).with_name("follow.py")
+_POLL_SECONDS = 0.1
+_LOOK_SECONDS = 1.0
+# saved and ended; or ended by the signal itself, before Python could take it over
+_STOPPED = (StoppedEarly.exit_code, -signal.SIGTERM, -signal.SIGINT, -signal.SIGUSR1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command to run.
+
+    Attributes:
+        name: that tells it from the others.
+        command: the words.
+        log: the command and what it prints are added here.
+        orphaned: signal that it gets when this process is killed.
+        pass_fds: open files that it inherits.
+    """
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    orphaned: signal.Signals = signal.SIGKILL
+    pass_fds: Sequence[int] = ()
+
+
+def environments(
+    places: int, environment: Mapping[str, str], gpus: int, cores: int, ranks: int = 1
+) -> list[dict[str, str]]:
+    """The environment of each of so many commands at a time: GPUs of its own if there are as many, and its cores.
+
+    Args:
+        places: commands at a time; more of them than GPUs share these in turn.
+        environment: of this process.
+        gpus: that this process may use.
+        cores: of this machine.
+        ranks: processes of a command, each with a GPU.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    names = [name.strip() for name in visible.split(",")][:gpus] if visible else [str(index) for index in range(gpus)]
+    found = []
+    for place in range(places):
+        own = dict(environment)
+        own.setdefault("OMP_NUM_THREADS", str(max(1, cores // (places * ranks))))
+        if gpus:
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(names[(place * ranks + rank) % gpus] for rank in range(ranks))
+        found.append(own)
+    return found
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], orphaned: signal.Signals = signal.SIGKILL, **streams: Any
+) -> subprocess.Popen[Any]:
+    """Start a command in a session of its own, which is signalled when this process dies.
+
+    Args:
+        command, orphaned: see `Job`.
+        environment: of the command.
+        streams: standard input and output, and what else `subprocess.Popen` takes.
+    """
+    follow = [sys.executable, "-S", str(_FOLLOW), str(os.getpid()), str(int(orphaned))]
+    return subprocess.Popen([*follow, *command], env=dict(environment), start_new_session=True, **streams)
+
+
+def run_all(
+    jobs: Iterator[Job | None],
+    places: Sequence[Mapping[str, str]],
+    ended: Callable[[Job, int], None],
+    look: Callable[[Job], object] = lambda job: None,
+) -> bool:
+    """Run all jobs, as many at a time as there are places. For the main thread alone: with it the processes end.
+
+    Args:
+        jobs: in the order of their start, each asked for when a place is free; None: not now, ask again in a second.
+        places: the environment of each.
+        ended: told of each job that has ended, with its exit code: of one that was stopped 75, of one that died by
+            another signal the number of that, negative.
+        look: called every second of each job that runs; one of which it returns something true is asked to end.
+
+    Returns:
+        Whether a signal asked to stop: then no further job was started, and those that ran have ended.
+    """
+    running: dict[int, tuple[Job, subprocess.Popen[Any]]] = {}
+    signals: list[int] = []
+    more, asked, looked = True, True, time.monotonic()
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        for _, process in running.values():
+            process.send_signal(signal.SIGTERM)
+
+    with handled_by(pass_on):
+        try:
+            while running or (more and not signals):
+                for place in [place for place in range(len(places)) if place not in running]:
+                    if not (more and asked) or signals:
+                        break
+                    try:
+                        job = next(jobs)
+                    except StopIteration:
+                        more = False
+                        break
+                    asked = job is not None
+                    if job is not None and not signals:
+                        running[place] = job, _start(job, places[place])
+                        if signals:  # between its start and its place in the list
+                            running[place][1].send_signal(signal.SIGTERM)
+                over = [place for place, (_, process) in running.items() if process.poll() is not None]
+                for place in over:
+                    job, process = running.pop(place)
+                    asked = True
+                    stopped = signals or process.returncode in _STOPPED
+                    ended(job, StoppedEarly.exit_code if process.returncode and stopped else process.returncode)
+                if not over:
+                    time.sleep(_POLL_SECONDS)
+                if time.monotonic() - looked >= _LOOK_SECONDS:
+                    asked, looked = True, time.monotonic()
+                    for job, process in running.values():
+                        if look(job):
+                            process.send_signal(signal.SIGTERM)
+        finally:
+            for _, process in running.values():  # an error here: theirs is to save
+                process.send_signal(signal.SIGTERM)
+            for _, process in running.values():
+                process.wait()
+    return bool(signals)
+
+
+def _start(job: Job, environment: Mapping[str, str]) -> subprocess.Popen[Any]:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with job.log.open("ab") as log:
+        log.write(f"$ {shlex.join(job.command)}\n".encode())
+        log.flush()
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT, "pass_fds": job.pass_fds}
+        return start(job.command, environment, job.orphaned, **streams)
+
+
+def last_words(log: Path) -> str:
+    """The last error that a job's last start left in its log, or the last line where there is none."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    lines = [line.strip() for line in text.split("\n$ ")[-1].splitlines()[1:] if line.strip()]
+    return ([line for line in lines if "error:" in line.lower()] or lines or ["it said nothing"])[-1][:400]
