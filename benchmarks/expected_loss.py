@@ -30,7 +30,7 @@ import numpy as np
 from modernbert_train.config.load import load_run
 from modernbert_train.core.files import write_whole
 from modernbert_train.data.dataset_card import read_card
-from modernbert_train.plan.expected_loss import ALPHA, FLOOR
+from modernbert_train.plan.expected_loss import ALPHA, FLOOR, effective_tokens
 from modernbert_train.plan.parameters import count_parameters
 
 Row = dict[str, Any]  # of the table, see `measured`
@@ -222,7 +222,8 @@ class Law:
     def loss(self, row: Row) -> float:
         """Of a run, in nats per token."""
         size, data, beta = self.values
-        share = size / (row[self.count] / 1e6) ** ALPHA + data / (row["tokens"] / 1e6) ** beta
+        tokens = effective_tokens(row["tokens"], row["unique_tokens"])
+        share = size / (row[self.count] / 1e6) ** ALPHA + data / (tokens / 1e6) ** beta
         return (FLOOR * floor_of(self.unit) + share) * nats_of(self.unit, row)
 
 

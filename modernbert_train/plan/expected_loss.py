@@ -15,19 +15,19 @@ from dataclasses import dataclass
 
 from modernbert_train.config.schema import RunConfig
 
-# Runs as small as these tell neither the floor nor ALPHA: any of 0 to 0.2 and 0.3 to 0.8 fits them as well. ALPHA is
-# Hoffmann's; with this floor and a unigram loss of 7.0 the rule gives 1.31 nats for RoBERTa-base (published: perplexity
-# 3.68, 1.30 nats, arXiv 1907.11692, table 3).
+# Runs as small as these tell neither the floor nor ALPHA: any of 0 to 0.2 and of 0.3 to 0.8 fits them as well. ALPHA is
+# Hoffmann's; with this floor and an assumed unigram loss of 7.0 the rule gives 1.34 nats for the RoBERTa-base that was
+# trained on a billion tokens (its card, nyu-mll/roberta-base-1B-3: perplexity 3.84, 1.345 nats).
 FLOOR, ALPHA = 0.16, 0.34
 SIZE, DATA, BETA = 0.0968, 0.4205, 0.3905
 REPEATS = 15.39  # passes after the first that are worth 1 - 1/e of as many of new text; R*_D of Muennighoff et al.
 RESIDUAL = 0.023  # of loss / unigram loss; nine of ten runs that were left out of the fit are nearer
 # of the same, of a held-out text of 20,000 tokens; falls with the root of its tokens. The first 20,000 of the two texts
-# are 0.05 harder and 0.01 easier than the 50,000 that the table has
+# were 0.05 harder and 0.003 easier, of the unigram loss, than the 50,000 that the table has
 SAMPLE = 0.05
 PER_DOUBLING = 0.01  # the same grows by this for every doubling beyond the runs of the table
 # of the runs of the table: parameters without embeddings, tokens, and tokens of a batch
-PARAMETERS, TOKENS, BATCH = (148_000, 905_000), (401_000, 1_600_000), 2048
+PARAMETERS, TOKENS, BATCH = (148_000, 2_242_000), (401_000, 1_640_000), 2048
 TOLD = 0.25  # half a range, of loss / unigram loss, beyond which nothing is known
 
 
