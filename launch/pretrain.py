@@ -38,6 +38,7 @@ from modernbert_train.core.text import duration, plural, table, tokens_text  # n
 from modernbert_train.distributed.gpus import shown_gpus  # noqa: E402
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError  # noqa: E402
 from modernbert_train.plan.answer import answer  # noqa: E402
+from modernbert_train.plan.expected_loss import expect, is_ruled  # noqa: E402
 from modernbert_train.plan.make import make_plan  # noqa: E402
 from modernbert_train.plan.parameters import count_parameters  # noqa: E402
 from modernbert_train.plan.recipe import MOST_PASSES, SIZES, Asked, run_yaml  # noqa: E402
@@ -154,7 +155,7 @@ def _pretrain(options: argparse.Namespace) -> int:
     if not options.yes:
         _ask()
     began = time.monotonic()
-    stages = text_to_model(str(place.data_yaml), [str(place.run_yaml)], Path.cwd(), ranks=max(1, device.gpus))
+    stages = text_to_model([str(place.data_yaml)], [str(place.run_yaml)], Path.cwd(), ranks=max(1, device.gpus))
     code = run_stages(stages, Path.cwd())
     if code == 0:
         print(_summary(place, time.monotonic() - began))
@@ -341,7 +342,7 @@ def _write(
 def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     """What the YAMLs would do."""
     config, record = load_run([place.run_yaml]), _record(place.run_yaml) or {}
-    load_typed(PrepareConfig, [place.data_yaml])
+    held_out = load_typed(PrepareConfig, [place.data_yaml]).validation_share
     found, text = count_parameters(config.model, config.objective), record.get("text_tokens")
     yield "model", f"{found.total:,} parameters, {config.model.vocab_size:,} entries in the vocabulary"
     passes = f", {config.total_tokens / text:.2g} passes over about {tokens_text(text, 2)}" if text else ""
@@ -353,6 +354,16 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     if hours and (speed := record.get("speed")) and config.total_tokens < 0.7 * 3600 * hours * speed:
         most = duration(config.total_tokens / speed)
         yield "", f"the text is enough for {most} of the {hours:g} hours; more of it would make a better model"
+    if text and is_ruled(config) and (unigram := record.get("unigram_loss")):
+        expected = expect(
+            found.active,
+            config.total_tokens,
+            unigram_loss=unigram,
+            unique_tokens=text,
+            batch_tokens=max(phase.batch_rows * phase.row_tokens for phase in config.phases.values()),
+            held_out_tokens=text * held_out / (1 - held_out),
+        )
+        yield "loss", f"held out {expected}; unigram {unigram:.2f}"
     if device.gpus:
         plan = make_plan(config, device.gpus)
         rows = answer(plan, device.kind, [device.kind], {}).rows

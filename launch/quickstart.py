@@ -22,12 +22,14 @@ from modernbert_train.cli.parser import Parser  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.core.installed import CHECKOUT, YAMLS  # noqa: E402
 from modernbert_train.core.read_json import read_lines  # noqa: E402
-from modernbert_train.core.text import table  # noqa: E402
+from modernbert_train.core.text import duration, table  # noqa: E402
 from modernbert_train.errors import RunError  # noqa: E402
 
 HOME = CHECKOUT or Path.cwd()  # where data and runs go
 SPECS = Path("yamls") if CHECKOUT else YAMLS  # as the commands name them
 DATA, RUN = str(SPECS / "data/quickstart.yaml"), str(SPECS / "quickstart.yaml")
+TINY_RUN = str(SPECS / "quickstart-tiny.yaml")
+TINY_DATA = ["out=data/quickstart-tiny", "tokenizer.vocab_size=2048"]
 TEXTS = (
     "    def __init__([MASK], name):",
     "    except [MASK] as error:",
@@ -37,32 +39,35 @@ TEXTS = (
 
 def main(overrides: list[str] | None = None) -> int:
     """Run every step; overrides (a.b=c) go to the run's configuration. Returns the exit code of a failed step, or 0."""
-    overrides = make_parser().parse_args(overrides).overrides
+    options = make_parser().parse_args(overrides)
+    run = [TINY_RUN if options.tiny else RUN, *options.overrides]
     try:
-        config = read_run([str(HOME / RUN), *overrides])
+        config = read_run([str(HOME / run[0]), *run[1:]])
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     model = f"{config.folder}/hf"
     started = time.monotonic()
-    takes = "five to seven minutes on 2 cores, less on more"
-    stages = text_to_model(DATA, [RUN, *overrides], HOME, takes=takes)
+    takes = f"{'half a minute' if options.tiny else 'five to seven minutes'} on 2 cores, less on more"
+    stages = text_to_model([DATA, *(TINY_DATA if options.tiny else [])], run, HOME, takes=takes)
     stages.append(Stage("asking the model", [*PROGRAM, "fill", model, *TEXTS]))
     code = run_stages(stages, HOME)
     if code != 0:
         return code
-    print(_summary(config, model, time.monotonic() - started))
+    print(_summary(config, run[0], model, time.monotonic() - started))
     return 0
 
 
 def make_parser() -> Parser:
     """The arguments of the command."""
     parser = Parser(prog="modernbert-train quickstart", description=__doc__)
+    words = "a smaller model in a minute, by yamls/quickstart-tiny.yaml: whether all works here"
+    parser.add_argument("--tiny", action="store_true", help=words)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="keys of yamls/quickstart.yaml")
     return parser
 
 
-def _summary(config: RunConfig, model: str, seconds: float) -> str:
+def _summary(config: RunConfig, file: str, model: str, seconds: float) -> str:
     folder = HOME / config.folder
     entries, _ = read_lines(folder / "metrics.jsonl")
     steps = [entry for entry in entries if entry.get("kind") == "step"]
@@ -79,15 +84,16 @@ def _summary(config: RunConfig, model: str, seconds: float) -> str:
         ("better by" if gain >= 0 else "worse by", f"{abs(gain):.2f} nats"),
         ("held-out accuracy", f"{validation['accuracy']:.1%}, unigram {validation['unigram_accuracy']:.1%}"),
         ("speed", f"{statistics.median(step['tokens_per_second'] for step in steps):,.0f} tokens/s"),
-        ("this call took", f"{seconds / 60:.1f} minutes"),
+        ("this call took", duration(seconds)),
         ("model", f"{model}  (AutoModelForMaskedLM.from_pretrained)"),
         ("report", f"{config.folder}/report.html"),
         ("metrics", f"{config.folder}/metrics.jsonl"),
     ]
     program = ".venv/bin/python -m modernbert_train" if CHECKOUT else "modernbert-train"
-    again = [f"train {RUN} name=slower optim.lr=1e-3"]
+    again = [f"train {file} name=slower optim.lr=1e-3"]
     if not CHECKOUT:  # the YAML lies among the installed packages
-        again = ["init run quickstart > quickstart.yaml", "train quickstart.yaml name=slower optim.lr=1e-3"]
+        name = Path(file).stem
+        again = [f"init run {name} > {name}.yaml", f"train {name}.yaml name=slower optim.lr=1e-3"]
     other_rate = "\n".join(f"  {program} {words}" for words in again)
     return f"""
 Done.

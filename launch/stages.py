@@ -73,11 +73,13 @@ def _call(command: Sequence[str], folder: Path) -> int:
             signal.signal(number, handler)
 
 
-def text_to_model(spec: str, run: Sequence[str], home: Path, *, ranks: int = 1, takes: str = "") -> list[Stage]:
+def text_to_model(
+    spec: Sequence[str], run: Sequence[str], home: Path, *, ranks: int = 1, takes: str = ""
+) -> list[Stage]:
     """The verbs from text on disk to a model that is measured and exported, with its report.
 
     Args:
-        spec: YAML of the data.
+        spec: YAML files and overrides of the data.
         run: YAML files and overrides of the run.
         home: folder in which they run.
         ranks: GPUs that train.
@@ -86,7 +88,7 @@ def text_to_model(spec: str, run: Sequence[str], home: Path, *, ranks: int = 1, 
     several = ["--ranks", str(ranks)] if ranks > 1 else []
     train = [*PROGRAM, "launch" if several else "train", *run, *several]
     return [
-        Stage("text to tokens", [*PROGRAM, "prepare", spec]),
+        Stage("text to tokens", [*PROGRAM, "prepare", *spec]),
         Stage("checking the run", [*PROGRAM, "check", *run, *several]),
         Stage(f"training{takes and f': {takes}'}", train, lambda: _is_trained(run, home)),
         Stage("measuring on held-out text", [*PROGRAM, "eval", *run], lambda: _is_measured(run, home)),

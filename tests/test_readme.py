@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import launch.quickstart
+import launch.stages
 from modernbert_train.__main__ import main
 from tests import warm
 
@@ -102,11 +103,30 @@ def test_quickstart_goes_from_the_standard_library_to_a_model_that_transformers_
     assert len(tokenizer) == model.config.vocab_size == 8192
 
     monkeypatch.setattr(launch.quickstart, "HOME", copy)
-    monkeypatch.setattr(launch.quickstart.subprocess, "Popen", warm.Popen)
+    monkeypatch.setattr(launch.stages.subprocess, "Popen", warm.Popen)
     capfd.readouterr()
     assert launch.quickstart.main([]) == 0
     again = capfd.readouterr().out
     assert "already trained to its end" in again and "already complete" in again
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_first_minute_is_a_model_that_has_learnt_something(copy: Path) -> None:
+    """Nothing is made shorter: whoever tries `--tiny` first sees a loss below the unigram loss, or leaves."""
+    output = run("python launch/quickstart.py --tiny", copy)
+    assert "better by" in output and "training: half a minute" in output
+    validations = [
+        entry
+        for line in (copy / "runs/quickstart-tiny/metrics.jsonl").read_text().splitlines()
+        if (entry := json.loads(line))["kind"] == "validation"
+    ]
+    assert validations[-1]["loss"] < validations[-1]["unigram_loss"] - 0.2
+
+    from transformers import AutoModelForMaskedLM
+
+    model = AutoModelForMaskedLM.from_pretrained(copy / "runs/quickstart-tiny/hf")
+    assert model.config.vocab_size == 2048 and model.config.num_hidden_layers == 4
 
 
 @pytest.mark.slow

@@ -77,8 +77,8 @@ def expect(
         held_out_tokens: that are measured on: a short text is easier or harder by chance.
     """
     useful = effective_tokens(tokens, tokens if unique_tokens is None else unique_tokens)
-    share = _share(parameters, useful)
-    most = _share(parameters, useful * min(1.0, BATCH / batch_tokens))
+    share = share_of_unigram(parameters, useful)
+    most = share_of_unigram(parameters, useful * min(1.0, BATCH / batch_tokens))
     spread = math.hypot(RESIDUAL, SAMPLE * math.sqrt(20_000 / held_out_tokens))
     spread += PER_DOUBLING * (_doublings(parameters, PARAMETERS) + _doublings(useful, TOKENS))
     low, high = max(0.0, share - spread), min(1.0, most + spread)
@@ -153,8 +153,8 @@ def effective_tokens(tokens: float, unique_tokens: float) -> float:
     return unique_tokens * (1 + REPEATS * (1 - math.exp(-repeats / REPEATS)))
 
 
-def _share(parameters: float, tokens: float) -> float:
-    """Of the unigram loss; no run ends above all of it for long."""
+def share_of_unigram(parameters: float, tokens: float) -> float:
+    """Held-out loss over unigram loss by the rule, for effective tokens; no run ends above all of it for long."""
     return min(1.0, FLOOR + SIZE / (parameters / 1e6) ** ALPHA + DATA / (tokens / 1e6) ** BETA)
 
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from modernbert_train.config.model import ModernBertConfig
 from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
 from modernbert_train.core.text import rate, tokens_text
-from modernbert_train.plan.parameters import count_parameters
+from modernbert_train.plan.expected_loss import effective_tokens, share_of_unigram
+from modernbert_train.plan.parameters import Parameters, count_parameters
 
 TOKENS_PER_PARAMETER = 20  # where the loss for a given compute is lowest: Hoffmann et al. 2022, arXiv 2203.15556
 MOST_PASSES = 4  # repeated so often, text is worth about as much as new text: Muennighoff et al. 2023, arXiv 2305.16264
@@ -111,7 +112,7 @@ class Size:
     source: str
     file: str
 
-    def parameters(self, entries: int) -> int:
+    def counted(self, entries: int) -> Parameters:
         """Parameters of the model with a vocabulary of so many entries."""
         return count_parameters(
             ModernBertConfig(
@@ -121,7 +122,11 @@ class Size:
                 intermediate_size=self.intermediate,
                 num_heads=self.heads,
             )
-        ).total
+        )
+
+    def parameters(self, entries: int) -> int:
+        """All of them, the embedding table included."""
+        return self.counted(entries).total
 
 
 _OURS = Family(
@@ -269,16 +274,8 @@ def tokens_for(size: Size, parameters: int, text_tokens: float) -> int:
     return _whole(min(wanted, MOST_PASSES * text_tokens))
 
 
-def expected_loss(parameters: float, tokens: float) -> float:
-    """A measure by which sizes are compared: lower is better; not the loss of a masked encoder.
-
-    Source: Hoffmann et al. 2022, arXiv 2203.15556, equation 10, of decoders.
-    """
-    return 1.69 + 406.4 / parameters**0.34 + 410.7 / tokens**0.28
-
-
 class Affordable(NamedTuple):
-    """A size, and what a number of hours is enough for with it."""
+    """A size, and what a number of hours is enough for with it; loss is a share of the unigram loss."""
 
     size: Size
     entries: int
@@ -292,8 +289,10 @@ def sizes_for_hours(
     entries_of: Callable[[Size], int],
     text_tokens: float,
 ) -> Iterator[Affordable]:
-    """What these hours are enough for with each size, the smallest first, until the loss that is expected rises
-    or there are less than LEAST_PER_PARAMETER tokens.
+    """What these hours are enough for with each size, the smallest first, until the expected loss of two in a row
+    is above the lowest, or there are less than LEAST_PER_PARAMETER tokens.
+
+    The loss is that of `plan.expected_loss`, far beyond the runs that it was fitted to where sizes are large.
 
     Args:
         hours: of training.
@@ -301,7 +300,7 @@ def sizes_for_hours(
         entries_of: vocabulary of a size on this text.
         text_tokens: of the text.
     """
-    best = math.inf
+    best, worse = math.inf, 0
     for name in BY_PARAMETERS:
         size = SIZES[name]
         entries = entries_of(size)
@@ -312,11 +311,12 @@ def sizes_for_hours(
         parameters = size.parameters(entries)
         if math.isfinite(best) and tokens < LEAST_PER_PARAMETER * parameters:
             return
-        loss = expected_loss(parameters, max(1.0, tokens))
+        loss = share_of_unigram(size.counted(entries).active, effective_tokens(max(1.0, tokens), text_tokens))
         yield Affordable(size, entries, _whole(tokens), loss)
-        if loss > best:
+        worse = worse + 1 if loss > best else 0
+        if worse == 2:
             return
-        best = loss
+        best = min(best, loss)
 
 
 class Batches(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def pretrain(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> 
 def test_a_dry_run_writes_yamls_that_the_verbs_accept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = pretrain(capsys, "texts", "--size", "tiny", "--dry-run")
     assert "60 .txt" in said and "20,000 tokens/s" in said and "Nothing was run" in said
+    assert re.search(r"loss +held out \d\.\d\d expected, \d\.\d\d to \d\.\d\d.*; unigram \d\.\d\d", said)
     spec = load_typed(PrepareConfig, ["pretrained/texts/data.yaml"])
     run = load_run(["pretrained/texts/run.yaml"])
     assert not prepare_problems(spec) and spec.tokenizer.vocab_size == run.model.vocab_size
@@ -153,6 +155,7 @@ def test_a_size_that_does_not_fit_names_the_largest_that_does(folder: Path) -> N
     assert chosen.tokens >= 0.4 * chosen.size.parameters(chosen.entries)  # no billion parameters for 100 k tokens
 
 
+@pytest.mark.runs
 def test_bad_input_is_refused_without_torch(tmp_path: Path) -> None:
     write(tmp_path, "little/a.txt", prose(2_000))
     code = (
