@@ -1,7 +1,7 @@
 """One run on 1, 2 and 4 processes, and once more with a kill -9 every few steps: the losses in one picture.
 
     python data_prep/prepare.py yamls/data/quickstart.yaml out=data/quickstart-tiny tokenizer.vocab_size=2048
-    python -m benchmarks.one_line --data data/quickstart-tiny --out one-line
+    OMP_NUM_THREADS=1 python -m benchmarks.one_line --data data/quickstart-tiny --out one-line
 
 The run is small (4 layers, width 64, rows of 256 tokens, batches of 4 rows, a checkpoint in each step). On one process
 the killed run must equal the uninterrupted one to the bit, or the command ends with 1; the difference of 2 and
@@ -27,7 +27,7 @@ SIZE = (
     "model={name: modernbert, vocab_size: 2048, hidden_size: 64, num_layers: 4, num_heads: 1, intermediate_size: 96,"
     " init_std: 0.05, attention_out_dropout: 0.0}",
     "optim.lr=1e-3",
-    "phases.stable={tokens: 240_000, row_tokens: 256, batch_rows: 4, microbatch_tokens: 256, batch_warmup: null,"
+    "phases.stable={tokens: 360_000, row_tokens: 256, batch_rows: 4, microbatch_tokens: 256, batch_warmup: null,"
     " schedule: {warmup_tokens: 20_000}}",
     "phases.context={tokens: 70_000, row_tokens: 512, batch_rows: 4, microbatch_tokens: 512}",
     "phases.decay={tokens: 100_000, row_tokens: 512, batch_rows: 4, microbatch_tokens: 512,"

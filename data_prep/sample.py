@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from tokenizers import Tokenizer
+
 from data_prep.make_tokenizer import encode_documents, train_tokenizer
 from data_prep.read.encodings import AUTO, guess
 from data_prep.read.items import Document, LeftOut, Span
@@ -412,19 +414,20 @@ def _of_file(file: Path, size: int, source: SourceConfig, budget: int) -> tuple[
     return items, seen or size
 
 
-def token_facts(texts: Sequence[str], entries: int) -> TokenFacts:
+def token_facts(texts: Sequence[str], entries: int, tokenizer: Tokenizer | None = None) -> TokenFacts:
     """Train a tokenizer on nine tenths of each text, and measure it on the last.
 
     Args:
         texts: a sample.
         entries: of the vocabulary; a small sample gives fewer.
+        tokenizer: one that exists, which is measured in place of a trained one.
     """
     step = max(1, -(-sum(map(len, texts)) // _TOKENISED))
     texts = texts[::step]
     cuts = [max(1, len(text) * 9 // 10) for text in texts]
     seen = [text[:cut] for text, cut in zip(texts, cuts, strict=True)]
     held_out = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
-    tokenizer = train_tokenizer(iter(seen), entries)
+    tokenizer = tokenizer or train_tokenizer(iter(seen), entries)
     frequencies = Counter(id for ids in encode_documents(tokenizer, seen) for id in ids)
     counts = Counter(id for ids in encode_documents(tokenizer, held_out) for id in ids)
     total = frequencies.total() + tokenizer.get_vocab_size()  # each id once more than it occurs

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.make_tokenizer import adapt_tokenizer
 from data_prep.sample import TextSample, TokenFacts, token_facts
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
@@ -119,20 +120,27 @@ class Chooser:
     Args:
         sample: of the text.
         device: that would train.
+        tokenizer: a file or folder; None: one is trained.
+
+    Raises:
+        DataError: the tokenizer cannot be read or used.
     """
 
-    def __init__(self, sample: TextSample, device: Device) -> None:
-        self._sample, self._device = sample, device
+    def __init__(self, sample: TextSample, device: Device, tokenizer: str | None = None) -> None:
+        self._sample, self._device, self._path = sample, device, tokenizer
+        self._tokenizer = None if tokenizer is None else adapt_tokenizer(tokenizer, extend=True)
         self._facts: dict[int, TokenFacts] = {}
 
     def facts(self, entries: int) -> TokenFacts:
         """Of a tokenizer with so many entries, tried once."""
         if entries not in self._facts:
-            self._facts[entries] = token_facts(self._sample.texts, entries)
+            self._facts[entries] = token_facts(self._sample.texts, entries, self._tokenizer)
         return self._facts[entries]
 
     def entries(self, size: Size) -> int:
-        """Of the vocabulary of a size: as the rule says, or what this text is enough for."""
+        """Of the vocabulary of a size: the tokenizer's, or as the rule says, or what this text is enough for."""
+        if self._tokenizer is not None:
+            return int(self._tokenizer.get_vocab_size())
         wanted = entries_for(size, self._sample.text_bytes)
         facts = self.facts(wanted)
         if facts.entries >= wanted:
@@ -149,7 +157,10 @@ class Chooser:
         """A run of a size, as it would be written."""
         entries = self.entries(size)
         longest = int(self._sample.length(0.99) / self.facts(entries).bytes_per_token)
-        return Asked("measured", size, round(tokens), entries, self._device.gpus, folder, longest=max(1, longest))
+        return Asked(
+            "measured", size, round(tokens), entries, self._device.gpus, folder,
+            longest=max(1, longest), tokenizer=self._path,
+        )  # fmt: skip
 
     def median(self, entries: int) -> int:
         """Tokens of a document."""
@@ -180,13 +191,21 @@ class Chooser:
         return next((name for name in reversed(BY_PARAMETERS) if self.fits(SIZES[name])), None)
 
 
-def choose(sample: TextSample, device: Device, hours: float | None, size: str | None, tokens: int | None) -> Chosen:
+def choose(
+    sample: TextSample,
+    device: Device,
+    hours: float | None,
+    size: str | None,
+    tokens: int | None,
+    tokenizer: str | None = None,
+) -> Chosen:
     """The run for these hours, or of this size.
 
     Raises:
+        DataError: the tokenizer cannot be read or used.
         ConfigError: the hours are too few, with the least; or the size does not fit, with the largest that does.
     """
-    chooser = Chooser(sample, device)
+    chooser = Chooser(sample, device, tokenizer)
     with _speeds(chooser, device, [size] if size else list(BY_PARAMETERS)) as speed:
         if size is not None:
             return _of_size(chooser, device, SIZES[size], tokens, speed)

@@ -98,6 +98,8 @@ def make_parser() -> Parser:
     much.add_argument("--size", choices=SIZES, help="of the model; base and large are the published recipes")
     words = "to train on, such as 300M or 2B, with --size; default: 20 a parameter, at most 4 passes over the text"
     parser.add_argument("--tokens", type=token_count, metavar="N", help=words)
+    words = "one that exists, its file or folder, used with its ids; default: one is trained on the text"
+    parser.add_argument("--tokenizer", metavar="PATH", help=words)
     parser.add_argument("--gpus", type=positive, metavar="N", help="that train; default: those of this machine")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of everything; default: pretrained/NAME")
     parser.add_argument("--name", help="of the run; default: that of the first TEXT")
@@ -143,9 +145,9 @@ def _pretrain(options: argparse.Namespace) -> int:
             f"--gpus {options.gpus}: this machine shows {len(shown_gpus())}. --dry-run writes the YAMLs and prints the "
             f"plan; then `launch {place.run_yaml}` trains on a machine that has them."
         )
-    digest = _digest(place, sample)
+    digest = _digest(place, sample, options.tokenizer)
     if not _keeps(place, question, digest):
-        chosen = choose(sample, device, options.hours, options.size, options.tokens)
+        chosen = choose(sample, device, options.hours, options.size, options.tokens, options.tokenizer)
         _write(place, question, digest, sample, device, chosen)
     check(load_run([place.run_yaml]), max(1, device.gpus))
     print(f"\n{table(list(_plan_rows(place, device)), indent=2)}", flush=True)
@@ -181,7 +183,7 @@ def _place(options: argparse.Namespace) -> Place:
 
 
 def _question(options: argparse.Namespace) -> dict[str, Any]:
-    return {key: getattr(options, key) for key in ("text", "hours", "size", "tokens", "gpus", "name")}
+    return {key: getattr(options, key) for key in ("text", "hours", "size", "tokens", "tokenizer", "gpus", "name")}
 
 
 def _refuse_damaged(sample: TextSample, texts: Sequence[str]) -> None:
@@ -216,17 +218,18 @@ def _text_rows(sample: TextSample) -> Iterator[tuple[str, str]]:
         yield "", "one tokenizer and one model for all of them; name the folder of one language to train on it alone"
 
 
-def _digest(place: Place, sample: TextSample) -> str:
+def _digest(place: Place, sample: TextSample, tokenizer: str | None) -> str:
     """Of the names, sizes and times of the files."""
-    return str(fingerprint(_spec(place, sample, 8192))["inputs"]["digest"])
+    return str(fingerprint(_spec(place, sample, 8192, tokenizer))["inputs"]["digest"])
 
 
-def _spec(place: Place, sample: TextSample, entries: int) -> PrepareConfig:
+def _spec(place: Place, sample: TextSample, entries: int, tokenizer: str | None) -> PrepareConfig:
     damaged = sample.damaged_share
+    trained = TokenizerConfig(vocab_size=entries, training_share=_training_share(sample))
     return PrepareConfig(
         out=str(place.dataset),
         sources=dict(sample.sources),
-        tokenizer=TokenizerConfig(vocab_size=entries, training_share=_training_share(sample)),
+        tokenizer=trained if tokenizer is None else TokenizerConfig(path=tokenizer, extend=True),
         validation_share=held_out_share(sample),
         max_left_out=PrepareConfig.max_left_out if not damaged else float(f"{0.01 + 2 * damaged:.2g}"),
     )
@@ -246,11 +249,12 @@ def _data_yaml(spec: PrepareConfig) -> str:
             value = getattr(source, key)
             if key == "kind" or value != getattr(usual, key):
                 lines.append(f"    {key}: {_value(value)}")
-    lines += [
-        "",
-        "tokenizer:",
-        f"  vocab_size: {spec.tokenizer.vocab_size} # run.yaml has the same, and why",
-    ]
+    lines += ["", "tokenizer:"]
+    if spec.tokenizer.path is not None:
+        lines.append(f"  path: {_value(spec.tokenizer.path)}")
+        lines.append("  extend: true # special tokens that it lacks are added, behind its own ids")
+    else:
+        lines.append(f"  vocab_size: {spec.tokenizer.vocab_size} # run.yaml has the same, and why")
     if spec.tokenizer.training_share < 1:
         lines.append(f"  training_share: {spec.tokenizer.training_share} # about {size_text(TOKENIZER_BYTES)} of text")
     lines += ["", f"validation_share: {spec.validation_share} # {_HELD_OUT}"]
@@ -322,7 +326,7 @@ def _write(
               for key, value in question.items() if key != "text" and value is not None]  # fmt: skip
     asked = Asked(
         place.name, chosen.size, chosen.tokens, chosen.entries, device.gpus, str(place.dataset), str(place.runs),
-        chosen.text_tokens, chosen.longest,
+        chosen.text_tokens, chosen.longest, question["tokenizer"],
         head=(f"Written by `{TYPED} pretrain {' '.join(words)}`; change it as you like.",),
     )  # fmt: skip
     body = run_yaml(asked)
@@ -333,7 +337,7 @@ def _write(
     head = f"# The text of {place.run_yaml}. Every key is in docs/config.md.\n\n"
     try:
         place.out.mkdir(parents=True, exist_ok=True)
-        write_whole(place.data_yaml, head + _data_yaml(_spec(place, sample, chosen.entries)))
+        write_whole(place.data_yaml, head + _data_yaml(_spec(place, sample, chosen.entries, question["tokenizer"])))
         write_whole(place.run_yaml, f"{_LINE}{json.dumps(record)}\n{body}")
     except OSError as error:
         raise StorageError(f"{place.out}: cannot be written ({error.strerror}). Give another --out.") from None

@@ -238,6 +238,7 @@ class Asked:
         runs_folder: of the run.
         text_tokens: of the training text, for the number of passes; None: unknown.
         longest: tokens of the longest documents, which bounds the context; None: unknown.
+        tokenizer: one that exists; None: one is trained.
         head: lines of comment that open the YAML.
     """
 
@@ -250,6 +251,7 @@ class Asked:
     runs_folder: str = "runs"
     text_tokens: float | None = None
     longest: int | None = None
+    tokenizer: str | None = None
     head: tuple[str, ...] = ()
 
 
@@ -470,6 +472,8 @@ def _warmup_lines(asked: Asked, batches: Batches, tokens: int) -> Iterator[str]:
 
 
 def _why_entries(asked: Asked) -> str:
+    if asked.tokenizer is not None:
+        return f"of {asked.tokenizer}"
     if asked.entries == asked.size.entries:
         return asked.size.source
     return "a power of two; it grows from the quickstart's as the root of the text (Heaps' law)"

@@ -28,7 +28,7 @@ from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problem
 from modernbert_train.core.read_json import read_lines
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.recipe import SIZES
-from tests.data.make_shards import make_texts
+from tests.data.make_shards import VOCAB_SIZE, make_texts, make_tokenizer
 from tests.data_prep.test_sample import prose, write
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +67,18 @@ def test_a_dry_run_writes_yamls_that_the_verbs_accept(folder: Path, capsys: pyte
     assert spec.validation_share == 0.1  # 6 of 60 documents: 3 would say little
     check(run)
     assert run.data.train == f"{spec.out}/train" and run.folder == "pretrained/texts/runs/texts"
+
+
+def test_a_tokenizer_that_exists_keeps_its_ids(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever continues with the vocabulary of another model must not be given a trained one in silence."""
+    make_tokenizer(folder / "theirs")
+    said = pretrain(capsys, "texts", "--size", "tiny", "--tokenizer", "theirs", "--dry-run")
+    spec, run = load_typed(PrepareConfig, ["pretrained/texts/data.yaml"]), load_run(["pretrained/texts/run.yaml"])
+    assert (spec.tokenizer.path, spec.tokenizer.extend) == ("theirs", True) and not prepare_problems(spec)
+    assert run.model.vocab_size == VOCAB_SIZE and f"{VOCAB_SIZE} entries" in said
+    assert f"vocab_size: {VOCAB_SIZE} # of theirs" in Path("pretrained/texts/run.yaml").read_text(encoding="utf-8")
+    missing = pretrain(capsys, "texts", "--size", "tiny", "--tokenizer", "none", "--out", "other", "--dry-run", code=65)
+    assert "tokenizer.path=none" in missing
 
 
 def test_names_that_yaml_would_misread_are_quoted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
