@@ -10,6 +10,7 @@ import csv
 import json
 import math
 import os
+import random
 import re
 import unicodedata
 from collections import Counter
@@ -343,10 +344,14 @@ def _even(files: Sequence[tuple[Path, int]], most: int) -> list[tuple[Path, int]
 
 
 def _sample_of(source: _Files, budget: int) -> _Part:
-    """Read documents of a source until they have `budget` bytes of text, from files that are evenly spread."""
+    """Read documents of a source until they have `budget` bytes of text, from files that are evenly spread.
+
+    The files are read in a random order, the same in every call: those that the budget does not reach are any of them.
+    """
     documents: list[Document] = []
     left_out: list[LeftOut] = []
     chosen = _even(source.files, _MOST_FILES)
+    random.Random(0).shuffle(chosen)
     left, read, text = max(_BLOCK_BYTES, budget), 0, 0
     for number, (file, size) in enumerate(chosen):
         if left <= 0:

@@ -105,3 +105,13 @@ def test_tokens_are_estimated_as_a_tokenizer_would_make_them() -> None:
     facts = token_facts([prose(60_000, number) for number in range(4)], 512)
     assert facts.bytes_per_token == pytest.approx(sum(len(word) + 1 for word in WORDS) / len(WORDS), rel=0.1)
     assert facts.unigram_loss == pytest.approx(math.log(len(set(WORDS))), abs=0.3)
+
+
+def test_files_that_sort_first_are_not_all_that_is_seen(tmp_path: Path) -> None:
+    """60 copies of a long file before 120 others: a sample of the copies alone would say that all is one document."""
+    for number in range(60):
+        write(tmp_path, f"texts/0{number:02}.txt", prose(80_000, 0))
+    for number in range(120):
+        write(tmp_path, f"texts/other-{number}.txt", prose(40_000, 1 + number))
+    found = look_at_text([str(tmp_path / "texts")])
+    assert 0.2 < found.duplicates < 0.45 and 140 < found.documents < 220
