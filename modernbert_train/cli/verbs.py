@@ -85,6 +85,8 @@ VERBS = (
          f"{_CLI}.checkpoints:checkpoints", "checkpoints runs/quickstart"),
     Verb("eval", EVALUATE, "held-out loss, accuracy and evals of a run's newest checkpoint, or of a named one",
          f"{_CLI}.trained:evaluate", "eval runs/quickstart", True),
+    Verb("evaluate", EVALUATE, "models on all tasks of a suite as one table, beside published rows",
+         f"{_CLI}.finetuning:evaluate", "evaluate runs/quickstart --suite quick --out runs/judged --dry-run"),
     Verb("fill", EVALUATE, "print the five most probable tokens for each [MASK]", f"{_CLI}.trained:fill",
          'fill runs/quickstart/hf "def __init__([MASK], name):"'),
     Verb("embed", EVALUATE, "a vector for each text of a file, as an array or a Parquet file", f"{_CLI}.trained:embed",

@@ -127,7 +127,8 @@ def _run(
 ) -> RunConfig:
     """The run as a configuration, written beside its shards; every key of it can be overridden."""
     row_tokens, batch_rows = _rows(task, source, prepared)
-    tokens = math.ceil(task.epochs * prepared.tokens)
+    of_batch = task.batch_texts * prepared.tokens / prepared.texts
+    tokens = math.ceil(task.epochs * prepared.tokens if task.steps is None else task.steps * of_batch)
     warmup = math.ceil(task.warmup * tokens)
     tree: dict[str, Any] = {
         "plugins": [] if source.checkpoint is None else source.checkpoint.config.plugins,

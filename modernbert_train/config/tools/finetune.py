@@ -62,6 +62,7 @@ class TaskConfig:
     lr: float = 5e-5  # peak
     weight_decay: float = 1e-5  # of each step at the peak, whatever the rate: Composer's decoupled decay
     epochs: float = 3.0
+    steps: int | None = None  # about so many updates, in place of epochs
     large: LargeConfig = field(default_factory=LargeConfig)
     # the encoder keeps its weights, and a linear head learns on its states: a baseline, and a measure of the encoder
     freeze: bool = False
@@ -130,6 +131,8 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
             yield f"{shown}: the share by which weights shrink in a step. Usual are 1e-6 to 1e-5."
     if task.max_grad_norm is not None and task.max_grad_norm <= 0:
         yield f"max_grad_norm={task.max_grad_norm}: must be above 0; null does not clip."
+    if task.steps is not None and task.steps <= 0:
+        yield f"steps={task.steps}: must be above 0; null counts in epochs."
     if task.batch_texts <= 0:
         yield f"batch_texts={task.batch_texts}: must be above 0."
     if not 0 <= task.warmup < 1:

@@ -25,7 +25,7 @@ from modernbert_train.core.text import duration, plural
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.distributed.gpus import count_gpus
 from modernbert_train.distributed.many import Job, environments, last_words, run_all
-from modernbert_train.errors import ConfigError, RunError, StoppedEarly, StorageError
+from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 from modernbert_train.evaluate.finetune.result import RESULT
 from modernbert_train.evaluate.finetune.table import as_markdown, make_table, read_result, write_table
 from modernbert_train.evaluate.finetune.task import (
@@ -47,12 +47,24 @@ _OWN = ("name", "runs_folder", "seed")  # that each run has its own of
 
 @dataclass(frozen=True)
 class Cell:
-    """One fine-tuning of many; `name` is that of its run."""
+    """One run of many.
+
+    Attributes:
+        task, model: as they are named.
+        seed: None where nothing is drawn.
+        name: of the run.
+        overrides: its own.
+        verb: that runs it.
+        texts: runs with the same name here read the same texts; empty: those of one task do.
+    """
 
     task: str
     model: str
-    seed: int
+    seed: int | None
     name: str
+    overrides: tuple[str, ...] = ()
+    verb: tuple[str, ...] = ("finetune",)
+    texts: str = ""
 
 
 @dataclass
@@ -149,7 +161,9 @@ def refuse_other_settings(cells: Sequence[Cell], out: Path, overrides: Sequence[
             raise ConfigError(f"{each}: each of several runs has its own {key}. Use --out and --seeds.")
     wrong = []
     for cell in cells:
-        task, rest = read_task(cell.task, overrides)
+        if cell.verb != Cell.verb:
+            continue  # retrieval compares itself
+        task, rest = read_task(cell.task, [*overrides, *cell.overrides])
         result = read_result(out / cell.name / RESULT)
         if result is not None and (other := _differences(result, asked(task, cell.model, rest), out / cell.name)):
             wrong.append(f"{out / cell.name}: {'; '.join(other)}")
@@ -240,15 +254,25 @@ def run_cells(
             outcome.failed.append((cell, code, last_words(job.log)))
             print(f"[{over} of {total}, {took}] {cell.name}: failed, exit code {code}; {job.log}", flush=True)
 
-    words = [Job(cell.name, _command(cell, out, overrides), out / LOGS / f"{cell.name}.log") for cell in cells]
-    stopped = run_all(iter(words), own, ended, lambda job: meanwhile())
+    def without_data(cell: Cell) -> bool:
+        """Whether the same texts were missing or broken before: then they are for every seed."""
+        broken = [other for other, code, _ in outcome.failed if code == DataError.exit_code]
+        return (cell.texts or cell.task, cell.model) in {(other.texts or other.task, other.model) for other in broken}
+
+    jobs_of = (
+        Job(cell.name, _command(cell, out, overrides), out / LOGS / f"{cell.name}.log")
+        for cell in cells
+        if not without_data(cell)
+    )
+    stopped = run_all(jobs_of, own, ended, lambda job: meanwhile())
     outcome.stopped |= stopped
     return outcome
 
 
 def _command(cell: Cell, out: Path, overrides: Sequence[str]) -> list[str]:
-    name = [f"runs_folder={out}", f"name={cell.name}", f"seed={cell.seed}"]
-    return [sys.executable, "-m", "modernbert_train", "finetune", cell.task, *overrides, *name, "--model", cell.model]
+    own = [f"runs_folder={out}", f"name={cell.name}"] + ([] if cell.seed is None else [f"seed={cell.seed}"])
+    words = [*cell.verb, cell.task, "--model", cell.model, *overrides, *cell.overrides, *own]
+    return [sys.executable, "-m", "modernbert_train", *words]
 
 
 def _in_words(result: dict[str, Any]) -> str:

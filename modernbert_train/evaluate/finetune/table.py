@@ -33,8 +33,9 @@ def read_result(file: Path) -> dict[str, Any] | None:
         found = read_json(file)
     except (OSError, ValueError):
         return None
-    keys = {"task": str, "source": str, "seed": int, "figures": dict, "settings": dict}
-    whole = isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in keys.items())
+    kinds: dict[str, type | tuple[type, ...]] = {"task": str, "source": str, "seed": (int, type(None))}
+    kinds |= {"figures": dict, "settings": dict}
+    whole = isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
     return found if whole else None
 
 

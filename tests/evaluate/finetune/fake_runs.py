@@ -26,7 +26,8 @@ def install() -> None:
 
 
 def _command(cell: many.Cell, out: Path, overrides: list[str]) -> list[str]:
-    words = [cell.task, cell.model, *overrides, f"runs_folder={out}", f"name={cell.name}", f"seed={cell.seed}"]
+    own = [f"runs_folder={out}", f"name={cell.name}", f"seed={cell.seed}"]
+    words = [cell.task, cell.model, *overrides, *cell.overrides, *own]
     return [sys.executable, "-m", "tests.evaluate.finetune.fake_runs", "run", *words]
 
 

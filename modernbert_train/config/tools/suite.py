@@ -1,0 +1,95 @@
+"""Every knob of a suite: the tasks of a table, how each is run and chosen, and the published rows beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteTaskConfig:
+    """A task of a suite: exactly one of `finetune`, `retrieval` and `beir`."""
+
+    finetune: str | None = None  # a task of yamls/tasks, or a YAML file; its name is relative to the suite's folder
+    retrieval: str | None = None  # a recipe of `retrieval train`, with what it is measured on
+    beir: str | None = None  # a folder in BEIR's format, for `retrieval evaluate`
+    after: str | None = None  # another task of the suite: its chosen run of the same seed has the first weights
+    keys: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the task or the run, such as {data: glue/RTE, max_tokens: 128}
+    # keys with the values that are tried, such as {lr: [1e-5, 3e-5]}, each with each: the best on `choose_on` counts
+    choices: dict[str, list[Any]] = field(default_factory=dict)
+    choose_on: str | None = None  # split; None: `split`
+    choose_seeds: int | None = None  # the choice is made with so many of the seeds; None: all
+    split: str | None = None  # whose figure stands in the table; None: the mean of all that are measured
+    metric: str | None = None  # None: the first of the task; ndcg_at_10 of retrieval
+
+    @property
+    def verb(self) -> tuple[str, ...]:
+        """That runs it."""
+        if self.finetune is not None:
+            return ("finetune",)
+        return ("retrieval", "train" if self.retrieval is not None else "evaluate")
+
+    @property
+    def what(self) -> str:
+        """The verb's first word: task, recipe or folder."""
+        return self.finetune or self.retrieval or self.beir or ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedConfig:
+    """A row that others published; it stands in the table beside ours, marked so."""
+
+    source: str = MISSING  # of the figures, for whoever wants to look
+    figures: dict[str, float] = field(default_factory=dict)  # in percent, by task or group
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteConfig:
+    """A table: rows are models, columns are tasks."""
+
+    tasks: dict[str, SuiteTaskConfig] = field(default_factory=dict)
+    seeds: list[int] = field(default_factory=lambda: [1618])  # of each task that draws anything
+    groups: dict[str, list[str]] = field(default_factory=dict)  # columns with the mean of some tasks, by name
+    published: dict[str, PublishedConfig] = field(default_factory=dict)  # by model
+
+
+def suite_problems(suite: SuiteConfig) -> Iterator[str]:
+    """What is wrong with a suite, as far as it can be told without its tasks."""
+    if not suite.tasks:
+        yield "tasks: there is none. Name one: tasks: {sst2: {finetune: sst2}}."
+    if not suite.seeds or len({*suite.seeds}) < len(suite.seeds):
+        yield f"seeds={suite.seeds}: name at least one, each once."
+    for name, task in suite.tasks.items():
+        yield from (f"tasks.{name}.{problem}" for problem in _task_problems(name, task, suite))
+    columns = suite.tasks.keys() | suite.groups.keys()
+    for name, members in suite.groups.items():
+        if name in suite.tasks or not members or not suite.tasks.keys() >= {*members}:
+            yield f"groups.{name}={members}: a group has a name of its own and names tasks: {', '.join(suite.tasks)}."
+    for model, row in suite.published.items():
+        if unknown := sorted(row.figures.keys() - columns):
+            yield f"published.{model}: {', '.join(unknown)} is no task or group of this suite."
+
+
+def _task_problems(name: str, task: SuiteTaskConfig, suite: SuiteConfig) -> Iterator[str]:
+    if not name.replace("_", "").replace("-", "").isalnum():
+        yield "name: it is part of the names of folders. Use letters, digits, '_' and '-'."
+    if sum(each is not None for each in (task.finetune, task.retrieval, task.beir)) != 1:
+        yield "finetune, retrieval, beir: name exactly one of them."
+    if task.after is not None:
+        first = suite.tasks.get(task.after)
+        if first is None or first.after is not None or first.finetune is None:
+            yield f"after={task.after}: name a task of the suite that is fine-tuned, and not itself after another."
+        elif task.finetune is None:
+            yield "after: is of `finetune` alone."
+    if task.beir is not None and task.choices:
+        yield "choices: `beir` measures a model as it is; there is nothing to choose."
+    for key, values in task.choices.items():
+        if not values or key in task.keys:
+            yield f"choices.{key}={values}: name the values to try here, and no other value in keys."
+    if task.choose_seeds is not None and not 1 <= task.choose_seeds <= len(suite.seeds):
+        yield f"choose_seeds={task.choose_seeds}: there are {len(suite.seeds)} seeds."

@@ -1,0 +1,1 @@
+"""A paper's table by one command: many tasks, of each the runs of every model, choice and seed."""

@@ -1,0 +1,210 @@
+"""Which runs a suite has: each task with each model, choice and seed, and where one begins with another's weights.
+
+The name of a run says by a digest what it was asked for, so another rate, seed or text is another run beside it, and
+nothing of one question is ever taken for the answer to another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from modernbert_train.config.load import load_typed
+from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalConfig
+from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, suite_problems
+from modernbert_train.core.installed import YAMLS
+from modernbert_train.errors import ConfigError
+from modernbert_train.evaluate.finetune.many import Cell
+from modernbert_train.evaluate.finetune.result import RESULT
+from modernbert_train.evaluate.finetune.table import read_result
+from modernbert_train.evaluate.finetune.task import asked, labels_of, read_task, run_name
+
+NDCG = "ndcg_at_10"
+_SUITES = YAMLS / "suites"
+
+
+class Choice(NamedTuple):
+    """Values of the keys that a task's `choices` leave open."""
+
+    values: tuple[tuple[str, Any], ...]
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in self.values
+        )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(_word(key, value) for key, value in self.values)
+
+
+def _word(key: str, value: Any) -> str:
+    return f"{key}={json.dumps(value) if isinstance(value, list | dict | bool) or value is None else value}"
+
+
+def read_suite(name: str) -> tuple[SuiteConfig, Path]:
+    """A suite by its name or file, and the folder that names in it are relative to.
+
+    Raises:
+        ConfigError: there is none, or something is wrong with it or with one of its tasks; names all of it.
+    """
+    file = Path(name)
+    if file.suffix not in (".yaml", ".yml"):
+        file = _SUITES / f"{name}.yaml"
+        if not file.is_file():
+            known = ", ".join(sorted(path.stem for path in _SUITES.glob("*.yaml")))
+            raise ConfigError(f"--suite {name}: there is none. Known: {known}. Or name a YAML file of your own.")
+    suite = load_typed(SuiteConfig, [file])
+    if problems := list(suite_problems(suite)):
+        raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems))
+    return suite, file.parent
+
+
+class Plan:
+    """The runs of a suite.
+
+    Args:
+        suite: the tasks.
+        home: folder of the suite's file.
+        models: as they are named.
+        seeds: in place of the suite's; None: those.
+        out: folder of the runs.
+        overrides: keys of every fine-tuning.
+
+    Raises:
+        ConfigError: a task or a recipe cannot be read.
+    """
+
+    def __init__(
+        self,
+        suite: SuiteConfig,
+        home: Path,
+        models: Sequence[str],
+        seeds: Sequence[int] | None,
+        out: Path,
+        overrides: Sequence[str],
+    ) -> None:
+        self.suite, self.models, self.out = suite, models, out
+        self.seeds = list(seeds or suite.seeds)
+        self.labels = labels_of(models)
+        self._home, self._overrides = home, tuple(overrides)
+        for name, task in suite.tasks.items():
+            self.metric(name)
+            for choice in choices_of(task):
+                self._asked(name, models[0], choice)
+
+    @property
+    def levels(self) -> list[list[str]]:
+        """Tasks by what must be done before them."""
+        found = [
+            [name for name, task in self.suite.tasks.items() if (task.after is not None) == later]
+            for later in (False, True)
+        ]
+        return [each for each in found if each]
+
+    def metric(self, name: str) -> str:
+        """Whose figure stands in the table."""
+        task = self.suite.tasks[name]
+        if task.metric is not None:
+            return task.metric
+        return read_task(self._what(task), self._words(name, Choice(())))[0].measured[0] if task.finetune else NDCG
+
+    def seeds_of(self, name: str) -> list[int | None]:
+        """Those of a task; one of None where nothing is drawn."""
+        return [None] if self.suite.tasks[name].beir is not None else list(self.seeds)
+
+    def choosing_seeds(self, name: str) -> list[int | None]:
+        """Those with which a choice is made."""
+        task, seeds = self.suite.tasks[name], self.seeds_of(name)
+        return seeds[: task.choose_seeds] if len(choices_of(task)) > 1 else seeds
+
+    def cell(self, name: str, model: str, choice: Choice, seed: int | None) -> Cell | None:
+        """A run; None where the one that it begins with is not done."""
+        task = self.suite.tasks[name]
+        source = model
+        if task.after is not None:
+            before = self.chosen(task.after, model)
+            first = None if before is None else self.cell(task.after, model, before, seed)
+            if first is None or self.result(first) is None:
+                return None
+            source = str(self.out / first.name)
+        text = json.dumps(self._asked(name, source, choice), sort_keys=True, default=str)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        run = run_name(name, self.labels[model], f"{digest}-{'once' if seed is None else seed}")
+        return Cell(self._what(task), source, seed, run, self._words(name, choice), task.verb, texts=name)
+
+    def result(self, cell: Cell) -> dict[str, Any] | None:
+        """What a run came to."""
+        return read_result(self.out / cell.name / RESULT)
+
+    def value(self, name: str, result: Mapping[str, Any], split: str | None) -> float | None:
+        """A figure of a result: of one split, or the mean of all."""
+        figures = result["figures"]
+        splits = [split] if split is not None else list(figures)
+        found = [figures.get(each, {}).get(self.metric(name)) for each in splits]
+        return None if not found or any(each is None for each in found) else sum(found) / len(found)
+
+    def chosen(self, name: str, model: str) -> Choice | None:
+        """The choice with the best mean on the split that decides; None until every run that decides is done."""
+        task = self.suite.tasks[name]
+        choices = choices_of(task)
+        if len(choices) == 1:
+            return choices[0]
+        means: dict[Choice, float] = {}
+        for choice in choices:
+            values = []
+            for seed in self.choosing_seeds(name):
+                cell = self.cell(name, model, choice, seed)
+                result = None if cell is None else self.result(cell)
+                value = None if result is None else self.value(name, result, task.choose_on or task.split)
+                if value is None:
+                    return None
+                values.append(value)
+            means[choice] = sum(values) / len(values)
+        return max(means, key=lambda choice: means[choice])
+
+    def cells(self, names: Sequence[str], *, choosing: bool) -> Iterator[Cell]:
+        """Runs of some tasks that can be started: those with which choices are made, or the others of what was chosen.
+
+        One seed after the other, so that the table is soon full.
+        """
+        for place in range(len(self.seeds)):
+            for name in names:
+                seeds, deciding = self.seeds_of(name), self.choosing_seeds(name)
+                if place >= len(seeds) or (seeds[place] in deciding) != choosing:
+                    continue
+                for model in self.models:
+                    chosen = [self.chosen(name, model)] if not choosing else choices_of(self.suite.tasks[name])
+                    for choice in chosen:
+                        if choice is not None and (cell := self.cell(name, model, choice, seeds[place])) is not None:
+                            yield cell
+
+    def _what(self, task: SuiteTaskConfig) -> str:
+        beside = self._home / task.what
+        return str(beside) if Path(task.what).suffix and beside.is_file() else task.what
+
+    def _words(self, name: str, choice: Choice) -> tuple[str, ...]:
+        task = self.suite.tasks[name]
+        own = self._overrides if task.finetune is not None else ()
+        return (*(_word(key, value) for key, value in task.keys.items()), *own, *choice.words)
+
+    def _asked(self, name: str, source: str, choice: Choice) -> dict[str, Any]:
+        """What decides the figures of a run, but for the seed."""
+        task, words = self.suite.tasks[name], self._words(name, choice)
+        if task.finetune is not None:
+            config, rest = read_task(self._what(task), words)
+            return asked(config, source, rest)
+        if task.retrieval is not None:
+            return {**asdict(load_typed(RetrievalConfig, [Path(self._what(task))], words)), "model": source}
+        return {**asdict(load_typed(EvaluateConfig, [], words)), "beir": self._what(task), "model": source}
+
+
+def choices_of(task: SuiteTaskConfig) -> list[Choice]:
+    """Each value of each key with each of the others; one that is empty where nothing is left open."""
+    keys = list(task.choices)
+    return [Choice(tuple(zip(keys, values, strict=True))) for values in itertools.product(*task.choices.values())]

@@ -1,0 +1,83 @@
+"""Run a suite: what is missing of its runs, each a process of its own, and the table after each.
+
+Nothing is remembered but what the runs leave, as with many fine-tunings: this process can be killed at any moment, and
+the same command goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from modernbert_train.core.text import plural
+from modernbert_train.evaluate.finetune.many import Cell, Outcome, held, refuse_other_settings, run_cells, tell
+from modernbert_train.evaluate.finetune.task import named_model
+from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
+from modernbert_train.evaluate.suite.table import as_markdown, make_table, write_suite
+from modernbert_train.weights.named_source import check_named
+
+
+def evaluate_suite(
+    models: Sequence[str],
+    name: str,
+    out: Path,
+    seeds: Sequence[int] | None,
+    jobs: int | None,
+    overrides: Sequence[str],
+    *,
+    dry_run: bool = False,
+) -> None:
+    """Fine-tune and measure models on the tasks of a suite, and write their table.
+
+    Args:
+        models: as `finetune` takes them.
+        name: of the suite, or its file.
+        out: a folder for each run lies there, and the table.
+        seeds: in place of the suite's.
+        jobs: runs at a time; None: as many as there are GPUs, or one.
+        overrides: of every fine-tuning, such as compute.device=cpu.
+        dry_run: print how many runs there would be, and end.
+
+    Raises:
+        ConfigError: the suite or a model is not there, or a result was made by other texts or weights.
+        StoppedEarly: a signal came, and the runs have saved.
+        RunError: some of them failed; all others are done.
+    """
+    suite, home = read_suite(name)
+    plan = Plan(suite, home, list(dict.fromkeys(models)), seeds, out, overrides)
+    for model in plan.models:
+        check_named(named_model(model).source)
+    print(f"{name}: {describe(plan)}", flush=True)
+    if dry_run:
+        return
+    failed: dict[str, str] = {}
+    with held(out):
+        stopped = False
+        lost: list[tuple[Cell, int, str]] = []
+
+        def draw() -> None:
+            write_suite(out, make_table(plan, failed))
+
+        for names in plan.levels:
+            for choosing in (True, False):
+                cells = list(plan.cells(names, choosing=choosing))
+                refuse_other_settings(cells, out, ())
+                missing = [] if stopped else [cell for cell in cells if plan.result(cell) is None]
+                outcome = run_cells(missing, out, jobs, (), draw)
+                lost += outcome.failed
+                failed |= {cell.name: f"failed with exit code {code}: {said}" for cell, code, said in outcome.failed}
+                stopped |= outcome.stopped
+        draw()
+    print(as_markdown(make_table(plan, failed)))
+    print(f"table: {out}/table.md, {out}/table.json; page: {out}/report.html")
+    tell(Outcome(failed=lost, stopped=stopped), out)
+
+
+def describe(plan: Plan) -> str:
+    """How much there is to do."""
+    runs = 0
+    for name, task in plan.suite.tasks.items():
+        seeds, deciding = len(plan.seeds_of(name)), len(plan.choosing_seeds(name))
+        runs += len(choices_of(task)) * deciding + (seeds - deciding)
+    tasks, models = len(plan.suite.tasks), len(plan.models)
+    return f"{plural(tasks, 'task')}, {plural(models, 'model')}, at most {plural(runs * models, 'run')}"

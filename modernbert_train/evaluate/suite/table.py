@@ -1,0 +1,118 @@
+"""The table of a suite: models as rows, tasks as columns, published rows below; of each cell the runs behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from modernbert_train.core.files import os_errors_as, write_whole
+from modernbert_train.core.text import markdown_table
+from modernbert_train.errors import StorageError
+from modernbert_train.evaluate.finetune.table import MARKDOWN, Table, spread
+from modernbert_train.evaluate.suite.plan import Plan, choices_of
+from modernbert_train.report.many import TABLE, write_table_page
+
+
+def make_table(plan: Plan, failed: Mapping[str, str]) -> Table:
+    """The table as it stands.
+
+    Args:
+        plan: the runs.
+        failed: what the last start of a run that failed said, by its name.
+    """
+    suite = plan.suite
+    columns = [
+        {"task": name, "split": task.split or "", "metric": plan.metric(name)} for name, task in suite.tasks.items()
+    ]
+    columns += [{"task": name, "split": "", "metric": "mean"} for name in suite.groups]
+    rows = [_row(plan, model, failed) for model in plan.models]
+    for model, each in suite.published.items():
+        cells = [_published(each.figures.get(column["task"])) for column in columns]
+        name = f"{model} (published)"
+        rows.append({"model": name, "source": each.source, "published": True, "cells": cells, "average": None})
+    return {"columns": columns, "rows": rows, "notes": list(_notes(plan, rows))}
+
+
+def _row(plan: Plan, model: str, failed: Mapping[str, str]) -> dict[str, Any]:
+    cells = {name: _cell(plan, name, model, failed) for name in plan.suite.tasks}
+    means = {name: None if cell["mean"] is None else cell["mean"] for name, cell in cells.items()}
+    groups = [_mean([means[member] for member in members]) for members in plan.suite.groups.values()]
+    average = _mean(list(means.values())) if len(means) > 1 else None
+    return {"model": plan.labels[model], "source": model, "cells": [*cells.values(), *groups], "average": average}
+
+
+def _cell(plan: Plan, name: str, model: str, failed: Mapping[str, str]) -> dict[str, Any]:
+    """Mean, deviation and values by seed of what was chosen, and every run behind it."""
+    task, chosen = plan.suite.tasks[name], plan.chosen(name, model)
+    runs, values, problems = [], {}, []
+    for choice in choices_of(task):
+        for seed in plan.seeds_of(name):
+            cell = plan.cell(name, model, choice, seed)
+            if cell is None:
+                continue
+            result = plan.result(cell)
+            if result is None:
+                problems += [failed[cell.name]] if cell.name in failed else []
+                continue
+            value = plan.value(name, result, task.split)
+            runs.append({"run": cell.name, "choice": str(choice), "seed": seed, "value": value})
+            if choice == chosen and value is not None:
+                values[str(seed)] = value
+    found = spread(values) or {"mean": None, "standard_deviation": None, "n": 0, "seeds": {}}
+    return {**found, "chosen": None if chosen is None else str(chosen), "runs": runs, "failed": sorted({*problems})}
+
+
+def _mean(values: Sequence[float | None]) -> dict[str, Any] | None:
+    """Of figures of several tasks; nothing where one is missing."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return {"mean": sum(known) / len(known), "standard_deviation": None, "n": len(known), "seeds": {}}
+
+
+def _published(percent: float | None) -> dict[str, Any] | None:
+    return None if percent is None else {"mean": percent / 100, "standard_deviation": None, "n": 0, "seeds": {}}
+
+
+def _notes(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        if row.get("published"):
+            yield f"{row['model']}: {row['source']}. Not run here."
+            continue
+        for name, cell in zip(plan.suite.tasks, row["cells"], strict=False):
+            if cell["chosen"]:
+                tried = len(choices_of(plan.suite.tasks[name]))
+                yield f"{name} of {row['model']}: {cell['chosen']}, the best of {tried}."
+            yield from (f"{name} of {row['model']}: {problem}" for problem in cell["failed"])
+
+
+def write_suite(out: Path, table: Table) -> None:
+    """Write table.json, table.md and report.html.
+
+    Raises:
+        StorageError: the disk refuses it.
+    """
+    with os_errors_as(StorageError, f"{out}: cannot be written", "Free some space; the same command goes on."):
+        write_whole(out / TABLE, json.dumps(table, indent=2) + "\n")
+        write_whole(out / MARKDOWN, as_markdown(table) + "\n")
+    write_table_page(out)
+
+
+def as_markdown(table: Table) -> str:
+    """In percent; mean ± standard deviation over seeds."""
+    head = ["model", *(f"{column['task']} {column['metric']}" for column in table["columns"]), "average"]
+    rows = [[row["model"], *(_shown(cell) for cell in row["cells"]), _shown(row["average"])] for row in table["rows"]]
+    words = "In percent: mean ± standard deviation over seeds (their number)."
+    return "\n".join([markdown_table(head, rows), "", words, *(f"- {note}" for note in table["notes"])])
+
+
+def _shown(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return "-"
+    if cell["mean"] is None:
+        return "failed" if cell.get("failed") else "-"
+    deviation = cell["standard_deviation"]
+    seeds = f" ({len(cell['seeds'])})" if cell["seeds"] else ""
+    return f"{100 * cell['mean']:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}") + seeds

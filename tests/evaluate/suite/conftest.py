@@ -1,0 +1,6 @@
+"""What fine-tuning's and retrieval's own tests are made of."""
+
+from tests.evaluate.finetune.conftest import models, tokenizer, write_task
+from tests.evaluate.retrieval.conftest import toy, write_beir
+
+__all__ = ["models", "tokenizer", "toy", "write_beir", "write_task"]

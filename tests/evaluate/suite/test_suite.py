@@ -1,0 +1,199 @@
+"""A suite by one command: which runs there are, what is chosen, what begins where, and what its table says.
+
+Whoever compares encoders by such a table must be able to trust that a cell is of the settings that it names. Runs are
+those of fake_runs.py here, which take no time; the last test has real ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modernbert_train.__main__ import main
+from modernbert_train.errors import ConfigError
+from modernbert_train.evaluate.suite.plan import Plan, read_suite
+from tests.evaluate.finetune import fake_runs
+from tests.evaluate.finetune.conftest import WriteTask
+
+YAMLS = Path(__file__).parents[3] / "yamls"
+WriteSuite = Callable[..., Path]
+
+
+@pytest.fixture
+def write_suite(write_task: WriteTask, tmp_path: Path) -> WriteSuite:
+    """Write a suite of tasks that are tone.yaml beside it, and more."""
+    write_task()
+
+    def write(tasks: dict[str, dict[str, Any]], **more: Any) -> Path:
+        file = tmp_path / "suite.yaml"
+        kinds = {"finetune", "retrieval", "beir"}
+        whole = {
+            name: ({} if kinds & each.keys() else {"finetune": "tone.yaml"}) | each for name, each in tasks.items()
+        }
+        file.write_text(json.dumps({"tasks": whole, "seeds": [1, 2], **more}), encoding="utf-8")
+        return file
+
+    return write
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+    """Two models, and runs that take no time."""
+    monkeypatch.setattr("modernbert_train.evaluate.finetune.many._command", fake_runs._command)
+    monkeypatch.setattr("modernbert_train.evaluate.suite.run.check_named", lambda source: None)
+    made = [tmp_path / "one", tmp_path / "two"]
+    for each in made:
+        each.mkdir()
+    return made
+
+
+def run(suite: Path, out: Path, *words: object, code: int = 0) -> dict[str, Any]:
+    assert main(["evaluate", *map(str, words), "--suite", str(suite), "--out", str(out)]) == code
+    return json.loads((out / "table.json").read_text()) if (out / "table.json").exists() else {}
+
+
+def began(out: Path) -> dict[str, int]:
+    """How often each run was started."""
+    return {file.parent.name: len(file.read_text().splitlines()) for file in out.glob("*/starts")}
+
+
+@pytest.mark.runs
+def test_a_rate_is_chosen_with_some_seeds_and_counts_with_all(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """Three rates with one of two seeds, and the best of them with both: eight runs of two models."""
+    suite = write_suite(
+        {"tone": {"choices": {"lr": [1e-3, 2e-3, 3e-3]}, "choose_seeds": 1}},
+        published={"theirs": {"source": "a paper", "figures": {"tone": 90.5}}},
+    )
+    table = run(suite, tmp_path / "out", *fakes)
+    assert len(began(tmp_path / "out")) == 8
+    for row in table["rows"][:2]:
+        (cell,) = row["cells"]
+        with_first = {each["choice"]: each["value"] for each in cell["runs"] if each["seed"] == 1}
+        assert len(with_first) == 3 and cell["chosen"] == max(with_first, key=lambda choice: with_first[choice])
+        assert cell["n"] == 2 and cell["seeds"]["1"] == max(with_first.values())
+        assert all(each["value"] == fake_runs.figure_of(each["run"]) for each in cell["runs"])
+    text = (tmp_path / "out/table.md").read_text()
+    assert "| theirs (published) | 90.50 |" in text and "a paper. Not run here." in text and "the best of 3" in text
+    assert (tmp_path / "out/report.html").is_file()
+
+
+@pytest.mark.runs
+def test_a_task_begins_with_what_was_chosen_of_another_with_the_same_seed(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    suite = write_suite(
+        {"second": {"after": "first"}, "first": {"choices": {"lr": [1e-3, 2e-3]}}}, groups={"both": ["first", "second"]}
+    )
+    out = tmp_path / "out"
+    table = run(suite, out, fakes[0])
+    second, first, both = table["rows"][0]["cells"]
+    best = {each["seed"]: each["run"] for each in first["runs"] if each["choice"] == first["chosen"]}
+    for each in second["runs"]:
+        source = json.loads((out / each["run"] / "result.json").read_text())["source"]
+        assert source == str(out / best[each["seed"]])
+    assert both["mean"] == pytest.approx((first["mean"] + second["mean"]) / 2)
+
+
+@pytest.mark.runs
+def test_more_seeds_and_other_settings_are_added_and_never_mixed(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    one = run(write_suite({"tone": {}}), out, fakes[0])["rows"][0]["cells"][0]
+    more = run(write_suite({"tone": {}}), out, fakes[0], "--seeds", 1, 2, 3)["rows"][0]["cells"][0]
+    assert (one["n"], more["n"]) == (2, 3) and one["seeds"].items() <= more["seeds"].items()
+    assert set(began(out).values()) == {1} and len(began(out)) == 3
+    other = run(write_suite({"tone": {"keys": {"lr": 9e-3}}}), out, fakes[0])["rows"][0]["cells"][0]
+    assert len(began(out)) == 5 and not {each["run"] for each in other["runs"]} & {each["run"] for each in more["runs"]}
+    assert run(write_suite({"tone": {}}), out, fakes[0])["rows"][0]["cells"][0] == one
+    assert set(began(out).values()) == {1}
+
+
+@pytest.mark.runs
+def test_a_task_without_its_data_costs_one_start_and_no_other_task(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody wants to wait for sixteen runs that miss the same file."""
+    suite, out = write_suite({"lost": {"keys": {"max_tokens": 16}}, "tone": {}}), tmp_path / "out"
+    plan = Plan(*read_suite(str(suite)), [str(fakes[0])], None, out, ())
+    lost = [cell.name for cell in plan.cells(["lost"], choosing=True)]
+    out.mkdir()
+    (out / fake_runs.BEHAVE).write_text(json.dumps({"fail": lost}))
+    table = run(suite, out, fakes[0], code=65)
+    cells = table["rows"][0]["cells"]
+    assert began(out)[lost[0]] == 1 and len(began(out)) == 3 and len(lost) == 2
+    assert cells[0]["mean"] is None and "the texts are of nobody" in cells[0]["failed"][0] and cells[1]["n"] == 2
+    assert "| one | failed |" in (out / "table.md").read_text()
+    (out / fake_runs.BEHAVE).unlink()
+    assert run(suite, out, fakes[0])["rows"][0]["cells"][0]["n"] == 2
+    assert "table.md" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tasks", "more", "message"),
+    [
+        ({}, {}, "tasks: there is none"),
+        ({"a": {"beir": "x", "finetune": "rte"}}, {}, r"tasks\.a\.finetune, retrieval, beir: name exactly one"),
+        ({"a": {"after": "b"}}, {}, r"after=b: name a task of the suite"),
+        ({"a": {}, "b": {"after": "a"}, "c": {"after": "b"}}, {}, r"tasks\.c\.after=b"),
+        ({"a": {"choices": {"lr": []}}}, {}, r"choices\.lr=\[\]: name the values"),
+        ({"a": {"choices": {"lr": [1e-5]}, "keys": {"lr": 1e-5}}}, {}, r"no other value in keys"),
+        ({"a": {"choose_seeds": 3}}, {}, "choose_seeds=3: there are 2 seeds"),
+        ({"a": {}}, {"seeds": [1, 1]}, r"seeds=\[1, 1\]: name at least one, each once"),
+        ({"a": {}}, {"groups": {"a": ["a"]}}, r"groups\.a=\['a'\]: a group has a name of its own"),
+        ({"a": {}}, {"published": {"x": {"source": "y", "figures": {"b": 1}}}}, r"published\.x: b is no task"),
+        ({"a b": {}}, {}, "it is part of the names of folders"),
+    ],
+)
+def test_mistakes_in_a_suite_are_told_with_their_key(
+    write_suite: WriteSuite, tasks: dict[str, Any], more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_suite(str(write_suite(tasks, **more)))
+
+
+def test_an_unknown_suite_names_those_that_are_known(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Known: .*glue.*"):
+        read_suite("blue")
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((YAMLS / "suites").glob("*.yaml"))])
+def test_the_suites_here_are_right(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each task and recipe of each is read, with every choice; data is not looked for."""
+    suite, home = read_suite(name)
+    Plan(suite, home, ["runs/mine"], None, tmp_path, ())
+
+
+@pytest.mark.runs
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
+    write_suite: WriteSuite, models: dict[str, Path], toy: Path, tmp_path: Path
+) -> None:
+    """Nothing replaced: two architectures, a choice, a chain, a BEIR folder, and a task whose file is not there."""
+    from tests.evaluate.finetune.test_finetune import FAST
+
+    fast = {key: value for key, _, value in (word.partition("=") for word in FAST)}
+    suite = write_suite(
+        {
+            "first": {"keys": {**fast, "epochs": 1}, "choices": {"lr": [1e-3, 3e-3]}},
+            "second": {"after": "first", "keys": {**fast, "steps": 4}},
+            "toy": {"beir": str(toy), "keys": {"device": "cpu"}},
+            "lost": {"keys": {**fast, "train": "nowhere.tsv"}},
+        },
+        seeds=[1618],
+    )
+    table = run(suite, tmp_path / "out", models["modernbert"], models["bert"], code=65)
+    for row in table["rows"]:
+        first, second, found, lost = row["cells"]
+        assert first["n"] == second["n"] == 1 and len(first["runs"]) == 2 and 0 <= found["mean"] <= 1
+        assert lost["mean"] is None and "nowhere.tsv" in lost["failed"][0]
+        begun = json.loads((tmp_path / "out" / second["runs"][0]["run"] / "result.json").read_text())
+        assert begun["weights"].startswith(f"weights.init_from={tmp_path}/out/first-")
+        assert begun["settings"]["steps"] == 4
