@@ -20,9 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
-
-from data_prep.make_tokenizer import encode_documents, train_tokenizer
+from data_prep.make_tokenizer import adapt_tokenizer, encode_documents, train_tokenizer
 from data_prep.read.encodings import AUTO, guess
 from data_prep.read.items import Document, LeftOut, Span
 from data_prep.read.lines import PACKED, can_be_cut, open_unpacked, sample_lines
@@ -69,7 +67,7 @@ class TokenFacts(NamedTuple):
     Attributes:
         bytes_per_token: of text.
         unigram_loss: nats a token, under the frequencies of the other text.
-        entries: that the sample was enough for.
+        entries: that the sample was enough for, or that the given one has.
         text_bytes: of the sample that the tokenizer was trained on.
     """
 
@@ -419,20 +417,23 @@ def _of_file(file: Path, size: int, source: SourceConfig, budget: int) -> tuple[
     return items, seen or size
 
 
-def token_facts(texts: Sequence[str], entries: int, tokenizer: Tokenizer | None = None) -> TokenFacts:
+def token_facts(texts: Sequence[str], entries: int, given: str | None = None) -> TokenFacts:
     """Train a tokenizer on nine tenths of each text, and measure it on the last.
 
     Args:
         texts: a sample.
         entries: of the vocabulary; a small sample gives fewer.
-        tokenizer: one that exists, which is measured in place of a trained one.
+        given: file or folder of a tokenizer that is measured in place of a trained one.
+
+    Raises:
+        DataError: that one cannot be read or used.
     """
     step = max(1, -(-sum(map(len, texts)) // _TOKENISED))
     texts = texts[::step]
     cuts = [max(1, len(text) * 9 // 10) for text in texts]
     seen = [text[:cut] for text, cut in zip(texts, cuts, strict=True)]
     held_out = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
-    tokenizer = tokenizer or train_tokenizer(iter(seen), entries)
+    tokenizer = train_tokenizer(iter(seen), entries) if given is None else adapt_tokenizer(given, extend=True)
     frequencies = Counter(id for ids in encode_documents(tokenizer, seen) for id in ids)
     counts = Counter(id for ids in encode_documents(tokenizer, held_out) for id in ids)
     total = frequencies.total() + tokenizer.get_vocab_size()  # each id once more than it occurs

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.make_tokenizer import adapt_tokenizer
 from data_prep.sample import TextSample, TokenFacts, token_facts
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
@@ -121,18 +120,14 @@ class Chooser:
         sample: of the text.
         device: that would train.
         tokenizer: a file or folder; None: one is trained.
-
-    Raises:
-        DataError: the tokenizer cannot be read or used.
     """
 
     def __init__(self, sample: TextSample, device: Device, tokenizer: str | None = None) -> None:
-        self._sample, self._device, self._path = sample, device, tokenizer
-        self._tokenizer = None if tokenizer is None else adapt_tokenizer(tokenizer, extend=True)
+        self._sample, self._device, self._tokenizer = sample, device, tokenizer
         self._facts: dict[int, TokenFacts] = {}
 
     def facts(self, entries: int) -> TokenFacts:
-        """Of a tokenizer with so many entries, tried once."""
+        """Of a tokenizer with so many entries, or of the given one, tried once."""
         if entries not in self._facts:
             self._facts[entries] = token_facts(self._sample.texts, entries, self._tokenizer)
         return self._facts[entries]
@@ -140,7 +135,7 @@ class Chooser:
     def entries(self, size: Size) -> int:
         """Of the vocabulary of a size: the tokenizer's, or as the rule says, or what this text is enough for."""
         if self._tokenizer is not None:
-            return int(self._tokenizer.get_vocab_size())
+            return self.facts(0).entries
         wanted = entries_for(size, self._sample.text_bytes)
         facts = self.facts(wanted)
         if facts.entries >= wanted:
@@ -159,7 +154,7 @@ class Chooser:
         longest = int(self._sample.length(0.99) / self.facts(entries).bytes_per_token)
         return Asked(
             "measured", size, round(tokens), entries, self._device.gpus, folder,
-            longest=max(1, longest), tokenizer=self._path,
+            longest=max(1, longest), tokenizer=self._tokenizer,
         )  # fmt: skip
 
     def median(self, entries: int) -> int:

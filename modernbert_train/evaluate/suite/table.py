@@ -94,7 +94,7 @@ def write_suite(out: Path, table: Table) -> None:
     Raises:
         StorageError: the disk refuses it.
     """
-    with os_errors_as(StorageError, f"{out}: cannot be written", "Free some space; the same command goes on."):
+    with os_errors_as(StorageError, f"{out}: cannot be written", "Free some space; the same command resumes."):
         write_whole(out / TABLE, json.dumps(table, indent=2) + "\n")
         write_whole(out / MARKDOWN, as_markdown(table) + "\n")
     write_table_page(out)
