@@ -49,19 +49,35 @@ class PublishedConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EfficiencyConfig:
+    """How fast the models read text: forward passes by length, packed and padded."""
+
+    lengths: list[int] = field(
+        default_factory=lambda: [512, 8192]
+    )  # tokens of a text; those that a model cannot read are left out
+    tokens: int = 262_144  # that are read of each length
+    repeats: int = 3  # the median counts
+
+
+@dataclass(frozen=True, kw_only=True)
 class SuiteConfig:
     """A table: rows are models, columns are tasks."""
 
     tasks: dict[str, SuiteTaskConfig] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=lambda: [1618])  # of each task that draws anything
     groups: dict[str, list[str]] = field(default_factory=dict)  # columns with the mean of some tasks, by name
+    efficiency: EfficiencyConfig | None = None  # a second table; None: it is not measured
     published: dict[str, PublishedConfig] = field(default_factory=dict)  # by model
 
 
 def suite_problems(suite: SuiteConfig) -> Iterator[str]:
     """What is wrong with a suite, as far as it can be told without its tasks."""
-    if not suite.tasks:
+    if not suite.tasks and suite.efficiency is None:
         yield "tasks: there is none. Name one: tasks: {sst2: {finetune: sst2}}."
+    if (speed := suite.efficiency) is not None and (
+        min([*speed.lengths, speed.tokens], default=0) < 16 or speed.repeats < 1
+    ):
+        yield f"efficiency={speed}: name lengths and tokens from 16, and at least one repeat."
     if not suite.seeds or len({*suite.seeds}) < len(suite.seeds):
         yield f"seeds={suite.seeds}: name at least one, each once."
     for name, task in suite.tasks.items():

@@ -6,12 +6,14 @@ the same command goes on.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from modernbert_train.core.text import plural
 from modernbert_train.evaluate.finetune.many import Cell, Outcome, held, refuse_other_settings, run_cells, tell
 from modernbert_train.evaluate.finetune.task import named_model
+from modernbert_train.evaluate.suite.efficiency import measure_all
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
 from modernbert_train.evaluate.suite.table import as_markdown, make_table, write_suite
 from modernbert_train.weights.named_source import check_named
@@ -67,6 +69,9 @@ def evaluate_suite(
                 lost += outcome.failed
                 failed |= {cell.name: f"failed with exit code {code}: {said}" for cell, code, said in outcome.failed}
                 stopped |= outcome.stopped
+        if suite.efficiency is not None and not stopped:
+            measured = [(plan.labels[each], each) for each in plan.models if not named_model(each).baseline]
+            failed |= measure_all(measured, suite.efficiency, out, dict(os.environ))
         draw()
     print(as_markdown(make_table(plan, failed)))
     print(f"table: {out}/table.md, {out}/table.json; page: {out}/report.html")

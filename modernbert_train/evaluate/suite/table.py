@@ -11,6 +11,8 @@ from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.text import markdown_table
 from modernbert_train.errors import StorageError
 from modernbert_train.evaluate.finetune.table import MARKDOWN, Table, spread
+from modernbert_train.evaluate.suite import efficiency
+from modernbert_train.evaluate.suite.efficiency import WAYS, table_of
 from modernbert_train.evaluate.suite.plan import Plan, choices_of
 from modernbert_train.report.many import TABLE, write_table_page
 
@@ -32,7 +34,9 @@ def make_table(plan: Plan, failed: Mapping[str, str]) -> Table:
         cells = [_published(each.figures.get(column["task"])) for column in columns]
         name = f"{model} (published)"
         rows.append({"model": name, "source": each.source, "published": True, "cells": cells, "average": None})
-    return {"columns": columns, "rows": rows, "notes": list(_notes(plan, rows))}
+    speed = [] if suite.efficiency is None else table_of(list(plan.labels.values()), plan.out, suite.efficiency)
+    notes = [*_notes(plan, rows), *(f"{name}: {failed[name]}" for name in failed if name.endswith(WAYS))]
+    return {"columns": columns, "rows": rows, "efficiency": speed, "notes": notes}
 
 
 def _row(plan: Plan, model: str, failed: Mapping[str, str]) -> dict[str, Any]:
@@ -105,7 +109,8 @@ def as_markdown(table: Table) -> str:
     head = ["model", *(f"{column['task']} {column['metric']}" for column in table["columns"]), "average"]
     rows = [[row["model"], *(_shown(cell) for cell in row["cells"]), _shown(row["average"])] for row in table["rows"]]
     words = "In percent: mean ± standard deviation over seeds (their number)."
-    return "\n".join([markdown_table(head, rows), "", words, *(f"- {note}" for note in table["notes"])])
+    speed = ["", efficiency.as_markdown(table["efficiency"])] if table["efficiency"] else []
+    return "\n".join([markdown_table(head, rows), "", words, *(f"- {note}" for note in table["notes"]), *speed])
 
 
 def _shown(cell: Mapping[str, Any] | None) -> str:

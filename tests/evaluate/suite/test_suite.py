@@ -15,6 +15,7 @@ import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.errors import ConfigError
+from modernbert_train.evaluate.suite.efficiency import draw
 from modernbert_train.evaluate.suite.plan import Plan, read_suite
 from tests.evaluate.finetune import fake_runs
 from tests.evaluate.finetune.conftest import WriteTask
@@ -188,6 +189,7 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
             "lost": {"keys": {**fast, "train": "nowhere.tsv"}},
         },
         seeds=[1618],
+        efficiency={"lengths": [16, 64, 128], "tokens": 512, "repeats": 1},
     )
     table = run(suite, tmp_path / "out", models["modernbert"], models["bert"], code=65)
     for row in table["rows"]:
@@ -197,3 +199,24 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
         begun = json.loads((tmp_path / "out" / second["runs"][0]["run"] / "result.json").read_text())
         assert begun["weights"].startswith(f"weights.init_from={tmp_path}/out/first-")
         assert begun["settings"]["steps"] == 4
+    speeds = {(row["model"], row["length"], row["kind"]): row for row in table["efficiency"]}
+    assert {key[1:] for key in speeds} == {
+        (16, "fixed"),
+        (16, "variable"),
+        (64, "fixed"),
+        (64, "variable"),
+    }  # they read 64
+    for row in table["efficiency"]:
+        assert (
+            row["packed_tokens_per_second"] > 0 and row["padded_tokens_per_second"] > 0 and row["packed_memory"] > 1e7
+        )
+    assert "| modernbert | 64 | variable |" in (tmp_path / "out/table.md").read_text()
+
+
+def test_texts_to_measure_on_are_as_long_as_they_say() -> None:
+    """The tokens that count are those of texts, and a distribution that leans would flatter one way."""
+    fixed, variable = (draw(512, kind, 100_000, 1000) for kind in ("fixed", "variable"))
+    assert {len(ids) + 2 for ids in fixed} == {512} and 190 < len(fixed) < 200
+    sizes = [len(ids) + 2 for ids in variable]
+    assert max(sizes) <= 512 and abs(sum(sizes) / len(sizes) - 256) < 15 and len({*sizes}) > 100
+    assert [ids.tolist() for ids in draw(512, "variable", 100_000, 1000)] == [ids.tolist() for ids in variable]
