@@ -134,6 +134,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.evaluate.metrics": ("torch", "torchmetrics"),
     "modernbert_train.evaluate.probe": ("numpy", "tokenizers", "torch"),
     "modernbert_train.evaluate.retrieval.runs": ("transformers",),
+    "modernbert_train.evaluate.suite.efficiency": ("torch", "transformers"),
     "modernbert_train.evaluate.finetune": ("numpy",),
     "modernbert_train.evaluate.finetune.hub": ("datasets",),
     "modernbert_train.evaluate.finetune.predictions": ("torch",),
