@@ -17,9 +17,11 @@ import launch.quickstart
 import launch.stages
 from modernbert_train.__main__ import main
 from tests import warm
+from tests.docs.pages import commands
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+HOURS = "--hours 8"  # of which the test has none
 # `make` itself is not run from a test: `make test` is running, and `make quickstart` is run through what it calls.
 MAKE = ("make quickstart", "make test")
 
@@ -60,7 +62,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: str, folder: Path) -> str:
-    words = shlex.split(command)
+    words = shlex.split(re.sub("^modernbert-train ", "python -m modernbert_train ", command))
     assert words[0] == "python", command
     environment = {"OMP_NUM_THREADS": "2"} | os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(
@@ -136,29 +138,36 @@ def test_every_command_of_the_readme_works_as_it_stands(copy: Path) -> None:
     commands = readme_commands()
     assert [command for command in commands if command in MAKE] == list(MAKE)
     others = [command for command in commands if command not in MAKE]
-    assert len(others) > 7 and "python -m modernbert_train doctor" in others
+    assert len(others) > 7 and "modernbert-train doctor" in others and any(HOURS in command for command in others)
     for command in others:
-        run(command, copy)
+        run(command.replace(HOURS, "--size tiny --tokens 60k --yes"), copy)
     assert (copy / "runs/two-ranks/metrics.jsonl").exists() and (copy / "runs/comparison.html").exists()
-    assert (copy / "runs/mine/metrics.jsonl").exists() and (copy / "runs/quickstart/hf/model.safetensors").exists()
+    for model in ("pretrained/texts/runs/texts", "runs/quickstart"):
+        assert (copy / model / "hf/model.safetensors").exists()
     (lines,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     (copy / "lines.py").write_text(lines)
     assert run("python lines.py", copy).split() == re.findall(r"# (torch\.Size.*)", lines)[0].split()
 
 
+@pytest.mark.runs  # nvidia-smi, to see what is here
 def test_the_answers_that_are_shown_are_those_that_are_given(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page that shows what nobody sees is not believed again."""
     monkeypatch.chdir(ROOT)
-    shown = re.findall(
-        r"^\$ python -m modernbert_train ((?:check|plan) .*)\n((?:(?!\$|```).+\n)+)", README, re.MULTILINE
-    )
+    shown = re.findall(r"^\$ modernbert-train ((?:check|plan) .*)\n((?:(?!\$|```).+\n)+)", README, re.MULTILINE)
     assert len(shown) == 2
     for words, text in shown:
         main(shlex.split(words))
         given = "".join(capsys.readouterr())
         assert text.strip() in given
+
+
+def test_the_command_of_a_task_is_on_its_page_where_it_is_run() -> None:
+    """tests/docs/ runs the commands of the pages, and checks those that need GPUs."""
+    rows = re.findall(r"^\| \[[^]]+\]\(([^)]+\.md)\) \| `([^`]+)` \|$", README, re.MULTILINE)
+    assert len(rows) >= 7
+    assert [text for page, text in rows if text not in [each.text for each in commands(ROOT / page)]] == []
 
 
 def test_it_is_short_and_its_words_are_those_of_the_field() -> None:

@@ -108,7 +108,7 @@ VERBS = (
 BY_NAME = {verb.name: verb for verb in VERBS}
 # verbs of earlier versions -> what replaces them
 REMOVED = {
-    "gliner": "Run examples/train_gliner.py of the repository on an exported folder; docs/use.md shows how.",
+    "gliner": "Run examples/train_gliner.py of the repository on an exported folder; docs/tasks/entities.md shows how.",
     "setfit": "Run examples/train_setfit.py of the repository on an exported folder; docs/use.md shows how.",
     "onnx": "Run examples/export_onnx.py of the repository on an exported folder; docs/use.md shows how.",
     "grow": "weights.grow_from=MODEL in the larger run does the same when it starts; docs/weights.md shows how.",

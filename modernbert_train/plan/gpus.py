@@ -106,8 +106,8 @@ class RooflineError:
     error: float
 
 
-# Whole runs, phases weighted, one document a row; a test works out those whose recipes are here. docs/plan.md has the
-# table. NeoBERT is missing: its program is not said to be compiled.
+# Whole runs, phases weighted, one document a row; a test works out those whose recipes are here. benchmarks/RESULTS.md
+# has the table. NeoBERT is missing: its program is not said to be compiled.
 ROOFLINE_ERRORS = (
     RooflineError("ModernBERT-base", 768, 50368, 0.16),
     RooflineError("ModernBERT-large", 1024, 50368, 0.08),

@@ -14,22 +14,19 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import yaml
 from tokenizers import Tokenizer, models
 
-import data_prep.adopt
-import data_prep.prepare
-import data_prep.stats
-import data_prep.tokenizer
-import launch.run
-import launch.sweep
-import modernbert_train.__main__
+import launch.stages
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.vocabulary import read_vocabulary
+from tests import warm
 from tests.checkpoints.small_checkpoint import sign
 from tests.config.tools.test_import_config import THEIRS
 from tests.conftest import RANK_VARIABLES
@@ -37,16 +34,6 @@ from tests.data.make_shards import make_documents, make_texts
 from tests.data_prep.adoption import layouts
 from tests.docs.pages import ROOT, blocks
 from tests.weights.reference_checkpoint import write_reference_checkpoint
-
-PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
-    "-m modernbert_train": modernbert_train.__main__.main,  # type: ignore[dict-item]
-    "data_prep/adopt.py": data_prep.adopt.main,
-    "data_prep/prepare.py": data_prep.prepare.main,
-    "data_prep/stats.py": data_prep.stats.main,
-    "data_prep/tokenizer.py": data_prep.tokenizer.main,
-    "launch/run.py": launch.run.main,  # type: ignore[dict-item]
-    "launch/sweep.py": launch.sweep.main,  # type: ignore[dict-item]
-}
 
 WIDTH = "model.hidden_size=64 model.num_layers=4 model.num_heads=1 model.intermediate_size=96"
 FEW = (
@@ -63,15 +50,18 @@ ONE_TRIAL = (
 )
 # part of a command -> what stands there in the test: the same with less to do, on other text
 SMALLER = {
-    "prepare.py yamls/data/quickstart.yaml": "prepare.py yamls/data/quickstart.yaml tokenizer.vocab_size=512 "
+    "prepare yamls/data/quickstart.yaml": "prepare yamls/data/quickstart.yaml tokenizer.vocab_size=512 "
     "'sources.stdlib={kind: text, path: my/texts}'",
     "yamls/data/own_text.yaml": "yamls/data/own_text.yaml validation_share=0.2",
     "tokenizer.vocab_size=8192": "tokenizer.vocab_size=512",
+    "tokenizer.vocab_size=2048": "tokenizer.vocab_size=512",
     "--entries 50368": "--entries 512",
+    "--hours 1": "--size tiny --tokens 20k --yes",
+    "--hours 24": "--size tiny --tokens 20k --yes",
     " train yamls/quickstart.yaml": f" train yamls/quickstart.yaml {FEW}",
     "check yamls/quickstart.yaml name=words": f"check yamls/quickstart.yaml {WIDTH} name=words",
     " tune yamls/quickstart.yaml": f" tune yamls/quickstart.yaml {FEW} compute.compile=false",
-    "run.py yamls/quickstart.yaml": f"run.py yamls/quickstart.yaml {FEW}",
+    "launch yamls/quickstart.yaml": f"launch yamls/quickstart.yaml {FEW}",
     "train yamls/model/base.yaml mine.yaml": f"train yamls/model/base.yaml mine.yaml model.vocab_size=8192 {WIDTH}",
     "train mine.yaml": f"train mine.yaml model.vocab_size=8192 {WIDTH}",
     "--out runs/names --steps 300": "--out runs/names --steps 3 --hidden-size 16",
@@ -84,16 +74,17 @@ def smaller(text: str) -> str:
     """The command as the test types it."""
     for part, instead in SMALLER.items():
         text = text.replace(part, instead)
-    if text.startswith("python launch/sweep.py yamls/sweeps/lr_by_weight_decay.yaml"):
+    if text.startswith("modernbert-train sweep yamls/sweeps/lr_by_weight_decay.yaml"):
         text += f" {ONE_TRIAL}"
     return text
 
 
 def type_in(text: str) -> str:
     """Run a command in the present folder, in this process; returns what it printed, which `> FILE` writes instead."""
-    words = shlex.split(smaller(text))
-    assert words[0] == "python", text
-    name, words = (" ".join(words[1:3]), words[3:]) if words[1] == "-m" else (words[1], words[2:])
+    name, *words = shlex.split(smaller(text))
+    assert name in ("modernbert-train", "python"), text
+    if name == "python":
+        name, *words = words[words[0] == "-m" :]
     target = None
     if ">" in words:
         at = words.index(">")
@@ -102,9 +93,8 @@ def type_in(text: str) -> str:
         os.environ.pop(variable, None)
     output = io.StringIO()
     with redirect_stdout(output):
-        module = name.removeprefix("-m ").removesuffix(".py").replace("/", ".")
-        program = PROGRAMS.get(name) or importlib.import_module(module).main
-        code = program(words) or 0  # that of a benchmark or an example returns nothing
+        module = name.removesuffix(".py").replace("/", ".").replace("modernbert-train", "modernbert_train.__main__")
+        code = importlib.import_module(module).main(words) or 0  # that of a benchmark or an example returns nothing
     assert code == 0, f"{text}: exit code {code}\n{output.getvalue()}"
     if target is not None:
         Path(target).write_text(output.getvalue(), encoding="utf-8")
@@ -167,19 +157,60 @@ def data(home: Path) -> Iterator[None]:
 
 @contextmanager
 def use(home: Path) -> Iterator[None]:
+    texts = enumerate(make_texts(24))
+    rows = ["text,intent", *(f"{text[:60]!r},{'card' if number % 2 else 'fee'}" for number, text in texts)]
+    _write_splits(
+        home / "my/intents", ("train.csv", "test.csv"), "\n".join(row.replace('"', "") for row in rows) + "\n"
+    )
+    yield
+
+
+@contextmanager
+def entities(home: Path) -> Iterator[None]:
     sentences = [f"she\tO\nmet\tO\nAda\tB-per\nin\tO\nRome\tB-loc\n.\tO\nEmma\tB-work\n{n}\tO\n" for n in range(12)]
-    rows = [
-        "text,intent",
-        *(f"{text[:60]!r},{'card' if number % 2 else 'fee'}" for number, text in enumerate(make_texts(24))),
-    ]
-    for name, splits, text in (
-        ("names", ("train.conll", "dev.conll"), "\n".join(sentences)),
-        ("intents", ("train.csv", "test.csv"), "\n".join(row.replace('"', "") for row in rows) + "\n"),
-    ):
-        (home / "my" / name).mkdir()
-        for split in splits:
-            (home / "my" / name / split).write_text(text, encoding="utf-8")
-    (recipe, *_) = blocks(ROOT / "docs/use.md", "yaml")
+    _write_splits(home / "my/names", ("train.conll", "dev.conll"), "\n".join(sentences))
+    (task,) = blocks(ROOT / "docs/tasks/entities.md", "yaml")
+    (home / "my/names.yaml").write_text(task, encoding="utf-8")
+    yield
+
+
+def _write_splits(folder: Path, splits: Sequence[str], text: str) -> None:
+    folder.mkdir()
+    for split in splits:
+        (folder / split).write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def code(home: Path) -> Iterator[None]:
+    shutil.copytree(home / "my/texts", home / "my/code")
+    with own_text():
+        yield
+
+
+@contextmanager
+def language(home: Path) -> Iterator[None]:
+    shutil.copytree(home / "my/texts", home / "my/language")
+    with own_text():
+        yield
+
+
+@contextmanager
+def laptop(home: Path) -> Iterator[None]:
+    with own_text():
+        yield
+
+
+@contextmanager
+def own_text() -> Iterator[None]:
+    """The processes that `pretrain` starts are forks of one that has imported what they need."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch.stages, "subprocess", SimpleNamespace(Popen=warm.Popen))
+        yield
+
+
+@contextmanager
+def retrieval(home: Path) -> Iterator[None]:
+    (recipe,) = blocks(ROOT / "docs/tasks/retrieval.md", "yaml")
     (home / "my/answers.yaml").write_text(recipe, encoding="utf-8")
     texts = [(text[:40], text[40:90]) for text in make_texts(36)]
     pairs = [f"{query}\t{text}\n" for query, text in texts]
@@ -265,11 +296,16 @@ PREPARED = {
     "adopt.md": adopt,
     "averaging.md": averaging,
     "clusters.md": clusters,
+    "code.md": code,
     "data.md": data,
+    "entities.md": entities,
     "faults.md": faults,
     "finetuning.md": finetuning,
+    "language.md": language,
+    "laptop.md": laptop,
     "mixtures.md": mixtures,
     "moving.md": moving,
+    "retrieval.md": retrieval,
     "use.md": use,
     "watching.md": watching,
     "weights.md": weights,

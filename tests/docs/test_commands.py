@@ -24,6 +24,9 @@ from tests.docs.pages import NEEDS, PAGES, ROOT, Command, blocks, commands
 ELSEWHERE = {
     "make quickstart": ("tests/test_readme.py::test_quickstart_goes_from_the_standard_library_to_a_model_that_"
                         "transformers_loads", ("launch/quickstart.py",)),
+    "modernbert-train quickstart --tiny": (
+        "tests/test_readme.py::test_the_first_minute_is_a_model_that_has_learnt_something", ("quickstart.py --tiny",)
+    ),
     "torchrun --standalone --nproc-per-node 2 -m modernbert_train train yamls/quickstart.yaml": (
         "tests/launch/test_launch.py::test_torchrun_alone_works_too",
         ("*TORCHRUN, RUN[1]",),
@@ -32,15 +35,15 @@ ELSEWHERE = {
         "tests/launch/test_launch.py::test_composers_launcher_works_too",
         ("modernbert_train.import_stubs", "composer.cli", "-n"),
     ),
-    "python -m modernbert_train doctor": (
-        "tests/test_readme.py::test_every_command_of_the_readme_works_as_it_stands", ("modernbert_train doctor",)
+    "modernbert-train doctor": (
+        "tests/test_readme.py::test_every_command_of_the_readme_works_as_it_stands", ("modernbert-train doctor",)
     ),
-    "python -m modernbert_train finetune my/tone.yaml --model runs/quickstart frozen:runs/quickstart --seeds 1618 42 "
+    "modernbert-train finetune my/tone.yaml --model runs/quickstart frozen:runs/quickstart --seeds 1618 42 "
     "--out runs/judged --jobs 2": (
         "tests/evaluate/finetune/test_many.py::test_two_models_two_tasks_two_seeds",
         ("frozen:", "--seeds", "--jobs", "--out"),
     ),
-    "python -m modernbert_train finetune my/tone.yaml freeze=true --watch runs/quickstart --seeds 1618 42": (
+    "modernbert-train finetune my/tone.yaml freeze=true --watch runs/quickstart --seeds 1618 42": (
         "tests/evaluate/finetune/test_watch.py::test_a_real_run_is_watched_while_it_trains",
         ("freeze", "--watch", "--seeds"),
     ),
@@ -54,14 +57,15 @@ ELSEWHERE = {
     "python -m tests.curves.record": (
         "tests/curves/test_curves.py::test_the_command_shows_old_beside_new_and_writes_only_when_told", ("record.main",)
     ),
-    "python -m modernbert_train report --serve runs": (
+    "modernbert-train report --serve runs": (
         "tests/report/test_serve.py::test_ctrl_c_ends_it_with_a_code_and_without_a_traceback", ("report", "--serve")
     ),
     "python -m benchmarks.drill --out drill --scale quick": (
         "tests/benchmarks/test_drill.py::test_injuries_of_every_kind_are_survived", ("--scale", "quick")
     ),
 }  # fmt: skip
-LONG = ("launch/sweep.py", "modernbert_train tune")  # they start a process for each trial; so does a page with one
+# they start a process for each trial, or do what another page's command does with other text
+LONG = ("modernbert-train sweep", "modernbert-train tune", "pretrain my/code", "pretrain my/language")
 ALL = {page.name: commands(page) for page in PAGES}
 
 
@@ -91,9 +95,13 @@ def test_there_are_commands_and_each_mark_is_one_of_a_few() -> None:
     found = [command for page in ALL.values() for command in page]
     assert len(found) > 55
     assert {command.needs for command in found} <= {None, *NEEDS}
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    lines = re.findall(r"^[ $]*python (?:-m|data_prep/|launch/|examples/)", text, re.MULTILINE)
-    assert len(lines) == sum(command.text.startswith("python ") for command in found), "one stands in another block"
+    written = [page for page in PAGES if page.name != "notebook.md"]  # where a program prints what to type next
+    text = "".join(page.read_text(encoding="utf-8") for page in written)
+    lines = re.findall(r"^[ $]*(?:modernbert-train|python (?:-m|data_prep/|launch/|examples/))", text, re.MULTILINE)
+    typed = [
+        text for page in written for text, _ in ALL[page.name] if text.startswith(("python ", "modernbert-train "))
+    ]
+    assert len(lines) == len(typed), "one stands in another block"
     assert not [part for part in SMALLER if not any(part in command.text for command in found)], "no command has it"
 
 
@@ -131,13 +139,13 @@ def test_the_commands_of_a_page_work(home: Path, page: str) -> None:
 
 @pytest.mark.runs
 def test_the_commands_of_the_readme_are_right(home: Path) -> None:
-    """Those that prepare and check are run, and what would train is checked; the slow test_readme.py runs them all,
+    """What would train is checked; the slow test_readme.py runs them all,
     word for word, and the other pages the same verbs."""
     lines = [line for block in blocks(ROOT / "README.md", "bash") for line in block.splitlines()]
     typed = [line.split("  #")[0].strip() for line in lines]
-    runs = [re.sub(r"launch/run.py|-m modernbert_train train", "-m modernbert_train check", text) for text in typed]
-    runs = [re.sub(r" --ranks \d", "", text) for text in runs if re.search(" check |prepare.py", text)]
-    assert len(runs) == 5
+    runs = [re.sub(r"^modernbert-train (train|launch) ", "modernbert-train check ", text) for text in typed]
+    runs = [re.sub(r" --ranks \d", "", text) for text in runs if " check " in text]
+    assert len(runs) == 2
     for text in runs:
         assert type_in(re.sub(r" name=(\S+)", r" name=readme-\1", text))  # pages may have trained one of that name
 
