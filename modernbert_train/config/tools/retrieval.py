@@ -46,11 +46,15 @@ class RetrievalConfig(EvaluateConfig):
     train_split: str = "train"  # of BEIR folders in `train`, of which each relevant document is a positive
     evaluate: dict[str, str] = field(default_factory=dict)  # BEIR folders to measure on, by names of your choice
     # mnrl: the query's positive against all other positives and negatives of the batch; cached_mnrl: the same, encoded
-    # in small parts, for batches that do not fit in memory (GradCache, arXiv 2101.06983)
-    loss: Literal["mnrl", "cached_mnrl"] = "mnrl"
-    mini_batch: int = knob(16, low=1)  # cached_mnrl: texts that are encoded at once
-    scale: float = knob(20.0, above=0)  # of cosines in the softmax: the inverse of its temperature
+    # in small parts, for batches that do not fit in memory (GradCache, arXiv 2101.06983); multi_vector: the same with a
+    # vector for each token, and MaxSim for its cosine (late interaction: ColBERT, arXiv 2004.12832)
+    loss: Literal["mnrl", "cached_mnrl", "multi_vector"] = "mnrl"
+    mini_batch: int = knob(16, low=1)  # cached_mnrl, multi_vector: texts that are encoded at once
+    vector_width: int = knob(128, low=1)  # multi_vector: of a token, by a matrix that is trained with the encoder
+    # of scores in the softmax: the inverse of its temperature; None: 20, and 1 of MaxSim, a sum over the query's tokens
+    scale: float | None = knob(None, above=0)
     batch_size: int = knob(64, low=2, why="since the negatives of a query are the other texts of its batch")
+    accumulate: int = knob(1, low=1)  # batches in one update; each has its own texts as negatives
     no_duplicates: bool = True  # no text twice in a batch, where it would be a negative of its own query
     epochs: float = knob(1.0, above=0)
     lr: float = knob(5e-5, above=0)  # peak

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,19 +21,20 @@ CUT, RECALL_CUT = 10, 100  # ranks that count
 FIGURES = (f"ndcg_at_{CUT}", f"recall_at_{RECALL_CUT}", f"mrr_at_{CUT}", f"map_at_{CUT}")
 _QUERIES, _DOCUMENTS = 256, 1 << 14  # whose scores are looked through at once
 
-Score = Callable[[Tensor, Tensor], Tensor]
+Vectors = Tensor | list[Tensor]  # of each text one, or one for each of its tokens
+Score = Callable[[Any, Any], Tensor]
 _Kept = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 class Search:
     """The best documents of each query, over a corpus that comes in parts."""
 
-    def __init__(self, queries_QD: Tensor, document_ids: Sequence[str], score: Score, top: int) -> None:
+    def __init__(self, queries_QD: Vectors, document_ids: Sequence[str], score: Score, top: int) -> None:
         """
         Args:
-            queries_QD: their vectors.
+            queries_QD: their vectors; or a matrix of each, a vector for each token.
             document_ids: of the whole corpus.
-            score: vectors of queries [Q, D] and of documents [C, D] -> [Q, C].
+            score: queries [Q, D] or Q matrices, and documents [C, D] or C matrices -> [Q, C].
             top: how many documents are kept for each query.
         """
         self._queries_QD, self._score, self._top = queries_QD, score, top
@@ -44,7 +46,7 @@ class Search:
         self._blocks = range(0, len(queries_QD), _QUERIES)
         self._kept: list[_Kept] = [(empty, np.empty(0, np.float32)) for _ in self._blocks]
 
-    def add(self, documents_CD: Tensor) -> None:
+    def add(self, documents_CD: Vectors) -> None:
         """Look through the next documents."""
         for start in range(0, len(documents_CD), _DOCUMENTS):
             part_CD = documents_CD[start : start + _DOCUMENTS]
@@ -77,7 +79,7 @@ class Search:
 
 
 def search(
-    queries_QD: Tensor, parts: Iterable[Tensor], document_ids: Sequence[str], score: Score, top: int = RECALL_CUT
+    queries_QD: Vectors, parts: Iterable[Vectors], document_ids: Sequence[str], score: Score, top: int = RECALL_CUT
 ) -> list[list[str]]:
     """Ids of the best documents of each query, the best first; see `Search`."""
     with torch.no_grad():

@@ -35,6 +35,7 @@ from modernbert_train.evaluate.retrieval.runs import in_words, read_settings, re
 from modernbert_train.evaluate.retrieval.sentence_model import (
     check_sentence_model,
     describe,
+    is_multi_vector,
     is_sentence_model,
     open_sentence_model,
     save,
@@ -42,7 +43,7 @@ from modernbert_train.evaluate.retrieval.sentence_model import (
 from modernbert_train.weights.named_source import check_named
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    from modernbert_train.evaluate.retrieval.sentence_model import Model
 
 STARTED, TRAINING, MODEL, CHECKPOINTS, LOCK = "retrieval.json", "training.json", "st", "checkpoints", ".lock"
 _WHOLE = "whole"  # written into a checkpoint when all else of it is there
@@ -143,13 +144,13 @@ def evaluate(beir: str, model: str, overrides: Sequence[str]) -> Path:
 _SHOWN = ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_10")
 
 
-def measure(model: SentenceTransformer, beir: Beir, config: EvaluateConfig) -> dict[str, float]:
+def measure(model: Model, beir: Beir, config: EvaluateConfig) -> dict[str, float]:
     """The figures of a model on a BEIR folder, by exact search over all of it; see `ranking.figures`."""
     from modernbert_train.evaluate.retrieval.ranking import RECALL_CUT, figures, search
 
-    settings: dict[str, Any] = {
-        "batch_size": config.encode_batch, "convert_to_tensor": True, "show_progress_bar": False,
-    }  # fmt: skip
+    settings: dict[str, Any] = {"batch_size": config.encode_batch, "show_progress_bar": False}
+    if not is_multi_vector(model):
+        settings["convert_to_tensor"] = True
     queries_QD = model.encode_query(list(beir.queries.values()), **settings)
     parts = (model.encode_document(texts, **settings) for texts in beir.texts(_AT_ONCE))
     top = RECALL_CUT + config.ignore_identical_ids
@@ -238,7 +239,7 @@ def _write(
     task: str,
     model: str,
     config: EvaluateConfig,
-    trained: SentenceTransformer,
+    trained: Model,
     figures: Mapping[str, Mapping[str, float]],
     folders: Mapping[str, Beir],
     counts: Mapping[str, Mapping[str, int]],
@@ -260,20 +261,22 @@ def _write(
 # --- training ------------------------------------------------------------------------------------------------------
 
 
-def _learn(model: SentenceTransformer, config: RetrievalConfig, pairs: Pairs, folder: Path) -> dict[str, Any]:
+def _learn(model: Model, config: RetrievalConfig, pairs: Pairs, folder: Path) -> dict[str, Any]:
     """Train a model in place; returns steps, losses and what was cut."""
+    import sentence_transformers
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-    from sentence_transformers.sentence_transformer import losses
     from transformers import PrinterCallback, TrainerCallback
 
-    steps = math.ceil(len(pairs.columns[QUERY]) // config.batch_size * config.epochs)
+    batches = len(pairs.columns[QUERY]) // config.batch_size
+    steps = math.ceil(math.ceil(batches / config.accumulate) * config.epochs)
+    kind: Any = "MultiVectorEncoder" if is_multi_vector(model) else "SentenceTransformer"
     on_gpu = model.device.type == "cuda"
     bf16 = in_bf16(config.precision, on_gpu=on_gpu)
     roles = {name: "query" if name == QUERY else "document" for name in pairs.columns}
-    arguments = SentenceTransformerTrainingArguments(
+    arguments = getattr(sentence_transformers, f"{kind}TrainingArguments")(
         output_dir=str(folder / CHECKPOINTS),
         per_device_train_batch_size=config.batch_size,
+        gradient_accumulation_steps=config.accumulate,
         num_train_epochs=config.epochs,
         learning_rate=config.lr,
         warmup_steps=config.warmup,  # below 1: a share
@@ -295,11 +298,6 @@ def _learn(model: SentenceTransformer, config: RetrievalConfig, pairs: Pairs, fo
         disable_tqdm=True,
     )
     arguments._n_gpu = min(1, arguments.n_gpu)  # the library would share a batch among GPUs, and with it the negatives
-    loss = (
-        losses.CachedMultipleNegativesRankingLoss(model, scale=config.scale, mini_batch_size=config.mini_batch)
-        if config.loss == "cached_mnrl"
-        else losses.MultipleNegativesRankingLoss(model, scale=config.scale)
-    )
     model.model_card_data.local_files_only = True
     model.model_card_data.generate_widget_examples = False
     stop: list[int] = []
@@ -316,8 +314,12 @@ def _learn(model: SentenceTransformer, config: RetrievalConfig, pairs: Pairs, fo
             if logs and "loss" in logs:
                 print(f"step {state.global_step:,} of {state.max_steps:,}: loss {float(logs['loss']):.4f}", flush=True)
 
-    trainer = SentenceTransformerTrainer(
-        model=model, args=arguments, train_dataset=Dataset.from_dict(pairs.columns), loss=loss, callbacks=[Follow()]
+    trainer = getattr(sentence_transformers, f"{kind}Trainer")(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_dict(pairs.columns),
+        loss=_loss(model, config),
+        callbacks=[Follow()],
     )
     trainer.remove_callback(PrinterCallback)
     if (newest := _newest_whole(folder / CHECKPOINTS)) is not None:
@@ -340,7 +342,23 @@ def _learn(model: SentenceTransformer, config: RetrievalConfig, pairs: Pairs, fo
     }
 
 
-def _texts_cut(model: SentenceTransformer, pairs: Pairs) -> dict[str, int]:
+def _loss(model: Any, config: RetrievalConfig) -> Any:
+    """The library's; its negatives are all other texts of the batch."""
+    if config.loss == "multi_vector":
+        from sentence_transformers.multi_vector_encoder.losses import CachedMultiVectorMultipleNegativesRankingLoss
+
+        return CachedMultiVectorMultipleNegativesRankingLoss(
+            model, scale=config.scale or 1.0, mini_batch_size=config.mini_batch
+        )
+    from sentence_transformers.sentence_transformer import losses
+
+    scale = config.scale or 20.0
+    if config.loss == "mnrl":
+        return losses.MultipleNegativesRankingLoss(model, scale=scale)
+    return losses.CachedMultipleNegativesRankingLoss(model, scale=scale, mini_batch_size=config.mini_batch)
+
+
+def _texts_cut(model: Model, pairs: Pairs) -> dict[str, int]:
     """How many texts of each column are longer than the model reads, with what stands before them."""
     backend = model.tokenizer.backend_tokenizer
     tokenizer = type(backend).from_str(backend.to_str())

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modernbert_train.config.tools.retrieval import EvaluateConfig
+from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalConfig
 from modernbert_train.core.files import publish
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
@@ -21,11 +21,15 @@ from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.evaluate.retrieval.runs import choose_device, exported_encoder, quiet
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+
+    Model = SentenceTransformer | MultiVectorEncoder
 
 MODULES = "modules.json"  # by which a folder is one of sentence-transformers
 _OWN = ("pooling", "normalize", "query_prompt", "document_prompt")  # what such a folder has itself
 _LIBRARY = "sentence_transformers."
+_SETTINGS = "config_sentence_transformers.json"  # of such a folder
+_MULTI = "MultiVectorEncoder"
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,12 @@ def check_sentence_model(name: str, config: EvaluateConfig) -> None:
         )
 
 
-def open_sentence_model(name: str, config: EvaluateConfig) -> SentenceTransformer:
+def is_multi_vector(model: Model) -> bool:
+    """Whether a text has a vector for each of its tokens."""
+    return type(model).__name__ == _MULTI
+
+
+def open_sentence_model(name: str, config: EvaluateConfig) -> Model:
     """Open a model for vectors of texts, in fp32.
 
     Args:
@@ -115,9 +124,12 @@ def open_sentence_model(name: str, config: EvaluateConfig) -> SentenceTransforme
     return model.eval()
 
 
-def _build(folder: Path, config: EvaluateConfig) -> SentenceTransformer:
-    from sentence_transformers import SentenceTransformer
+def _build(folder: Path, config: EvaluateConfig) -> Model:
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+    from sentence_transformers.base.modules import Dense
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+    from torch.nn import Identity
 
     own = {"local_files_only": True, "trust_remote_code": False}
     try:
@@ -126,21 +138,30 @@ def _build(folder: Path, config: EvaluateConfig) -> SentenceTransformer:
         )
     except Exception as error:  # the library and what is below it can fail in any way
         raise _unopened(folder, error) from None
-    modules: list[Any] = [encoder, Pooling(encoder.get_embedding_dimension(), config.pooling or "mean")]
-    if config.normalize is None or config.normalize:
-        modules.append(Normalize())
     prompts = {"query": config.query_prompt or "", "document": config.document_prompt or ""}
     device = choose_device(config.device)
+    width = encoder.get_embedding_dimension()
+    if isinstance(config, RetrievalConfig) and config.loss == "multi_vector":
+        of_tokens: dict[str, Any] = {"module_input_name": "token_embeddings"}
+        matrix = Dense(width, config.vector_width, bias=False, activation_function=Identity(), **of_tokens)
+        modules: list[Any] = [encoder, matrix, MultiVectorMask(), Normalize(**of_tokens)]
+        return MultiVectorEncoder(modules=modules, device=device, prompts=prompts)
+    modules = [encoder, Pooling(width, config.pooling or "mean")]
+    if config.normalize is None or config.normalize:
+        modules.append(Normalize())
     return SentenceTransformer(modules=modules, device=device, prompts=prompts, similarity_fn_name="cosine")
 
 
-def _load(name: str, config: EvaluateConfig) -> SentenceTransformer:
-    from sentence_transformers import SentenceTransformer
+def _load(name: str, config: EvaluateConfig) -> Model:
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
+    settings_file = Path(name) / _SETTINGS
+    about = read_json(settings_file) if settings_file.is_file() else {}
+    kind = MultiVectorEncoder if isinstance(about, dict) and about.get("model_type") == _MULTI else SentenceTransformer
     device = choose_device(config.device)
     settings: dict[str, Any] = {"device": device, "local_files_only": True, "trust_remote_code": False}
     try:
-        return SentenceTransformer(name, model_kwargs={"dtype": "float32"}, **settings)
+        return kind(name, model_kwargs={"dtype": "float32"}, **settings)
     except Exception as error:  # as in _build
         raise _unopened(Path(name), error) from None
 
@@ -150,13 +171,14 @@ def _unopened(folder: Path, error: Exception) -> DataError:
     return DataError(f"{folder}: sentence-transformers cannot open it ({reason}). Export it again, or name another.")
 
 
-def describe(model: SentenceTransformer) -> Described:
+def describe(model: Model) -> Described:
     """How a model makes vectors."""
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
     encoder: Any = model[0]
     most = encoder.max_seq_length
     pooling = next((each.pooling_mode for each in model if isinstance(each, Pooling)), "its own")
+    pooling = "none: a vector for each token" if is_multi_vector(model) else pooling
     return Described(
         pooling if isinstance(pooling, str) else ", ".join(pooling),
         any(isinstance(each, Normalize) for each in model),
@@ -167,7 +189,7 @@ def describe(model: SentenceTransformer) -> Described:
     )
 
 
-def save(model: SentenceTransformer, out: Path, source: str, trained_on: str) -> None:
+def save(model: Model, out: Path, source: str, trained_on: str) -> None:
     """Write the folder, whole or not at all; one that is there is replaced.
 
     Raises:
@@ -189,14 +211,15 @@ def save(model: SentenceTransformer, out: Path, source: str, trained_on: str) ->
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _card(model: SentenceTransformer, source: str, trained_on: str) -> str:
+def _card(model: Model, source: str, trained_on: str) -> str:
     facts = "\n".join(f"- {key}: {value!r}" for key, value in asdict(describe(model)).items())
+    kind = type(model).__name__
     return (
         "---\nlibrary_name: sentence-transformers\npipeline_tag: sentence-similarity\n---\n\n"
         f"Vectors of texts for retrieval, trained from `{Path(source).name}` on {trained_on} by modernbert-train "
         f"{__version__}.\n\n{facts}\n\n"
-        "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
-        'model = SentenceTransformer("FOLDER")\n'
+        f"```python\nfrom sentence_transformers import {kind}\n\n"
+        f'model = {kind}("FOLDER")\n'
         "queries = model.encode_query([...])\ndocuments = model.encode_document([...])\n"
         "scores = model.similarity(queries, documents)\n```\n"
     )

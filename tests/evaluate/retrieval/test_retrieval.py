@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
+from modernbert_train.evaluate.retrieval.beir import read_beir
+from modernbert_train.evaluate.retrieval.ranking import figures
 from tests.conftest import TinyRun
 from tests.evaluate.retrieval.conftest import BERT, LONGEST, WriteBeir, make_encoder
 from tests.evaluate.retrieval.mteb_task import mteb_figures
@@ -74,6 +76,37 @@ def test_training_finds_what_the_encoder_did_not_and_says_what_it_did(
     assert main(["retrieval", "train", file, "--model", str(encoder)]) == 0
     assert "step " not in capsys.readouterr().out
     assert result_of(folder)["figures"] == found["figures"]
+    again = ["retrieval", "evaluate", str(toy), "--model", str(folder / "st"), f"runs_folder={tmp_path}/runs"]
+    assert main(again) == 0
+    assert result_of(tmp_path / "runs/toy-toy-encoder-1618-test")["figures"] == found["figures"]
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(280)
+def test_late_interaction_is_learned_and_its_figures_are_those_of_every_token_with_every_token(
+    encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MaxSim worked out in fp64, one query and document at a time; accumulated batches make fewer updates."""
+    from sentence_transformers import MultiVectorEncoder
+
+    keys = {"loss": "multi_vector", "vector_width": 8, "mini_batch": 7, "accumulate": 2, "query_prompt": "ask "}
+    assert main(["retrieval", "train", recipe(tmp_path, toy, **keys), "--model", str(encoder)]) == 0
+    folder = tmp_path / "runs/toy-encoder-1618"
+    found = result_of(folder)
+    losses = [each["loss"] for each in found["training"]["losses"]]
+    assert losses[-1] < 0.8 * losses[0] and "step 24 of 24" in capsys.readouterr().out
+
+    model = MultiVectorEncoder(str(folder / "st"), device="cpu")
+    beir = read_beir(toy, "test")
+    (texts,) = beir.texts(1000)
+    queries, documents = model.encode_query(list(beir.queries.values())), model.encode_document(texts)
+    assert {matrix.shape[1] for matrix in (*queries, *documents)} == {8}
+    ranked = {}
+    for query, matrix in zip(beir.queries, queries, strict=True):
+        scores = [float((matrix.double() @ other.double().T).max(dim=1).values.sum()) for other in documents]
+        ranked[query] = [beir.document_ids[place] for place in sorted(range(len(scores)), key=lambda at: -scores[at])]
+    assert figures(ranked, beir.qrels) == pytest.approx(found["figures"]["toy"], abs=1e-6)
+    assert found["figures"]["toy"]["ndcg_at_10"] > 0.15 and "each token" in found["settings"]["pooling"]
     again = ["retrieval", "evaluate", str(toy), "--model", str(folder / "st"), f"runs_folder={tmp_path}/runs"]
     assert main(again) == 0
     assert result_of(tmp_path / "runs/toy-toy-encoder-1618-test")["figures"] == found["figures"]
