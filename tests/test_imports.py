@@ -143,7 +143,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.evaluate.finetune.shards": ("numpy", "tokenizers"),
     "modernbert_train.evaluate.retrieval.ranking": ("numpy", "torch"),
     "modernbert_train.evaluate.retrieval.retrieval": ("datasets", "sentence_transformers", "torch", "transformers"),
-    "modernbert_train.evaluate.retrieval.sentence_model": ("sentence_transformers", "transformers"),
+    "modernbert_train.evaluate.retrieval.sentence_model": ("sentence_transformers", "torch", "transformers"),
     "modernbert_train.train": ("composer", "numpy", "torch"),
     "modernbert_train.train.composer_internals": ("composer", "torch", "wandb"),
     "modernbert_train.api": ("composer", "numpy", "tokenizers", "torch"),
