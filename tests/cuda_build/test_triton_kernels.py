@@ -26,7 +26,8 @@ def compiled() -> dict[str, dict[str, dict[str, int]]]:
 
 
 def test_every_kernel_fits_every_gpu() -> None:
-    """No register is spilled to memory, no block wants more shared memory than there is; and the rest is on record."""
+    """No register is spilled to memory, no block wants more shared memory than there is, aligned tensors are read and
+    written 16 bytes at a time; and the rest is on record."""
     from tests.cuda_build.triton_kernels import MOST_REGISTERS, SHARED_MEMORY
 
     found = compiled()
@@ -35,6 +36,7 @@ def test_every_kernel_fits_every_gpu() -> None:
         for name, needs in kernels.items():
             assert needs["spilled_bytes"] == 0, (gpu, name)
             assert needs["registers"] <= MOST_REGISTERS, (gpu, name)
+            assert (needs["wide_accesses"] == 0) == name.endswith("not aligned"), (gpu, name)
             assert needs["shared_bytes"] <= SHARED_MEMORY[int(gpu.removeprefix("sm_"))], (gpu, name)
     compare("triton_kernels", found)
 

@@ -1,10 +1,12 @@
 """Compiles every Triton kernel of ours for GPUs that are not here: python -m tests.cuda_build.triton_kernels.
 
-Needs no device, not even the null one: Triton brings its assembler. Prints JSON: GPU -> kernel -> what it needs.
+Needs no device, not even the null one: Triton brings its assembler. Prints JSON: GPU -> kernel -> what it needs, for
+tensors that accesses of 16 bytes fit and for others.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -32,7 +34,8 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "num_params": "i32", "eps": "fp32", "decay": "fp32",
     },
 }  # fmt: skip
-CONSTANTS = {"CHUNK": fused.CHUNK, "WIDTH": fused.WIDTH}
+CONSTANTS = {"ALIGNED": True, "CHUNK": fused.CHUNK, "WIDTH": fused.WIDTH}
+FORMS = {"": CONSTANTS, ", not aligned": CONSTANTS | {"ALIGNED": False}}
 
 
 def needs(compiled: Any) -> dict[str, int]:
@@ -65,13 +68,13 @@ def table() -> dict[str, dict[str, dict[str, int]]]:
     """What every kernel needs on every GPU."""
     found: dict[str, dict[str, dict[str, int]]] = {}
     for capability in SHARED_MEMORY:
-        for kernel, types in SIGNATURES.items():
-            signature = types | dict.fromkeys(CONSTANTS, "constexpr")
+        for (kernel, types), (form, constants) in itertools.product(SIGNATURES.items(), FORMS.items()):
+            signature = types | dict.fromkeys(constants, "constexpr")
             source = ASTSource(
-                kernel, signature, constexprs={(kernel.arg_names.index(k),): v for k, v in CONSTANTS.items()}
+                kernel, signature, constexprs={(kernel.arg_names.index(k),): v for k, v in constants.items()}
             )
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
-            found.setdefault(f"sm_{capability}", {})[kernel.fn.__name__] = needs(compiled)
+            found.setdefault(f"sm_{capability}", {})[kernel.fn.__name__ + form] = needs(compiled)
     return found
 
 
