@@ -22,7 +22,8 @@ from triton.compiler import ASTSource
 from modernbert_train.optim import fused
 
 SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes that a block may have
-MOST_REGISTERS = 255  # of a thread
+AMD = {"gfx90a": 65_536, "gfx942": 65_536}  # MI250X, MI300X
+MOST_REGISTERS = {"sm": 255, "gfx": 512}  # of a thread
 # kernel -> types of its arguments, as they are called; what is missing is a constant
 SIGNATURES: dict[Any, dict[str, str]] = {
     fused._move_moments: {
@@ -60,6 +61,23 @@ def needs(compiled: Any) -> dict[str, int]:
     }
 
 
+def needs_of_amd(compiled: Any) -> dict[str, int]:
+    """The same of an AMD GPU; of its instructions those that reach global memory."""
+    code = compiled.asm["amdgcn"]
+
+    def told(name: str) -> int:
+        return sum(map(int, re.findall(rf"^\s+\.{name}:\s+(\d+)$", code, flags=re.MULTILINE)))
+
+    accesses = re.findall(r"^\s+(?:global|buffer|flat)_(?:load|store)_(\w+)", code, flags=re.MULTILINE)
+    return {
+        "registers": told("vgpr_count"),
+        "spilled_bytes": told("private_segment_fixed_size") + told("vgpr_spill_count") + told("sgpr_spill_count"),
+        "shared_bytes": compiled.metadata.shared,
+        "global_accesses": len(accesses),
+        "wide_accesses": accesses.count("dwordx4"),
+    }
+
+
 def _tool(*command: Any) -> str:
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
 
@@ -67,14 +85,17 @@ def _tool(*command: Any) -> str:
 def table() -> dict[str, dict[str, dict[str, int]]]:
     """What every kernel needs on every GPU."""
     found: dict[str, dict[str, dict[str, int]]] = {}
-    for capability in SHARED_MEMORY:
+    targets = {f"sm_{each}": GPUTarget("cuda", each, 32) for each in SHARED_MEMORY}
+    targets |= {name: GPUTarget("hip", name, 64) for name in AMD}
+    for gpu, target in targets.items():
         for (kernel, types), (form, constants) in itertools.product(SIGNATURES.items(), FORMS.items()):
             signature = types | dict.fromkeys(constants, "constexpr")
             source = ASTSource(
                 kernel, signature, constexprs={(kernel.arg_names.index(k),): v for k, v in constants.items()}
             )
-            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
-            found.setdefault(f"sm_{capability}", {})[kernel.fn.__name__ + form] = needs(compiled)
+            compiled = triton.compile(source, target=target)
+            needed = needs_of_amd(compiled) if gpu in AMD else needs(compiled)
+            found.setdefault(gpu, {})[kernel.fn.__name__ + form] = needed
     return found
 
 
