@@ -79,6 +79,7 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(optionalhook=True)  # the environment of `make test-cuda` has no xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """For `-n logical`: tests that start processes wait a third of their time, so a core has two of them."""
     return (os.cpu_count() or 1) * (1 if "not runs" in config.option.markexpr else 2)

@@ -253,6 +253,11 @@ def _plan(options: argparse.Namespace) -> None:
 
     named = [word for word in words if "=" not in word]
     made = make_plan(config, options.ranks, options.median)
-    wanted = (made, (named or ["h100"])[0], named or list(GPUS), dict(options.price))
+    wanted = (
+        made,
+        (named or ["h100"])[0],
+        named or [name for name, gpu in GPUS.items() if not gpu.rocm],
+        dict(options.price),
+    )
     found = [answer(*wanted), *sections(*wanted)]
     print(as_text(config, found))

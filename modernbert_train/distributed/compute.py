@@ -75,7 +75,12 @@ def be_deterministic() -> None:
 
 
 def _refuse_older(name: str, capability: tuple[int, int]) -> None:
-    """Raise ConfigError if this torch has no kernels for so old a GPU: the first one would fail without its name."""
+    """Raise ConfigError if this torch has no kernels for so old a GPU: the first one would fail without its name.
+
+    AMD's GPUs are named otherwise (gfx90a, gfx942), and old ones do not come in a row.
+    """
+    if torch.version.hip is not None:
+        return
     oldest = min(int(re.sub(r"\D", "", arch)) for arch in torch.cuda.get_arch_list())  # sm_75, sm_90a
     if capability[0] * 10 + capability[1] < oldest:
         raise ConfigError(

@@ -89,7 +89,7 @@ def uses_gpu(asked: str, key: str) -> bool:
         return False
     this = f"this machine shows {shown} GPU{'s' if shown > 1 else ''}, but torch sees none" if shown else "no GPU here"
     raise ConfigError(
-        f"{key}={asked}: {this}. {why_torch_sees_none(driver_version(), str(torch.__version__), torch.version.cuda)} "
+        f"{key}={asked}: {this}. {why_torch_sees_none(driver_version(), str(torch.__version__), built_for())} "
         f"Install a driver and a torch that fit each other (requirements/README.md), or set {key}=cpu if the CPU is "
         "meant."
     )
@@ -104,17 +104,25 @@ def in_bf16(asked: str, *, on_gpu: bool) -> bool:
     return on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def why_torch_sees_none(driver: str, torch_version: str, cuda: str | None) -> str:
+def built_for() -> str:
+    """The platform of this torch: CUDA or ROCm with its version, or CPUs."""
+    import torch
+
+    if torch.version.hip is not None:
+        return f"ROCm {torch.version.hip}"
+    return "CPUs" if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
+
+
+def why_torch_sees_none(driver: str, torch_version: str, platform: str) -> str:
     """The versions, and what does not fit.
 
     Args:
         driver: its version; empty if nvidia-smi knows none.
         torch_version: as torch tells it.
-        cuda: that torch is built for; None: for CPUs alone.
+        platform: see `built_for`.
     """
+    kind, _, version = platform.partition(" ")
     has = f"NVIDIA driver {driver}" if driver else "nvidia-smi finds no NVIDIA driver"
-    if cuda is None:
-        return f"{has}; torch {torch_version} is built for CPUs."
-    oldest = OLDEST_DRIVERS.get(cuda.split(".")[0])
+    oldest = OLDEST_DRIVERS.get(version.split(".")[0]) if kind == "CUDA" else None
     needs = f", which needs driver {oldest} or newer" if oldest else ""
-    return f"{has}; torch {torch_version} is built for CUDA {cuda}{needs}."
+    return f"{has}; torch {torch_version} is built for {platform}{needs}."

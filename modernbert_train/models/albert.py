@@ -27,6 +27,7 @@ from modernbert_train.batch import Packed
 from modernbert_train.config.schema import AlbertConfig, ComputeConfig
 from modernbert_train.models.attention import Kernel, choose_kernel
 from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.casts import Linear
 from modernbert_train.models.encoder import Encoder
 from modernbert_train.models.layers import compute_dtype
 from modernbert_train.models.masked_lm import ForMaskedLM
@@ -64,8 +65,8 @@ class Attention(nn.Module):
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
         self.split = (3, config.num_heads, config.head_size)
-        self.Wqkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.Wo = nn.Linear(config.hidden_size, config.hidden_size)
+        self.Wqkv = Linear(config.hidden_size, 3 * config.hidden_size)
+        self.Wo = Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
@@ -81,8 +82,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
         self.approximate = GELU[config.activation]
-        self.Wi = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.Wo = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.Wi = Linear(config.hidden_size, config.intermediate_size)
+        self.Wo = Linear(config.intermediate_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class Albert(Encoder):
         self.config = config
         self.compute = compute
         self.embeddings = Embeddings(config)
-        self.projection = nn.Linear(config.embedding_size, config.hidden_size)
+        self.projection = Linear(config.embedding_size, config.hidden_size)
         attentions = (Attention(config) for _ in config.passes("attention"))
         self.layers = nn.ModuleList([*attentions, *(FeedForward(config) for _ in config.passes("ffn"))])
 
@@ -163,7 +164,7 @@ class PredictionHead(nn.Module):
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
         self.approximate = GELU[config.activation]
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
+        self.dense = Linear(config.hidden_size, config.embedding_size)
         self.norm = nn.LayerNorm(config.embedding_size, eps=config.norm_eps)
 
     def forward(self, hidden_MD: Tensor) -> Tensor:

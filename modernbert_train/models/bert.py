@@ -25,6 +25,7 @@ from modernbert_train.batch import Packed
 from modernbert_train.config.schema import BertConfig, ComputeConfig
 from modernbert_train.models.attention import Kernel, choose_kernel
 from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.casts import Linear
 from modernbert_train.models.encoder import Encoder, TokenHead
 from modernbert_train.models.layers import compute_dtype
 from modernbert_train.models.masked_lm import ForMaskedLM
@@ -67,8 +68,8 @@ class Attention(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.split = (3, config.num_heads, config.head_size)
-        self.Wqkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.Wo = nn.Linear(config.hidden_size, config.hidden_size)
+        self.Wqkv = Linear(config.hidden_size, 3 * config.hidden_size)
+        self.Wo = Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_TD: Tensor, kernel: Kernel, layout: Any) -> Tensor:
@@ -83,8 +84,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.approximate = GELU[config.activation]
-        self.Wi = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.Wo = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.Wi = Linear(config.hidden_size, config.intermediate_size)
+        self.Wo = Linear(config.intermediate_size, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -179,7 +180,7 @@ class PredictionHead(nn.Module):
     def __init__(self, config: BertConfig, width: int | None = None) -> None:
         super().__init__()
         self.approximate = GELU[config.activation]
-        self.dense = nn.Linear(config.hidden_size, width or config.hidden_size)
+        self.dense = Linear(config.hidden_size, width or config.hidden_size)
         self.norm = nn.LayerNorm(width or config.hidden_size, eps=config.norm_eps)
 
     def forward(self, hidden_MD: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.models.casts import Linear
 from modernbert_train.models.layers import compute_dtype
 
 
@@ -34,7 +35,7 @@ class PredictionHead(nn.Module):
 
     def __init__(self, config: ModernBertConfig, width: int | None = None) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, width or config.hidden_size, bias=False)
+        self.dense = Linear(config.hidden_size, width or config.hidden_size, bias=False)
         self.norm = nn.LayerNorm(width or config.hidden_size, eps=config.norm_eps, bias=False)
 
     def forward(self, hidden_MD: Tensor) -> Tensor:
@@ -137,6 +138,7 @@ class ChunkedLoss(torch.autograd.Function):
         z_loss: float,
         chunk_positions: int,
         step: Callable[[Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor, Tensor | None]],
+        cast_VD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Apply to the head's output and the decoder's weights; products are computed in autocast's precision.
 
@@ -148,6 +150,7 @@ class ChunkedLoss(torch.autograd.Function):
             z_loss: see `masked_lm_loss_sum`.
             chunk_positions: C; see `ComputeConfig.logit_chunk`.
             step: `loss_and_gradient`, or the same compiled.
+            cast_VD: the weight in autocast's precision, if that is there already.
 
         Returns:
             The fp32 sum, and the ids that were drawn, through which no gradient goes.
@@ -157,7 +160,8 @@ class ChunkedLoss(torch.autograd.Function):
         hidden_grad_MD = torch.empty_like(hidden_MD)
         weight_grad_VD, bias_grad_V = torch.zeros_like(weight_VD), torch.zeros_like(bias_V)
         # cast once, here: then autocast has nothing left to do
-        hidden, weight, bias = hidden_MD.to(dtype), weight_VD.to(dtype), bias_V.to(dtype)
+        weight = weight_VD.to(dtype) if cast_VD is None else cast_VD
+        hidden, bias = hidden_MD.to(dtype), bias_V.to(dtype)
         ids_M = None if draws_M is None else torch.empty_like(labels_M)
         for first in range(0, len(labels_M), chunk_positions):
             chunk = slice(first, first + chunk_positions)
@@ -184,4 +188,4 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        return *(saved * grad for saved in ctx.saved_tensors), None, None, None, None, None
+        return *(saved * grad for saved in ctx.saved_tensors), None, None, None, None, None, None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.attention import Kernel
+from modernbert_train.models.casts import Linear
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -67,8 +68,8 @@ class Attention(nn.Module):
         super().__init__()
         self.window = window
         self.split = (3, config.num_heads, config.head_size)
-        self.Wqkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
-        self.Wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.Wqkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.Wo = Linear(config.hidden_size, config.hidden_size, bias=False)
         self.out_drop = nn.Dropout(config.attention_out_dropout)
 
     def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], kernel: Kernel, layout: Any) -> Tensor:
@@ -85,8 +86,8 @@ class GeGLU(nn.Module):
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
-        self.Wi = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.Wo = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.Wi = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.Wo = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         value_TF, gate_TF = self.Wi(x_TD).chunk(2, dim=-1)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from modernbert_train.batch import Batch, Sums
+from modernbert_train.models.casts import Linear
 from modernbert_train.models.compiler import set_up_compiler
 from modernbert_train.models.encoder import Encoder, OnEncoder
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum, sample
@@ -35,7 +36,7 @@ class ForMaskedLM(OnEncoder):
         self.z_loss = z_loss
         self.head = encoder.prediction_head()
         embedding_VD = encoder.embedding()
-        self.decoder = nn.Linear(embedding_VD.shape[1], embedding_VD.shape[0], bias=True)
+        self.decoder = Linear(embedding_VD.shape[1], embedding_VD.shape[0], bias=True)
         self.decoder.weight = embedding_VD
         self._loss_and_gradient = loss_and_gradient
 
@@ -83,9 +84,9 @@ class ForMaskedLM(OnEncoder):
         chunk = self.model.compute.logit_chunk or usual
         if figures:
             return self._plain(hidden_MD, labels_M, draws_M, chunk, term)
-        weight_VD, bias_V = self.decoder.weight, self.decoder.bias
+        weight_VD, bias_V, cast_VD = self.decoder.weight, self.decoder.bias, self.decoder.cast
         loss_sum, sampled_M = ChunkedLoss.apply(
-            hidden_MD, weight_VD, bias_V, labels_M, draws_M, self.z_loss, chunk, self._loss_and_gradient
+            hidden_MD, weight_VD, bias_V, labels_M, draws_M, self.z_loss, chunk, self._loss_and_gradient, cast_VD
         )
         return Sums({term: loss_sum}, {}), sampled_M
 

@@ -119,6 +119,8 @@ class SumDecoder(nn.Module):
         table: whose parameters it leaves their names.
     """
 
+    cast = None  # the sum is another in each pass
+
     def __init__(self, table: Disentangled) -> None:
         super().__init__()
         self._table = (table,)

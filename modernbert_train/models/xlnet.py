@@ -27,6 +27,7 @@ from modernbert_train.batch import QUERY_RANK, Packed
 from modernbert_train.config.schema import ComputeConfig, XLNetConfig
 from modernbert_train.models.attention import Kernel, choose_kernel
 from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.casts import Linear
 from modernbert_train.models.encoder import Encoder
 from modernbert_train.models.layers import compute_dtype
 
@@ -141,9 +142,9 @@ class Attention(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.split = (3, config.num_heads, config.head_size)
-        self.Wqkv = nn.Linear(width, 3 * width, bias=False)
-        self.Wr = nn.Linear(width, width, bias=False)  # keys of distances
-        self.Wo = nn.Linear(width, width, bias=False)
+        self.Wqkv = Linear(width, 3 * width, bias=False)
+        self.Wr = Linear(width, width, bias=False)  # keys of distances
+        self.Wo = Linear(width, width, bias=False)
         self.content, self.position, self.segment = HeadBias(config), HeadBias(config), HeadBias(config)
         self.segments = nn.Embedding(2, width)  # keys of the same segment, and of another
         self.dropout = nn.Dropout(config.dropout)
@@ -169,8 +170,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: XLNetConfig) -> None:
         super().__init__()
         self.approximate = GELU[config.activation]
-        self.Wi = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.Wo = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.Wi = Linear(config.hidden_size, config.intermediate_size)
+        self.Wo = Linear(config.intermediate_size, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -211,7 +212,7 @@ class XLNet(Encoder):
     def prediction_head(self) -> nn.Module:
         """See `Encoder`: nothing stands before the decoder, but where it is tied to a wider model's embedding."""
         width = self.embedding().shape[1]
-        return nn.Identity() if width == self.config.hidden_size else nn.Linear(self.config.hidden_size, width)
+        return nn.Identity() if width == self.config.hidden_size else Linear(self.config.hidden_size, width)
 
     def set_phase(self, model: XLNetConfig) -> None:
         """See `Encoder`: a phase may have another dropout."""

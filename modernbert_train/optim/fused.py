@@ -2,8 +2,9 @@
 
 As foreach operations the same step reads and writes some 140 bytes a weight and launches a few dozen kernels for each
 group of tensors; the least is 36 (see benchmarks/optimizer.py). Weights are cut into chunks, and a program does one
-chunk of one tensor, which it finds through a table of addresses. Sums are made in a fixed order, per chunk and then per
-tensor, in fp64, so a step gives the same bits every time. Not yet run on a GPU.
+chunk of one tensor, which it finds through a table of addresses; 16 bytes at a time, where all tensors allow it. Sums
+are made in a fixed order, per chunk and then per tensor, in fp64, so a step gives the same bits every time. Not yet run
+on a GPU.
 
 Shape legend: P parameters of one block, K chunks of them.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +24,23 @@ from torch import Tensor
 CHUNK = 1 << 15  # weights of one program
 WIDTH = 1 << 10  # of them at a time
 SUMS = 3  # squares of the clipping ratio, of the gradient, of the direction
+ACCESS = 16  # bytes of the widest access
 
 
 @triton.jit
-def _find(table, part, chunk, num_params):  # type: ignore[no-untyped-def]
+def _find(table, part, chunk, num_params, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
     """The address of this chunk's tensor in one of the table's four columns."""
-    return tl.load(table + part * num_params + chunk).to(tl.pointer_type(tl.float32))
+    address = tl.load(table + part * num_params + chunk).to(tl.pointer_type(tl.float32))
+    return tl.multiple_of(address, 16) if ALIGNED else address
+
+
+@triton.jit
+def _bounds(owner, chunk, start_K, size_P, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """First element of a chunk, and size of its tensor; the compiler is told what divides them."""
+    start, size = tl.load(start_K + chunk), tl.load(size_P + owner)
+    if ALIGNED:
+        start, size = tl.multiple_of(start, 16), tl.multiple_of(size, 4)
+    return start, size
 
 
 @triton.jit
@@ -42,14 +55,15 @@ def _move_moments(  # type: ignore[no-untyped-def]
     new2,
     eps,
     decay,
+    ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     chunk = tl.program_id(0)
-    owner, start = tl.load(owner_K + chunk), tl.load(start_K + chunk)
-    size = tl.load(size_P + owner)
-    param, grad = _find(table, 0, owner, num_params), _find(table, 1, owner, num_params)
-    exp_avg, exp_avg_sq = _find(table, 2, owner, num_params), _find(table, 3, owner, num_params)
+    owner = tl.load(owner_K + chunk)
+    start, size = _bounds(owner, chunk, start_K, size_P, ALIGNED)
+    param, grad = _find(table, 0, owner, num_params, ALIGNED), _find(table, 1, owner, num_params, ALIGNED)
+    exp_avg, exp_avg_sq = _find(table, 2, owner, num_params, ALIGNED), _find(table, 3, owner, num_params, ALIGNED)
     ratios = tl.zeros((WIDTH,), tl.float64)
     grads = tl.zeros((WIDTH,), tl.float64)
     directions = tl.zeros((WIDTH,), tl.float64)
@@ -77,13 +91,24 @@ def _move_moments(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _apply(  # type: ignore[no-untyped-def]
-    table, owner_K, start_K, size_P, rate_P, num_params, eps, decay, CHUNK: tl.constexpr, WIDTH: tl.constexpr
+    table,
+    owner_K,
+    start_K,
+    size_P,
+    rate_P,
+    num_params,
+    eps,
+    decay,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     chunk = tl.program_id(0)
-    owner, start = tl.load(owner_K + chunk), tl.load(start_K + chunk)
-    size, rate = tl.load(size_P + owner), tl.load(rate_P + owner)
-    param = _find(table, 0, owner, num_params)
-    exp_avg, exp_avg_sq = _find(table, 2, owner, num_params), _find(table, 3, owner, num_params)
+    owner = tl.load(owner_K + chunk)
+    rate = tl.load(rate_P + owner)
+    start, size = _bounds(owner, chunk, start_K, size_P, ALIGNED)
+    param = _find(table, 0, owner, num_params, ALIGNED)
+    exp_avg, exp_avg_sq = _find(table, 2, owner, num_params, ALIGNED), _find(table, 3, owner, num_params, ALIGNED)
     for offset in range(0, CHUNK, WIDTH):
         at = start + offset + tl.arange(0, WIDTH)
         inside = at < size
@@ -132,8 +157,20 @@ class TensorTable:
         )
 
 
-def addresses(*columns: Sequence[Tensor]) -> Tensor:
-    """Where the tensors' elements are: int64 [columns, P], on their device; copied there without waiting.
+class Addresses(NamedTuple):
+    """Where the elements of tensors are.
+
+    Attributes:
+        table: int64 [columns, P], on their device.
+        aligned: every tensor begins and ends where an access of 16 bytes may.
+    """
+
+    table: Tensor
+    aligned: bool
+
+
+def addresses(*columns: Sequence[Tensor]) -> Addresses:
+    """Look up where tensors are; copied to their device without waiting.
 
     Raises:
         ValueError: a tensor is not contiguous or not fp32, which the kernels take for granted.
@@ -145,16 +182,20 @@ def addresses(*columns: Sequence[Tensor]) -> Tensor:
                     f"{tensor.dtype} tensor of shape {tuple(tensor.shape)}, strides {tensor.stride()} (optim.fused): "
                     "the kernels need contiguous fp32 tensors. Set optim.fused=false."
                 )
-    table = torch.tensor([[tensor.data_ptr() for tensor in tensors] for tensors in columns])
-    device = columns[0][0].device
-    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+    found = [[tensor.data_ptr() for tensor in tensors] for tensors in columns]
+    table, device = torch.tensor(found), columns[0][0].device
+    ends = [tensor.nbytes for tensor in columns[0]]
+    aligned = all(place % ACCESS == 0 for places in [*found, ends] for place in places)
+    return Addresses(table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table, aligned)
 
 
-def move_moments(table: Tensor, layout: TensorTable, *, new1: float, new2: float, eps: float, decay: float) -> Tensor:
+def move_moments(
+    places: Addresses, layout: TensorTable, *, new1: float, new2: float, eps: float, decay: float
+) -> Tensor:
     """Move the moments in place: m by new1 of the way to g, v by new2 of it to g^2.
 
     Args:
-        table: addresses of params, grads, exp_avgs and exp_avg_sqs.
+        places: of params, grads, exp_avgs and exp_avg_sqs.
         layout: of their sizes.
         new1, new2: see StableAdamW.
         eps: the same.
@@ -163,11 +204,23 @@ def move_moments(table: Tensor, layout: TensorTable, *, new1: float, new2: float
     Returns:
         sums_3P: fp64 sums over the local elements of g^2 / max(v, eps^2) / (global size), g^2 and direction^2.
     """
-    params, chunks, device = len(layout.sizes), len(layout.owner_K), table.device
+    params, chunks, device = len(layout.sizes), len(layout.owner_K), places.table.device
     sums_K3 = torch.empty((max(1, chunks), SUMS), dtype=torch.float64, device=device)
     if chunks:
         _move_moments[(chunks,)](
-            table, layout.owner_K, layout.start_K, layout.size_P, sums_K3, params, new1, new2, eps, decay, CHUNK, WIDTH
+            places.table,
+            layout.owner_K,
+            layout.start_K,
+            layout.size_P,
+            sums_K3,
+            params,
+            new1,
+            new2,
+            eps,
+            decay,
+            places.aligned,
+            CHUNK,
+            WIDTH,
         )
     # unsafe leaves out a check of the offsets that would wait for the device; an empty shard sums to 0
     sums_P3 = torch.segment_reduce(sums_K3[:chunks], "sum", offsets=layout.first_P, axis=0, unsafe=True, initial=0)
@@ -175,11 +228,11 @@ def move_moments(table: Tensor, layout: TensorTable, *, new1: float, new2: float
     return sums_P3.t().contiguous()
 
 
-def apply_updates(table: Tensor, layout: TensorTable, rate_P: Tensor, *, eps: float, decay: float) -> None:
+def apply_updates(places: Addresses, layout: TensorTable, rate_P: Tensor, *, eps: float, decay: float) -> None:
     """p = p - rate (m / (sqrt(v) + eps) + decay p), in place, with a rate for each tensor."""
     if len(layout.owner_K):
         _apply[(len(layout.owner_K),)](
-            table,
+            places.table,
             layout.owner_K,
             layout.start_K,
             layout.size_P,
@@ -187,6 +240,7 @@ def apply_updates(table: Tensor, layout: TensorTable, rate_P: Tensor, *, eps: fl
             len(layout.sizes),
             eps,
             decay,
+            places.aligned,
             CHUNK,
             WIDTH,
         )

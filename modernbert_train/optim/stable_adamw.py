@@ -256,16 +256,18 @@ class _Fused:
     def __init__(self, kernels: Any, layout: Any, block: _Block) -> None:
         self._kernels, self._layout, self._block = kernels, layout, block
         self.group, self.sharding = block.group, block.sharding
-        self._table = kernels.addresses(block.params, block.grads, block.exp_avgs, block.exp_avg_sqs)
+        self._places = kernels.addresses(block.params, block.grads, block.exp_avgs, block.exp_avg_sqs)
         self._constants = {"eps": block.group["eps"], "decay": decay_share(block.group)}
 
     def prepare(self) -> Tensor:
         new1, new2 = _new_shares(self._block)
-        sums_3P: Tensor = self._kernels.move_moments(self._table, self._layout, new1=new1, new2=new2, **self._constants)
+        sums_3P: Tensor = self._kernels.move_moments(
+            self._places, self._layout, new1=new1, new2=new2, **self._constants
+        )
         return sums_3P
 
     def apply(self, rate_P: Tensor) -> None:
-        self._kernels.apply_updates(self._table, self._layout, rate_P, **self._constants)
+        self._kernels.apply_updates(self._places, self._layout, rate_P, **self._constants)
 
 
 def _new_shares(block: _Block) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from modernbert_train.core.installed import commit, library_version
 from modernbert_train.core.version import __version__
-from modernbert_train.distributed.gpus import count_gpus, driver_version, why_torch_sees_none
+from modernbert_train.distributed.gpus import built_for, count_gpus, driver_version, why_torch_sees_none
 
 GB = 1e9
 MIN_DISK_GB = 20  # the base model's newest three checkpoints take 6 GB, its shards more
@@ -40,6 +40,7 @@ PACKAGES = (
     ("safetensors", True),
     ("torchvision", False),
 )
+AMD = "read docs/speed.md#amd-gpus; run `make test-gpu` before a long run"
 REINSTALL = "make the environment again: make venv"
 
 
@@ -120,7 +121,7 @@ def _gpus() -> Iterator[Finding]:
 
     driver = driver_version()
     if not torch.cuda.is_available():
-        why = why_torch_sees_none(driver, str(torch.__version__), torch.version.cuda)
+        why = why_torch_sees_none(driver, str(torch.__version__), built_for())
         fit = "install a driver and a torch that fit each other: see requirements/README.md"
         yield Finding(f"GPU: torch sees none. {why}", fit if driver or count_gpus() else None)
         return
@@ -128,7 +129,9 @@ def _gpus() -> Iterator[Finding]:
         gpu = torch.cuda.get_device_properties(index)
         text = f"GPU {index}: {gpu.name}, {gpu.total_memory / GB:.0f} GB, capability {gpu.major}.{gpu.minor}"
         old = "bf16 needs capability 8.0: set compute.precision=fp32" if gpu.major < 8 else None
-        yield Finding(f"{text}, driver {driver or 'unknown'}, built for CUDA {torch.version.cuda}", old)
+        yield Finding(f"{text}, driver {driver or 'unknown'}, torch built for {built_for()}", old)
+    if torch.version.hip is not None:
+        yield Finding("ROCm: nothing of this program has run on it", AMD)
 
 
 def _shared_memory() -> Iterator[Finding]:

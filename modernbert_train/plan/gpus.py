@@ -1,6 +1,7 @@
 """GPUs and what is assumed of them: datasheet rates, link speeds, prices; and what others published of theirs.
 
-Peaks are the datasheets' dense bf16 rates with fp32 accumulation; memory is what nvidia-smi shows. Links are one way.
+Peaks are the datasheets' dense bf16 rates with fp32 accumulation; memory is what nvidia-smi or rocm-smi shows. Links
+are one way. An MI250X is two GPUs to torch and to Slurm, each half of it; of its links one counts, of its network half.
 Prices are round numbers for on-demand rental, assumed in 2026-11: override them with --price.
 """
 
@@ -28,6 +29,7 @@ class Gpu:
         price: US dollars for one GPU for one hour; an assumption.
         per_node: GPUs in a node.
         bf16: whether it computes in it.
+        rocm: AMD's; the roofline's shares come from NVIDIA's GPUs, so it is shown where it is asked for by name.
     """
 
     label: str
@@ -39,6 +41,7 @@ class Gpu:
     price: float
     per_node: int = 8
     bf16: bool = True
+    rocm: bool = False
 
 
 GPUS: dict[str, Gpu] = {
@@ -49,6 +52,8 @@ GPUS: dict[str, Gpu] = {
     "a100": Gpu("A100 80GB", 312e12, 81_920 * MIB, 2.04e12, 300e9, 25e9, 1.50),
     "l40s": Gpu("L40S", 362e12, 46_068 * MIB, 0.864e12, 32e9, 12.5e9, 1.00),
     "rtx4090": Gpu("RTX 4090", 165e12, 24_564 * MIB, 1.008e12, 16e9, 3.1e9, 0.40),
+    "mi300x": Gpu("MI300X", 1307.4e12, 196_592 * MIB, 5.3e12, 448e9, 50e9, 2.00, rocm=True),
+    "mi250x": Gpu("half an MI250X", 191.5e12, 65_520 * MIB, 1.6e12, 50e9, 12.5e9, 0.65, rocm=True),
 }
 
 

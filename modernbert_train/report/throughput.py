@@ -33,6 +33,8 @@ DEVICE_NAMES = {
     "NVIDIA A100 80GB PCIe": "a100",
     "NVIDIA L40S": "l40s",
     "NVIDIA GeForce RTX 4090": "rtx4090",
+    "AMD Instinct MI300X": "mi300x",
+    "AMD Instinct MI250X": "mi250x",
 }
 _RECENT_STEPS = 50  # whose pace tells the time left
 _SLOWEST_PARTS = 20  # one in so many of them, at least one, is left out: it compiled, or waited for something rare

@@ -21,6 +21,7 @@ from modernbert_train.core.keyed_random import derive
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import num_ranks, sum_over_ranks, this_rank
+from modernbert_train.models.casts import cast_once
 
 _DROPOUT = 4  # of all that is drawn from the run's seed
 
@@ -92,22 +93,23 @@ def gradients(
     """
     terms, parts, found = batch.plan.objective.terms, batch.microbatches, []
     divisors = counts_per_rank(count_terms(parts, terms), compute.device)
-    for number, part in enumerate(parts):
-        microbatch = part.to(compute.device, non_blocking=True)
-        key_dropout(seed, step, number, compute.device)
-        last = number + 1 == len(parts)
-        with synchronized(model, last=last):
-            at("before_forward", microbatch, None, last)
-            with compute.autocast():
-                sums: Sums = model(microbatch)
-            at("after_forward", microbatch, sums, last)
-            at("before_loss", microbatch, None, last)
-            loss = weighted(sums.losses, terms, divisors)
-            at("after_loss", microbatch, loss, last)
-            at("before_backward", microbatch, None, last)
-            loss.backward()
-            at("after_backward", microbatch, None, last)
-        found.append(MicrobatchSums({term: sums.losses[term].detach() for term in terms}, part.counts))
+    with cast_once(model, torch.bfloat16 if compute.bf16 else None):
+        for number, part in enumerate(parts):
+            microbatch = part.to(compute.device, non_blocking=True)
+            key_dropout(seed, step, number, compute.device)
+            last = number + 1 == len(parts)
+            with synchronized(model, last=last):
+                at("before_forward", microbatch, None, last)
+                with compute.autocast():
+                    sums: Sums = model(microbatch)
+                at("after_forward", microbatch, sums, last)
+                at("before_loss", microbatch, None, last)
+                loss = weighted(sums.losses, terms, divisors)
+                at("after_loss", microbatch, loss, last)
+                at("before_backward", microbatch, None, last)
+                loss.backward()
+                at("after_backward", microbatch, None, last)
+            found.append(MicrobatchSums({term: sums.losses[term].detach() for term in terms}, part.counts))
     return found
 
 

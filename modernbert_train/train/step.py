@@ -7,6 +7,7 @@ here, in the order in which it is done. Forward and backward passes are in gradi
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -95,6 +96,9 @@ class Loop:
         self._ended = datetime.now()
         for batch, times in self.batches():
             self.step(batch, times)
+            if self._steps == 1:  # layers are compiled: what is there now stays, and no collection need look at it
+                gc.collect()
+                gc.freeze()
             if self.stopped or self.state.timestamp.token.value >= self.config.total_tokens:
                 break
         self.fire(Event.FIT_END)
@@ -229,6 +233,7 @@ class Loop:
 
     def close(self) -> None:
         """Write what is not written yet; every end of the run calls this."""
+        gc.unfreeze()  # or the model would outlive the run, in a program that goes on
         self.recorder.close()
         if self.profile is not None:
             self.profile.close()

@@ -1,10 +1,12 @@
 """Compiles every Triton kernel of ours for GPUs that are not here: python -m tests.cuda_build.triton_kernels.
 
-Needs no device, not even the null one: Triton brings its assembler. Prints JSON: GPU -> kernel -> what it needs.
+Needs no device, not even the null one: Triton brings its assembler. Prints JSON: GPU -> kernel -> what it needs, for
+tensors that accesses of 16 bytes fit and for others.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -20,7 +22,8 @@ from triton.compiler import ASTSource
 from modernbert_train.optim import fused
 
 SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes that a block may have
-MOST_REGISTERS = 255  # of a thread
+AMD = {"gfx90a": 65_536, "gfx942": 65_536}  # MI250X, MI300X
+MOST_REGISTERS = {"sm": 255, "gfx": 512}  # of a thread
 # kernel -> types of its arguments, as they are called; what is missing is a constant
 SIGNATURES: dict[Any, dict[str, str]] = {
     fused._move_moments: {
@@ -32,7 +35,8 @@ SIGNATURES: dict[Any, dict[str, str]] = {
         "num_params": "i32", "eps": "fp32", "decay": "fp32",
     },
 }  # fmt: skip
-CONSTANTS = {"CHUNK": fused.CHUNK, "WIDTH": fused.WIDTH}
+CONSTANTS = {"ALIGNED": True, "CHUNK": fused.CHUNK, "WIDTH": fused.WIDTH}
+FORMS = {"": CONSTANTS, ", not aligned": CONSTANTS | {"ALIGNED": False}}
 
 
 def needs(compiled: Any) -> dict[str, int]:
@@ -57,6 +61,23 @@ def needs(compiled: Any) -> dict[str, int]:
     }
 
 
+def needs_of_amd(compiled: Any) -> dict[str, int]:
+    """The same of an AMD GPU; of its instructions those that reach global memory."""
+    code = compiled.asm["amdgcn"]
+
+    def told(name: str) -> int:
+        return sum(map(int, re.findall(rf"^\s+\.{name}:\s+(\d+)$", code, flags=re.MULTILINE)))
+
+    accesses = re.findall(r"^\s+(?:global|buffer|flat)_(?:load|store)_(\w+)", code, flags=re.MULTILINE)
+    return {
+        "registers": told("vgpr_count"),
+        "spilled_bytes": told("private_segment_fixed_size") + told("vgpr_spill_count") + told("sgpr_spill_count"),
+        "shared_bytes": compiled.metadata.shared,
+        "global_accesses": len(accesses),
+        "wide_accesses": accesses.count("dwordx4"),
+    }
+
+
 def _tool(*command: Any) -> str:
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
 
@@ -64,14 +85,17 @@ def _tool(*command: Any) -> str:
 def table() -> dict[str, dict[str, dict[str, int]]]:
     """What every kernel needs on every GPU."""
     found: dict[str, dict[str, dict[str, int]]] = {}
-    for capability in SHARED_MEMORY:
-        for kernel, types in SIGNATURES.items():
-            signature = types | dict.fromkeys(CONSTANTS, "constexpr")
+    targets = {f"sm_{each}": GPUTarget("cuda", each, 32) for each in SHARED_MEMORY}
+    targets |= {name: GPUTarget("hip", name, 64) for name in AMD}
+    for gpu, target in targets.items():
+        for (kernel, types), (form, constants) in itertools.product(SIGNATURES.items(), FORMS.items()):
+            signature = types | dict.fromkeys(constants, "constexpr")
             source = ASTSource(
-                kernel, signature, constexprs={(kernel.arg_names.index(k),): v for k, v in CONSTANTS.items()}
+                kernel, signature, constexprs={(kernel.arg_names.index(k),): v for k, v in constants.items()}
             )
-            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
-            found.setdefault(f"sm_{capability}", {})[kernel.fn.__name__] = needs(compiled)
+            compiled = triton.compile(source, target=target)
+            needed = needs_of_amd(compiled) if gpu in AMD else needs(compiled)
+            found.setdefault(gpu, {})[kernel.fn.__name__ + form] = needed
     return found
 
 

@@ -67,15 +67,24 @@ def test_a_gpu_asked_for_is_not_replaced_by_the_cpu(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("driver", "cuda", "told"),
+    ("driver", "platform", "told"),
     [
-        ("470.1", "13.0", "NVIDIA driver 470.1; torch 2.13.0 is built for CUDA 13.0, which needs driver 580 or newer."),
-        ("535.5", "12.9", "NVIDIA driver 535.5; torch 2.13.0 is built for CUDA 12.9, which needs driver 525 or newer."),
-        ("", None, "nvidia-smi finds no NVIDIA driver; torch 2.13.0 is built for CPUs."),
+        (
+            "470.1",
+            "CUDA 13.0",
+            "NVIDIA driver 470.1; torch 2.13.0 is built for CUDA 13.0, which needs driver 580 or newer.",
+        ),
+        (
+            "535.5",
+            "CUDA 12.9",
+            "NVIDIA driver 535.5; torch 2.13.0 is built for CUDA 12.9, which needs driver 525 or newer.",
+        ),
+        ("", "CPUs", "nvidia-smi finds no NVIDIA driver; torch 2.13.0 is built for CPUs."),
+        ("", "ROCm 7.2", "nvidia-smi finds no NVIDIA driver; torch 2.13.0 is built for ROCm 7.2."),
     ],
 )
-def test_versions_are_told(driver: str, cuda: str | None, told: str) -> None:
-    assert why_torch_sees_none(driver, "2.13.0", cuda) == told
+def test_versions_are_told(driver: str, platform: str, told: str) -> None:
+    assert why_torch_sees_none(driver, "2.13.0", platform) == told
 
 
 def test_each_rank_has_a_gpu_of_its_own() -> None:
@@ -92,6 +101,9 @@ def test_a_gpu_too_old_for_this_torch_is_told_by_name(monkeypatch: pytest.Monkey
     compute._refuse_older("Tesla T4", (7, 5))
     with pytest.raises(ConfigError, match=r"GTX 1080 has capability 6\.1, and torch .* 7\.5 and newer"):
         compute._refuse_older("GTX 1080", (6, 1))
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["gfx942"])
+    monkeypatch.setattr("torch.version.hip", "7.2.0")
+    compute._refuse_older("AMD Instinct MI300X", (9, 4))
 
 
 def test_memory_is_extended_in_place_unless_somebody_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

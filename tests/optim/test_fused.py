@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from modernbert_train.optim.stable_adamw import StableAdamW
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(7, 5), (1,), (fused.CHUNK + 3,), (2, fused.CHUNK), (33,)]
+ALIGNED = [(7, 4), (8,), (fused.CHUNK + 4,), (2, fused.CHUNK), (36,)]  # what accesses of 16 bytes divide
 SETTINGS = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.02, "max_lr": 1e-2}
 
 
@@ -37,9 +40,9 @@ def interpret(kernel: JITFunction) -> InterpretedFunction:
     return InterpretedFunction(kernel.fn)
 
 
-def make(use_kernels: bool) -> tuple[list[nn.Parameter], StableAdamW]:
+def make(use_kernels: bool, shapes: Sequence[tuple[int, ...]] = SHAPES) -> tuple[list[nn.Parameter], StableAdamW]:
     generator = torch.Generator().manual_seed(1)
-    params = [nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE)) for shape in SHAPES]
+    params = [nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE)) for shape in shapes]
     groups = [{"params": params[:3]}, {"params": params[3:], "weight_decay": 0.0}]
     return params, StableAdamW(groups, 3e-3, fused=use_kernels, **SETTINGS)  # type: ignore[arg-type]
 
@@ -54,9 +57,10 @@ def step(params: list[nn.Parameter], optimizer: StableAdamW, number: int) -> Non
     optimizer.step()
 
 
-def test_kernels_take_the_step_of_the_operations() -> None:
+@pytest.mark.parametrize("shapes", [SHAPES, ALIGNED])
+def test_kernels_take_the_step_of_the_operations(shapes: Sequence[tuple[int, ...]]) -> None:
     """Weights, moments and both norms, over clipped steps, decay, tensors of many chunks and of one weight."""
-    (ours, kernels), (expected, operations) = make(True), make(False)
+    (ours, kernels), (expected, operations) = make(True, shapes), make(False, shapes)
     for number in range(6):
         step(ours, kernels, number)
         step(expected, operations, number)
@@ -74,13 +78,21 @@ def test_an_empty_shard_adds_nothing_and_a_part_counts_as_one() -> None:
     sizes, whole = [0, 3, 0], [10, 12, 5]
     tensors = [[torch.full((size,), 2.0, device=DEVICE) for size in sizes] for _ in range(4)]
     layout = fused.TensorTable.of(sizes, whole, torch.device(DEVICE))
-    table = fused.addresses(*tensors)
-    sums_3P = fused.move_moments(table, layout, new1=1.0, new2=1.0, eps=1e-6, decay=0.5)
+    places = fused.addresses(*tensors)
+    sums_3P = fused.move_moments(places, layout, new1=1.0, new2=1.0, eps=1e-6, decay=0.5)
     expected = torch.tensor([[0, 3 / 12, 0], [0, 12, 0], [0, 3 * 2.0**2, 0]], dtype=torch.float64)  # 2/2 + 0.5 * 2
     torch.testing.assert_close(sums_3P.cpu(), expected, rtol=1e-5, atol=0)
     assert tensors[3][1].tolist() == [4.0] * 3
-    fused.apply_updates(table, layout, torch.tensor([9.0, 0.25, 9.0], device=DEVICE), eps=1e-6, decay=0.5)
+    fused.apply_updates(places, layout, torch.tensor([9.0, 0.25, 9.0], device=DEVICE), eps=1e-6, decay=0.5)
     assert tensors[0][1].tolist() == pytest.approx([2 - 0.25 * 2] * 3, rel=1e-5)
+
+
+def test_wide_accesses_are_for_tensors_that_they_fit() -> None:
+    """Elsewhere a GPU stops at the first one. Gradients may begin anywhere in a bucket of DDP, and end anywhere."""
+    whole, bucket = torch.zeros(8, device=DEVICE), torch.zeros(12, device=DEVICE)
+    assert fused.addresses([whole], [bucket[4:]]).aligned
+    assert not fused.addresses([whole], [bucket[1:9]]).aligned
+    assert not fused.addresses([whole[:6]], [bucket[:6]]).aligned
 
 
 def test_two_runs_have_the_same_bits() -> None:

@@ -1,0 +1,39 @@
+"""Python's garbage collection during a run: it looks at little, and forgets nothing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from modernbert_train.__main__ import main
+from tests.conftest import TinyRun
+
+
+@pytest.mark.runs
+def test_a_collection_looks_at_a_step_and_not_at_the_program(
+    tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a second of all ranks, whenever one of them collects, with half a million objects. What has gone round in
+    steps is still collected, and the model itself after the run: a program may train another."""
+    from composer import Callback
+
+    looked_at, models = [], []
+
+    class Steps(Callback):
+        def batch_start(self, state: Any, logger: Any) -> None:
+            looked_at.append(len(gc.get_objects()))
+            models.append(weakref.ref(state.model))
+
+    from modernbert_train.train import session
+
+    monkeypatch.setattr(session, "build_callbacks", lambda *given: [Steps()])
+    main(["train", *tiny_run("phases.short.tokens=12000")])
+    assert len(looked_at) > 20
+    assert looked_at[0] > 200_000 and max(looked_at[1:]) < looked_at[0] / 10
+    assert looked_at[-1] < 2 * looked_at[1] + 10_000
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert models[0]() is None
