@@ -439,8 +439,6 @@ def precision_and_device(config: RunConfig, num_ranks: int) -> Iterator[str]:
     compute = config.compute
     if compute.device != "cpu":
         return
-    if compute.precision == "bf16":
-        yield "compute.precision=bf16 with compute.device=cpu: Composer trains in fp32 on CPUs. Set it to auto or fp32."
     kernels = {"compute.attention": compute.attention, "compute.global_attention": compute.global_attention}
     for key, kernel in kernels.items():
         if kernel in ("varlen", "flash", "flex"):

@@ -152,7 +152,6 @@ BROKEN = {
     "optim.fused=true": "optim.fused=true with compute.device=cpu: those kernels need a GPU.",
     "compute.global_attention=flex": "compute.global_attention=flex with compute.device=cpu: that kernel needs a GPU.",
     "phases.one.objective={name: sop}": "phases.one.objective.name=sop: cannot follow objective.name=mlm in one run,",
-    "compute.precision=bf16": "compute.precision=bf16 with compute.device=cpu: Composer trains in fp32 on CPUs.",
     "objective={name: rtd, generator_depth: 0.01}": "objective.generator_depth=0.01 of 22 layers leaves the generator "
     "no layer. Set it to at least 0.046.",
     "objective={name: rtd, generator_width: 0.01}": "objective.generator_width=0.01 of 12 heads leaves the generator "
