@@ -106,10 +106,17 @@ def resolve_precision(config: RunConfig, device: torch.device) -> str:
     On a CPU only where bf16 is asked for.
 
     Raises:
-        ConfigError: bf16 was asked for, of a processor or a GPU without it.
+        ConfigError: bf16 was asked for, of a processor or a GPU without it, or of the residual alone.
     """
-    on_gpu = device.type == "cuda"
-    return "amp_bf16" if takes_bf16(config.compute.precision, "compute.precision", on_gpu=on_gpu) else "fp32"
+    asked = config.compute
+    if takes_bf16(asked.precision, "compute.precision", on_gpu=device.type == "cuda"):
+        return "amp_bf16"
+    if asked.residual_precision == "bf16":
+        raise ConfigError(
+            f"compute.residual_precision=bf16: products are in fp32 here, by compute.precision={asked.precision}. Set "
+            "compute.precision=bf16, or compute.residual_precision=fp32."
+        )
+    return "fp32"
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from modernbert_train import load_model
 from modernbert_train.__main__ import main
@@ -19,6 +21,7 @@ from modernbert_train.distributed.bf16 import cpu_has_bf16
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import sdpa
 from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.layers import EncoderLayer
 from tests.conftest import TIMES, TinyRun
 from tests.distributed.gloo import run_ranks
 from tests.distributed.test_invariance import train_each
@@ -82,6 +85,36 @@ def test_a_run_and_its_verbs_compute_in_bf16(
 
 
 @pytest.mark.runs
+def test_a_residual_in_bf16_is_one_and_the_model_as_ever(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """Between the layers alone: weights, states and exports are what another program takes for those of any run."""
+    words = tiny_run(BF16, "compute.residual_precision=bf16", "phases.long=null", "data.validation=null")
+    seen: set[tuple[torch.dtype, torch.dtype]] = set()
+    forward = EncoderLayer.forward
+
+    def noted(layer: EncoderLayer, *args: Any) -> tuple[Tensor, Tensor]:
+        found = forward(layer, *args)
+        seen.add((args[0].dtype, found[0].dtype))
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(EncoderLayer, "forward", noted)
+        assert main(["train", *words]) == 0
+        assert seen == {(torch.bfloat16, torch.bfloat16)}
+        seen.clear()
+        assert main(["train", *tiny_run("name=plain", *words[1:], "compute.residual_precision=fp32")]) == 0
+        assert seen == {(torch.float32, torch.float32)}
+    folder = tmp_path / "runs/tiny"
+    assert losses(folder) != losses(tmp_path / "runs/plain")
+    assert losses(folder) == pytest.approx(losses(tmp_path / "runs/plain"), rel=5e-3)
+    last, _ = newest_valid(folder / "checkpoints")
+    assert last is not None and {tensor.dtype for tensor in last.weights().values()} == {torch.float32}
+    for config, model in ((f"{tmp_path}/hf", "tiny"), (f"{tmp_path}/plain", "plain")):
+        assert main(["export", str(tmp_path / "runs" / model), "--out", config]) == 0
+    one, other = ((tmp_path / name / "config.json").read_text() for name in ("hf", "plain"))
+    assert one == other
+
+
+@pytest.mark.runs
 @pytest.mark.skipif(not cpu_has_bf16(), reason="a processor with bf16")
 def test_two_ranks_compute_what_one_does(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Sharded too, though Composer is told that it is fp32."""
@@ -127,6 +160,10 @@ def test_a_fault_names_the_precision(tiny_run: TinyRun, tmp_path: Path, capsys: 
 def test_what_a_processor_lacks_is_refused(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    residual = ("compute.device=auto", "compute.residual_precision=bf16")
+    if not torch.cuda.is_available():
+        assert main(["train", *tiny_run(*residual)]) == 78
+        assert "products are in fp32 here, by compute.precision=auto. Set" in capsys.readouterr().err
     monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: False)
     assert main(["train", *tiny_run(BF16)]) == 78
     assert "compute.precision=bf16: this processor has no bf16" in capsys.readouterr().err
